@@ -47,7 +47,7 @@ ENTRYPOINT ["splitserve"]
 FROM runtime AS scheduler
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_CERT
 COPY --from=build /dist /dist
-RUN pip install --quiet "$(echo /dist/*.whl)[security]"
+RUN pip install --quiet "$(echo /dist/*.whl)[security,otel]"
 USER splitserve
 ENV SPLITSERVE_LISTEN=0.0.0.0:50051 SPLITSERVE_CLUSTER_LISTEN=0.0.0.0:50050
 EXPOSE 50051
@@ -60,7 +60,7 @@ CMD ["scheduler"]
 FROM runtime AS gateway
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_CERT
 COPY --from=build /dist /dist
-RUN pip install --quiet "$(echo /dist/*.whl)[gateway]"
+RUN pip install --quiet "$(echo /dist/*.whl)[gateway,otel]"
 USER splitserve
 ENV SPLITSERVE_HTTP=0.0.0.0:8000
 EXPOSE 8000

@@ -19,7 +19,7 @@ GOOGLEAPIS_VERSION := 1.70.0
 # What the tests of Node need, by the lockfiles.
 NODE := clients/splitserve-node/node_modules/.ready tests/clients/node/node_modules/.ready
 MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
-	protos/splitserve_options protos/splitserve_grammars protos/splitserve_keys protos/splitserve_metrics kernels/splitserve_kernels clients/splitserve_client \
+	protos/splitserve_options protos/splitserve_grammars protos/splitserve_keys protos/splitserve_metrics protos/splitserve_tracing kernels/splitserve_kernels clients/splitserve_client \
 	clients/splitserve_cli clients/splitserve_gateway clients/splitserve_bench benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 
@@ -60,7 +60,7 @@ $(READY): pyproject.toml
 	@echo 'setup 2/3: $(TORCH) (the largest download)'
 	@$(BIN)/python $(PIP) '$(TORCH)'
 	@echo 'setup 3/3: splitserve and its tools'
-	@$(BIN)/python $(PIP) -e '.[executor,gateway,bench,security,dev]'
+	@$(BIN)/python $(PIP) -e '.[executor,gateway,bench,security,otel,dev]'
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python $(PIP) -e '.[interpreter]'
 	@touch $@
 	@echo 'setup: done'
@@ -162,7 +162,8 @@ bench-scheduler: $(READY)
 	@$(BIN)/python -m benchmarks.scheduler $(ARGS)
 	@$(BIN)/python -m benchmarks.scheduler_extremes
 
-# make bench-peers ARGS="--model DIR --workloads FILE --peer vllm=RESULT.json"
+# In turns with others: make bench-peers ARGS="--model DIR --workloads FILE --peer vllm=RESULT.json
+# --peer-command vllm='what writes it'"
 bench-peers: $(READY)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
 

@@ -1,4 +1,4 @@
-"""What metrics cost a scheduler: CPU time for each step, of steps of many rows.
+"""What those cost who watch a scheduler: CPU time for each step, of steps of many rows.
 
 python -m benchmarks.metrics_cost
 """
@@ -22,6 +22,9 @@ from scheduler_service.core.plan import (
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.metrics.request_watch import RequestWatch
+from scheduler_service.observer import Observer
+from scheduler_service.request_lives.life_recorder import LifeRecorder
+from scheduler_service.request_names import RequestName
 from splitserve_metrics.instruments import Instruments
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 
@@ -41,13 +44,12 @@ def decode_step(num_rows: int) -> tuple[StepPlan, StepOutcome, StepEvents]:
     return plan, outcome, StepEvents(rows.astype(np.int64), ones)
 
 
-def us_per_step(num_rows: int) -> float:
+def us_per_step(watch: Observer, num_rows: int) -> float:
     """CPU time of all that is told of a step; the best of some tries."""
-    watch = RequestWatch(Instruments(SCHEDULER_METRICS), time.monotonic_ns)
     for key in range(num_rows):
         request = Request.create(f"r{key}", [1], SamplingParams(), arrival=key, seed=key)
         request.client_key = key
-        watch.request_submitted(request)
+        watch.request_submitted(request, RequestName(f"r{key}"), 0)
     plan, outcome, events = decode_step(num_rows)
     tries = []
     for _ in range(_NUM_TRIES):
@@ -63,7 +65,14 @@ def us_per_step(num_rows: int) -> float:
 def main() -> int:
     """Prints a line for each size."""
     for num_rows in (1, 16, 64, 256, 1024):
-        sys.stdout.write(f"{num_rows:5} rows  {us_per_step(num_rows):7.1f} us for each step\n")
+        metrics = us_per_step(
+            RequestWatch(Instruments(SCHEDULER_METRICS), time.monotonic_ns), num_rows
+        )
+        lives = us_per_step(LifeRecorder(num_rows, time.monotonic_ns), num_rows)
+        sys.stdout.write(
+            f"{num_rows:5} rows  metrics {metrics:7.1f} us, lives of requests {lives:5.1f} us"
+            " for each step\n"
+        )
     return 0
 
 

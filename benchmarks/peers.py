@@ -4,8 +4,9 @@ Given are a model and requests, which a peer's benchmark can use, too: a JSON fi
 [{"prompt": [token ids], "out": number of tokens}]}. All requests of a workload are submitted at
 once, those of `b1` one at a time; `warmup` is not measured. What a peer measured is read from its
 result file and becomes part of the table: JSON with "startup_to_first_token_s", "peak_rss_MiB", and
-"runs", each with "workload", "out_tok_s" and "tpot_p50" (seconds). Prints one JSON object for each
-workload, then the table.
+"runs", each with "workload", "out_tok_s" and "tpot_p50" (seconds). With `--peer-command` all of
+them take turns, each started anew: whatever else the machine does then concerns all. Prints one
+JSON object for each workload, then the table.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import statistics
+import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -38,8 +41,8 @@ _SAMPLE_S = 0.1
 class Figures:
     """What was measured of one engine; lists have one entry for each run."""
 
-    start_s: float
-    peak_mib: float
+    start_s: list[float] = field(default_factory=list)
+    peak_mib: list[float] = field(default_factory=list)
     tokens_per_s: dict[str, list[float]] = field(default_factory=dict)
     ms_per_token: dict[str, list[float]] = field(default_factory=dict)
     ttft_ms: dict[str, list[float]] = field(default_factory=dict)
@@ -97,23 +100,23 @@ async def run_requests(address: str, requests: Sequence[dict[str, Any]]) -> list
         return await asyncio.gather(*(run(request) for request in requests))
 
 
-def measure(model: str, threads: int, workloads: dict[str, Any], runs: int) -> Figures:
-    """Starts the services, and runs each workload `runs` times."""
+def measure(
+    model: str, threads: int, workloads: dict[str, Any], runs: Sequence[int], figures: Figures
+) -> None:
+    """Starts the services, and runs each workload once for each of `runs`, numbers of runs."""
     memory = PeakMemory()
     memory.start()
     started = time.perf_counter()
     warm_up = workloads[WARM_UP]
-    figures = Figures(0.0, 0.0)
     with serving(model, threads) as address:
         asyncio.run(wait_until_connected(address))
         asyncio.run(run_requests(address, [{**warm_up[0], "out": 1}]))
-        figures.start_s = time.perf_counter() - started
+        figures.start_s.append(time.perf_counter() - started)
         asyncio.run(run_requests(address, warm_up))
         for name in [name for name in workloads if name != WARM_UP]:
-            for run in range(runs):
+            for run in runs:
                 _measure_run(address, name, _fresh(workloads[name], run), figures)
-    figures.peak_mib = memory.stop()
-    return figures
+    figures.peak_mib.append(memory.stop())
 
 
 def _measure_run(address: str, name: str, requests: list[dict[str, Any]], figures: Figures) -> None:
@@ -147,17 +150,17 @@ def _other_token(token: int, run: int) -> int:
     return (token + 977 * run) % 8192 if token < 8192 else token
 
 
-def read_peer(path: Path) -> Figures:
+def read_peer(path: Path, figures: Figures) -> None:
     """A peer's result file; runs that were disturbed are left out if enough others are there."""
     result = json.loads(path.read_text(encoding="utf-8"))
-    figures = Figures(result["startup_to_first_token_s"], result["peak_rss_MiB"])
+    figures.start_s.append(result["startup_to_first_token_s"])
+    figures.peak_mib.append(result["peak_rss_MiB"])
     for name in dict.fromkeys(run["workload"] for run in result["runs"]):
         runs = [run for run in result["runs"] if run["workload"] == name]
         clean = [run for run in runs if run.get("clean", True)]
         for run in clean if len(clean) >= 2 else runs:
             figures.tokens_per_s.setdefault(name, []).append(run["out_tok_s"])
             figures.ms_per_token.setdefault(name, []).append(1e3 * run["tpot_p50"])
-    return figures
 
 
 def print_engines(engines: dict[str, Figures]) -> None:
@@ -171,8 +174,10 @@ def print_engines(engines: dict[str, Figures]) -> None:
         lines.append(
             [f"{name}, ms/token", *(_range(e.ms_per_token, name) for e in engines.values())]
         )
-    lines.append(["start to first token, s", *(f"{e.start_s:.1f}" for e in engines.values())])
-    lines.append(["peak memory, MiB", *(f"{e.peak_mib:.0f}" for e in engines.values())])
+    starts = (f"{statistics.median(each.start_s):.1f}" for each in engines.values())
+    lines.append(["start to first token, s", *starts])
+    peaks = (f"{statistics.median(each.peak_mib):.0f}" for each in engines.values())
+    lines.append(["peak memory, MiB", *peaks])
     print_table(lines)
 
 
@@ -192,11 +197,31 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=RESULT_FILE")
+    parser.add_argument(
+        "--peer-command",
+        action="append",
+        default=[],
+        metavar="NAME=COMMAND",
+        help="writes the result file of that peer, each workload once; run in each round",
+    )
     arguments = parser.parse_args()
     workloads = json.loads(arguments.workloads.read_text(encoding="utf-8"))
     if arguments.only:
         workloads = {name: workloads[name] for name in (WARM_UP, *arguments.only)}
-    figures = measure(arguments.model, arguments.threads, workloads, arguments.runs)
+    peers = _by_name(arguments.peer)
+    commands = {name: shlex.split(each) for name, each in _by_name(arguments.peer_command).items()}
+    if not commands.keys() <= peers.keys():
+        parser.error("each --peer-command needs a --peer of the same name, its result file")
+    figures = Figures()
+    engines = {"splitserve": figures} | {name: Figures() for name in peers}
+    runs = range(arguments.runs)
+    for numbers in ([run] for run in runs) if commands else [runs]:
+        measure(arguments.model, arguments.threads, workloads, numbers, figures)
+        for name, command in commands.items():
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            read_peer(Path(peers[name]), engines[name])
+    for name in peers.keys() - commands.keys():
+        read_peer(Path(peers[name]), engines[name])
     for name, rates in figures.tokens_per_s.items():
         emit(
             "peers",
@@ -204,14 +229,16 @@ def main() -> None:
             tokens_per_s=round(statistics.median(rates), 1),
             ms_per_token=round(statistics.median(figures.ms_per_token[name]), 2),
             ttft_ms=round(statistics.median(figures.ttft_ms[name]), 1),
-            start_s=round(figures.start_s, 1),
-            peak_mib=round(figures.peak_mib),
+            start_s=round(statistics.median(figures.start_s), 1),
+            peak_mib=round(statistics.median(figures.peak_mib)),
             runs=arguments.runs,
             threads=arguments.threads,
         )
-    peers = dict(peer.split("=", 1) for peer in arguments.peer)
-    engines = {name: read_peer(Path(path)) for name, path in peers.items()}
-    print_engines({"splitserve": figures, **engines})
+    print_engines(engines)
+
+
+def _by_name(values: Sequence[str]) -> dict[str, str]:
+    return dict(value.split("=", 1) for value in values)
 
 
 if __name__ == "__main__":

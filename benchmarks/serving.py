@@ -179,12 +179,13 @@ def compare(arguments: argparse.Namespace, threads: int) -> None:
     steps = record(engine, prompts, arguments.tokens)
     num_tokens = arguments.requests * arguments.tokens
     alone_rates, served_rates, served_steps = [], [], 0
-    with serving(arguments.model, threads) as address:
-        asyncio.run(wait_until_connected(address))
-        asyncio.run(served(address, prompts, arguments.tokens))
+    # One loop for all: gRPC's threads tell that in which they began of calls that are over.
+    with serving(arguments.model, threads) as address, asyncio.Runner() as runner:
+        runner.run(wait_until_connected(address))
+        runner.run(served(address, prompts, arguments.tokens))
         for _ in range(arguments.runs):
             alone_rates.append(num_tokens / alone(engine, steps))
-            rate, served_steps = asyncio.run(served(address, prompts, arguments.tokens))
+            rate, served_steps = runner.run(served(address, prompts, arguments.tokens))
             served_rates.append(rate)
     ratios = [each / alone for each, alone in zip(served_rates, alone_rates, strict=True)]
     emit(

@@ -40,8 +40,8 @@ from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
 from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.discovery import Discovery, discovery
-from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.printable import printable
+from splitserve_rpc.process_log import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
 from splitserve_rpc.watched_files import FilesUnusable
@@ -281,12 +281,14 @@ def main() -> int:
     """Runs the process; the exit code tells: 2 for configuration or model, 1 for the rest."""
     try:
         values = options.parse("executor", sys.argv[1:], os.environ)
-        start_logging(str(values["log_level"]))
+        errors = start_logging(str(values["log_level"]), str(values["log_format"]))
         config = ExecutorConfig.from_options(values)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         asyncio.run(serve(config))
     except RecordingFailed as error:
         _log.error("cuda_graphs_failed reason=%r: starts again without them", str(error))
+        if errors is not None:
+            errors.close()  # whoever reads what goes there ends with this program
         start_again(["--cuda-graphs=off"], config.security.identity.token)
     except (ExecutorError, SecurityUnusable, FilesUnusable) as error:
         # Names that come from files may hold anything.

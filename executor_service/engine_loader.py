@@ -32,6 +32,7 @@ from executor_service.runner.trial_step import measure_step
 from executor_service.speculation.draft_totals import DraftTotals
 from executor_service.speculation.load_draft import LoadedDraft, load_draft
 from executor_service.speculation.speculating_runner import SpeculatingRunner
+from executor_service.steps.drafts import MAX_NUM_DRAFTS
 from executor_service.steps.executor_info import (
     ExecutorInfo,
     ExecutorLimits,
@@ -179,7 +180,8 @@ def _cache_config(
         block_size=compute.block_size,
         num_device_blocks=config.num_device_blocks,
         num_host_blocks=config.num_host_blocks,
-        max_num_rows=config.max_num_seqs,
+        # Each draft is a row in the pass that verifies it.
+        max_num_rows=config.max_num_seqs + MAX_NUM_DRAFTS,
         max_num_batched_tokens=config.max_num_batched_tokens,
         copy_blocks=compute.copy_blocks,
         more_layers=() if draft is None else draft.loaded.layers,

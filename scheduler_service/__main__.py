@@ -19,7 +19,9 @@ from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import JournalUnusable, open_journal
+from scheduler_service.observer import Observers
 from scheduler_service.request_limits import most_message_bytes
+from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.caller_names import CallerNames
@@ -35,7 +37,7 @@ from splitserve_rpc.addresses import CannotListen, is_loopback
 from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.discovery import Discovery, discovery
-from splitserve_rpc.log_lines import start_logging
+from splitserve_rpc.process_log import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
 from splitserve_rpc.watched_files import FilesUnusable
@@ -49,6 +51,7 @@ _STOP_GRACE_S = 1.0
 
 if TYPE_CHECKING:
     from scheduler_service.metrics.scheduler_metrics import SchedulerMetrics
+    from scheduler_service.tracing.request_traces import RequestTraces
 
 _log = logging.getLogger("scheduler_service")
 
@@ -61,6 +64,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
     peers = None if config.peers is None else discovery(config.peers)
     metrics = _open_metrics(config)
+    traces = _open_traces(config)
     audit = open_audit(config.audit_log)
     if metrics is not None:
         audit = metrics.counted(audit, partial(_is_configured, config, opened))
@@ -70,6 +74,8 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
+    recorder = _open_recorder(config)
+    observers = [None if metrics is None else metrics.observer, recorder, traces]
     connect = partial(ExecutorLink, identity=config.security.identity)
     cluster = Cluster(
         config.cluster,
@@ -77,14 +83,16 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         changed.set,
         journal=journal,
         audit=audit,
-        observer=None if metrics is None else metrics.observer,
+        observer=Observers(*(each for each in observers if each is not None)),
         connect=connect,
     )
     if opened.tenants is not None:
         cluster.weigh_tenants(opened.tenant_weights)
     readiness = ReadinessWatch(cluster, partial(for_clients.set_serving, ("", SERVICE)))
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-        SchedulerServicer(cluster, opened.callers, audit, readiness=lambda: readiness.current),
+        SchedulerServicer(
+            cluster, opened.callers, audit, readiness=lambda: readiness.current, traces=traces
+        ),
         for_clients.server,
     )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(
@@ -92,7 +100,9 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         for_cluster.server,
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        AdminServicer(cluster, CallerNames(opened.callers), audit, config.drain_timeout_s),
+        AdminServicer(
+            cluster, CallerNames(opened.callers), audit, config.drain_timeout_s, recorder
+        ),
         for_cluster.server,
     )
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
@@ -132,6 +142,8 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     await asyncio.gather(*(running.stop(_STOP_GRACE_S) for running in servers))
     if metrics is not None:
         await metrics.close()
+    if traces is not None:
+        await asyncio.to_thread(traces.close)
     journal.close()
     await asyncio.to_thread(audit.close)
     _log.info("scheduler_stopped")
@@ -144,6 +156,24 @@ def _open_metrics(config: SchedulerServiceConfig) -> SchedulerMetrics | None:
     from scheduler_service.metrics.scheduler_metrics import SchedulerMetrics
 
     return SchedulerMetrics(config.metrics, time.monotonic_ns)
+
+
+def _open_traces(config: SchedulerServiceConfig) -> RequestTraces | None:
+    """None if nobody is to have any: then nothing is imported."""
+    if config.traces is None:
+        return None
+    from scheduler_service.tracing.request_traces import SERVICE as SERVICE_IN_TRACES
+    from scheduler_service.tracing.request_traces import RequestTraces
+    from splitserve_tracing.tracing import Tracing
+
+    return RequestTraces(Tracing(config.traces, SERVICE_IN_TRACES))
+
+
+def _open_recorder(config: SchedulerServiceConfig) -> LifeRecorder | None:
+    """None if it is not wanted."""
+    if not config.remember_requests:
+        return None
+    return LifeRecorder(config.remember_requests, time.monotonic_ns)
 
 
 def _is_configured(config: SchedulerServiceConfig, opened: OpenedCallers, tenant: str) -> bool:
@@ -205,7 +235,7 @@ def _bind(
 def main() -> int:
     """Runs the process; the exit code tells."""
     values = options.parse("scheduler", sys.argv[1:], os.environ)
-    start_logging(str(values["log_level"]))
+    start_logging(str(values["log_level"]), str(values["log_format"]))
     try:
         config = SchedulerServiceConfig.from_options(values)
         opened = open_callers(config.callers)

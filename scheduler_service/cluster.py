@@ -22,7 +22,7 @@ from scheduler_service.executors.engines import Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.journal import Journal, NoJournal
-from scheduler_service.observer import NoObserver, Observer
+from scheduler_service.observer import Head, NoObserver, Observer
 from scheduler_service.request_names import RequestName
 from scheduler_service.served import Served
 from scheduler_service.streams.delivery import Delivery
@@ -63,9 +63,9 @@ class Cluster:
         self._draining: DomainError | None = None
         self._idle = asyncio.Event()
         audit = audit or NoAudit()
-        self._observer = observer = observer or NoObserver()
+        self.observer = observer = observer or NoObserver()
         owner = DispatcherOwner(lambda: self._engines.taking_requests, self._end)
-        self._dispatcher = Dispatcher(config, now_ns, audit, owner)
+        self._dispatcher = Dispatcher(config, now_ns, audit, owner, observer)
         self._tracked = self._dispatcher.tracked
         self._engines = Engines(
             EngineParts(
@@ -121,6 +121,14 @@ class Cluster:
         """Of these, those that none that takes requests could ever run."""
         return self._dispatcher.num_unfitting(self._engines.taking_requests)
 
+    def heads(self) -> list[Head]:
+        """The first that no executor has, and what keeps them from each."""
+        return self._dispatcher.heads()
+
+    def name_of(self, request: Request) -> str:
+        """What its client calls an unfinished one."""
+        return self._tracked[request.request_id].admission.name.own_id
+
     @property
     def has_work(self) -> bool:
         """Whether some executor that is here has a request, or could run one that waits."""
@@ -166,7 +174,7 @@ class Cluster:
     def _engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
         self._on_change()
         is_lost = cause is not LossCause.BLAMELESS
-        self._observer.executor_gone(engine.link.info.address, requests, is_lost=is_lost)
+        self.observer.executor_gone(engine.link.info.address, requests, is_lost=is_lost)
         self._dispatcher.engine_lost(engine, requests, cause)
 
     def _engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
@@ -239,7 +247,7 @@ class Cluster:
         self._check(request)
         self.delivery.expect(request.request_id, sink)
         admission.charge.begin()
-        self._observer.request_submitted(request)
+        self.observer.request_submitted(request, admission.name, self.num_unassigned)
         self._dispatcher.take(request, admission)
 
     def _check(self, request: Request) -> None:
@@ -310,7 +318,7 @@ class Cluster:
 
     def _deliver(self, events: StepEvents) -> None:
         self.delivery.deliver(events)
-        self._observer.tokens_delivered(events)
+        self.observer.tokens_delivered(events)
         self._dispatcher.charge(events.num_sampled)
         for request in events.finished:
             self._untrack(request.request_id)
@@ -328,7 +336,7 @@ class Cluster:
         if not self._tracked:
             self._idle.set()
         if tracked is not None:
-            self._observer.request_ended(tracked.request)
+            self.observer.request_ended(tracked.request)
             tracked.admission.charge.end(tracked.request)
 
 

@@ -18,6 +18,7 @@ from splitserve_metrics.address import MetricsAddress
 from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
+from splitserve_tracing.trace_config import TraceConfig
 
 _MIB = 2**20
 
@@ -48,7 +49,8 @@ class SchedulerServiceConfig:
     """Everything the scheduler process reads. `journal`: the file to record in, None for none.
 
     `peers`: other schedulers, as `splitserve_rpc.discovery` understands it. `metrics`: None if
-    nobody is to read them.
+    nobody is to read them, `traces`: if nobody is to have any. `remember_requests`: so many that
+    ended; 0: none.
     """
 
     listen: str
@@ -66,6 +68,8 @@ class SchedulerServiceConfig:
     no_operator_token: bool = False
     peers: str | None = None
     metrics: MetricsAddress | None = None
+    remember_requests: int = 0
+    traces: TraceConfig | None = None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
@@ -99,6 +103,8 @@ class SchedulerServiceConfig:
             values["no_operator_token"],
             values["peers"],
             MetricsAddress.from_options(values),
+            values["remember_requests"],
+            TraceConfig.from_options(values),
         )
 
 

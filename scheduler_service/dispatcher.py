@@ -23,10 +23,13 @@ from scheduler_service.fleet.fleet_queue import FleetQueue
 from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
+from scheduler_service.observer import Head, Observer, TakenBack
 from splitserve_rpc.domain_error import DomainError
 
 # By then the clock is past that time.
 _PAST_TIME_S = 0.001
+# Whoever watches the first that wait is told so often at most.
+_BETWEEN_LOOKS_NS = 100_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -63,11 +66,14 @@ class Dispatcher:
         now_ns: Callable[[], int],
         audit: Audit,
         owner: DispatcherOwner,
+        observer: Observer,
     ) -> None:
         self._max_num_waiting = config.max_num_waiting
         self._now_ns = now_ns
         self._audit = audit
         self._owner = owner
+        self._observer = observer
+        self._next_heads_ns = 0
         self.tracked: dict[str, Tracked] = {}
         self._queue = FleetQueue(config.policies.queue_policy, config.policies.tenant_weights)
         self._quarantine = Quarantine(
@@ -153,6 +159,9 @@ class Dispatcher:
     def engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
         """Takes back what an engine that drains gave away."""
         self._quarantine.executor_lost(requests, self._loss(engine, LossCause.BLAMELESS))
+        for request in requests:
+            if self._runs_at(engine, request.request_id):
+                self._observer.request_taken_back(request, engine.life[0], TakenBack.DRAINED)
         self._take_back(engine, requests)
         self._dispatch()
 
@@ -221,6 +230,9 @@ class Dispatcher:
             if moved is not None:
                 tracked = self.tracked[request_id]
                 tracked.request, tracked.engine = moved, None
+                self._observer.request_taken_back(
+                    moved, engine.life[0], TakenBack.BEGINS_SOONER_ELSEWHERE
+                )
                 self._queue.push(moved)
 
     def _dispatch(self, changed: Collection[EngineLoop] | None = None) -> None:
@@ -240,11 +252,33 @@ class Dispatcher:
         )
         for request, host in chain(isolated, given):
             engine = self.tracked[request.request_id].engine = engines[host]
+            self._observer.request_given(request, engine.life[0])
             try:
                 engine.readmit(request)
             except ExecutorLost:  # it gives the request back, and then there is more to do
                 break
         self._plan_look()
+        if len(self._queue) and self._observer.watches_heads:
+            self._tell_heads(engines, is_due=changed is None)
+
+    def heads(self) -> list[Head]:
+        """The first who wait for an executor, and what keeps them from each."""
+        engines: dict[Host, EngineLoop] = {
+            engine.scheduler: engine for engine in self._owner.taking_requests()
+        }
+        return self._heads(engines)
+
+    def _heads(self, engines: Mapping[Host, EngineLoop]) -> list[Head]:
+        return [
+            Head(request, tuple((engines[host].life[0], why.value) for host, why in hindrances))
+            for request, hindrances in self._queue.heads(self._now_ns(), engines.keys())
+        ]
+
+    def _tell_heads(self, engines: Mapping[Host, EngineLoop], *, is_due: bool) -> None:
+        now_ns = self._now_ns()
+        if is_due or now_ns >= self._next_heads_ns:
+            self._next_heads_ns = now_ns + _BETWEEN_LOOKS_NS
+            self._observer.heads_wait(self._heads(engines))
 
     def _plan_look(self) -> None:
         """Sees to it that whoever waits is looked at when its time has come."""

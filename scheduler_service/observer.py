@@ -1,22 +1,61 @@
-"""Who watches requests and steps go by, for metrics: `Observer`.
+"""Who watches requests and steps go by, for metrics and for the lives of requests: `Observer`.
 
 It is told at the edge of the cores, which know nothing of it, and decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.request import Request
+from scheduler_service.request_names import RequestName
+
+
+class TakenBack(Enum):
+    """Why an executor that is there gave a request away that it had not begun, or could not end."""
+
+    BEGINS_SOONER_ELSEWHERE = "begins_sooner_elsewhere"
+    DRAINED = "drained"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """One of the first that wait for an executor, and what keeps it from each, by address."""
+
+    request: Request
+    reasons: tuple[tuple[str, str], ...]
 
 
 class Observer(Protocol):
     """What happens, when it happens. It raises nothing, and keeps nobody waiting."""
 
-    def request_submitted(self, request: Request) -> None:
-        """It was taken, and has its `client_key`."""
+    @property
+    def watches_heads(self) -> bool:
+        """Whether it wants to be told by `heads_wait`: that has to be found out."""
+        ...
+
+    def request_refused(self, name: RequestName, tenant: str, reason: str) -> None:
+        """It was not taken."""
+        ...
+
+    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
+        """It was taken, and has its `client_key`. So many wait for an executor already."""
+        ...
+
+    def request_given(self, request: Request, address: str) -> None:
+        """The executor at `address` has it from now on, and begins it as soon as it can."""
+        ...
+
+    def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
+        """The executor at `address` has it no more; it waits for one."""
+        ...
+
+    def heads_wait(self, heads: Sequence[Head]) -> None:
+        """These are the first that wait for an executor; told now and then while some wait."""
         ...
 
     def request_ended(self, request: Request) -> None:
@@ -41,9 +80,23 @@ class Observer(Protocol):
 
 
 class NoObserver:
-    """Nobody watches. Implements `Observer`."""
+    """Nobody watches. Implements `Observer`; others may implement what concerns them."""
 
-    def request_submitted(self, request: Request) -> None:
+    watches_heads = False
+
+    def request_refused(self, name: RequestName, tenant: str, reason: str) -> None:
+        pass
+
+    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
+        pass
+
+    def request_given(self, request: Request, address: str) -> None:
+        pass
+
+    def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
+        pass
+
+    def heads_wait(self, heads: Sequence[Head]) -> None:
         pass
 
     def request_ended(self, request: Request) -> None:
@@ -60,3 +113,57 @@ class NoObserver:
 
     def executor_gone(self, address: str, requests: Iterable[Request], *, is_lost: bool) -> None:
         pass
+
+
+class Observers:
+    """Several, each told of everything, in their order. Implements `Observer`."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._all = observers
+
+    @property
+    def watches_heads(self) -> bool:
+        return any(each.watches_heads for each in self._all)
+
+    def request_refused(self, name: RequestName, tenant: str, reason: str) -> None:
+        for each in self._all:
+            each.request_refused(name, tenant, reason)
+
+    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
+        for each in self._all:
+            each.request_submitted(request, name, num_waiting)
+
+    def request_given(self, request: Request, address: str) -> None:
+        for each in self._all:
+            each.request_given(request, address)
+
+    def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
+        for each in self._all:
+            each.request_taken_back(request, address, why)
+
+    def heads_wait(self, heads: Sequence[Head]) -> None:
+        for each in self._all:
+            if each.watches_heads:
+                each.heads_wait(heads)
+
+    def request_ended(self, request: Request) -> None:
+        for each in self._all:
+            each.request_ended(request)
+
+    def tokens_delivered(self, events: StepEvents) -> None:
+        for each in self._all:
+            each.tokens_delivered(events)
+
+    def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
+        for each in self._all:
+            each.step_sent(address, plan, planning_ns)
+
+    def step_answered(self, address: str, outcome: StepOutcome) -> None:
+        for each in self._all:
+            each.step_answered(address, outcome)
+
+    def executor_gone(self, address: str, requests: Iterable[Request], *, is_lost: bool) -> None:
+        # Whoever goes through them leaves them for the next.
+        requests = list(requests)
+        for each in self._all:
+            each.executor_gone(address, requests, is_lost=is_lost)

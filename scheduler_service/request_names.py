@@ -20,6 +20,14 @@ class RequestName:
     own_id: str
     tenant: str | None = None
 
+    @classmethod
+    def of_key(cls, key: str, tenant: str) -> RequestName:
+        """The name that has this key, if the request is for `tenant`."""
+        prefix = f"{len(tenant)}:{tenant}:"
+        if tenant and key.startswith(prefix):
+            return cls(key.removeprefix(prefix), tenant)
+        return cls(key)
+
     @property
     def key(self) -> RequestKey:
         """Another for each pair of tenant and id."""

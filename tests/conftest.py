@@ -20,7 +20,7 @@ from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
 
 # What fails there is to say with what values, too.
-pytest.register_assert_rewrite("tests.support", "tests.contract.stranger")
+pytest.register_assert_rewrite("tests.support", "tests.contract.stranger", "tests.property")
 
 # On a machine with other work an example may take any time. They are the same each time, so that no
 # change fails by what it did not bring; who says how many gets new ones, as make soak does.

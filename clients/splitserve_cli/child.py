@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TextIO
 
 
 class Child:
@@ -17,7 +18,8 @@ class Child:
     Ctrl-C in the terminal reaches only us, and we decide in which order to stop.
 
     `cluster_token` reaches it through a pipe, each time that it starts: what is on a disk or in an
-    environment outlives its use, and command lines are read by everybody (`ps`).
+    environment outlives its use, and command lines are read by everybody (`ps`). `errors`: where
+    its output goes; None: to our standard error.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class Child:
         options: Sequence[str],
         environ: Mapping[str, str],
         cluster_token: str | None = None,
+        errors: TextIO | None = None,
     ) -> None:
         self.name = name
         self._cluster_token = cluster_token
@@ -35,10 +38,11 @@ class Child:
             sys.executable, "-P", "-m", module, *options, "--exit-on-stdin-eof",
         )  # fmt: skip
         self._environ = dict(environ)
+        self._errors = errors or sys.stderr
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Starts the process; its output goes to our standard error."""
+        """Starts the process."""
         if self._cluster_token is None:
             await self._start(())
             return
@@ -53,7 +57,8 @@ class Child:
             *self._command,
             *more_options,
             stdin=asyncio.subprocess.PIPE,
-            stdout=sys.stderr.fileno(),
+            stdout=self._errors.fileno(),
+            stderr=self._errors.fileno(),
             env=self._environ,
             pass_fds=inherited,
             start_new_session=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ commands:
   serve      start a scheduler and executors on this machine; Ctrl-C stops them
   generate   stream a completion from a running server
   info       show the model, the executors and their KV pools
+  explain    say why a request waited, was preempted, moved or refused
   drain      send executors away, so that they can be stopped
   scheduler  run one scheduler process
   executor   run one executor process
@@ -27,6 +29,8 @@ commands:
 
 `splitserve COMMAND --help` tells the options of a command.
 """
+# Modules of this package.
+_COMMANDS = ("serve", "generate", "info", "explain", "drain", "certs", "keys")
 # Commands that are programs of the other packages, which this one does not import.
 _PROGRAMS = MappingProxyType(
     {
@@ -60,30 +64,10 @@ def _run(command: str, arguments: list[str]) -> int:
         # -P: what lies in the working directory is not to shadow a module.
         program = [sys.executable, "-P", "-m", _PROGRAMS[command], *arguments]
         os.execv(sys.executable, program)
-    if command == "serve":
-        from splitserve_cli.serve import main as run_serve
-
-        return run_serve(arguments)
-    if command == "generate":
-        from splitserve_cli.generate import main as run_generate
-
-        return run_generate(arguments)
-    if command == "info":
-        from splitserve_cli.info import main as run_info
-
-        return run_info(arguments)
-    if command == "drain":
-        from splitserve_cli.drain import main as run_drain
-
-        return run_drain(arguments)
-    if command == "certs":
-        from splitserve_cli.certs import main as run_certs
-
-        return run_certs(arguments)
-    if command == "keys":
-        from splitserve_cli.keys import main as run_keys
-
-        return run_keys(arguments)
+    if command in _COMMANDS:
+        # Only this one is imported: some need what others do not.
+        code: int = importlib.import_module(f"splitserve_cli.{command}").main(arguments)
+        return code
     if command in ("-h", "--help", "help"):
         sys.stdout.write(_HELP)
         return 0
@@ -101,7 +85,7 @@ def _refuse(command: str) -> int:
         return 2
     import difflib
 
-    known = ["serve", "generate", "info", "drain", "certs", "keys", *_PROGRAMS]
+    known = [*_COMMANDS, *_PROGRAMS]
     match = difflib.get_close_matches(command, known, n=1)
     hint = f"did you mean {match[0]!r}?" if match else "see splitserve --help"
     sys.stderr.write(f"splitserve: unknown command {command!r}; {hint}\n")

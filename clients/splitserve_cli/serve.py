@@ -11,6 +11,7 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 from splitserve_cli.child import Child
 from splitserve_cli.serve_config import (
@@ -41,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit code: 0 after Ctrl-C or SIGTERM, 1 if serving was impossible."""
     started_at = time.monotonic()
     values = options.parse("serve", argv, os.environ)
+    errors = _json_errors(values)
     try:
         if not values["insecure"]:
             check_loopback("listen", values["listen"])
@@ -57,7 +59,17 @@ def main(argv: Sequence[str]) -> int:
     except (CannotServe, CannotListen) as error:
         sys.stderr.write(f"splitserve serve: {error}\n")
         return 1
-    return asyncio.run(_supervisor(values, listen, cluster, http, started_at).run())
+    return asyncio.run(_supervisor(values, listen, cluster, http, started_at, errors).run())
+
+
+def _json_errors(values: Mapping[str, Value]) -> TextIO | None:
+    """Where children are to log: what is written to standard error here becomes JSON."""
+    if values["log_format"] == "text":
+        return None
+    from splitserve_rpc.process_log import start_logging  # most people need it not
+
+    errors = start_logging(str(values["log_level"]), str(values["log_format"]))
+    return None if errors is None else errors.file
 
 
 def _claim_cluster(cluster: Value, listen: str) -> str:
@@ -73,7 +85,12 @@ def _claim_http(http: str) -> str:
 
 
 def _supervisor(
-    values: Mapping[str, Value], listen: str, cluster: str, http: str | None, started_at: float
+    values: Mapping[str, Value],
+    listen: str,
+    cluster: str,
+    http: str | None,
+    started_at: float,
+    errors: TextIO | None,
 ) -> Supervisor:
     # Everything is passed on as flags; a variable would be read a second time, by the wrong one.
     environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
@@ -93,7 +110,14 @@ def _supervisor(
     num_executors = values["num_executors"]
     assert isinstance(num_executors, int), "an integer option"
     executors = [
-        Child(f"executor {number}", "executor_service", [*flags, *next(metrics)], environ, token)
+        Child(
+            f"executor {number}",
+            "executor_service",
+            [*flags, *next(metrics)],
+            environ,
+            token,
+            errors,
+        )
         for number, flags in enumerate(on_gpus_of_their_own(executor_options, num_executors), 1)
     ]
     drain_timeout_s = values["drain_timeout_s"]
@@ -108,7 +132,9 @@ def _supervisor(
         http_tls=http_tls(values),
         needs_key=needs_key(values),
     )
-    scheduling = Child("the scheduler", "scheduler_service", scheduler_options, environ, token)
+    scheduling = Child(
+        "the scheduler", "scheduler_service", scheduler_options, environ, token, errors
+    )
     gateway = None
     if http is not None:
         gateway_options = [
@@ -117,7 +143,9 @@ def _supervisor(
             *for_gateway,
             *_flags("gateway", values),
         ]
-        gateway = Child("the gateway", "splitserve_gateway", gateway_options, environ)
+        gateway = Child(
+            "the gateway", "splitserve_gateway", gateway_options, environ, errors=errors
+        )
     return Supervisor(config, scheduling, executors, gateway)
 
 

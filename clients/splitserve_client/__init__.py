@@ -68,6 +68,7 @@ from splitserve_client.types import (
     TokenLogprob,
     Tokens,
     TopLogprob,
+    TraceContext,
     Usage,
 )
 from splitserve_client.unread import UnreadBudget
@@ -139,6 +140,7 @@ __all__ = [
     "TokenizerUnavailable",
     "Tokens",
     "TopLogprob",
+    "TraceContext",
     "UnreadBudget",
     "Usage",
     "collect_generation",

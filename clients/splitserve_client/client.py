@@ -12,6 +12,12 @@ from splitserve_client.chat_template import Message
 from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.codec import decode_executors, decode_identity, decode_model
 from splitserve_client.connection import Connection
+from splitserve_client.explanations import (
+    Explanation,
+    QueueExplanation,
+    decode_explanation,
+    decode_queue,
+)
 from splitserve_client.generation import Generation, RequestOptions, collect_generation
 from splitserve_client.prompt import AnyPrompt, as_prompt
 from splitserve_client.resumable_request import ResumableRequest, Submission
@@ -30,6 +36,7 @@ from splitserve_client.text_map import MapConfig, MapResult, map_prompts
 from splitserve_client.text_stream import End, Piece
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import (
+    NO_TRACE,
     DrainedExecutor,
     ExecutorList,
     Finish,
@@ -39,6 +46,7 @@ from splitserve_client.types import (
     SamplingParams,
     SchedulingParams,
     Tokens,
+    TraceContext,
 )
 from splitserve_client.unread import UnreadBudget
 
@@ -86,6 +94,7 @@ class AsyncClient:
         encoder_token_ids: Sequence[int] = (),
         timeout_s: float | None = None,
         model_digest: str = "",
+        trace_context: TraceContext = NO_TRACE,
     ) -> AsyncGenerator[Tokens | Finish, None]:
         """Streams the tokens of one completion, or several; the last event is a Finish.
 
@@ -93,7 +102,7 @@ class AsyncClient:
         or beam search nothing comes before the end, and it starts over. Closing the iterator, or
         cancelling the task, aborts the request. `resume_token_ids`: output tokens the caller has
         from an earlier run; pass the seed of that run. `model_digest`: raise ModelChanged if
-        another model is served, now or when it goes on.
+        another model is served, now or when it goes on. `trace_context`: the span it belongs to.
         """
         submission = Submission(
             prompt_token_ids,
@@ -103,6 +112,7 @@ class AsyncClient:
             scheduling,
             encoder_token_ids,
             model_digest,
+            trace_context,
         )
         request = ResumableRequest(submission, self._config.timing.clock)
         timing = self._config.timing
@@ -260,6 +270,14 @@ class AsyncClient:
         # In this order: if the model changes in between, its requests are refused, not misread.
         model = await self.get_model()
         return ModelTokenizer(await self.get_tokenizer(), model.digest)
+
+    async def explain(self, request_id: str) -> Explanation:
+        """What happened to a request, and what it waits for; for operators."""
+        return decode_explanation(await self._connection.explain(request_id))
+
+    async def explain_queue(self) -> QueueExplanation:
+        """Why those wait that are first in the queue; for operators."""
+        return decode_queue(await self._connection.explain_queue())
 
     async def list_executors(self) -> ExecutorList:
         """The executors the scheduler knows."""

@@ -129,6 +129,24 @@ class Connection:
         )
         return response
 
+    async def explain(self, request_id: str) -> admin_pb2.ExplainResponse:
+        """What operators are told of a request."""
+        request = admin_pb2.ExplainRequest(request_id=request_id)
+        response: admin_pb2.ExplainResponse
+        response = await self.unary(
+            lambda stubs: stubs.admin.Explain, request, self._operator.metadata
+        )
+        return response
+
+    async def explain_queue(self) -> admin_pb2.ExplainQueueResponse:
+        """What they are told of those that wait."""
+        request = admin_pb2.ExplainQueueRequest()
+        response: admin_pb2.ExplainQueueResponse
+        response = await self.unary(
+            lambda stubs: stubs.admin.ExplainQueue, request, self._operator.metadata
+        )
+        return response
+
     async def drain_executor(
         self, address: str, timeout_s: float | None
     ) -> admin_pb2.DrainExecutorResponse:

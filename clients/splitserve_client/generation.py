@@ -15,6 +15,7 @@ from splitserve_client.types import (
     SequenceFinish,
     TokenLogprob,
     Tokens,
+    TraceContext,
     Usage,
 )
 
@@ -28,6 +29,7 @@ class RequestOptions(TypedDict, total=False):
     encoder_token_ids: Sequence[int]
     timeout_s: float | None
     model_digest: str
+    trace_context: TraceContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,13 @@ from splitserve_client.errors import (
     StreamNotRead,
 )
 from splitserve_client.types import (
+    NO_TRACE,
     Finish,
     ResumeTokenIds,
     SamplingParams,
     SchedulingParams,
     Tokens,
+    TraceContext,
 )
 
 Message = api.GenerateResponse | api.SessionEvent
@@ -52,6 +54,7 @@ class Submission:
     scheduling: SchedulingParams | None = None
     encoder_token_ids: Sequence[int] = ()
     model_digest: str = ""
+    trace_context: TraceContext = NO_TRACE
 
 
 class ResumableRequest:
@@ -75,6 +78,8 @@ class ResumableRequest:
             sampling_params=encode_sampling_params(params),
             encoder_token_ids=list(submission.encoder_token_ids),
             model_digest=submission.model_digest,
+            traceparent=submission.trace_context.traceparent,
+            tracestate=submission.trace_context.tracestate,
         )
         self._outputs = _by_index(submission.resume_token_ids)
         self._is_plain = not params.has_several_sequences and self._outputs.keys() <= {0}

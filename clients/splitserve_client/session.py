@@ -18,7 +18,13 @@ from splitserve_client.resumable_request import ResumableRequest, Submission
 from splitserve_client.resumption import Backoff, RetryPolicy, Timing
 from splitserve_client.session_messages import SessionMessages
 from splitserve_client.session_request import SessionRequest
-from splitserve_client.types import ResumeTokenIds, SamplingParams, SchedulingParams
+from splitserve_client.types import (
+    NO_TRACE,
+    ResumeTokenIds,
+    SamplingParams,
+    SchedulingParams,
+    TraceContext,
+)
 from splitserve_client.unread import UnreadBudget
 from splitserve_client.wakeups import Wakeups
 
@@ -100,11 +106,13 @@ class Session:
         encoder_token_ids: Sequence[int] = (),
         model_digest: str = "",
         credential: str = "",
+        trace_context: TraceContext = NO_TRACE,
     ) -> SessionRequest:
         """Starts a request; see `AsyncClient.generate`. Its iterator raises what goes wrong.
 
         `model_digest`: raise ModelChanged if another model is served, now or when it goes on.
-        `credential`: of whom the request is, if not of us; for gateways.
+        `credential`: of whom the request is, if not of us; for gateways. `trace_context`: as of
+        `AsyncClient.generate`.
         """
         handle = next(self._handles)
         submission = Submission(
@@ -115,6 +123,7 @@ class Session:
             scheduling,
             encoder_token_ids,
             model_digest,
+            trace_context,
         )
         request = ResumableRequest(submission, self._timing.clock)
         events = SessionRequest(request.request_id, self._unread, lambda: self._abort(handle))

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar, Unpack
 from splitserve_client.chat_template import Message
 from splitserve_client.client import AsyncClient
 from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
+from splitserve_client.explanations import Explanation, QueueExplanation
 from splitserve_client.generation import Generation, RequestOptions
 from splitserve_client.prompt import AnyPrompt
 from splitserve_client.text_calls import ChatOptions, TextOptions
@@ -149,6 +150,14 @@ class Client:
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._wait(self._client.get_tokenizer())
+
+    def explain(self, request_id: str) -> Explanation:
+        """What happened to a request, and what it waits for; for operators."""
+        return self._wait(self._client.explain(request_id))
+
+    def explain_queue(self) -> QueueExplanation:
+        """Why those wait that are first in the queue; for operators."""
+        return self._wait(self._client.explain_queue())
 
     def list_executors(self) -> ExecutorList:
         """The executors the scheduler knows."""

@@ -29,6 +29,20 @@ class BeamSearch:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceContext:
+    """The span that a request belongs to: the headers of W3C Trace Context.
+
+    Servers that write traces go on with it; nobody is refused for it.
+    """
+
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+NO_TRACE = TraceContext()
+
+
+@dataclass(frozen=True, slots=True)
 class JsonSchema:
     """The output is a JSON value that is valid for `schema`, which is JSON as well.
 

@@ -16,13 +16,14 @@ from splitserve_gateway.server import Server
 from splitserve_options import options
 from splitserve_rpc.addresses import CannotListen, claim_address
 from splitserve_rpc.certificate_ends import CertificateEnds
-from splitserve_rpc.log_lines import start_logging
+from splitserve_rpc.process_log import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import stop_event
 from splitserve_rpc.watched_files import FilesUnusable
 
 if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics
+    from splitserve_gateway.tracing import GatewayTraces
 
 _log = logging.getLogger("splitserve_gateway")
 
@@ -30,7 +31,7 @@ _log = logging.getLogger("splitserve_gateway")
 def main() -> int:
     """Runs the process; the exit code tells."""
     values = options.parse("gateway", sys.argv[1:], os.environ)
-    start_logging(str(values["log_level"]))
+    start_logging(str(values["log_level"]), str(values["log_format"]))
     # Uvicorn has a line for every malformed request.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     try:
@@ -41,7 +42,8 @@ def main() -> int:
     try:
         address = claim_address(config.http)
         metrics = _open_metrics(config)
-        server = Server(config, address, metrics)
+        traces = _open_traces(config)
+        server = Server(config, address, metrics, traces)
     except (CannotListen, FilesUnusable, CredentialsUnusable) as error:
         sys.stderr.write(f"splitserve gateway: {error}\n")
         return 1
@@ -51,6 +53,8 @@ def main() -> int:
         except CannotListen as error:
             sys.stderr.write(f"splitserve gateway: {error}\n")
             return 1
+    if traces is not None:
+        traces.tracing.close()
     return 0
 
 
@@ -61,6 +65,16 @@ def _open_metrics(config: GatewayConfig) -> GatewayMetrics | None:
     from splitserve_gateway.metrics import GatewayMetrics
 
     return GatewayMetrics(config.metrics)
+
+
+def _open_traces(config: GatewayConfig) -> GatewayTraces | None:
+    """None if nobody is to have any: then nothing is imported."""
+    if config.traces is None:
+        return None
+    from splitserve_gateway.tracing import SERVICE, GatewayTraces
+    from splitserve_tracing.tracing import Tracing
+
+    return GatewayTraces(Tracing(config.traces, SERVICE))
 
 
 async def serve(

@@ -37,6 +37,7 @@ from splitserve_rpc.discovery import discovery
 
 if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics
+    from splitserve_gateway.tracing import GatewayTraces
 
 _ROUTERS = (
     chat.router,
@@ -58,12 +59,12 @@ def build_app(
     config: GatewayConfig,
     client_config: ClientConfig | None = None,
     metrics: GatewayMetrics | None = None,
+    traces: GatewayTraces | None = None,
 ) -> FastAPI:
     """An application that connects to the schedulers of `config` while it runs.
 
-    `client_config`: how patiently; who it is there is in `config`. `metrics`: None if nobody is to
-    read them. Raises CredentialsUnusable,
-    and FilesUnusable for a file of schedulers.
+    `client_config`: how patiently; who it is there is in `config`. `metrics`, `traces`: None if
+    nobody is to have them. Raises CredentialsUnusable, and FilesUnusable for a file of schedulers.
     `app.state.exchanges`: what it is answering. `app.state.gateway`: its parts, once it runs.
     """
     to_schedulers = _to_schedulers(config, client_config or ClientConfig())
@@ -74,6 +75,7 @@ def build_app(
         None if knows_callers else max_requests,
         config.request_timeout_s,
         None if metrics is None else metrics.answered,
+        traces,
     )
 
     @asynccontextmanager

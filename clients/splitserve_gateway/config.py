@@ -12,6 +12,7 @@ from splitserve_rpc.addresses import is_address, is_loopback
 from splitserve_rpc.exposure import missing_for_http
 from splitserve_rpc.security import SecurityUnusable, check_exposure, check_pair
 from splitserve_rpc.tls import TlsFiles
+from splitserve_tracing.trace_config import TraceConfig
 
 ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"]
 ReasoningParserName = Literal["auto", "think", "mistral", "none"]
@@ -52,6 +53,7 @@ class GatewayConfig:
     log_level: str = "info"
     exit_on_stdin_eof: bool = False
     metrics: MetricsAddress | None = None
+    traces: TraceConfig | None = None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> GatewayConfig:
@@ -94,6 +96,7 @@ class GatewayConfig:
             log_level=values["log_level"],
             exit_on_stdin_eof=values["exit_on_stdin_eof"],
             metrics=MetricsAddress.from_options(values),
+            traces=TraceConfig.from_options(values),
         )
 
 

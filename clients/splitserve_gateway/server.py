@@ -20,6 +20,7 @@ from splitserve_rpc.https import https_context
 
 if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics
+    from splitserve_gateway.tracing import GatewayTraces
 
 # Longer than clients keep an idle connection, so that none sends a request into one being closed.
 _KEEP_ALIVE_S = 75
@@ -37,10 +38,14 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: GatewayConfig, address: str, metrics: GatewayMetrics | None = None
+        self,
+        config: GatewayConfig,
+        address: str,
+        metrics: GatewayMetrics | None = None,
+        traces: GatewayTraces | None = None,
     ) -> None:
         """Raises FilesUnusable."""
-        self.app = build_app(config, metrics=metrics)
+        self.app = build_app(config, metrics=metrics, traces=traces)
         self.exchanges: Exchanges = self.app.state.exchanges
         self.http_tls = None if config.http_tls is None else https_context(config.http_tls)
         self.places = connection_places(_NUM_CONNECTIONS * config.max_concurrent_requests)

@@ -43,7 +43,7 @@ class CacheConfig:
     `num_host_blocks`: 0 for no swapping. Fitting ones are as many as on the device, in at most
     `host_memory_fraction` of the host memory that the device pool leaves free.
     `max_auto_blocks`: of those that are made to fit. The scheduler keeps books on every block.
-    `max_num_rows`, `max_num_batched_tokens`: of a step; 0 for nothing to leave room for.
+    `max_num_rows`, `max_num_batched_tokens`: of a pass; 0 for nothing to leave room for.
     `copy_blocks`: what copies within the device pool. `more_layers`: what another model has in the
     same blocks, behind the layers of the one that is served.
     """

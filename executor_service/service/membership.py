@@ -118,7 +118,7 @@ class Membership:
         """Registers where `describe` chose. Raises RegistrationFailed."""
         async with self._changing:
             if self._scheduler is None:
-                raise RegistrationFailed(UNREACHABLE, "problem='it moves to another scheduler'")
+                raise RegistrationFailed(UNREACHABLE, {"problem": "it moves to another scheduler"})
             try:
                 epoch = await self._door(self._scheduler).register(info)
             except RegistrationFailed as failure:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,19 +44,39 @@ _CHANNEL_OPTIONS = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
 _MAX_SAID = 8
 REGISTRY_SERVICE = registry_pb2.DESCRIPTOR.services_by_name["RegistryService"].full_name
 UNREACHABLE = "scheduler_unreachable"
+# What cannot be taken for anything else than the value of one field.
+_WORD = re.compile(r"[\w.:/\[\]-]+")
 _WILDCARD_HOSTS = ("", "0.0.0.0", "[::]", "::", "*")
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of the log, which is kept to see whether it changes."""
+
+    event: str
+    fields: Mapping[str, object]
+
+    def __str__(self) -> str:
+        named = (f"{name}={_shown(value)}" for name, value in self.fields.items())
+        return " ".join([self.event, *named])
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if _WORD.fullmatch(text) else repr(text)
+
+
 class RegistrationFailed(Exception):
-    """One attempt failed. `event`: its name in the log, where `details` follow it.
+    """One attempt failed. `event`: its name in the log, where `fields` follow it.
 
     `reason`: of the scheduler, if it refused.
     """
 
-    def __init__(self, event: str, details: str, reason: str = "") -> None:
-        super().__init__(f"{event} {details}")
+    def __init__(self, event: str, fields: Mapping[str, object], reason: str = "") -> None:
+        self.line = _Line(event, fields)
+        super().__init__(str(self.line))
         self.event = event
         self.reason = reason
 
@@ -85,8 +106,11 @@ class GrpcRegistry:
         if major != CONTRACT_MAJOR:
             raise RegistrationFailed(
                 "registration_refused",
-                f"reason=CONTRACT_VERSION_MISMATCH message='the scheduler at {self._scheduler}"
-                f" speaks contract version {major}, this executor {CONTRACT_MAJOR}'",
+                {
+                    "reason": "CONTRACT_VERSION_MISMATCH",
+                    "message": f"the scheduler at {self._scheduler} speaks contract version"
+                    f" {major}, this executor {CONTRACT_MAJOR}",
+                },
                 "CONTRACT_VERSION_MISMATCH",
             )
         scheduler_epoch: int = response.scheduler_epoch
@@ -138,14 +162,18 @@ class GrpcRegistry:
         if failure.reason:
             return RegistrationFailed(
                 "registration_refused",
-                f"reason={failure.reason} message={failure.message!r}",
+                {"reason": failure.reason, "message": failure.message},
                 failure.reason,
             )
         how = "plain_text" if self._identity.tls is None else "tls"
         return RegistrationFailed(
             UNREACHABLE,
-            f"scheduler={self._scheduler} over={how} code={failure.code.name}"
-            f" details={transport_details(error)!r}",
+            {
+                "scheduler": self._scheduler,
+                "over": how,
+                "code": failure.code.name,
+                "details": transport_details(error),
+            },
         )
 
 
@@ -186,7 +214,7 @@ class Registrar:
         self._wait_unwatched = wait_unwatched
         self._adopt_scheduler_epoch = adopt_scheduler_epoch
         self._pacing = pacing
-        self._last_line = ""
+        self._last_line: _Line | None = None
         self._said_of_transport: set[str] = set()
 
     async def run(self) -> None:
@@ -201,9 +229,9 @@ class Registrar:
                 most_s = _MAX_RETRY_S
                 if failure.event != UNREACHABLE:
                     most_s = _MAX_REFUSED_RETRY_S
-                    self._log_change(logging.WARNING, str(failure))
+                    self._log_change(logging.WARNING, failure.line)
                 elif num_failures >= _QUIET_FAILURES:
-                    self._log_unreachable(str(failure))
+                    self._log_unreachable(failure.line)
                 delay_s = min(_FIRST_RETRY_S * 2 ** min(num_failures, _MAX_DOUBLINGS), most_s)
                 num_failures += 1
             await self._pacing.sleep(self._pacing.jittered(delay_s))
@@ -214,30 +242,36 @@ class Registrar:
             info = await self._describe()
             scheduler_epoch = await self._registry.register(info)
         except OSError as error:
-            raise RegistrationFailed(UNREACHABLE, f"problem={str(error)!r}") from error
+            raise RegistrationFailed(UNREACHABLE, {"problem": str(error)}) from error
         if scheduler_epoch > self._pacing.now_ns() + MAX_CLOCK_SKEW_NS:
             raise RegistrationFailed(
                 "registration_refused",
-                f"reason=FUTURE_SCHEDULER_EPOCH message='the scheduler_epoch {scheduler_epoch} is"
-                " more than an hour ahead of the clock here'",
+                {
+                    "reason": "FUTURE_SCHEDULER_EPOCH",
+                    "message": f"the scheduler_epoch {scheduler_epoch} is more than an hour ahead"
+                    " of the clock here",
+                },
             )
         self._adopt_scheduler_epoch(scheduler_epoch)
-        line = f"registered address={info.address} scheduler_epoch={scheduler_epoch}"
-        self._log_change(logging.INFO, line)
+        fields = {"address": info.address, "scheduler_epoch": scheduler_epoch}
+        self._log_change(logging.INFO, _Line("registered", fields))
 
-    def _log_change(self, level: int, line: str) -> None:
+    def _log_change(self, level: int, line: _Line) -> None:
         if line != self._last_line:
-            self._last_line = line
             self._said_of_transport.clear()
-            _log.log(level, "%s", line)
+            self._log(level, line)
 
-    def _log_unreachable(self, line: str) -> None:
+    def _log_unreachable(self, line: _Line) -> None:
         """Once each: what a transport says may change from try to try, and back."""
-        if line in self._said_of_transport or len(self._said_of_transport) >= _MAX_SAID:
+        text = str(line)
+        if text in self._said_of_transport or len(self._said_of_transport) >= _MAX_SAID:
             return
-        self._said_of_transport.add(line)
+        self._said_of_transport.add(text)
+        self._log(logging.WARNING, line)
+
+    def _log(self, level: int, line: _Line) -> None:
         self._last_line = line
-        _log.warning("%s", line)
+        _log.log(level, "%s", line, extra={"event": line.event, "fields": line.fields})
 
 
 async def advertised_address(listen: str, port: int, scheduler: str) -> str:

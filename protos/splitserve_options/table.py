@@ -345,6 +345,15 @@ OPTIONS: tuple[Option, ...] = (
         choices=("debug", "info", "warning", "error"),
     ),
     Option(
+        "log-format",
+        Kind.CHOICE,
+        "how: lines for people, or each event as a line of JSON with its name and fields",
+        _OTHER,
+        COMMANDS,
+        default="text",
+        choices=("text", "json"),
+    ),
+    Option(
         "metrics-listen",
         Kind.ADDRESS,
         "address where Prometheus reads numbers at /metrics; beyond this machine with tls-cert, "
@@ -353,6 +362,48 @@ OPTIONS: tuple[Option, ...] = (
         _OTHER,
         COMMANDS,
         default_text="no metrics",
+    ),
+    Option(
+        "traces-to",
+        Kind.TEXT,
+        "collector of OpenTelemetry that gets traces of requests (OTLP over gRPC); https:// beyond "
+        "this machine. Certificates, headers and the like: OTEL_EXPORTER_OTLP_* in the environment",
+        _OTHER,
+        _STREAMING,
+        default_text="no traces",
+        metavar="http://HOST:PORT",
+    ),
+    Option(
+        "trace-sampling",
+        Kind.NUMBER,
+        "share of the requests that are traced, of those whose callers say nothing (traceparent)",
+        _OTHER,
+        _STREAMING,
+        0.01,
+        minimum=0,
+        maximum=1,
+    ),
+    Option(
+        "traces-asked-per-s",
+        Kind.NUMBER,
+        "most traces a second for callers that ask for one; a scheduler counts those that gateways "
+        "trace among them. Beyond it trace-sampling says which are",
+        _OTHER,
+        _STREAMING,
+        50.0,
+        minimum=0,
+        maximum=1_000_000,
+    ),
+    Option(
+        "remember-requests",
+        Kind.INTEGER,
+        "of so many requests that ended it is known what happened to them (splitserve explain); "
+        "0: of none, nor of those that run",
+        _OTHER,
+        _SERVE_SCHEDULER,
+        1000,
+        minimum=0,
+        maximum=100_000,
     ),
     Option(
         "journal",

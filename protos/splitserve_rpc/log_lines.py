@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 
+from splitserve_rpc.log_context import context_fields
 from splitserve_rpc.printable import printable
 
 # The packages whose events are shown at the level that was asked for. Libraries are heard only
@@ -22,6 +23,7 @@ LOGGING_PACKAGES = (
     "splitserve_metrics",
     "splitserve_options",
     "splitserve_rpc",
+    "splitserve_tracing",
 )
 # Before what is no event of its own: the lines of a traceback.
 CONTINUED = "  | "
@@ -29,19 +31,6 @@ MAX_LINE_CHARS = 4000
 # Of a traceback, and of each of its lines: the message of an error may quote what it was about.
 MAX_TRACEBACK_LINES = 400
 MAX_TRACEBACK_CHARS = 300
-
-
-def start_logging(level: str) -> None:
-    """Our own events at `level`, those of libraries only where they warn; to standard error."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(LineFormatter())
-    logging.basicConfig(level=max(logging.WARNING, _number(level)), handlers=[handler])
-    for package in LOGGING_PACKAGES:
-        logging.getLogger(package).setLevel(level.upper())
-
-
-def _number(level: str) -> int:
-    return logging.getLevelNamesMapping()[level.upper()]
 
 
 class LineFormatter(logging.Formatter):
@@ -56,11 +45,13 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record.message = record.getMessage()
         record.asctime = self.formatTime(record)
-        event = _line(self.formatMessage(record), MAX_LINE_CHARS)
-        return "\n".join([event, *(CONTINUED + line for line in _traceback_lines(record))])
+        context = "".join(f" {name}={_shown(value)}" for name, value in context_fields().items())
+        event = _line(self.formatMessage(record) + context, MAX_LINE_CHARS)
+        return "\n".join([event, *(CONTINUED + line for line in traceback_lines(record))])
 
 
-def _traceback_lines(record: logging.LogRecord) -> list[str]:
+def traceback_lines(record: logging.LogRecord) -> list[str]:
+    """What `record` says of an error, bounded and printable; empty if it has none."""
     text = record.stack_info or ""
     if record.exc_info and record.exc_info[1] is not None:
         text += "".join(traceback.format_exception(record.exc_info[1]))
@@ -69,6 +60,10 @@ def _traceback_lines(record: logging.LogRecord) -> list[str]:
         # The end names the error.
         lines = ["...", *lines[-MAX_TRACEBACK_LINES:]]
     return [_line(line, MAX_TRACEBACK_CHARS) for line in lines]
+
+
+def _shown(value: str) -> str:
+    return value if value.isidentifier() or value.isalnum() else repr(value)
 
 
 def _line(text: str, most_chars: int) -> str:

@@ -16,6 +16,7 @@ from scheduler_service.core.blocks.block_manager import BlockManager
 from scheduler_service.core.blocks.prefix_cache import PrefixHit
 from scheduler_service.core.config import PreemptionMode, SchedulerConfig
 from scheduler_service.core.departures import Departures, TablePart
+from scheduler_service.core.notes import Began, KvLost, Preempted, SwappedIn
 from scheduler_service.core.params_sets import ParamsSets
 from scheduler_service.core.policies.queue_policy import QueuePolicy
 from scheduler_service.core.preemption_costs import PreemptionCosts
@@ -35,6 +36,7 @@ from scheduler_service.core.tally import PreemptionCause, Tally
 
 _rank = attrgetter("rank")
 _QUEUES = frozenset({RequestStatus.WAITING, RequestStatus.SWAPPED})
+_HAS_KV = frozenset({SequenceStatus.RUNNING, SequenceStatus.SWAPPED})
 
 
 class Placement:
@@ -131,6 +133,7 @@ class Placement:
         """The first sequence of a waiting request runs, from the end of `hit` on."""
         request = sequence.request
         self._move(request, RequestStatus.RUNNING)
+        self._note_start(sequence, hit)
         self._add_row(sequence, hit.num_tokens)
         self.blocks.allocate(sequence, hit)
         self.blocks.allocate_cross(request)
@@ -157,6 +160,7 @@ class Placement:
             self.blocks.swap_out(request)
             self.draft.has_swapped_out = True
         self.tally.preemptions[kind, cause] += 1
+        self.draft.notes.append(Preempted(request, kind, cause))
         for sequence in list(running(request)):
             self._vacate(sequence, awaits_results=True)
             sequence.status = status
@@ -170,10 +174,13 @@ class Placement:
                 self._add_row(sequence, sequence.num_computed)
         self.blocks.swap_in(request)
         self.draft.has_swapped_in = True
+        self.draft.notes.append(SwappedIn(request))
         self._move(request, RequestStatus.RUNNING)
 
     def drop(self, sequence: Sequence) -> None:
         """Forgets all KV of a sequence and all that steps in flight bring it: it waits again."""
+        if sequence.status in _HAS_KV:
+            self.draft.notes.append(KvLost(sequence.request))
         self._strip(sequence, SequenceStatus.WAITING)
         sequence.num_promised, sequence.candidates = 0, None
         self._update_status(sequence.request)
@@ -264,6 +271,11 @@ class Placement:
             self.draft.published[int(rows.stay_ids[row_id])] = found
 
     # -- parts ---------------------------------------------------------------------------------
+
+    def _note_start(self, sequence: Sequence, hit: PrefixHit) -> None:
+        num_on_host = min(len(hit.host_blocks) * self._config.block_size, hit.num_tokens)
+        num_tokens = len(sequence.token_ids)
+        self.draft.notes.append(Began(sequence.request, num_tokens, hit.num_tokens, num_on_host))
 
     def _add_row(self, sequence: Sequence, num_computed: int) -> None:
         request = sequence.request

@@ -9,6 +9,8 @@ from enum import Enum, IntEnum
 
 import numpy as np
 
+from scheduler_service.core.lack import Lack
+from scheduler_service.core.notes import Note
 from scheduler_service.core.request import (
     BoolArray,
     Int32Array,
@@ -148,7 +150,8 @@ class StepPlan:
 
     `base_step_id` is None for a snapshot, which then has all rows in `new_rows`. `published`:
     by stay, blocks that are findable although this step is still to fill them; moves fill those
-    of NO_STAY.
+    of NO_STAY. `notes`: what was done to requests since the last plan;
+    `lacks`: who could not begin.
     """
 
     step_id: int
@@ -160,6 +163,8 @@ class StepPlan:
     work: RowWork
     published: Mapping[int, list[int]] = field(default_factory=dict)
     planned_at_ns: int = 0
+    notes: Items[Note] = ()
+    lacks: Mapping[Request, Lack] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from scheduler_service.core.lack import Lack
+from scheduler_service.core.notes import Note
 from scheduler_service.core.plan import BlockMoves
-from scheduler_service.core.request import Sequence
+from scheduler_service.core.request import Request, Sequence
 
 
 class StepDraft:
@@ -14,14 +16,17 @@ class StepDraft:
     fill; by moves, those of NO_STAY. `pinned_device_blocks`, `pinned_host_blocks`: its moves
     read or write them. `has_swapped_in`, `has_swapped_out`: a request was; a step does not do both.
     `yielded_tenants`: of whoever was preempted since the step was last begun to be filled.
+    `notes`, `lacks`: what was done, and who could not begin when it was last filled.
     """
 
     # Written out: every step makes one, and the factories of a dataclass take twice as long.
     __slots__ = (
         "has_swapped_in",
         "has_swapped_out",
+        "lacks",
         "moves",
         "new_rows",
+        "notes",
         "pinned_device_blocks",
         "pinned_host_blocks",
         "published",
@@ -39,6 +44,8 @@ class StepDraft:
         self.has_swapped_in = False
         self.has_swapped_out = False
         self.yielded_tenants: set[str] = set()
+        self.notes: list[Note] = []
+        self.lacks: dict[Request, Lack] = {}
 
     @property
     def has_preempted(self) -> bool:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
-from scheduler_service.core.planning.room import Lack
+from scheduler_service.core.lack import Lack
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.policies.request_queue import Key
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.fitting_lanes import FittingLanes
+from scheduler_service.fleet.hindrances import Hindrances, look_at_heads
 from scheduler_service.fleet.holds import Holds
 from scheduler_service.fleet.host_state import Host, HostState
 from scheduler_service.fleet.hosts import Hosts
@@ -88,6 +89,10 @@ class FleetQueue:
         """Tenants got so many output tokens, from whatever executor."""
         for tenant, num_tokens in num_sampled.items():
             self._policy.sampled(tenant, num_tokens)
+
+    def heads(self, now_ns: int, hosts: Collection[Host]) -> list[tuple[Request, Hindrances]]:
+        """The first who wait, and what keeps each of them from `hosts`. Changes nothing."""
+        return look_at_heads(self._policy.candidates(now_ns), hosts)
 
     # -- deadlines -----------------------------------------------------------------------------
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from scheduler_service.core.plan import StepEvents, StepOutcome
+from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal.checkpoint import CheckpointUnusable, load_core
 from scheduler_service.journal.decisions import describe_error
@@ -40,6 +43,18 @@ class Difference:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a core, by its name there; `request`: that it was given, if it was.
+
+    `ask` returns what the core does; of `apply` also the outcome, which goes before that.
+    """
+
+    name: str
+    ask: Callable[[], object]
+    request: Request | None = None
+
+
 @dataclass(slots=True)
 class Report:
     """What a replay found. `first_event`, `num_events`: those that were complete and were replayed.
@@ -56,13 +71,21 @@ class Report:
     difference: Difference | None = None
 
 
-def replay(path: Path) -> Report:
+class Witness(Protocol):
+    """Looks on while a journal is replayed; changes nothing."""
+
+    def called(self, address: str, core: Scheduler, call: Call, result: object) -> None:
+        """The core of the executor at `address` was asked, and has answered."""
+        ...
+
+
+def replay(path: Path, witness: Witness | None = None) -> Report:
     """Replays one segment, up to the first difference. Raises JournalUnreadable."""
     reader = SegmentReader(path)
     entries = iter(reader)
     header = _read_header(entries)
     report = Report(header.software_version, header.first_event)
-    cores = _Cores()
+    cores = _Cores(witness)
     for entry in entries:
         number = report.first_event + report.num_events
         try:
@@ -120,7 +143,8 @@ class _Capture:
 class _Cores:
     """The cores of a journal, made anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, witness: Witness | None) -> None:
+        self._witness = witness
         self._cores: dict[int, JournaledCore] = {}
         self._addresses: dict[int, str] = {}
         self._capture = _Capture()
@@ -144,9 +168,13 @@ class _Cores:
             core.tick(entry.now_ns)
         raised: Exception | None = None
         try:
-            prepared()
+            result = prepared.ask()
         except Exception as error:  # to be compared with what was raised then
             raised = error
+        else:
+            if self._witness is not None:
+                address = self._addresses[entry.core]
+                self._witness.called(address, core.scheduler, prepared, result)
         replayed = self._capture.take()
         if replayed is None:
             replayed = journal.JournalEntry(core=entry.core)
@@ -171,30 +199,37 @@ class _Cores:
         self._addresses[entry.core] = identity.address
 
 
-def _prepare(core: JournaledCore, entry: journal.JournalEntry) -> Callable[[], object]:
+def _prepare(core: JournaledCore, entry: journal.JournalEntry) -> Call:
     """The call that an entry records. Raises ValueError if it has no such thing."""
     match entry.WhichOneof("event"):
         case "add":
             added = decode_request(entry.add.request)
-            return lambda: core.add(added)
+            return Call("add", lambda: core.add(added), added)
         case "readmit":
             readmitted = decode_request(entry.readmit.request)
-            return lambda: core.readmit(readmitted)
+            return Call("readmit", lambda: core.readmit(readmitted), readmitted)
         case "abort":
-            return lambda: core.abort(entry.abort.request_id)
+            return Call("abort", lambda: core.abort(entry.abort.request_id))
         case "withdraw":
-            return lambda: core.withdraw(entry.withdraw.request_id)
+            return Call("withdraw", lambda: core.withdraw(entry.withdraw.request_id))
         case "evacuate":
-            return core.evacuate
+            return Call("evacuate", core.evacuate)
         case "schedule":
-            return core.schedule
+            return Call("schedule", core.schedule)
         case "apply":
             result = executor.StepResult.FromString(entry.apply.result)
-            return lambda: core.apply(core.decode(result, entry.apply.num_rows))
+            return Call("apply", lambda: _apply(core, result, entry.apply.num_rows))
         case "take_ended":
-            return core.take_ended
+            return Call("take_ended", core.take_ended)
         case other:
             raise ValueError(f"{other} is no event of a core")
+
+
+def _apply(
+    core: JournaledCore, result: executor.StepResult, num_rows: int
+) -> tuple[StepOutcome, StepEvents]:
+    outcome = core.decode(result, num_rows)
+    return outcome, core.apply(outcome)
 
 
 def _step_id(entry: journal.JournalEntry) -> int:

@@ -10,10 +10,12 @@ from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.metrics.request_times import RequestTimes
 from scheduler_service.metrics.step_times import StepTimes
+from scheduler_service.observer import NoObserver
+from scheduler_service.request_names import RequestName
 from splitserve_metrics.instruments import Instruments
 
 
-class RequestWatch:
+class RequestWatch(NoObserver):
     """Used in the event loop. `times`: of requests."""
 
     def __init__(self, instruments: Instruments, now_ns: Callable[[], int]) -> None:
@@ -24,7 +26,7 @@ class RequestWatch:
         """What prometheus_client's own instruments do not have."""
         return [self.times.between_tokens.family(), *self._steps.families()]
 
-    def request_submitted(self, request: Request) -> None:
+    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
         self.times.submitted(request)
 
     def request_ended(self, request: Request) -> None:

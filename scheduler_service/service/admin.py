@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc.aio
 
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.events import OperatorCalled
 from scheduler_service.cluster import Cluster
+from scheduler_service.request_lives.explanation import explain, explain_queue
+from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.drain_timeout import read_timeout_s
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """ListExecutors, DrainExecutor, UndrainExecutor."""
+    """ListExecutors, DrainExecutor, UndrainExecutor, Explain, ExplainQueue."""
 
     def __init__(
         self,
@@ -21,15 +25,18 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         names: CallerNames,
         audit: Audit | None = None,
         drain_timeout_s: float = 10.0,
+        recorder: LifeRecorder | None = None,
     ) -> None:
         """`names`: of who calls, for `audit`; None to tell nobody.
 
-        `drain_timeout_s`: of executors, for which an operator names none.
+        `drain_timeout_s`: of executors, for which an operator names none. `recorder`: of what
+        happens to requests, None if nobody writes it down.
         """
         self._cluster = cluster
         self._drain_timeout_s = drain_timeout_s
         self._names = names
         self._audit = audit or NoAudit()
+        self._recorder = recorder
 
     async def ListExecutors(
         self, request: admin_pb2.ListExecutorsRequest, context: grpc.aio.ServicerContext
@@ -88,6 +95,32 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._audit.record(OperatorCalled("UndrainExecutor", context.peer(), name))
         self._cluster.undrain_executor(request.address)
         return admin_pb2.UndrainExecutorResponse()
+
+    async def Explain(
+        self, request: admin_pb2.ExplainRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.ExplainResponse:
+        """What happened to a request."""
+        name = self._names.of_call(context)
+        self._audit.record(OperatorCalled("Explain", context.peer(), name))
+        if self._recorder is None:
+            return admin_pb2.ExplainResponse()
+        wall_offset_ns = time.time_ns() - self._recorder.now_ns
+        heads = self._cluster.heads()
+        return explain(self._recorder, request.request_id, heads, wall_offset_ns)
+
+    async def ExplainQueue(
+        self, request: admin_pb2.ExplainQueueRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.ExplainQueueResponse:
+        """Why the first in the queue wait."""
+        name = self._names.of_call(context)
+        self._audit.record(OperatorCalled("ExplainQueue", context.peer(), name))
+        cluster = self._cluster
+        return explain_queue(
+            cluster.heads(),
+            cluster.num_unassigned,
+            sum(engine.takes_requests for engine in cluster.engines),
+            lambda head: cluster.name_of(head.request),
+        )
 
 
 def _equal_parts(total: int, num_parts: int) -> list[int]:

@@ -19,6 +19,8 @@ from scheduler_service.callers.admission import Charge
 from scheduler_service.callers.caller import Caller
 from scheduler_service.callers.quotas import num_computed_outputs
 from scheduler_service.core.request import Request
+from scheduler_service.observer import NoObserver, Observer
+from scheduler_service.request_names import RequestName
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.intake import Accepted
 from splitserve.executor.v1 import executor_pb2 as executor
@@ -43,10 +45,21 @@ def caller_refusals(audit: Audit, names: CallerNames) -> OnRefusal:
 
 
 class RequestLog:
-    """Of one scheduler. `audit`: None where nobody wants to know."""
+    """Of one scheduler. `audit`, `observer`: None where nobody wants to know.
 
-    def __init__(self, audit: Audit | None = None) -> None:
+    `tells_tenants_apart`: whether ids are those of their tenant.
+    """
+
+    def __init__(
+        self,
+        audit: Audit | None = None,
+        observer: Observer | None = None,
+        *,
+        tells_tenants_apart: bool = False,
+    ) -> None:
         self._audit = audit or NoAudit()
+        self._observer = observer or NoObserver()
+        self._tells_tenants_apart = tells_tenants_apart
 
     @contextmanager
     def refusals(self, message: api.GenerateRequest, caller: Caller) -> Iterator[None]:
@@ -56,10 +69,16 @@ class RequestLog:
         except DomainError as error:
             tenant = caller.tenant or message.tenant
             # Nobody has looked yet at how long they are, and they wait to be written.
-            name, tenant, request_id = map(_shown, (caller.name, tenant, message.request_id))
-            refused = RequestRefused(name, tenant, request_id, error.reason, _shown(error.limit))
+            who, tenant, request_id = map(_shown, (caller.name, tenant, message.request_id))
+            refused = RequestRefused(who, tenant, request_id, error.reason, _shown(error.limit))
             self._audit.record(refused)
+            if request_id:
+                name = RequestName(request_id, self._tenant_of_ids(caller))
+                self._observer.request_refused(name, tenant, error.reason)
             raise
+
+    def _tenant_of_ids(self, caller: Caller) -> str | None:
+        return caller.tenant if self._tells_tenants_apart else None
 
     def followed(self, accepted: Accepted) -> Accepted:
         """The same, whose end is told."""

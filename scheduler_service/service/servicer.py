@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -17,7 +19,7 @@ from scheduler_service.cluster import Cluster
 from scheduler_service.executors.broken_core import MESSAGE, REASON
 from scheduler_service.service.caller_checks import CallerChecks
 from scheduler_service.service.caller_names import CallerNames
-from scheduler_service.service.intake import Intake
+from scheduler_service.service.intake import Accepted, Intake
 from scheduler_service.service.open_calls import OpenCalls
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.refusal_pause import RefusalPause, RefusalPauses, Sleep
@@ -28,6 +30,10 @@ from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.log_context import LogContext, log_context
+
+if TYPE_CHECKING:
+    from scheduler_service.tracing.request_traces import RequestTraces
 
 # As much as a call takes whose caller does not read.
 _CHUNK_BYTES = 64 * 1024
@@ -62,17 +68,21 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         audit: Audit | None = None,
         sleep: Sleep = asyncio.sleep,
         readiness: Callable[[], Readiness] = lambda: Readiness.READY,
+        traces: RequestTraces | None = None,
     ) -> None:
-        """`callers`: None to ask nobody who they are; `audit`: None to tell nobody."""
+        """`callers`: None to ask nobody who they are; `audit`, `traces`: None to tell nobody."""
         callers = callers or OpenDoor()
         self._cluster = cluster
         self._checks = CallerChecks(callers)
         self._names = CallerNames(callers)
         self._intake = Intake(cluster, callers)
-        self._request_log = RequestLog(audit)
+        self._request_log = RequestLog(
+            audit, cluster.observer, tells_tenants_apart=callers.knows_callers
+        )
         self._open_calls = OpenCalls()
         self._pauses = RefusalPauses(sleep)
         self._readiness = readiness
+        self._traces = traces
 
     async def Generate(
         self, request: api.GenerateRequest, context: grpc.aio.ServicerContext
@@ -88,7 +98,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 accepted = self._request_log.followed(self._intake.accept(request, caller))
                 accepted.request.client_key = client_key(stream.number, 0)
                 stream.request_id = accepted.admission.name.own_id
-                self._cluster.submit(accepted.request, RequestSink(stream, 0), accepted.admission)
+                with self._traced(accepted, request, context):
+                    self._cluster.submit(
+                        accepted.request, RequestSink(stream, 0), accepted.admission
+                    )
             self._request_log.admitted(accepted, caller, self._cluster.served.model)
             while (response := await stream.outbox.get()) is not None:
                 yield response
@@ -164,7 +177,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 accepted.request.client_key = client_key(stream.number, handle)
                 stream.names[handle] = accepted.admission.name
                 sink = RequestSink(stream, handle)
-                self._cluster.submit(accepted.request, sink, accepted.admission)
+                with self._traced(accepted, submit.request):
+                    self._cluster.submit(accepted.request, sink, accepted.admission)
             self._request_log.admitted(accepted, caller, self._cluster.served.model)
         except DomainError as error:
             stream.names.pop(handle, None)
@@ -172,6 +186,28 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._cluster.delivery.flush([stream])
             return error.reason
         return None
+
+    @contextmanager
+    def _traced(
+        self,
+        accepted: Accepted,
+        message: api.GenerateRequest,
+        context: grpc.aio.ServicerContext | None = None,
+    ) -> Iterator[None]:
+        """Within, the request is submitted. `context`: of a call that is about it alone."""
+        own_id = accepted.admission.name.own_id
+        if self._traces is None:
+            trace_id = ""
+        else:
+            trace_id = self._traces.begin(accepted.request, own_id, message, context)
+        if context is not None:
+            log_context.set(LogContext(own_id, trace_id))
+        try:
+            yield
+        except DomainError as error:
+            if self._traces is not None:
+                self._traces.refused(accepted.request, error.reason)
+            raise
 
     async def Abort(
         self, request: api.AbortRequest, context: grpc.aio.ServicerContext

@@ -49,6 +49,8 @@ LET_IN: dict[str, set[str]] = {
     f"/{ADMIN}/ListExecutors": {"an operator"},
     f"/{ADMIN}/DrainExecutor": {"an operator"},
     f"/{ADMIN}/UndrainExecutor": {"an operator"},
+    f"/{ADMIN}/Explain": {"an operator"},
+    f"/{ADMIN}/ExplainQueue": {"an operator"},
     f"/{EXECUTOR}/GetInfo": {"a scheduler"},
     f"/{EXECUTOR}/GetTokenizer": {"a scheduler"},
     f"/{EXECUTOR}/Execute": {"a scheduler"},

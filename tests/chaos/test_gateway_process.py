@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from splitserve_client import SamplingParams, Tokenizer
-from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.gateway_process import GatewayProcess, gateway_process, start_gateway
 from tests.support.processes.mortal_scheduler import MortalScheduler, mortal_scheduler
@@ -116,14 +115,7 @@ async def test_stream_ends_when_another_model_is_served_by_its_scheduler(tmp_pat
         last = await responding
         assert last["type"] == "response.failed"
         assert "model" in last["response"]["error"]["message"]
-
-        async def is_served() -> tuple[bool, object]:
-            body = {"prompt": PROMPT, "max_tokens": 1}
-            answer = await gateway.http.post("/v1/completions", json=body)
-            return answer.status_code == 200, answer.text
-
-        # Requests are refused until the gateway has read what is served now.
-        await poll(is_served, PATIENCE_S)
+        await gateway.wait_ready()
         text, _ = await read(gateway, seed=2, max_tokens=5)
         assert text == expected_text(served, 2, 5)
 

@@ -42,9 +42,21 @@ GATEWAY_HEALTH = "python -m splitserve_gateway.healthcheck"
 INFO, INFO_JSON = "splitserve info", "splitserve info --json"
 KEYS = "splitserve keys list FILE"
 REPLAY = "splitserve replay FILE"
+EXPLAIN, EXPLAIN_NEXT = "splitserve explain REQUEST", "splitserve explain --next"
+EXPLAIN_JOURNAL = "splitserve explain REQUEST --journal FILE"
 RUN_HERE = {
     *(SCHEDULER, JOURNAL, EXECUTOR, NEW_EXECUTOR, GATEWAY, ANY_GATEWAY, GENERATE, DRAIN, UNDRAIN),
-    *(HEALTH, GATEWAY_HEALTH, INFO, INFO_JSON, KEYS, REPLAY),
+    *(
+        HEALTH,
+        GATEWAY_HEALTH,
+        INFO,
+        INFO_JSON,
+        KEYS,
+        REPLAY,
+        EXPLAIN,
+        EXPLAIN_NEXT,
+        EXPLAIN_JOURNAL,
+    ),
 }
 # Spoken of by their names, or run elsewhere: test_certs, tests/integration/test_benchmarks.
 NAMED = {"splitserve certs", "splitserve drain", "python -m benchmarks.ceiling"}
@@ -189,6 +201,11 @@ async def test_commands_do_what_the_document_says(machines: Machines) -> None:
     assert new in await machines.run(INFO)
     listed = json.loads(await machines.run(INFO_JSON))
     assert new in {executor["address"] for executor in listed["executors"]}
+    await machines.run(
+        "splitserve generate --address a:50051", "--request-id=tale", "--max-tokens=4", "Once"
+    )
+    assert "tale" in await machines.run(EXPLAIN, REQUEST="tale")
+    assert await machines.run(EXPLAIN_NEXT)
     await machines.run(HEALTH, HOST=machines.at("a:50051"))
     await wait_alive(http)
     await machines.run(GATEWAY_HEALTH, "--http", http)
@@ -205,6 +222,7 @@ async def test_commands_do_what_the_document_says(machines: Machines) -> None:
     scheduler.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(scheduler.wait, PATIENCE_S) == 0
     await machines.run(REPLAY, FILE=journal)
+    assert "tale" in await machines.run(EXPLAIN_JOURNAL, REQUEST="tale", FILE=journal)
 
 
 async def wait_alive(http: str) -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.fleet.prefix_index import PrefixIndex
+from tests.property.core_machine import CoreMachine, Mishap
 from tests.property.core_workloads import configs, kin_of, random_spec
-from tests.property.test_core_state_machine import CoreMachine, Mishap
 from tests.support.core.engine import CoreEngine, Delivery
 from tests.support.core.truth import Spec, create_request
 

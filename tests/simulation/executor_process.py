@@ -34,11 +34,13 @@ from tests.simulation.virtual_loop import Process, VirtualLoop
 from tests.simulation.virtual_worker import Mood, Pace, VirtualWorker
 from tests.support.fakes.fake_runner import FakeRunner, StepFault
 from tests.support.fakes.fake_truth import VOCAB_SIZE
+from tests.support.fakes.fewer_tokens import cut_at_random
 
 DIGEST = "fa4e" * 16
 MAX_MODEL_LEN = 256
 # When virtual time begins, in nanoseconds since 1970.
 BEGINNING_NS = 1_800_000_000 * 10**9
+_FEATURES = SAMPLING_FEATURES | {Feature.GRAMMAR}
 _DRAIN_GRACE_S = 1.0
 _LEAVE_TIMEOUT_S = 5.0
 _MOVE_AFTER_S = 4.0
@@ -48,8 +50,10 @@ _MOVE_AFTER_S = 4.0
 class ExecutorShape:
     """What kind of machine it is.
 
-    A step takes `step_s`, and `byte_s` for each byte of its batch; to compile a grammar takes it
-    `compile_s`.
+    A step takes `step_s`, `pass_s` for each token that its rows may run on for, and `byte_s` for
+    each byte of its batch; to compile a grammar takes it `compile_s`. `num_words`: how many its
+    model knows, None for all tokens; the same for all. `brings_several`: tokens in one step;
+    `cuts_short`: fewer than it may, now and then.
     """
 
     block_size: int
@@ -60,6 +64,10 @@ class ExecutorShape:
     compile_s: float
     max_inflight_steps: int
     eos_token_ids: tuple[int, ...]
+    num_words: int | None = None
+    pass_s: float = 0.0
+    brings_several: bool = False
+    cuts_short: bool = False
 
 
 @dataclass(slots=True)
@@ -115,7 +123,9 @@ class SimulatedExecutor:
         info = self._info()
         steps = StepExecutor(info, self._runner(info), self._now_ns)
         shape, servicer = self.shape, ExecutorServicer()
-        worker = VirtualWorker(self.loop, steps, Pace(shape.step_s, shape.byte_s, self.mood))
+        worker = VirtualWorker(
+            self.loop, steps, Pace(shape.step_s, shape.pass_s, shape.byte_s, self.mood)
+        )
         self._worker = worker
         departures = Departures(GrpcRegistry, servicer, _LEAVE_TIMEOUT_S)
         lives = ExecutorLives(
@@ -187,6 +197,9 @@ class SimulatedExecutor:
             fault=self._fault,
         )
         runner.violations = self.violations
+        runner.num_words = self.shape.num_words
+        if self.shape.cuts_short:
+            runner.cut = cut_at_random
         return runner
 
     def _fault(self, step: StepInput) -> StepFault:
@@ -229,7 +242,7 @@ class SimulatedExecutor:
             num_host_blocks=shape.num_host_blocks,
             block_bytes=16 * shape.block_size,
             limits=ExecutorLimits(max_inflight_steps=shape.max_inflight_steps),
-            features=SAMPLING_FEATURES | {Feature.GRAMMAR},
+            features=_FEATURES | ({Feature.SEVERAL_TOKENS} if shape.brings_several else set()),
             software_version="simulated",
             trial_step=TrialStep(
                 MAX_MODEL_LEN, MAX_MODEL_LEN**2, round((shape.step_s + shape.byte_s) * 1e6)

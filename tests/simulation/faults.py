@@ -28,6 +28,7 @@ _NOTICED = (
     mutations.status_of_the_step,
     mutations.status_of_a_row,
     mutations.sampled_token_out_of_range,
+    mutations.number_of_tokens,
     mutations.missing_scores,
     mutations.timings,
     mutations.row_error,
@@ -144,11 +145,17 @@ async def fail_rows(world: World, random: Random, lasting_s: float) -> None:
         random.choice([RowStatus.FAILED, RowStatus.INVALID_LOGITS]),
     )
     mood, is_whole_step = executor.mood, random.random() < 0.3
+    # Those of a step whose rows run on are told apart, so it may fail in its middle.
+    num_passes_left = random.choice([0, 0, 1, 2, 5])
     world.log(f"{executor.host}: a {'step' if is_whole_step else 'row'} fails, {status.name}")
     world.has_failed_steps = True
 
     def fault(step: StepInput) -> StepFault:
+        nonlocal num_passes_left
         if not step.num_rows:
+            return StepFault()
+        num_passes_left -= 1
+        if num_passes_left >= 0:
             return StepFault()
         mood.fault = lambda _step: StepFault()
         if is_whole_step:

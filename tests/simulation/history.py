@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from unittest import mock
 
 import grpc.aio
@@ -21,7 +23,12 @@ from tests.simulation.executor_process import SimulatedExecutor
 from tests.simulation.faults import Fault, World
 from tests.simulation.liveness import LivenessWatch
 from tests.simulation.network import Network
-from tests.simulation.rules import problems_of_end, problems_of_outcomes, problems_of_rest
+from tests.simulation.rules import (
+    problems_of_end,
+    problems_of_journals,
+    problems_of_outcomes,
+    problems_of_rest,
+)
 from tests.simulation.scenario import FAULTS_S, Draw, Scenario, disturbed, random_scenario
 from tests.simulation.scheduler_process import SimulatedScheduler
 from tests.simulation.virtual_loop import Stuck, VirtualLoop, new_loop, process_name
@@ -82,12 +89,15 @@ def run_history(
     try:
         with _logged(note, history, is_verbose=is_verbose):
             random = Random(seed)
-            story = _Story(loop, random, draw(random), note)
-            with mock.patch.object(grpc.aio, "insecure_channel", opener(story.network)):
-                try:
-                    history.problems += loop.run_until_complete(story.run())
-                except Stuck as stuck:
-                    history.problems += [f"stuck: {stuck}", *story.describe()]
+            scenario = draw(random)
+            with _journal_folder(scenario) as folder:
+                story = _Story(loop, random, scenario, note, folder)
+                with mock.patch.object(grpc.aio, "insecure_channel", opener(story.network)):
+                    try:
+                        history.problems += loop.run_until_complete(story.run())
+                    except Stuck as stuck:
+                        history.problems += [f"stuck: {stuck}", *story.describe()]
+                history.problems += problems_of_journals(folder)
             history.problems += [f"unexpected: {error}" for error in loop.errors]
             history.num_calls = loop.num_calls
             loop.close()
@@ -96,6 +106,15 @@ def run_history(
         random_module.setstate(state)
         gc.enable()
     return history
+
+
+@contextmanager
+def _journal_folder(scenario: Scenario) -> Iterator[Path | None]:
+    if not scenario.records:
+        yield None
+        return
+    with TemporaryDirectory() as name:
+        yield Path(name)
 
 
 @contextmanager
@@ -116,7 +135,7 @@ def _logged(note: Note, history: History, *, is_verbose: bool) -> Iterator[None]
 
 # What services log as errors when faults that the simulation asks for happen. Whether a request may
 # have failed is told by its client.
-_EXPECTED = ("step_failed", "request_kills_executors")
+_EXPECTED = ("step_failed", "run_cut_short", "drafts_left_out", "request_kills_executors")
 
 
 class _Handler(logging.Handler):
@@ -138,13 +157,21 @@ class _Handler(logging.Handler):
 class _Story:
     """Sets the world up, lets it go wrong, and looks at the end of it."""
 
-    def __init__(self, loop: VirtualLoop, random: Random, scenario: Scenario, note: Note) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        random: Random,
+        scenario: Scenario,
+        note: Note,
+        journal_folder: Path | None,
+    ) -> None:
         self._random = random
         self._faults, self._check = scenario.faults, scenario.check
         self.network = Network(loop, random)
         hosts = [f"10.0.0.{number + 1}" for number in range(scenario.num_schedulers)]
         schedulers = [
-            SimulatedScheduler(loop, self.network, host, scenario.config) for host in hosts
+            SimulatedScheduler(loop, self.network, host, scenario.config, journal_folder)
+            for host in hosts
         ]
         addresses = tuple(scheduler.address for scheduler in schedulers)
         if len(addresses) > 1:

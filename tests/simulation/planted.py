@@ -7,24 +7,34 @@ many seconds of this process's own time, it took to find it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from random import Random
 from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
+from executor_service.steps import run_on
 from executor_service.steps.row_table import RowTable
+from executor_service.steps.sampled_inputs import SampledInputs
+from executor_service.steps.step import StepInput, StepOutput
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.blocks.prefix_cache import PrefixCache
 from scheduler_service.core.outcomes.losses import Losses
+from scheduler_service.core.outcomes.shortfalls import Shortfalls
+from scheduler_service.core.planning.run_ahead import RunAhead
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.fleet import fleet_queue
+from splitserve_client import SamplingParams
 from splitserve_client.errors import ServerUnreachable
 from splitserve_client.resumable_request import ResumableRequest
 from tests.simulation.faults import (
@@ -38,7 +48,16 @@ from tests.simulation.faults import (
     reset,
 )
 from tests.simulation.history import run_history
-from tests.simulation.scenario import Draw, burst, contended, disturbed, random_scenario
+from tests.simulation.scenario import (
+    Draw,
+    Scenario,
+    burst,
+    contended,
+    disturbed,
+    growing,
+    random_scenario,
+)
+from tests.simulation.workload import Wanted
 
 # So many of the faults that bring it to light, in each history that is to have them.
 _NUM_FAULTS = 6
@@ -100,6 +119,48 @@ def _by_arrival(original: Callable[..., object]) -> Callable[..., object]:
     return lambda _policy, weights: original("fcfs", weights)
 
 
+def _believes_drafts(original: Callable[..., StepOutput]) -> Callable[..., StepOutput]:
+    """Whatever was sampled before a draft, it was that draft."""
+
+    def verify(step: StepInput, execute: Callable[[StepInput], StepOutput]) -> StepOutput:
+        def execute_lines(lines: StepInput) -> StepOutput:
+            output = execute(lines)
+            ends = lines.num_computed_tokens + lines.num_new_tokens
+            before = np.flatnonzero(lines.num_computed_tokens[1:] == ends[:-1])
+            inputs = lines.token_ids[np.cumsum(lines.num_new_tokens) - 1]
+            output.sampled_token_ids[before] = inputs[before + 1]
+            return output
+
+        return original(step, execute if step.drafts is None else execute_lines)
+
+    return verify
+
+
+def _at_most(_original: object) -> Callable[..., object]:
+    return lambda _inputs, _row_ids, _step_id, _steps_back, most: most
+
+
+def _at_whim(original: Callable[..., object]) -> Callable[..., object]:
+    whims = itertools.cycle([True, False, True, True, False])
+    return lambda *arguments: original(*arguments) if next(whims) else None
+
+
+def _of_the_best(random: Random) -> Scenario:
+    """Requests whose answers come at once, at the end of each: a break may be among them."""
+    scenario = _with(break_off)(random)
+    wanted = [[replace(each, params=_best_of(each)) for each in some] for some in scenario.wanted]
+    return replace(scenario, wanted=wanted)
+
+
+def _best_of(wanted: Wanted) -> SamplingParams:
+    seed = wanted.params.seed
+    return SamplingParams(n=3, best_of=4, max_tokens=4, seed=seed, ignore_eos=True)
+
+
+def _recorded(random: Random) -> Scenario:
+    return replace(growing(random), records=True)
+
+
 PLANTED: Mapping[str, Planted] = MappingProxyType(
     {
         "a lost core keeps a request": Planted(
@@ -115,7 +176,7 @@ PLANTED: Mapping[str, Planted] = MappingProxyType(
             ResumableRequest, "note_token", _does_nothing, _with(kill_scheduler, reset, cut)
         ),
         "a client tells twice what it had before a break": Planted(
-            ResumableRequest, "may_go_on", _goes_on_blindly, _with(break_off)
+            ResumableRequest, "may_go_on", _goes_on_blindly, _of_the_best
         ),
         "a core whose grammars compile is not asked again": Planted(
             Scheduler, "ask_again_at_ns", _never, burst
@@ -128,6 +189,16 @@ PLANTED: Mapping[str, Planted] = MappingProxyType(
         ),
         "nobody is taken back from a busy executor": Planted(
             fleet_queue, "to_be_moved", _does_nothing, contended
+        ),
+        "tokens that did not come are counted on": Planted(
+            Shortfalls, "settle", _does_nothing, growing
+        ),
+        "rows go on where they would be at most": Planted(
+            SampledInputs, "positions", _at_most, growing
+        ),
+        "drafts are believed": Planted(run_on, "verify_drafts", _believes_drafts, growing),
+        "a core decides by what is not recorded": Planted(
+            RunAhead, "num_run_on", _at_whim, _recorded
         ),
     }
 )

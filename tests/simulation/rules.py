@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from scheduler_service.cluster import Cluster
+from scheduler_service.journal.__main__ import describe
+from scheduler_service.journal.replay import replay
 from splitserve_client import (
     DeadlineUnreachable,
     Draining,
@@ -85,6 +89,16 @@ def _held(cluster: Cluster) -> dict[str, int]:
         held[f"host blocks of {info.address}"] = info.num_host_blocks - core.num_free_host_blocks
         held[f"steps in flight of {info.address}"] = core.num_in_flight
     return held
+
+
+def problems_of_journals(folder: Path | None) -> list[str]:
+    """Cores that are told again what they were told decide again what they decided."""
+    if folder is None:
+        return []
+    reports = [(path, replay(path)) for path in sorted(folder.iterdir())]
+    problems = [describe(path, report) for path, report in reports if report.difference is not None]
+    problems += [f"{path.name} ends in the middle" for path, report in reports if report.is_cut]
+    return problems if reports else ["there is no journal"]
 
 
 def problems_of_end(world: World) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -12,6 +13,7 @@ from executor_service.service.registration import REGISTRY_SERVICE
 from scheduler_service.audit.events import AuditEvent, ExecutorLost
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
+from scheduler_service.journal.journal import FileJournal, Journal, NoJournal
 from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.readiness_watch import ReadinessWatch
@@ -26,6 +28,7 @@ from tests.simulation.servers import Server
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
 _DRAIN_S = 4.0
+_JOURNAL_BYTES = 2**26
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -53,12 +56,16 @@ class LossLog:
 
 @dataclass(slots=True)
 class SimulatedScheduler:
-    """One address, and the lives there; `loss_logs`: of each of them. `peers`: all schedulers."""
+    """One address, and the lives there; `loss_logs`: of each of them. `peers`: all schedulers.
+
+    `journal_folder`: where each life records its cores, None if none does.
+    """
 
     loop: VirtualLoop
     network: Network
     host: str
     config: ClusterConfig
+    journal_folder: Path | None = None
     peers: tuple[str, ...] = ()
     cluster: Cluster | None = None
     process: Process | None = None
@@ -66,6 +73,7 @@ class SimulatedScheduler:
     loss_logs: list[LossLog] = field(default_factory=list)
     _is_wanted: bool = False
     _stop: asyncio.Event | None = None
+    _journal: Journal = field(default_factory=NoJournal)
 
     @property
     def address(self) -> str:
@@ -87,6 +95,7 @@ class SimulatedScheduler:
         if process is not None:
             self.network.let_go(process, is_silent=is_silent)
             process.kill()
+            self._journal.close()
 
     def stop(self) -> None:
         """As SIGTERM: it lets requests end for a while, says where else to go, and ends."""
@@ -98,12 +107,14 @@ class SimulatedScheduler:
         self._stop = stop = asyncio.Event()
         epoch = BEGINNING_NS + round(self.loop.time() * 1e9) + 1
         self.loss_logs.append(LossLog(self))
+        self._journal = journal = self._new_journal(epoch)
         changed = asyncio.Event()
         self.cluster = cluster = Cluster(
             self.config,
             epoch,
             changed.set,
             now_ns=partial(_monotonic_ns, self.loop),
+            journal=journal,
             audit=self.loss_logs[-1],
         )
         health = HealthService()
@@ -122,11 +133,17 @@ class SimulatedScheduler:
         await readiness.look()
         await draining
         await server.stop(1.0)
+        journal.close()
         self.network.let_go(process, is_silent=False)
         if self.process is process:
             self.process = self.cluster = None
             if self._is_wanted:
                 self.start()
+
+    def _new_journal(self, epoch: int) -> Journal:
+        if self.journal_folder is None:
+            return NoJournal()
+        return FileJournal(self.journal_folder / f"{self.host}-{epoch}", _JOURNAL_BYTES, epoch)
 
     def _server(self, cluster: Cluster, health: HealthService, readiness: ReadinessWatch) -> Server:
         server = Server(self.network, self.address)

@@ -16,6 +16,7 @@ from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.support.fakes.fake_runner import StepFault
+from tests.support.steps.batches import read_i32
 
 # How soon a step notices that its executor is slow, or no longer.
 _SLICE_S = 0.25
@@ -36,9 +37,13 @@ class Mood:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A step takes `step_s`, and `byte_s` for each byte of its batch, if its mood is good."""
+    """What a step takes if its mood is good.
+
+    `step_s`, `pass_s` for each token that rows may run on for, `byte_s` for each byte of a batch.
+    """
 
     step_s: float
+    pass_s: float
     byte_s: float
     mood: Mood
 
@@ -82,8 +87,9 @@ class VirtualWorker:
             self._steps.begin(decoded, answer)
             self._steps.finish()
 
-        num_bytes = batch.ByteSize()
-        self._put(self._pace.step_s + self._pace.byte_s * num_bytes, begin)
+        pace, num_run_on = self._pace, read_i32(batch.work.num_run_on_tokens)
+        most = max(num_run_on, default=0)
+        self._put(pace.step_s + pace.pass_s * most + pace.byte_s * batch.ByteSize(), begin)
 
     def begin_life(self, executor_epoch: int) -> None:
         """See StepWorker."""

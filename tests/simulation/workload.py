@@ -17,10 +17,15 @@ EOS = (0,)
 _MAX_STEM = 24
 _MAX_OWN = 12
 MAX_TOKENS = 16
+# Of a request with one sequence that a burst does not have.
+_MANY_TOKENS = 64
 # The most tokens of all sequences of a request together.
 MOST_TOKENS = 4 * (_MAX_STEM + _MAX_OWN + MAX_TOKENS)
 # Prompts begin with one of these, so that they share prefixes.
 _STEMS = [Random(stem).choices(range(1, VOCAB_SIZE), k=_MAX_STEM) for stem in range(3)]
+# How many words a model knows; None for all tokens. One that knows few repeats itself, so that what
+# it says next can be guessed.
+NUM_WORDS = (None, None, None, 1, 2, 2, 4)
 _CHOICES = Choices(("5 9 12 13 14 5 5 5 5 5 5 5", "5 9", "30 31 32 33"))
 _PLAIN = SamplingParams(ignore_eos=True)
 _KINDS = (
@@ -50,7 +55,7 @@ class Wanted:
     """A request, and how its client behaves.
 
     `at_s`: when it comes. `abort_after`: events after which the client ends it. `read_pause_s`:
-    how long it takes over each event.
+    how long it takes over each event. `num_words`: of the model.
     """
 
     number: int
@@ -61,6 +66,7 @@ class Wanted:
     in_session: bool
     abort_after: int | None = None
     read_pause_s: float = 0.0
+    num_words: int | None = None
 
     @property
     def request_id(self) -> str:
@@ -76,7 +82,9 @@ class Wanted:
     @cached_property
     def completions(self) -> tuple[Completion, ...]:
         """What it must get."""
-        return expected_completions(self.prompt, self.params, eos_token_ids=EOS)
+        return expected_completions(
+            self.prompt, self.params, eos_token_ids=EOS, num_words=self.num_words
+        )
 
     @cached_property
     def prompt_logprobs(self) -> list[float]:
@@ -87,13 +95,17 @@ class Wanted:
         return list(map(fake_prompt_logprob, self.prompt[1:], reads))
 
 
-def random_requests(random: Random, count: int, within_s: float) -> list[Wanted]:
+def random_requests(
+    random: Random, count: int, within_s: float, num_words: int | None
+) -> list[Wanted]:
     """Requests that come within so many seconds."""
-    return [_random_request(random, number, within_s) for number in range(count)]
+    return [_random_request(random, number, within_s, num_words) for number in range(count)]
 
 
-def _random_request(random: Random, number: int, within_s: float) -> Wanted:
+def _random_request(random: Random, number: int, within_s: float, num_words: int | None) -> Wanted:
     params = random.choice(_KINDS)
+    if num_words is not None and params.stop_token_ids:
+        params = replace(params, stop_token_ids=(num_words, 60))
     # Long enough that something can happen to it.
     max_tokens = random.choice([1, 8, MAX_TOKENS, MAX_TOKENS])
     if params.beam_search is not None:
@@ -110,18 +122,19 @@ def _random_request(random: Random, number: int, within_s: float) -> Wanted:
     return Wanted(
         number,
         random.random() * within_s if random.random() < 0.7 else 0.5,
-        _random_prompt(random),
+        _random_prompt(random, num_words),
         params,
         scheduling,
         in_session=random.random() < 0.6,
         abort_after=random.choice([None] * 8 + [0, 1, 5]),
         read_pause_s=random.choice([0.0] * 8 + [0.01, 0.3]),
+        num_words=num_words,
     )
 
 
-def random_burst(random: Random, count: int) -> list[Wanted]:
+def random_burst(random: Random, count: int, num_words: int | None) -> list[Wanted]:
     """Requests that come at one moment, but for a few; many of them with grammars of their own."""
-    requests = random_requests(random, count, 0.2)
+    requests = random_requests(random, count, 0.2, num_words)
     return [
         replace(
             request,
@@ -132,7 +145,9 @@ def random_burst(random: Random, count: int) -> list[Wanted]:
     ]
 
 
-def equal_requests(random: Random, count: int, within_s: float) -> list[Wanted]:
+def equal_requests(
+    random: Random, count: int, within_s: float, num_words: int | None
+) -> list[Wanted]:
     """Requests that cost the same and share nothing, of classes and tenants of all kinds.
 
     Those of a tenant come one after the other.
@@ -154,8 +169,25 @@ def equal_requests(random: Random, count: int, within_s: float) -> list[Wanted]:
                 deadline_s=random.uniform(100.0, 200.0),
             ),
             in_session=True,
+            num_words=num_words,
         )
         for number, (at_s, tenant) in enumerate(zip(times_s, tenants, strict=True))
+    ]
+
+
+def growing_requests(
+    random: Random, count: int, within_s: float, num_words: int | None
+) -> list[Wanted]:
+    """Requests that begin small and go on for long, so that all run side by side at first."""
+    return [
+        replace(
+            request,
+            prompt=request.prompt[-random.choice([1, 4, 8]) :],
+            params=replace(request.params, max_tokens=random.choice([32, _MANY_TOKENS])),
+            abort_after=random.choice([None] * 8 + [5, 20]),
+        )
+        for request in random_requests(random, count, within_s, num_words)
+        if not request.params.has_several_sequences
     ]
 
 
@@ -167,7 +199,9 @@ def _with_grammar(request: Wanted, random: Random) -> SamplingParams:
     return SamplingParams(max_tokens=params.max_tokens, seed=params.seed, grammar=grammar)
 
 
-def _random_prompt(random: Random) -> tuple[int, ...]:
+def _random_prompt(random: Random, num_words: int | None) -> tuple[int, ...]:
     stem: Sequence[int] = random.choice(_STEMS)[: random.choice([1, 8, 12, _MAX_STEM, _MAX_STEM])]
     num_own = random.choice([0, 0, 1, 5, _MAX_OWN])
-    return (*stem, *random.choices(range(1, VOCAB_SIZE), k=num_own))
+    # Its end is as the model speaks, so that there is something to guess from the first token on.
+    own = range(1, VOCAB_SIZE) if num_words is None else range(1, 1 + num_words)
+    return (*stem, *random.choices(own, k=num_own))

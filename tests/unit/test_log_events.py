@@ -14,6 +14,7 @@ LOGGING_PACKAGES = (
     "protos/splitserve_rpc",
     "protos/splitserve_options",
     "protos/splitserve_metrics",
+    "protos/splitserve_tracing",
     "clients/splitserve_client",
     "clients/splitserve_cli",
     "clients/splitserve_gateway",

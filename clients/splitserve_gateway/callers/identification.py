@@ -27,6 +27,7 @@ async def identify(fleet: Fleet, credential: str) -> Caller | None:
     A scheduler that knows no callers is not believed: the gateway was told that there are some.
     Raises ApiError if that cannot be found out, and AskAgain if it can be later.
     """
+    await fleet.wait_read(None)
     upstreams = fleet.reachable()
     answers = await asyncio.gather(*(_ask(upstream, credential) for upstream in upstreams))
     known = [

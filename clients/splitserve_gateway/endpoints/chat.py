@@ -43,7 +43,7 @@ async def start_chat(gateway: Gateway, body: ChatRequest, fields: FieldNames) ->
     Raises ApiError and SplitserveError.
     """
     with naming(fields):
-        serving = gateway.choose(body.model)
+        serving = await gateway.choose(body.model)
         max_tokens = body.max_tokens
         if body.max_completion_tokens is not None:
             max_tokens = body.max_completion_tokens

@@ -46,7 +46,7 @@ async def _answer(gateway: Gateway, body: CompletionRequest) -> ChoiceAnswer:
 
 
 async def _asked(gateway: Gateway, body: CompletionRequest, fields: FieldNames) -> TextRequest:
-    serving = gateway.choose(body.model)
+    serving = await gateway.choose(body.model)
     prompts = await encode_prompts(body, serving.served)
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     num_prompt_logprobs = body.prompt_logprobs

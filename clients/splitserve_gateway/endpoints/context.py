@@ -43,8 +43,9 @@ class Gateway:
         """What is served now and the caller may use."""
         return self.fleet.models(self.caller.upstreams)
 
-    def choose(self, model: str | None) -> Serving:
+    async def choose(self, model: str | None) -> Serving:
         """Who serves `model`; None: any. Raises ApiError."""
+        await self.fleet.wait_read(model, self.caller.upstreams)
         upstream, served = self.fleet.choose(model, self.caller.upstreams)
         return Serving(upstream, served, self.config, self.checker, self.caller)
 

@@ -36,7 +36,7 @@ async def tokenize(request: Request) -> Response:
 async def _tokenize(gateway: Gateway, body: TokenizeRequest) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("one of prompt and messages is required", "prompt")
-    served = gateway.choose(body.model).served
+    served = (await gateway.choose(body.model)).served
     tokenizer = tokenizer_of(served)
     token_ids: list[int] | None = None
     if body.messages is not None:
@@ -73,7 +73,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def _detokenize(gateway: Gateway, body: DetokenizeRequest) -> Response:
-    served = gateway.choose(body.model).served
+    served = (await gateway.choose(body.model)).served
     tokenizer = tokenizer_of(served)
     vocab_size = served.model.vocab_size
     if body.tokens and max(body.tokens) >= vocab_size:

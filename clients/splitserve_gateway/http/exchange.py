@@ -13,6 +13,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitserve_gateway.http.errors import ApiError, error_of, quoted
+from splitserve_gateway.tracing import ExchangeTrace, exchange_trace
+from splitserve_rpc.log_context import LogContext, log_context
 
 # What a client that does not read has to take the last event.
 _LAST_WORDS_S = 2.0
@@ -40,8 +42,12 @@ class Exchange:
     Whatever goes wrong becomes an answer in OpenAI's shape, or the last event of a stream.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, trace: ExchangeTrace | None = None
+    ) -> None:
+        """`trace`: None where nobody writes any."""
         self._scope = scope
+        self._trace = trace
         self._raw_receive = receive
         self._raw_send = send
         self._id = f"req_{secrets.token_hex(16)}".encode()
@@ -55,15 +61,20 @@ class Exchange:
         self._first_byte_s: float | None = None
         self._code = 0
 
-    def answered(self) -> Answered:
-        """What became of it, once it is over."""
+    def over(self) -> Answered:
+        """It is; what became of it."""
         # Callers can make up any number of paths.
         path = getattr(self._scope.get("route"), "path", _OTHER)
+        if self._trace is not None:
+            self._trace.end(path, self._code, self._id.decode())
         duration_s = time.monotonic() - self._began_s
         return Answered(path, self._code, self._first_byte_s, duration_s)
 
     async def run(self, app: ASGIApp, timeout_s: float) -> None:
         """Answers the request within `timeout_s`."""
+        trace_id = "" if self._trace is None else self._trace.trace_id
+        log_context.set(LogContext(self._id.decode(), trace_id))
+        exchange_trace.set(self._trace)
         timer = asyncio.get_running_loop().call_later(timeout_s, self.end, _took_too_long())
         try:
             await self._run(app)
@@ -133,6 +144,8 @@ class Exchange:
         await self._raw_send(message)
         if self._first_byte_s is None and message.get("body"):
             self._first_byte_s = time.monotonic() - self._began_s
+            if self._trace is not None:
+                self._trace.answer_began()
 
     async def _watch(self) -> None:
         """All of the body is there: what comes now is the end of the connection."""

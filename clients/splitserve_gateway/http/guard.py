@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from splitserve_gateway.http.errors import ApiError, draining, too_many_requests
 from splitserve_gateway.http.exchange import Answered, Exchange
+from splitserve_gateway.tracing import GatewayTraces
 
 _HEALTH = "/health"
 
@@ -29,9 +30,11 @@ class Exchanges:
         max_open: int | None,
         timeout_s: float,
         answered: Callable[[Answered], None] | None = None,
+        traces: GatewayTraces | None = None,
     ) -> None:
-        """`answered`: is told of each when it is over."""
+        """`answered`: is told of each when it is over. `traces`: None where nobody has any."""
         self.answered = answered
+        self.traces = traces
         self.timeout_s = timeout_s
         self.is_draining = False
         self._max_open = max_open
@@ -91,16 +94,21 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send)
-        refusal = None if is_about_health(scope["path"]) else self._exchanges.refusal()
+        is_health = is_about_health(scope["path"])
+        trace = None
+        if self._exchanges.traces is not None and not is_health:
+            trace = self._exchanges.traces.begin(scope)
+        exchange = Exchange(scope, receive, send, trace)
+        refusal = None if is_health else self._exchanges.refusal()
         try:
             if refusal is not None:
                 await exchange.fail(refusal)
             else:
                 await self._run(exchange)
         finally:
+            answered = exchange.over()
             if self._exchanges.answered is not None:
-                self._exchanges.answered(exchange.answered())
+                self._exchanges.answered(answered)
 
     async def _run(self, exchange: Exchange) -> None:
         self._exchanges.add(exchange)

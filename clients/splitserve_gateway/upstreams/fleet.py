@@ -16,6 +16,8 @@ from splitserve_rpc.discovery import Discovery
 
 # How often it asks which schedulers there are.
 _LOOK_S = 1.0
+# How long a request waits for what a scheduler serves to be read.
+_READING_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +119,21 @@ class Fleet:
     def readiness(self) -> list[str]:
         """What is known of each scheduler, by one word."""
         return [upstream.readiness for upstream in self._upstreams]
+
+    async def wait_read(
+        self, model: str | None, allowed: Collection[Upstream] | None = None
+    ) -> None:
+        """Waits for a while if nobody is known to serve `model`, and it is read what some serve.
+
+        `model`, `allowed`: as of `choose`.
+        """
+        served = [each.name for each in self.models(allowed)]
+        if model in served or (model is None and served):
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_READING_S):
+                for upstream in [each for each in self._upstreams if each.is_reading]:
+                    await upstream.wait_read()
 
     def choose(
         self, model: str | None, allowed: Collection[Upstream] | None = None

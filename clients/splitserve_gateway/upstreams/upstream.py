@@ -20,7 +20,6 @@ from splitserve_client import (
     Identity,
     InvalidRequest,
     Model,
-    ModelChanged,
     ModelNotReady,
     Readiness,
     SamplingParams,
@@ -63,7 +62,8 @@ class Served:
 class Upstream:
     """Use it as `async with Upstream(address) as upstream`.
 
-    `served`: None until it is known, and while the scheduler cannot be reached.
+    `served`: None until it is known, and while the scheduler cannot be reached or another model of
+    it is read.
     """
 
     def __init__(
@@ -93,6 +93,9 @@ class Upstream:
         # Of a key that the gateway had before: what they have begun goes on.
         self._retired: list[Session] = []
         self._is_doubtful = asyncio.Event()
+        # Not set while it is read what the scheduler serves.
+        self._is_read = asyncio.Event()
+        self._is_read.set()
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Upstream:
@@ -105,6 +108,7 @@ class Upstream:
         self._watcher.cancel()
         with suppress(asyncio.CancelledError):
             await self._watcher
+        self._is_read.set()
         for session in (*self._retired, self._session):
             await session.__aexit__(None, None, None)
         await self._client.close()
@@ -123,6 +127,27 @@ class Upstream:
     def readiness(self) -> str:
         """What the scheduler says of itself, as far as known; UNREACHABLE and REFUSED are ours."""
         return self._readiness
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether it serves something, and what that is will soon be known."""
+        return not self._is_read.is_set()
+
+    async def wait_read(self) -> None:
+        """Waits until it is known what it serves, or that it does not."""
+        await self._is_read.wait()
+
+    def doubt(self, model_digest: str) -> None:
+        """It says that it does not serve the model with this digest any more."""
+        if self.served is not None and self.served.model.digest == model_digest:
+            self._begin_reading()
+            self._is_doubtful.set()
+
+    def _begin_reading(self) -> None:
+        """Nobody is to be given what it served until now."""
+        if self.served is not None:
+            self._digest, self.served = self.served.model.digest, None
+        self._is_read.clear()
 
     @property
     def num_session_requests(self) -> int:
@@ -177,9 +202,6 @@ class Upstream:
             async for event in request:
                 self._requests[request] = clock()
                 yield event
-        except ModelChanged:
-            self._is_doubtful.set()
-            raise
         except _REFUSALS:
             await self._check_own_key(own)
             raise
@@ -210,6 +232,7 @@ class Upstream:
 
     def _lose(self, error: SplitserveError) -> None:
         self._is_serving = False
+        self._is_read.set()
         self._readiness = _readiness_by(error)
         if isinstance(error, _REFUSALS) and str(error) != self._refusal:
             self._refusal = str(error)
@@ -283,6 +306,7 @@ class Upstream:
         self._readiness = model.readiness.value
         if self.served is not None and self.served.model.digest == model.digest:
             return Served(model, self.served.tokenizer)
+        self._begin_reading()
         return Served(model, await self._read_tokenizer())
 
     async def _check_callers(self) -> None:
@@ -308,6 +332,7 @@ class Upstream:
         if self.served is None:
             _log.info("upstream_ready address=%s model=%r", self.address, served.model.name)
         self.served = served
+        self._is_read.set()
         self._refusal = ""
         self._said.clear()
 

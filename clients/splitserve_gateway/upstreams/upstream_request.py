@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 from splitserve_client import (
     Draining,
     Finish,
+    ModelChanged,
     ModelNotReady,
     SamplingParams,
     SchedulingParams,
     ServerUnreachable,
     SessionRequest,
     Tokens,
+    TraceContext,
 )
+from splitserve_gateway.tracing import CallTrace, exchange_trace
 
 if TYPE_CHECKING:
     from splitserve_gateway.upstreams.upstream import Upstream
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 _ELSEWHERE = (ServerUnreachable, Draining, ModelNotReady)
 # Of a deadline that has passed; a server takes none that is not above 0.
 _LEAST_DEADLINE_S = 0.001
+_NO_TRACE = TraceContext()
 
 
 @dataclass(slots=True)
@@ -64,6 +68,7 @@ class UpstreamRequest:
         self._came = _Came()
         self._running: SessionRequest | None = None
         self._is_aborted = False
+        self._trace = exchange_trace.get()
 
     def abort(self) -> None:
         """Ends it; what `events` yield then ends with the Finish, which has the usage."""
@@ -81,6 +86,7 @@ class UpstreamRequest:
         upstream: Upstream | None = self._upstream
         began_s = asyncio.get_running_loop().time()
         while upstream is not None:
+            call = None if self._trace is None else self._trace.call(upstream.address)
             self._running = upstream.submit(
                 self._prompt_token_ids,
                 self._params,
@@ -88,6 +94,7 @@ class UpstreamRequest:
                 scheduling=self._remaining(began_s),
                 model_digest=self._model_digest,
                 credential=self._credential,
+                trace_context=_NO_TRACE if call is None else call.context,
             )
             num_known_scores = self._came.num_prompt_scores
             try:
@@ -96,11 +103,20 @@ class UpstreamRequest:
                         if isinstance(event, Tokens):
                             event, num_known_scores = self._noted(event, num_known_scores)
                         yield event
+                _end(call, None)
                 return
-            except _ELSEWHERE:
+            except ModelChanged as error:
+                _end(call, error)
+                upstream.doubt(self._model_digest)
+                raise
+            except _ELSEWHERE as error:
+                _end(call, error)
                 upstream = upstream.find_other(self._model_digest)
                 if upstream is None or self._is_aborted:
                     raise
+            except BaseException as error:
+                _end(call, error)
+                raise
 
     def _noted(self, tokens: Tokens, num_known_scores: int) -> tuple[Tokens, int]:
         """`tokens` without scores that came before, and how many of those are still to come.
@@ -121,3 +137,8 @@ class UpstreamRequest:
             return self._scheduling
         deadline_s -= asyncio.get_running_loop().time() - began_s
         return replace(self._scheduling, deadline_s=max(deadline_s, _LEAST_DEADLINE_S))
+
+
+def _end(call: CallTrace | None, error: BaseException | None) -> None:
+    if call is not None:
+        call.end(error)

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.lack import Lack
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.prompt_limit import PromptLimit
-from scheduler_service.core.planning.room import MAX_BYPASSES, Lack, Room
+from scheduler_service.core.planning.room import MAX_BYPASSES, Room
 from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.policies.batch_policy import StepShape
 from scheduler_service.core.policies.request_queue import Lanes
@@ -188,9 +189,12 @@ class Admitter:
         self._keeps_bytes = False
         for request in self._hopeful(budget, admitted, ahead):
             lack = self._try_to_admit(request, budget, admitted)
+            if lack is not None:
+                self._placement.draft.lacks[request] = lack
             if lack is Lack.POOL:
                 self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
             elif lack is None:
+                self._placement.draft.lacks.pop(request, None)
                 for passed in blocked:
                     passed.num_bypasses += 1
             elif self._must_all_wait(request, lack):

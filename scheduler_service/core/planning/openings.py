@@ -11,9 +11,10 @@ import numpy as np
 
 from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.lack import Lack
 from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.planning.beside import Beside
-from scheduler_service.core.planning.room import MAX_BYPASSES, Lack, Room
+from scheduler_service.core.planning.room import MAX_BYPASSES, Room
 from scheduler_service.core.request import Request, RequestStatus
 
 # Requests that may wait at a time for others to make way for them.

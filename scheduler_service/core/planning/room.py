@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import Enum
 
 from scheduler_service.core.blocks.block_manager import Allocation
 from scheduler_service.core.blocks.prefix_cache import PrefixHit
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.lack import Lack
 from scheduler_service.core.params_sets import ParamsSet
 from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.planning.beside import NOBODY, Beside
@@ -17,21 +17,6 @@ from scheduler_service.core.request import Request, Sequence
 from scheduler_service.core.tally import PreemptionCause
 
 MAX_BYPASSES = 64
-
-
-class Lack(Enum):
-    """What a request lacks that cannot run now."""
-
-    ADAPTER_SLOT = "adapter_slot"
-    BLOCKS = "blocks"
-    ROWS = "rows"
-    BYTES = "bytes"
-    SHARE = "share"
-    POOL = "pool"
-    # All of these pass by themselves, and nobody goes first.
-    RESULTS = "results"
-    BUDGET = "budget"
-    BLOCKS_ON_THEIR_WAY = "blocks_on_their_way"
 
 
 _LACKS = {

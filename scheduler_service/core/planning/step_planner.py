@@ -62,6 +62,7 @@ class StepPlanner:
         self._drafting.look()
         while True:
             draft.yielded_tenants.clear()
+            draft.lacks.clear()
             for shape in self._batch_policy.shapes(self._queue_state()):
                 row_ids, num_new_tokens = self._fill(shape)
                 if len(row_ids) and self._is_time_for(row_ids):
@@ -191,6 +192,8 @@ class StepPlanner:
             work,
             draft.published,
             placement.now_ns,
+            draft.notes,
+            draft.lacks,
         )
 
     def _new_row(self, sequence: Sequence) -> NewRow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
 from executor_service.service.decode_batch import decode_batch
 from executor_service.service.encode_answer import encode_answer, encode_info
@@ -25,8 +26,12 @@ CONFIG = make_config(
 class Machine:
     """An executor at an address, life after life. `link`: the scheduler's latest way to it."""
 
-    def __init__(self, address: str, guilty: int | None = None) -> None:
-        """`guilty`: steps with a request whose number is a multiple of it fail."""
+    def __init__(self, address: str, guilty: int | None = None, **changes: object) -> None:
+        """`guilty`: steps with a request whose number is a multiple of it fail.
+
+        `changes`: what its configuration has other than others.
+        """
+        self._config = replace(CONFIG, **changes)  # type: ignore[arg-type]
         self.address = address
         self._guilty = guilty
         self.epoch = 0
@@ -42,12 +47,13 @@ class Machine:
         """A new life with empty pools."""
         self.epoch += 1
         self.runner = FakeRunner(
-            block_size=CONFIG.block_size,
-            num_device_blocks=CONFIG.num_device_blocks,
+            block_size=self._config.block_size,
+            num_device_blocks=self._config.num_device_blocks,
+            num_host_blocks=self._config.num_host_blocks,
             vocab_size=VOCAB_SIZE,
             fault=self._fault,
         )
-        self.executor = StepExecutor(executor_info(CONFIG, self.epoch), self.runner)
+        self.executor = StepExecutor(executor_info(self._config, self.epoch), self.runner)
 
     def _fault(self, step: StepInput) -> StepFault:
         seeds = step.seeds.tolist()
@@ -58,7 +64,7 @@ class Machine:
     @property
     def info(self) -> pb.ExecutorInfo:
         """What it says of itself."""
-        info = encode_info(executor_info(CONFIG, self.epoch))
+        info = encode_info(executor_info(self._config, self.epoch))
         info.address, info.model.digest = self.address, "d" * 64
         if self.trial_step is not None:
             info.trial_step.CopyFrom(self.trial_step)

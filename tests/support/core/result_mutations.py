@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -33,7 +34,7 @@ def status_of_the_step(random: Random, result: pb.StepResult) -> None:
 
 
 def status_of_a_row(random: Random, result: pb.StepResult) -> None:
-    num_rows = len(result.sampled_token_ids) // 4
+    num_rows = len(_offsets(result)) - 1
     statuses = bytearray(result.row_statuses or b"\x01" * num_rows)
     for _ in range(min(num_rows, random.randint(1, 2))):
         statuses[random.randrange(num_rows)] = random.choice([0, 2, 3, 4, 5, 9, 255])
@@ -47,6 +48,22 @@ def sampled_token(random: Random, result: pb.StepResult) -> None:
 def sampled_token_out_of_range(random: Random, result: pb.StepResult) -> None:
     odd = (-(2**31), -1, 2**31 - 1)
     result.sampled_token_ids = _with_odd(random, result.sampled_token_ids, "<i4", odd)
+
+
+def number_of_tokens(random: Random, result: pb.StepResult) -> None:
+    """A row that has tokens has none, or far more than it may."""
+    offsets, tokens = _offsets(result), np.frombuffer(result.sampled_token_ids, "<i4")
+    counts = np.diff(offsets)
+    # Without offsets, who has no token has -1.
+    rows = np.flatnonzero((counts > 0) & (tokens[offsets[:-1].clip(max=len(tokens) - 1)] >= 0))
+    if not len(rows):
+        return
+    row = random.choice(rows.tolist())
+    start, end = int(offsets[row]), int(offsets[row + 1])
+    changed = np.resize(tokens[start:end], random.choice([0, 1000]))
+    result.sampled_token_ids = np.concatenate([tokens[:start], changed, tokens[end:]]).tobytes()
+    counts[row] = len(changed)
+    result.sampled_offsets = np.cumsum([0, *counts]).astype("<i4").tobytes()
 
 
 def score(random: Random, result: pb.StepResult) -> None:
@@ -74,7 +91,12 @@ def row_error(random: Random, result: pb.StepResult) -> None:
 
 def column_of_any_length(random: Random, result: pb.StepResult) -> None:
     name = random.choice(
-        ["row_statuses", "sampled_token_ids", *(f"logprobs.{c}" for c in _COLUMNS)]
+        [
+            "row_statuses",
+            "sampled_token_ids",
+            "sampled_offsets",
+            *(f"logprobs.{c}" for c in _COLUMNS),
+        ]
     )
     *parents, field = name.split(".")
     message = getattr(result, parents[0]) if parents else result
@@ -102,6 +124,7 @@ COSTS: dict[Mutation, str] = {
     row_error: "nothing",
     status_of_a_row: "row",
     sampled_token: "row",
+    number_of_tokens: "row",
     score: "row",
     missing_scores: "row",
     status_of_the_step: "anything",
@@ -109,6 +132,13 @@ COSTS: dict[Mutation, str] = {
     number_of_the_step: "anything",
     any_byte: "anything",
 }
+
+
+def _offsets(result: pb.StepResult) -> npt.NDArray[np.int32]:
+    """Where the tokens of each row begin, and the last end."""
+    if not result.sampled_offsets:
+        return np.arange(len(result.sampled_token_ids) // 4 + 1, dtype=np.int32)
+    return np.frombuffer(result.sampled_offsets, "<i4")
 
 
 def _with_odd(random: Random, column: bytes, dtype: str, odd: tuple[float, ...]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from scheduler_service.callers.admission import Admission
 from scheduler_service.cluster import Cluster
@@ -11,6 +12,8 @@ from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.executor_link import LinkConfig
+from scheduler_service.journal.journal import Journal
+from scheduler_service.observer import Observer
 from scheduler_service.request_names import RequestName
 from scheduler_service.streams.sinks import RequestSink, SessionStream
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -32,11 +35,22 @@ async def turns() -> None:
 class Fleet:
     """Executors that answer when they are told to, and a session with requests."""
 
-    def __init__(self, config: ClusterConfig = CONFIG) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig = CONFIG,
+        observer: Callable[[Fleet], Observer] | None = None,
+        journal: Journal | None = None,
+    ) -> None:
         self.machines: dict[str, Machine] = {}
         self.now_ns = 0
         self.cluster = Cluster(
-            config, 1, lambda: None, now_ns=lambda: self.now_ns, connect=self.connect
+            config,
+            1,
+            lambda: None,
+            now_ns=lambda: self.now_ns,
+            journal=journal,
+            observer=None if observer is None else observer(self),
+            connect=self.connect,
         )
         self.stream = SessionStream(self.cluster.delivery.new_outbox())
         self.cluster.delivery.open_stream(self.stream)

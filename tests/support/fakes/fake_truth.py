@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from tests.support.fakes.fake_logprobs import fake_logprob
 
 VOCAB_SIZE = 128
 
+# So many tokens after a prompt, by a seed.
+_Say = Callable[[Sequence[int], int, int], list[int]]
+
 
 def expected_completions(
     prompt: Sequence[int],
@@ -27,15 +31,20 @@ def expected_completions(
     adapter: str = "",
     vocab_size: int = VOCAB_SIZE,
     eos_token_ids: Sequence[int] = (),
+    num_words: int | None = None,
 ) -> tuple[Completion, ...]:
-    """The completions of `params`, which give seed and max_tokens, in the order of their index."""
+    """The completions of `params`, which give seed and max_tokens, in the order of their index.
+
+    `num_words`: as of the runner.
+    """
+    say = partial(expected_tokens, vocab_size=vocab_size, adapter=adapter, num_words=num_words)
     if params.beam_search is not None:
-        return _expected_beams(prompt, params, vocab_size)
+        return _expected_beams(prompt, params, say, vocab_size)
     num_sequences = params.best_of or params.n or 1
     sequences = [
-        _expected_sequence(prompt, params, index, adapter, vocab_size)
+        _expected_sequence(prompt, params, index, say)
         if params.grammar is None
-        else _expected_by_grammar(prompt, params, index, vocab_size, eos_token_ids)
+        else _expected_by_grammar(prompt, params, index, say, vocab_size, eos_token_ids)
         for index in range(num_sequences)
     ]
     if params.is_streamed:
@@ -49,12 +58,10 @@ def expected_completions(
 
 
 def _expected_sequence(
-    prompt: Sequence[int], params: SamplingParams, index: int, adapter: str, vocab_size: int
+    prompt: Sequence[int], params: SamplingParams, index: int, say: _Say
 ) -> Completion:
     assert params.max_tokens is not None
-    assert params.seed is not None
-    seed = 0 if params.temperature == 0 else sequence_seed(params.seed, index)
-    tokens = expected_tokens(prompt, params.max_tokens, seed, vocab_size, adapter=adapter)
+    tokens = say(prompt, params.max_tokens, _seed_of(params, index))
     for position, token_id in enumerate(tokens):
         if token_id in params.stop_token_ids:
             kept = tuple(tokens[: position + 1])
@@ -63,20 +70,28 @@ def _expected_sequence(
 
 
 def _expected_by_grammar(
-    prompt: Sequence[int], params: SamplingParams, index: int, vocab_size: int, eos: Sequence[int]
+    prompt: Sequence[int],
+    params: SamplingParams,
+    index: int,
+    say: _Say,
+    vocab_size: int,
+    eos: Sequence[int],
 ) -> Completion:
     assert params.max_tokens is not None
-    assert params.seed is not None
-    seed = 0 if params.temperature == 0 else sequence_seed(params.seed, index)
-    grammar, output = _grammar_of(params), list[int]()
+    seed, grammar, output = _seed_of(params, index), _grammar_of(params), list[int]()
     while len(output) < params.max_tokens:
-        (free,) = expected_tokens([*prompt, *output], 1, seed, vocab_size)
+        (free,) = say([*prompt, *output], 1, seed)
         allowed = allowed_by(grammar, output, vocab_size, eos)
         assert allowed, "a grammar of the test leads nowhere"
         output.append(choose_allowed(free, ExecutorParams(), (), vocab_size, allowed))
         if output[-1] in {*eos, *params.stop_token_ids}:
             return Completion(index, tuple(output), (), FinishReason.STOP, output[-1])
     return Completion(index, tuple(output), (), FinishReason.LENGTH)
+
+
+def _seed_of(params: SamplingParams, index: int) -> int:
+    assert params.seed is not None
+    return 0 if params.temperature == 0 else sequence_seed(params.seed, index)
 
 
 def _grammar_of(params: SamplingParams) -> Grammar:
@@ -101,7 +116,7 @@ def _with_logprob(completion: Completion) -> Completion:
 
 
 def _expected_beams(
-    prompt: Sequence[int], params: SamplingParams, vocab_size: int
+    prompt: Sequence[int], params: SamplingParams, say: _Say, vocab_size: int
 ) -> tuple[Completion, ...]:
     beams, max_tokens = params.beam_search, params.max_tokens
     assert beams is not None
@@ -118,16 +133,19 @@ def _expected_beams(
     live: list[list[int]] = [[]]
     while not search.is_finished:
         candidates = [
-            _candidates([*prompt, *tokens], search.num_candidates, vocab_size) for tokens in live
+            _candidates(say, [*prompt, *tokens], search.num_candidates, vocab_size)
+            for tokens in live
         ]
         selection = search.advance(candidates)
         live = [[*live[parent], token_id] for parent, token_id in selection.beams]
     return tuple(map(_completion_of, range(params.n or 1), search.hypotheses))
 
 
-def _candidates(tokens: Sequence[int], count: int, vocab_size: int) -> list[tuple[int, float]]:
+def _candidates(
+    say: _Say, tokens: Sequence[int], count: int, vocab_size: int
+) -> list[tuple[int, float]]:
     """What a FakeRunner calls the most probable tokens after `tokens`."""
-    (best,) = expected_tokens(tokens, 1, 0, vocab_size)
+    (best,) = say(tokens, 1, 0)
     return [((best + i) % vocab_size, fake_logprob((best + i) % vocab_size)) for i in range(count)]
 
 

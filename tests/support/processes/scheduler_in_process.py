@@ -14,6 +14,7 @@ from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.observer import Observer
 from scheduler_service.request_limits import most_message_bytes
+from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.caller_names import CallerNames
@@ -22,6 +23,7 @@ from scheduler_service.service.refusal_pause import Sleep
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
+from scheduler_service.tracing.request_traces import RequestTraces
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_rpc.access import Access
 from splitserve_rpc.address_rules import AddressRules
@@ -54,6 +56,7 @@ async def scheduler_in_process(
     sleep: Sleep = asyncio.sleep,
     scheduler_epoch: int = 1,
     observer: Observer | None = None,
+    traces: RequestTraces | None = None,
 ) -> AsyncIterator[SchedulerInProcess]:
     """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
     audit = audit or NoAudit()
@@ -73,8 +76,10 @@ async def scheduler_in_process(
             Access(scopes_of=scopes_of(callers)), on_refusal=caller_refusals(audit, names)
         ),
     )
-    servicer = SchedulerServicer(cluster, callers, audit, sleep)
-    _add(running, cluster, servicer, names, audit)
+    servicer = SchedulerServicer(cluster, callers, audit, sleep, traces=traces)
+    recorder = observer if isinstance(observer, LifeRecorder) else None
+    admin = AdminServicer(cluster, names, audit, recorder=recorder)
+    _add(running, cluster, servicer, admin, audit)
     await running.server.start()
     try:
         for executor in executors:
@@ -97,11 +102,11 @@ def _add(
     running: RunningServer,
     cluster: Cluster,
     servicer: SchedulerServicer,
-    names: CallerNames,
+    admin: AdminServicer,
     audit: Audit,
 ) -> None:
     server = running.server
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
     registry = RegistryServicer(cluster, ExecutorAddresses(AddressRules()), audit)
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster, names, audit), server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -157,17 +155,3 @@ def test_compare_is_one_line_and_1_when_a_report_cannot_be_read(
     assert main(["compare", str(tmp_path / "none.json"), "x.json"]) == 1
 
     assert capsys.readouterr().err.startswith("splitserve bench: [Errno 2] No such file")
-
-
-def test_command_line_starts_without_what_only_a_load_needs() -> None:
-    code = (
-        "import sys, splitserve_cli.main;"
-        "print([n for n in ('numpy', 'grpc', 'httpx2', 'splitserve_bench') if n in sys.modules])"
-    )
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, check=True, text=True
-    )
-
-    assert done.stdout.strip() == "[]"

@@ -119,17 +119,3 @@ def test_generate_aborts_and_exits_with_130_when_interrupted(server: FakeServer)
         assert process.stderr.read() == b""
 
     server.run(asyncio.wait_for(server.fake.ended.wait(), PATIENCE_S))
-
-
-def test_client_command_line_imports_no_grpc_when_it_only_gets_ready_to_serve() -> None:
-    code = (
-        "import sys, splitserve_cli.serve;"
-        "print([n for n in ('grpc', 'tokenizers', 'jinja2', 'torch') if n in sys.modules])"
-    )
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, check=True, text=True
-    )
-
-    assert done.stdout.strip() == "[]"

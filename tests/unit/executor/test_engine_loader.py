@@ -10,6 +10,8 @@ from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import load_engine
 from executor_service.model.loaded_model import LoadedModel
+from executor_service.runner.largest_step import StepSize
+from executor_service.steps.drafts import MAX_NUM_DRAFTS
 from executor_service.steps.executor_info import DefaultSampling, Feature
 from splitserve_kernels.paged_batch import KVScales
 from splitserve_options import options
@@ -63,6 +65,25 @@ def test_load_engine_announces_a_step_that_it_has_measured(tmp_path: Path) -> No
     trial = load_engine(config, executor_epoch=1).info.trial_step
     assert trial is not None
     assert trial.num_tokens == 16
+
+
+def test_load_engine_leaves_room_for_the_drafts_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tiny_model("llama", tmp_path)
+    num_rows: list[int] = []
+
+    def measure(size: StepSize, *_: object) -> int:
+        num_rows.append(size.num_rows)
+        return 0
+
+    monkeypatch.setattr("executor_service.runner.pool_sizes.measure_worst_step", measure)
+    flags = ["--model", str(tmp_path), "--memory-fraction=0.001", "--max-num-seqs=3"]
+    config = ExecutorConfig.from_options(
+        options.parse("executor", [*flags, "--attention-backend=torch"], {})
+    )
+    load_engine(config, executor_epoch=1)
+    assert num_rows == [3 + MAX_NUM_DRAFTS]
 
 
 def test_load_engine_announces_grammars_when_the_tokenizer_is_there(tmp_path: Path) -> None:

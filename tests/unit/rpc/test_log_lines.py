@@ -116,7 +116,7 @@ def test_packages_that_log_are_all_that_there_are() -> None:
 def test_start_logging_shows_libraries_only_where_they_warn(level: str, shown: list[str]) -> None:
     program = f"""
 import logging
-from splitserve_rpc.log_lines import start_logging
+from splitserve_rpc.process_log import start_logging
 start_logging({level!r})
 own, library = logging.getLogger("scheduler_service.x"), logging.getLogger("asyncio")
 for each in ("debug", "info", "error"):

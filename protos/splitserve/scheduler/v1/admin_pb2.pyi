@@ -1,4 +1,5 @@
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from splitserve.executor.v1 import executor_pb2 as _executor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -73,3 +74,116 @@ class ExecutorState(_message.Message):
     num_cached_device_blocks: int
     draining: bool
     def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorInfo, _Mapping]] = ..., connected: bool = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_free_device_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_swapped_requests: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ..., num_cached_device_blocks: _Optional[int] = ..., draining: bool = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("lives", "near_request_ids", "num_living", "num_ended", "num_kept_at_most")
+    LIVES_FIELD_NUMBER: _ClassVar[int]
+    NEAR_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LIVING_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_AT_MOST_FIELD_NUMBER: _ClassVar[int]
+    lives: _containers.RepeatedCompositeFieldContainer[RequestLife]
+    near_request_ids: _containers.RepeatedScalarFieldContainer[str]
+    num_living: int
+    num_ended: int
+    num_kept_at_most: int
+    def __init__(self, lives: _Optional[_Iterable[_Union[RequestLife, _Mapping]]] = ..., near_request_ids: _Optional[_Iterable[str]] = ..., num_living: _Optional[int] = ..., num_ended: _Optional[int] = ..., num_kept_at_most: _Optional[int] = ...) -> None: ...
+
+class RequestLife(_message.Message):
+    __slots__ = ("request_id", "tenant", "began_at", "duration_us", "unfinished", "events", "num_events_left_out", "parts", "current", "obstacles", "num_draft_tokens", "num_more_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_AT_FIELD_NUMBER: _ClassVar[int]
+    DURATION_US_FIELD_NUMBER: _ClassVar[int]
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVENTS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MORE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    began_at: _timestamp_pb2.Timestamp
+    duration_us: int
+    unfinished: bool
+    events: _containers.RepeatedCompositeFieldContainer[LifeEvent]
+    num_events_left_out: int
+    parts: _containers.RepeatedCompositeFieldContainer[LifePart]
+    current: LifePart
+    obstacles: _containers.RepeatedCompositeFieldContainer[ExecutorObstacle]
+    num_draft_tokens: int
+    num_more_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., began_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., duration_us: _Optional[int] = ..., unfinished: bool = ..., events: _Optional[_Iterable[_Union[LifeEvent, _Mapping]]] = ..., num_events_left_out: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[LifePart, _Mapping]]] = ..., current: _Optional[_Union[LifePart, _Mapping]] = ..., obstacles: _Optional[_Iterable[_Union[ExecutorObstacle, _Mapping]]] = ..., num_draft_tokens: _Optional[int] = ..., num_more_tokens: _Optional[int] = ...) -> None: ...
+
+class LifeEvent(_message.Message):
+    __slots__ = ("at_us", "kind", "executor", "reason", "numbers")
+    class NumbersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    AT_US_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    at_us: int
+    kind: str
+    executor: str
+    reason: str
+    numbers: _containers.ScalarMap[str, int]
+    def __init__(self, at_us: _Optional[int] = ..., kind: _Optional[str] = ..., executor: _Optional[str] = ..., reason: _Optional[str] = ..., numbers: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class LifePart(_message.Message):
+    __slots__ = ("phase", "reason", "executor", "duration_us")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    DURATION_US_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    reason: str
+    executor: str
+    duration_us: int
+    def __init__(self, phase: _Optional[str] = ..., reason: _Optional[str] = ..., executor: _Optional[str] = ..., duration_us: _Optional[int] = ...) -> None: ...
+
+class ExecutorObstacle(_message.Message):
+    __slots__ = ("executor", "reason")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    reason: str
+    def __init__(self, executor: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ExplainQueueRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ExplainQueueResponse(_message.Message):
+    __slots__ = ("first", "num_unassigned_requests", "num_executors")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNASSIGNED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    first: _containers.RepeatedCompositeFieldContainer[WaitingRequest]
+    num_unassigned_requests: int
+    num_executors: int
+    def __init__(self, first: _Optional[_Iterable[_Union[WaitingRequest, _Mapping]]] = ..., num_unassigned_requests: _Optional[int] = ..., num_executors: _Optional[int] = ...) -> None: ...
+
+class WaitingRequest(_message.Message):
+    __slots__ = ("request_id", "tenant", "obstacles")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    obstacles: _containers.RepeatedCompositeFieldContainer[ExecutorObstacle]
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., obstacles: _Optional[_Iterable[_Union[ExecutorObstacle, _Mapping]]] = ...) -> None: ...

@@ -50,6 +50,16 @@ class AdminServiceStub(object):
                 request_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UndrainExecutorRequest.SerializeToString,
                 response_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UndrainExecutorResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/splitserve.scheduler.v1.AdminService/Explain',
+                request_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.ExplainQueue = channel.unary_unary(
+                '/splitserve.scheduler.v1.AdminService/ExplainQueue',
+                request_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainQueueRequest.SerializeToString,
+                response_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainQueueResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -104,6 +114,24 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Says what happened to a request, and what it waited for or waits for. No effect. An id that is
+        not known is no error: the answer says how many are. Of no request is it known what its tokens
+        are.
+        Errors: what scheduler.proto says of every method.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainQueue(self, request, context):
+        """Says why those wait that are first in the queue of requests that no executor has. No effect.
+        Errors: what scheduler.proto says of every method.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -121,6 +149,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.UndrainExecutor,
                     request_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UndrainExecutorRequest.FromString,
                     response_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UndrainExecutorResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainRequest.FromString,
+                    response_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainResponse.SerializeToString,
+            ),
+            'ExplainQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainQueue,
+                    request_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainQueueRequest.FromString,
+                    response_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainQueueResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -205,6 +243,60 @@ class AdminService(object):
             '/splitserve.scheduler.v1.AdminService/UndrainExecutor',
             splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UndrainExecutorRequest.SerializeToString,
             splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UndrainExecutorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitserve.scheduler.v1.AdminService/Explain',
+            splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
+            splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitserve.scheduler.v1.AdminService/ExplainQueue',
+            splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainQueueRequest.SerializeToString,
+            splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainQueueResponse.FromString,
             options,
             channel_credentials,
             insecure,

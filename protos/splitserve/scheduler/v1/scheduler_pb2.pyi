@@ -48,7 +48,7 @@ READINESS_NO_PROGRESS: Readiness
 READINESS_DRAINING: Readiness
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "priority", "tenant", "deadline", "adapter", "cache_salt", "bypass_prefix_cache", "encoder_token_ids", "resume_sequences", "model_digest", "num_public_prefix_tokens")
+    __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "priority", "tenant", "deadline", "adapter", "cache_salt", "bypass_prefix_cache", "encoder_token_ids", "resume_sequences", "model_digest", "num_public_prefix_tokens", "traceparent", "tracestate")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,8 @@ class GenerateRequest(_message.Message):
     RESUME_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     NUM_PUBLIC_PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -77,7 +79,9 @@ class GenerateRequest(_message.Message):
     resume_sequences: _containers.RepeatedCompositeFieldContainer[ResumedSequence]
     model_digest: str
     num_public_prefix_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., bypass_prefix_cache: bool = ..., encoder_token_ids: _Optional[_Iterable[int]] = ..., resume_sequences: _Optional[_Iterable[_Union[ResumedSequence, _Mapping]]] = ..., model_digest: _Optional[str] = ..., num_public_prefix_tokens: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    tracestate: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., bypass_prefix_cache: bool = ..., encoder_token_ids: _Optional[_Iterable[int]] = ..., resume_sequences: _Optional[_Iterable[_Union[ResumedSequence, _Mapping]]] = ..., model_digest: _Optional[str] = ..., num_public_prefix_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class ResumedSequence(_message.Message):
     __slots__ = ("index", "token_ids")

@@ -145,9 +145,9 @@ class _Door:
     async def register(self, info: ExecutorInfo) -> int:
         world = self.world
         if self.address not in world.up:
-            raise RegistrationFailed(UNREACHABLE, f"scheduler={self.address}")
+            raise RegistrationFailed(UNREACHABLE, {"scheduler": self.address})
         if (reason := world.refusing.get(self.address)) is not None:
-            raise RegistrationFailed("registration_refused", f"reason={reason}", reason)
+            raise RegistrationFailed("registration_refused", {"reason": reason}, reason)
         world.events.append(("registered", self.address, info.executor_epoch))
         if self.address not in world.blind and world.owner is None:
             world.watch(self.address)

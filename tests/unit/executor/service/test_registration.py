@@ -30,8 +30,8 @@ INFO = ExecutorInfo(
     block_bytes=1,
     address="127.0.0.1:9",
 )
-REFUSED = RegistrationFailed("registration_refused", "reason=MODEL_MISMATCH message='no'")
-UNREACHABLE = RegistrationFailed("scheduler_unreachable", "code=UNAVAILABLE")
+REFUSED = RegistrationFailed("registration_refused", {"reason": "MODEL_MISMATCH", "message": "no"})
+UNREACHABLE = RegistrationFailed("scheduler_unreachable", {"code": "UNAVAILABLE"})
 
 
 class _Enough(Exception):
@@ -144,7 +144,7 @@ async def test_registrar_logs_each_problem_once_when_they_take_turns_until_it_is
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    other = RegistrationFailed("scheduler_unreachable", "code=INTERNAL")
+    other = RegistrationFailed("scheduler_unreachable", {"code": "INTERNAL"})
     await _Script([*[UNREACHABLE, other] * 5, 5, *[UNREACHABLE, other] * 5]).run()
     assert [record.getMessage() for record in caplog.records if "code" in record.getMessage()] == [
         # The first ones of a moment are no news.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.planning.room import Lack
+from scheduler_service.core.lack import Lack
 from scheduler_service.fleet.moves import to_be_moved
 from tests.unit.scheduler.fleet.queued_fleet import ONE_ROW, Fleet
 

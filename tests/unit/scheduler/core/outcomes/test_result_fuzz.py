@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scheduler_service.core.config import Speculation
 from scheduler_service.core.plan import ContractBroken
 from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.score_columns import ScoreColumns
@@ -30,9 +31,17 @@ _PARAMS: tuple[dict[str, Any], ...] = (
 def run(seed: int) -> None:
     """Requests of all kinds, answered with one change after another."""
     random = Random(seed)
-    engine = CheckedEngine(depth=random.randint(1, 3), num_host_blocks=random.choice([0, 8]))
+    engine = CheckedEngine(
+        depth=random.randint(1, 3),
+        num_host_blocks=random.choice([0, 8]),
+        us_per_token=1,
+        max_run_ahead=random.choice([1, 4]),
+        speculation=random.choice(list(Speculation)),
+    )
+    # It repeats itself, so that there is something to guess.
+    engine.runner.num_words = random.choice([None, 2])
     for number in range(random.randint(1, 6)):
-        params: dict[str, Any] = {"max_tokens": random.randint(1, 8)} | random.choice(_PARAMS)
+        params: dict[str, Any] = {"max_tokens": random.randint(1, 12)} | random.choice(_PARAMS)
         engine.add([number, *range(random.randint(1, 9))], **params)
     mutation = random.choice(list(COSTS))
     num_innocent = len(engine.requests)

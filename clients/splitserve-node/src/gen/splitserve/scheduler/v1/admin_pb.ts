@@ -6,8 +6,8 @@
 
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
-import type { Duration } from "@bufbuild/protobuf/wkt";
-import { file_google_protobuf_duration } from "@bufbuild/protobuf/wkt";
+import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
+import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { ExecutorInfo } from "../../executor/v1/executor_pb.js";
 import { file_splitserve_executor_v1_executor } from "../../executor/v1/executor_pb.js";
 import type { Message } from "@bufbuild/protobuf";
@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file splitserve/scheduler/v1/admin.proto.
  */
 export const file_splitserve_scheduler_v1_admin: GenFile = /*@__PURE__*/
-  fileDesc("CiNzcGxpdHNlcnZlL3NjaGVkdWxlci92MS9hZG1pbi5wcm90bxIXc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEiZAoURHJhaW5FeGVjdXRvclJlcXVlc3QSDwoHYWRkcmVzcxgBIAEoCRIvCgd0aW1lb3V0GAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uSACIAQFCCgoIX3RpbWVvdXQiQQoVRHJhaW5FeGVjdXRvclJlc3BvbnNlEhoKEm51bV9tb3ZlZF9yZXF1ZXN0cxgBIAEoBRIMCgRsb3N0GAIgASgIIikKFlVuZHJhaW5FeGVjdXRvclJlcXVlc3QSDwoHYWRkcmVzcxgBIAEoCSIZChdVbmRyYWluRXhlY3V0b3JSZXNwb25zZSIWChRMaXN0RXhlY3V0b3JzUmVxdWVzdCKTAQoVTGlzdEV4ZWN1dG9yc1Jlc3BvbnNlEjkKCWV4ZWN1dG9ycxgBIAMoCzImLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkV4ZWN1dG9yU3RhdGUSHwoXbnVtX3VuYXNzaWduZWRfcmVxdWVzdHMYAiABKAUSHgoWbnVtX3VuZml0dGluZ19yZXF1ZXN0cxgDIAEoBSLSAgoNRXhlY3V0b3JTdGF0ZRI2CghleGVjdXRvchgBIAEoCzIkLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuRXhlY3V0b3JJbmZvEhEKCWNvbm5lY3RlZBgCIAEoCBIcChRudW1fd2FpdGluZ19yZXF1ZXN0cxgDIAEoBRIcChRudW1fcnVubmluZ19yZXF1ZXN0cxgEIAEoBRIeChZudW1fZnJlZV9kZXZpY2VfYmxvY2tzGAUgASgFEhEKCW51bV9zdGVwcxgGIAEoAxIXCg9udW1fcHJlZW1wdGlvbnMYByABKAMSHAoUbnVtX3N3YXBwZWRfcmVxdWVzdHMYCCABKAUSHAoUbnVtX2ZyZWVfaG9zdF9ibG9ja3MYCSABKAUSIAoYbnVtX2NhY2hlZF9kZXZpY2VfYmxvY2tzGAogASgFEhAKCGRyYWluaW5nGAsgASgIMuQCCgxBZG1pblNlcnZpY2USbgoNTGlzdEV4ZWN1dG9ycxItLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkxpc3RFeGVjdXRvcnNSZXF1ZXN0Gi4uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuTGlzdEV4ZWN1dG9yc1Jlc3BvbnNlEm4KDURyYWluRXhlY3V0b3ISLS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5EcmFpbkV4ZWN1dG9yUmVxdWVzdBouLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkRyYWluRXhlY3V0b3JSZXNwb25zZRJ0Cg9VbmRyYWluRXhlY3V0b3ISLy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5VbmRyYWluRXhlY3V0b3JSZXF1ZXN0GjAuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVW5kcmFpbkV4ZWN1dG9yUmVzcG9uc2ViBnByb3RvMw", [file_google_protobuf_duration, file_splitserve_executor_v1_executor]);
+  fileDesc("CiNzcGxpdHNlcnZlL3NjaGVkdWxlci92MS9hZG1pbi5wcm90bxIXc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEiZAoURHJhaW5FeGVjdXRvclJlcXVlc3QSDwoHYWRkcmVzcxgBIAEoCRIvCgd0aW1lb3V0GAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uSACIAQFCCgoIX3RpbWVvdXQiQQoVRHJhaW5FeGVjdXRvclJlc3BvbnNlEhoKEm51bV9tb3ZlZF9yZXF1ZXN0cxgBIAEoBRIMCgRsb3N0GAIgASgIIikKFlVuZHJhaW5FeGVjdXRvclJlcXVlc3QSDwoHYWRkcmVzcxgBIAEoCSIZChdVbmRyYWluRXhlY3V0b3JSZXNwb25zZSIWChRMaXN0RXhlY3V0b3JzUmVxdWVzdCKTAQoVTGlzdEV4ZWN1dG9yc1Jlc3BvbnNlEjkKCWV4ZWN1dG9ycxgBIAMoCzImLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkV4ZWN1dG9yU3RhdGUSHwoXbnVtX3VuYXNzaWduZWRfcmVxdWVzdHMYAiABKAUSHgoWbnVtX3VuZml0dGluZ19yZXF1ZXN0cxgDIAEoBSLSAgoNRXhlY3V0b3JTdGF0ZRI2CghleGVjdXRvchgBIAEoCzIkLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuRXhlY3V0b3JJbmZvEhEKCWNvbm5lY3RlZBgCIAEoCBIcChRudW1fd2FpdGluZ19yZXF1ZXN0cxgDIAEoBRIcChRudW1fcnVubmluZ19yZXF1ZXN0cxgEIAEoBRIeChZudW1fZnJlZV9kZXZpY2VfYmxvY2tzGAUgASgFEhEKCW51bV9zdGVwcxgGIAEoAxIXCg9udW1fcHJlZW1wdGlvbnMYByABKAMSHAoUbnVtX3N3YXBwZWRfcmVxdWVzdHMYCCABKAUSHAoUbnVtX2ZyZWVfaG9zdF9ibG9ja3MYCSABKAUSIAoYbnVtX2NhY2hlZF9kZXZpY2VfYmxvY2tzGAogASgFEhAKCGRyYWluaW5nGAsgASgIIiQKDkV4cGxhaW5SZXF1ZXN0EhIKCnJlcXVlc3RfaWQYASABKAkioQEKD0V4cGxhaW5SZXNwb25zZRIzCgVsaXZlcxgBIAMoCzIkLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlJlcXVlc3RMaWZlEhgKEG5lYXJfcmVxdWVzdF9pZHMYAiADKAkSEgoKbnVtX2xpdmluZxgDIAEoBRIRCgludW1fZW5kZWQYBCABKAUSGAoQbnVtX2tlcHRfYXRfbW9zdBgFIAEoBSKwAwoLUmVxdWVzdExpZmUSEgoKcmVxdWVzdF9pZBgBIAEoCRIOCgZ0ZW5hbnQYAiABKAkSLAoIYmVnYW5fYXQYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhMKC2R1cmF0aW9uX3VzGAQgASgDEhIKCnVuZmluaXNoZWQYBSABKAgSMgoGZXZlbnRzGAYgAygLMiIuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuTGlmZUV2ZW50EhsKE251bV9ldmVudHNfbGVmdF9vdXQYByABKAUSMAoFcGFydHMYCCADKAsyIS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5MaWZlUGFydBIyCgdjdXJyZW50GAkgASgLMiEuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuTGlmZVBhcnQSPAoJb2JzdGFjbGVzGAogAygLMikuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRXhlY3V0b3JPYnN0YWNsZRIYChBudW1fZHJhZnRfdG9rZW5zGAsgASgDEhcKD251bV9tb3JlX3Rva2VucxgMIAEoAyK8AQoJTGlmZUV2ZW50Eg0KBWF0X3VzGAEgASgDEgwKBGtpbmQYAiABKAkSEAoIZXhlY3V0b3IYAyABKAkSDgoGcmVhc29uGAQgASgJEkAKB251bWJlcnMYBSADKAsyLy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5MaWZlRXZlbnQuTnVtYmVyc0VudHJ5Gi4KDE51bWJlcnNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAM6AjgBIlAKCExpZmVQYXJ0Eg0KBXBoYXNlGAEgASgJEg4KBnJlYXNvbhgCIAEoCRIQCghleGVjdXRvchgDIAEoCRITCgtkdXJhdGlvbl91cxgEIAEoAyI0ChBFeGVjdXRvck9ic3RhY2xlEhAKCGV4ZWN1dG9yGAEgASgJEg4KBnJlYXNvbhgCIAEoCSIVChNFeHBsYWluUXVldWVSZXF1ZXN0IoYBChRFeHBsYWluUXVldWVSZXNwb25zZRI2CgVmaXJzdBgBIAMoCzInLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLldhaXRpbmdSZXF1ZXN0Eh8KF251bV91bmFzc2lnbmVkX3JlcXVlc3RzGAIgASgFEhUKDW51bV9leGVjdXRvcnMYAyABKAUicgoOV2FpdGluZ1JlcXVlc3QSEgoKcmVxdWVzdF9pZBgBIAEoCRIOCgZ0ZW5hbnQYAiABKAkSPAoJb2JzdGFjbGVzGAMgAygLMikuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRXhlY3V0b3JPYnN0YWNsZTKvBAoMQWRtaW5TZXJ2aWNlEm4KDUxpc3RFeGVjdXRvcnMSLS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5MaXN0RXhlY3V0b3JzUmVxdWVzdBouLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkxpc3RFeGVjdXRvcnNSZXNwb25zZRJuCg1EcmFpbkV4ZWN1dG9yEi0uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRHJhaW5FeGVjdXRvclJlcXVlc3QaLi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5EcmFpbkV4ZWN1dG9yUmVzcG9uc2USdAoPVW5kcmFpbkV4ZWN1dG9yEi8uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVW5kcmFpbkV4ZWN1dG9yUmVxdWVzdBowLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlVuZHJhaW5FeGVjdXRvclJlc3BvbnNlElwKB0V4cGxhaW4SJy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5FeHBsYWluUmVxdWVzdBooLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkV4cGxhaW5SZXNwb25zZRJrCgxFeHBsYWluUXVldWUSLC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5FeHBsYWluUXVldWVSZXF1ZXN0Gi0uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRXhwbGFpblF1ZXVlUmVzcG9uc2ViBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_splitserve_executor_v1_executor]);
 
 /**
  * Sends an executor away.
@@ -260,6 +260,388 @@ export const ExecutorStateSchema: GenMessage<ExecutorState> = /*@__PURE__*/
   messageDesc(file_splitserve_scheduler_v1_admin, 6);
 
 /**
+ * Asks for the life of a request.
+ *
+ * @generated from message splitserve.scheduler.v1.ExplainRequest
+ */
+export type ExplainRequest = Message<"splitserve.scheduler.v1.ExplainRequest"> & {
+  /**
+   * As its client calls it; or the id of an answer of the gateway ("chatcmpl-..."), or the
+   * x-request-id of one, which may be about several requests. At most 256 characters are looked at.
+   *
+   * @generated from field: string request_id = 1;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.ExplainRequest.
+ * Use `create(ExplainRequestSchema)` to create a new message.
+ */
+export const ExplainRequestSchema: GenMessage<ExplainRequest> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_admin, 7);
+
+/**
+ * What is known of it.
+ *
+ * @generated from message splitserve.scheduler.v1.ExplainResponse
+ */
+export type ExplainResponse = Message<"splitserve.scheduler.v1.ExplainResponse"> & {
+  /**
+   * Those that the id may mean, the latest first: tenants may have the same, and an answer of the
+   * gateway several. At most 16.
+   *
+   * @generated from field: repeated splitserve.scheduler.v1.RequestLife lives = 1;
+   */
+  lives: RequestLife[];
+
+  /**
+   * If there is none: some that are known and begin or end alike.
+   *
+   * @generated from field: repeated string near_request_ids = 2;
+   */
+  nearRequestIds: string[];
+
+  /**
+   * Unfinished requests of which something is known.
+   *
+   * @generated from field: int32 num_living = 3;
+   */
+  numLiving: number;
+
+  /**
+   * The same of those that ended or were refused.
+   *
+   * @generated from field: int32 num_ended = 4;
+   */
+  numEnded: number;
+
+  /**
+   * Of how many of these something is kept at most (--remember-requests); 0: nothing is written
+   * down at all.
+   *
+   * @generated from field: int32 num_kept_at_most = 5;
+   */
+  numKeptAtMost: number;
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.ExplainResponse.
+ * Use `create(ExplainResponseSchema)` to create a new message.
+ */
+export const ExplainResponseSchema: GenMessage<ExplainResponse> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_admin, 8);
+
+/**
+ * What happened to a request. Times are microseconds since the first of `events`.
+ *
+ * @generated from message splitserve.scheduler.v1.RequestLife
+ */
+export type RequestLife = Message<"splitserve.scheduler.v1.RequestLife"> & {
+  /**
+   * As its client calls it.
+   *
+   * @generated from field: string request_id = 1;
+   */
+  requestId: string;
+
+  /**
+   * Whom it is for.
+   *
+   * @generated from field: string tenant = 2;
+   */
+  tenant: string;
+
+  /**
+   * When the first of `events` was; absent if that is not known, as in a journal.
+   *
+   * @generated from field: google.protobuf.Timestamp began_at = 3;
+   */
+  beganAt?: Timestamp | undefined;
+
+  /**
+   * Until it ended, or until now.
+   *
+   * @generated from field: int64 duration_us = 4;
+   */
+  durationUs: bigint;
+
+  /**
+   * Whether it goes on.
+   *
+   * @generated from field: bool unfinished = 5;
+   */
+  unfinished: boolean;
+
+  /**
+   * In their order: the first 16, and the latest.
+   *
+   * @generated from field: repeated splitserve.scheduler.v1.LifeEvent events = 6;
+   */
+  events: LifeEvent[];
+
+  /**
+   * Between these.
+   *
+   * @generated from field: int32 num_events_left_out = 7;
+   */
+  numEventsLeftOut: number;
+
+  /**
+   * Its time by what it was spent on, the longest first.
+   *
+   * @generated from field: repeated splitserve.scheduler.v1.LifePart parts = 8;
+   */
+  parts: LifePart[];
+
+  /**
+   * What it is doing now, if it is unfinished.
+   *
+   * @generated from field: splitserve.scheduler.v1.LifePart current = 9;
+   */
+  current?: LifePart | undefined;
+
+  /**
+   * What keeps it from beginning, if no executor has it and it is one of the first that wait.
+   *
+   * @generated from field: repeated splitserve.scheduler.v1.ExecutorObstacle obstacles = 10;
+   */
+  obstacles: ExecutorObstacle[];
+
+  /**
+   * Guesses of its tokens that were tried.
+   *
+   * @generated from field: int64 num_draft_tokens = 11;
+   */
+  numDraftTokens: bigint;
+
+  /**
+   * Tokens that it got beside the one that each step brings.
+   *
+   * @generated from field: int64 num_more_tokens = 12;
+   */
+  numMoreTokens: bigint;
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.RequestLife.
+ * Use `create(RequestLifeSchema)` to create a new message.
+ */
+export const RequestLifeSchema: GenMessage<RequestLife> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_admin, 9);
+
+/**
+ * Something happened to a request.
+ *
+ * @generated from message splitserve.scheduler.v1.LifeEvent
+ */
+export type LifeEvent = Message<"splitserve.scheduler.v1.LifeEvent"> & {
+  /**
+   * When.
+   *
+   * @generated from field: int64 at_us = 1;
+   */
+  atUs: bigint;
+
+  /**
+   * What: refused, received, waits (for another reason than before), given (to an executor that has
+   * not begun it), began, first_token, preempted (it has no KV left), swapped_out, swapped_in,
+   * kv_lost (a step failed that it leaned on), taken_back (from an executor that is there),
+   * executor_lost, resumed (its first token since), ended. There may be more one day.
+   *
+   * @generated from field: string kind = 2;
+   */
+  kind: string;
+
+  /**
+   * Address of the executor that it is about; empty: of none.
+   *
+   * @generated from field: string executor = 3;
+   */
+  executor: string;
+
+  /**
+   * A constant name: why it waits or was refused, preempted or taken back, or how it ended.
+   *
+   * @generated from field: string reason = 4;
+   */
+  reason: string;
+
+  /**
+   * Numbers by name: num_waiting (before it, for an executor), num_prompt_tokens, num_cached of
+   * num_tokens when it began, num_on_host of these, num_chunks, num_output_tokens and such.
+   *
+   * @generated from field: map<string, int64> numbers = 5;
+   */
+  numbers: { [key: string]: bigint };
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.LifeEvent.
+ * Use `create(LifeEventSchema)` to create a new message.
+ */
+export const LifeEventSchema: GenMessage<LifeEvent> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_admin, 10);
+
+/**
+ * A part of the time of a request.
+ *
+ * @generated from message splitserve.scheduler.v1.LifePart
+ */
+export type LifePart = Message<"splitserve.scheduler.v1.LifePart"> & {
+  /**
+   * Where it was: queued (no executor had it), given (to one that had not begun it), prompt,
+   * tokens (of these some are computed), preempted, swapped, recovering (from the loss of an
+   * executor or of a step). There may be more one day.
+   *
+   * @generated from field: string phase = 1;
+   */
+  phase: string;
+
+  /**
+   * Why it did not go on, a constant name; "again" for tokens that were known. Empty: nothing kept
+   * it.
+   *
+   * @generated from field: string reason = 2;
+   */
+  reason: string;
+
+  /**
+   * The executor that it is about; empty: none, or several.
+   *
+   * @generated from field: string executor = 3;
+   */
+  executor: string;
+
+  /**
+   * How long.
+   *
+   * @generated from field: int64 duration_us = 4;
+   */
+  durationUs: bigint;
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.LifePart.
+ * Use `create(LifePartSchema)` to create a new message.
+ */
+export const LifePartSchema: GenMessage<LifePart> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_admin, 11);
+
+/**
+ * What keeps a request from one executor.
+ *
+ * @generated from message splitserve.scheduler.v1.ExecutorObstacle
+ */
+export type ExecutorObstacle = Message<"splitserve.scheduler.v1.ExecutorObstacle"> & {
+  /**
+   * Its address.
+   *
+   * @generated from field: string executor = 1;
+   */
+  executor: string;
+
+  /**
+   * A constant name; "about_to_begin" if nothing does.
+   *
+   * @generated from field: string reason = 2;
+   */
+  reason: string;
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.ExecutorObstacle.
+ * Use `create(ExecutorObstacleSchema)` to create a new message.
+ */
+export const ExecutorObstacleSchema: GenMessage<ExecutorObstacle> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_admin, 12);
+
+/**
+ * Asks why the first in the queue wait.
+ *
+ * @generated from message splitserve.scheduler.v1.ExplainQueueRequest
+ */
+export type ExplainQueueRequest = Message<"splitserve.scheduler.v1.ExplainQueueRequest"> & {
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.ExplainQueueRequest.
+ * Use `create(ExplainQueueRequestSchema)` to create a new message.
+ */
+export const ExplainQueueRequestSchema: GenMessage<ExplainQueueRequest> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_admin, 13);
+
+/**
+ * Who is first.
+ *
+ * @generated from message splitserve.scheduler.v1.ExplainQueueResponse
+ */
+export type ExplainQueueResponse = Message<"splitserve.scheduler.v1.ExplainQueueResponse"> & {
+  /**
+   * In the order in which their turn comes; at most 4.
+   *
+   * @generated from field: repeated splitserve.scheduler.v1.WaitingRequest first = 1;
+   */
+  first: WaitingRequest[];
+
+  /**
+   * Requests that no executor has.
+   *
+   * @generated from field: int32 num_unassigned_requests = 2;
+   */
+  numUnassignedRequests: number;
+
+  /**
+   * Executors that take requests.
+   *
+   * @generated from field: int32 num_executors = 3;
+   */
+  numExecutors: number;
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.ExplainQueueResponse.
+ * Use `create(ExplainQueueResponseSchema)` to create a new message.
+ */
+export const ExplainQueueResponseSchema: GenMessage<ExplainQueueResponse> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_admin, 14);
+
+/**
+ * One that no executor has.
+ *
+ * @generated from message splitserve.scheduler.v1.WaitingRequest
+ */
+export type WaitingRequest = Message<"splitserve.scheduler.v1.WaitingRequest"> & {
+  /**
+   * As its client calls it.
+   *
+   * @generated from field: string request_id = 1;
+   */
+  requestId: string;
+
+  /**
+   * Whom it is for.
+   *
+   * @generated from field: string tenant = 2;
+   */
+  tenant: string;
+
+  /**
+   * What keeps it from each executor; of many, from some of them.
+   *
+   * @generated from field: repeated splitserve.scheduler.v1.ExecutorObstacle obstacles = 3;
+   */
+  obstacles: ExecutorObstacle[];
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.WaitingRequest.
+ * Use `create(WaitingRequestSchema)` to create a new message.
+ */
+export const WaitingRequestSchema: GenMessage<WaitingRequest> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_admin, 15);
+
+/**
  * The service a scheduler offers to operators.
  *
  * @generated from service splitserve.scheduler.v1.AdminService
@@ -321,6 +703,30 @@ export const AdminService: GenService<{
     methodKind: "unary";
     input: typeof UndrainExecutorRequestSchema;
     output: typeof UndrainExecutorResponseSchema;
+  },
+  /**
+   * Says what happened to a request, and what it waited for or waits for. No effect. An id that is
+   * not known is no error: the answer says how many are. Of no request is it known what its tokens
+   * are.
+   * Errors: what scheduler.proto says of every method.
+   *
+   * @generated from rpc splitserve.scheduler.v1.AdminService.Explain
+   */
+  explain: {
+    methodKind: "unary";
+    input: typeof ExplainRequestSchema;
+    output: typeof ExplainResponseSchema;
+  },
+  /**
+   * Says why those wait that are first in the queue of requests that no executor has. No effect.
+   * Errors: what scheduler.proto says of every method.
+   *
+   * @generated from rpc splitserve.scheduler.v1.AdminService.ExplainQueue
+   */
+  explainQueue: {
+    methodKind: "unary";
+    input: typeof ExplainQueueRequestSchema;
+    output: typeof ExplainQueueResponseSchema;
   },
 }> = /*@__PURE__*/
   serviceDesc(file_splitserve_scheduler_v1_admin, 0);

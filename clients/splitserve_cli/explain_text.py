@@ -1,0 +1,141 @@
+"""The life of a request for people: what it comes down to, then what happened when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+
+from splitserve_cli.explain_words import because, details_of, doing, kind_of, seconds
+from splitserve_client.explanations import (
+    Explanation,
+    LifePart,
+    Obstacle,
+    QueueExplanation,
+    RequestLife,
+)
+from splitserve_rpc.printable import printable
+
+_NUM_FIRST = 16
+_NEARLY_ALL_RATIO = 0.95
+_WAITING = ("queued", "given")
+
+
+def describe_explanation(request_id: str, explanation: Explanation) -> str:
+    """All lives, or what is known instead."""
+    if not explanation.lives:
+        return "\n".join(_unknown(request_id, explanation)) + "\n"
+    return "\n".join("\n".join(_life(life)) + "\n" for life in explanation.lives)
+
+
+def describe_queue(queue: QueueExplanation) -> str:
+    """Why the first wait."""
+    if not queue.first:
+        return "nobody waits for an executor\n"
+    number = queue.num_unassigned_requests
+    lines = [f"{number} wait{'s' if number == 1 else ''} for an executor; first in the queue:"]
+    for each in queue.first:
+        tenant = f" (tenant {printable(each.tenant)})" if each.tenant else ""
+        lines.append(f"{printable(each.request_id)}{tenant}")
+        lines += _obstacles(each.obstacles)
+    return "\n".join(lines) + "\n"
+
+
+def summary(life: RequestLife) -> str:
+    """What it comes down to, in a sentence or two."""
+    clauses = [*_clauses(life)]
+    text = "; ".join(clauses) or f"it took {seconds(life.duration_s)}"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _clauses(life: RequestLife) -> Iterator[str]:
+    if waited := _total(life, *_WAITING):
+        longest = next(part for part in life.parts if part.phase in _WAITING)
+        why = because(longest.reason, longest.executor)
+        is_all = longest.duration_s > _NEARLY_ALL_RATIO * waited
+        of_it = "" if is_all else f"{seconds(longest.duration_s)} of it "
+        is_begun = any(event.kind == "began" for event in life.events)
+        until = " until it began" if is_begun else ""
+        yield f"it waited {seconds(waited)}{until}" + (
+            f", {of_it}because {why}" if longest.reason else ""
+        )
+    prompt_s = sum(p.duration_s for p in life.parts if p.phase == "prompt" and not p.reason)
+    if prompt_s:
+        yield f"its prompt took {seconds(prompt_s)}"
+    if tokens_s := _total(life, "tokens"):
+        yield f"its tokens took {seconds(tokens_s)}"
+    yield from _setbacks(life)
+    if life.current is not None:
+        yield f"now, since {seconds(life.current.duration_s)}, {doing(life.current)}"
+    elif (last := life.events[-1]).kind == "ended":
+        yield f"it ended: {printable(last.reason)}"
+    elif last.kind == "refused":
+        yield f"it was refused: {printable(last.reason)}"
+
+
+def _setbacks(life: RequestLife) -> Iterator[str]:
+    numbers = {
+        "it was preempted": ("preempted", "swapped_out"),
+        "its executor was lost": ("executor_lost",),
+        "a step failed that had it": ("kv_lost",),
+    }
+    for text, kinds in numbers.items():
+        if number := sum(event.kind in kinds for event in life.events):
+            yield text if number == 1 else f"{text} {number} times"
+    away_s = _total(life, "preempted", "swapped", "recovering")
+    again_s = sum(p.duration_s for p in life.parts if p.phase == "prompt" and p.reason)
+    if away_s:
+        yield f"all that kept it from going on for {seconds(away_s)}"
+    if again_s:
+        yield f"to compute again what was known took {seconds(again_s)}"
+
+
+def _total(life: RequestLife, *phases: str) -> float:
+    return sum(part.duration_s for part in life.parts if part.phase in phases)
+
+
+def _life(life: RequestLife) -> list[str]:
+    tenant = f", tenant {printable(life.tenant)}" if life.tenant else ""
+    began = f", {_date(life.began_at_s)}" if life.began_at_s is not None else ""
+    lines = [f"request {printable(life.request_id)}{tenant}{began}", summary(life), ""]
+    for number, event in enumerate(life.events):
+        if number == _NUM_FIRST and life.num_events_left_out:
+            lines.append(f"{'':13}... {life.num_events_left_out} events are not kept ...")
+        lines.append(f"{event.at_s:+11.3f} s {kind_of(event):20} {details_of(event)}".rstrip())
+    if life.obstacles:
+        lines += ["", "what keeps it now:", *_obstacles(life.obstacles)]
+    lines += ["", "its time:", *map(_part, life.parts)]
+    if life.num_draft_tokens or life.num_more_tokens:
+        lines.append(
+            f"several tokens a step: {life.num_more_tokens} beside one each, "
+            f"{life.num_draft_tokens} guesses tried"
+        )
+    return lines
+
+
+def _part(part: LifePart) -> str:
+    why = because(part.reason, part.executor) if part.reason else printable(part.executor)
+    return f"{seconds(part.duration_s):>13} {part.phase:20} {why}".rstrip()
+
+
+def _obstacles(obstacles: Iterable[Obstacle]) -> list[str]:
+    return [
+        f"  {printable(each.executor)}: {because(each.reason, each.executor)}" for each in obstacles
+    ] or [f"  {because('no_executor', '')}"]
+
+
+def _unknown(request_id: str, explanation: Explanation) -> Iterator[str]:
+    yield f"nothing is known of {printable(request_id)}"
+    if not explanation.num_kept_at_most:
+        yield "this scheduler writes nothing down: start it with --remember-requests above 0"
+        return
+    yield (
+        f"known are {explanation.num_living} unfinished requests and {explanation.num_ended} that"
+        f" ended; of these at most {explanation.num_kept_at_most} (--remember-requests): it may"
+        " have ended before them, or come to another scheduler"
+    )
+    if explanation.near_request_ids:
+        yield "alike are: " + ", ".join(map(printable, explanation.near_request_ids))
+
+
+def _date(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

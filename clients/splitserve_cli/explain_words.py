@@ -1,0 +1,119 @@
+"""What the names in a life of a request mean, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from splitserve_client.explanations import LifeEvent, LifePart
+from splitserve_rpc.printable import printable
+
+# Of why a request does not go on; `{}` is the executor.
+_BECAUSE: Mapping[str, str] = MappingProxyType(
+    {
+        "": "nothing kept it",
+        "behind_others": "others were before it in the queue",
+        "no_executor": "no executor took requests",
+        "about_to_begin": "it was about to begin, or waited for an executor that has its prefix",
+        "budget": "the steps of {} were full of tokens of other prompts",
+        "others_wait_there": "others that waited at {} went first",
+        "blocks_on_their_way": "blocks at {} were being freed by steps under way",
+        "blocks": "{} had too few free KV blocks",
+        "rows": "{} had no free row",
+        "bytes": "the sampling parameters of all rows of {} would have been too large with its own",
+        "share": "its tenant had its share of {}",
+        "adapter_slot": "{} had no slot for its adapter",
+        "pool": "the whole KV cache of {} is too small for it",
+        "results": "steps under way at {} still concerned it",
+        "does_not_fit": "no executor that was there could ever run it",
+        "urgency": "a more urgent request needed its place at {}",
+        "begins_sooner_elsewhere": "another executor than {} could begin it sooner",
+        "drained": "{} was sent away",
+        "executor_lost": "{} was lost",
+        "step_failed": "a step of {} failed",
+        "again": "tokens that were known had to be computed again at {}",
+    }
+)
+_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "refused": "refused",
+        "received": "received",
+        "waits": "waits",
+        "given": "given to an executor",
+        "began": "began",
+        "first_token": "first token",
+        "preempted": "preempted",
+        "swapped_out": "swapped out",
+        "swapped_in": "swapped in",
+        "kv_lost": "KV lost",
+        "taken_back": "taken back",
+        "executor_lost": "executor lost",
+        "resumed": "goes on",
+        "ended": "ended",
+    }
+)
+_NUMBERS: Mapping[str, Callable[[int], str]] = MappingProxyType(
+    {
+        "num_waiting": lambda n: f"{n} waited before it",
+        "num_chunks": lambda n: f"in {_counted(n, 'step')}",
+        "num_prompt_tokens": lambda n: _counted(n, "prompt token"),
+        "num_resumed_tokens": lambda n: f"{_counted(n, 'token')} known before",
+        "num_tokens": lambda n: f"{_counted(n, 'token')} known",
+        "num_cached": lambda n: f"{n} of them in the prefix cache",
+        "num_on_host": lambda n: f"{n} of these in the host pool",
+        "num_output_tokens": lambda n: _counted(n, "output token"),
+        "num_more_tokens": lambda n: f"{n} of them beside one for each step",
+        "num_drafts": lambda n: f"{_counted(n, 'guess', 'guesses')} tried",
+    }
+)
+
+
+def because(reason: str, executor: str) -> str:
+    """Why it did not go on; a name that is not known here stands for itself."""
+    where = printable(executor) or "every executor"
+    return _BECAUSE.get(reason, printable(reason)).format(where)
+
+
+def kind_of(event: LifeEvent) -> str:
+    """What happened."""
+    return _KINDS.get(event.kind, printable(event.kind))
+
+
+def details_of(event: LifeEvent) -> str:
+    """Where, why, and numbers."""
+    parts = []
+    if event.kind in ("waits", "preempted", "swapped_out", "taken_back"):
+        parts.append(because(event.reason, event.executor))
+    elif event.reason:
+        parts.append(printable(event.reason))
+    if event.executor and event.kind not in ("waits", "taken_back"):
+        parts.append(printable(event.executor))
+    known = [name for name in _NUMBERS if name in event.numbers]
+    parts += [_NUMBERS[name](event.numbers[name]) for name in known if event.numbers[name]]
+    others = sorted(event.numbers.keys() - _NUMBERS.keys())
+    parts += [f"{printable(name)} {event.numbers[name]}" for name in others]
+    return "; ".join(parts)
+
+
+def doing(part: LifePart) -> str:
+    """What an unfinished request is doing."""
+    match part.phase:
+        case "prompt":
+            return f"{printable(part.executor)} computes its prompt"
+        case "tokens":
+            return f"{printable(part.executor)} generates its tokens"
+        case "swapped":
+            return f"it is in the host pool, as {because(part.reason, part.executor)}"
+        case _:
+            return f"it waits, as {because(part.reason, part.executor)}"
+
+
+def seconds(duration_s: float) -> str:
+    """In few digits."""
+    if duration_s < 1:
+        return f"{duration_s * 1000:.3g} ms"
+    return f"{duration_s:.1f} s" if duration_s < 600 else f"{duration_s / 60:.0f} min"
+
+
+def _counted(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"

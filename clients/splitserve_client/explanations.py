@@ -1,0 +1,145 @@
+"""What operators are told of requests: what happened to them, and what they wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from splitserve.scheduler.v1 import admin_pb2
+
+_US_S = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class LifeEvent:
+    """Something happened, `at_s` after the first event.
+
+    Names are those of `LifeEvent` in admin.proto; `executor`, `reason`: empty for none.
+    """
+
+    at_s: float
+    kind: str
+    executor: str
+    reason: str
+    numbers: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LifePart:
+    """A part of a request's time; names are those of `LifePart` in admin.proto."""
+
+    phase: str
+    reason: str
+    executor: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What keeps a request from an executor."""
+
+    executor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLife:
+    """What happened to a request.
+
+    `began_at_s`: since 1970, None if that is not known. `parts`: the longest first; `current`: what
+    it is doing, None if it ended. `num_events_left_out`: after the first 16 of `events`.
+    """
+
+    request_id: str
+    tenant: str
+    began_at_s: float | None
+    duration_s: float
+    is_unfinished: bool
+    events: tuple[LifeEvent, ...]
+    num_events_left_out: int
+    parts: tuple[LifePart, ...]
+    current: LifePart | None
+    obstacles: tuple[Obstacle, ...]
+    num_draft_tokens: int
+    num_more_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`lives`: those that an id may mean, the latest first. Of how many requests anything is known.
+
+    `num_kept_at_most`: of those that ended; 0 if nothing is written down.
+    """
+
+    lives: tuple[RequestLife, ...]
+    near_request_ids: tuple[str, ...]
+    num_living: int
+    num_ended: int
+    num_kept_at_most: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """One of the first that wait."""
+
+    request_id: str
+    tenant: str
+    obstacles: tuple[Obstacle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueExplanation:
+    """Why the first wait that no executor has; `num_executors`: those that take requests."""
+
+    first: tuple[WaitingRequest, ...]
+    num_unassigned_requests: int
+    num_executors: int
+
+
+def decode_explanation(response: admin_pb2.ExplainResponse) -> Explanation:
+    """What is known of a request."""
+    return Explanation(
+        tuple(map(_decode_life, response.lives)),
+        tuple(response.near_request_ids),
+        response.num_living,
+        response.num_ended,
+        response.num_kept_at_most,
+    )
+
+
+def decode_queue(response: admin_pb2.ExplainQueueResponse) -> QueueExplanation:
+    """Why the first wait."""
+    first = (
+        WaitingRequest(each.request_id, each.tenant, _decode_obstacles(each.obstacles))
+        for each in response.first
+    )
+    return QueueExplanation(tuple(first), response.num_unassigned_requests, response.num_executors)
+
+
+def _decode_life(life: admin_pb2.RequestLife) -> RequestLife:
+    has_time = life.HasField("began_at")
+    return RequestLife(
+        request_id=life.request_id,
+        tenant=life.tenant,
+        began_at_s=life.began_at.ToNanoseconds() / 1e9 if has_time else None,
+        duration_s=life.duration_us / _US_S,
+        is_unfinished=life.unfinished,
+        events=tuple(
+            LifeEvent(e.at_us / _US_S, e.kind, e.executor, e.reason, dict(e.numbers))
+            for e in life.events
+        ),
+        num_events_left_out=life.num_events_left_out,
+        parts=tuple(map(_decode_part, life.parts)),
+        current=_decode_part(life.current) if life.HasField("current") else None,
+        obstacles=_decode_obstacles(life.obstacles),
+        num_draft_tokens=life.num_draft_tokens,
+        num_more_tokens=life.num_more_tokens,
+    )
+
+
+def _decode_part(part: admin_pb2.LifePart) -> LifePart:
+    return LifePart(part.phase, part.reason, part.executor, part.duration_us / _US_S)
+
+
+def _decode_obstacles(obstacles: Iterable[admin_pb2.ExecutorObstacle]) -> tuple[Obstacle, ...]:
+    return tuple(Obstacle(each.executor, each.reason) for each in obstacles)

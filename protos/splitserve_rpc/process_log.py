@@ -1,0 +1,51 @@
+"""How a process begins to log: to standard error, as lines for people or as JSON."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from types import TracebackType
+
+from splitserve_rpc.json_lines import JsonFormatter
+from splitserve_rpc.log_lines import LOGGING_PACKAGES, LineFormatter
+from splitserve_rpc.standard_error import StandardError
+
+_log = logging.getLogger(__name__)
+_TEXT, JSON = "text", "json"
+LOG_FORMATS = (_TEXT, JSON)
+
+
+def start_logging(level: str, log_format: str = _TEXT) -> StandardError | None:
+    """Our own events at `level`, those of libraries only where they warn; to standard error.
+
+    Whatever else is written there is a line of the log, too, where `log_format` is `json`: children
+    that log themselves are to get `file` of what is returned.
+    """
+    errors = StandardError() if log_format == JSON else None
+    handler = logging.StreamHandler() if errors is None else logging.StreamHandler(errors.file)
+    handler.setFormatter(LineFormatter() if errors is None else JsonFormatter())
+    logging.basicConfig(level=max(logging.WARNING, _number(level)), handlers=[handler])
+    for package in LOGGING_PACKAGES:
+        logging.getLogger(package).setLevel(level.upper())
+    if errors is not None:
+        # A warning of Python's is two lines otherwise, a traceback many.
+        logging.captureWarnings(True)
+        sys.excepthook = _uncaught
+        threading.excepthook = lambda args: _uncaught(
+            args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
+        )
+        errors.start()
+    return errors
+
+
+def _number(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]
+
+
+def _uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    _log.critical("uncaught_exception", exc_info=(kind, error, traceback))

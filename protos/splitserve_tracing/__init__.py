@@ -1,0 +1,1 @@
+"""Traces of requests, for OpenTelemetry collectors (ADR 26)."""

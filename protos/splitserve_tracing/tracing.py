@@ -1,0 +1,147 @@
+"""Spans of a process, by OpenTelemetry's SDK: the one module that begins and ends them.
+
+It is imported by who is to write traces alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from splitserve_tracing.exporting import ToldExporter
+from splitserve_tracing.sampling import Sampling
+from splitserve_tracing.trace_config import TraceConfig
+from splitserve_tracing.trace_context import TraceContext
+
+Attributes = Mapping[str, str | int | float | bool]
+
+# Spans that wait for the collector; more are dropped, the oldest first.
+MAX_QUEUED_SPANS = 4096
+_BATCH_SPANS = 512
+_EXPORT_EVERY_MS = 1000
+_EXPORT_TIMEOUT_S = 5.0
+_LIMITS = SpanLimits(
+    max_span_attributes=64,
+    max_events=128,
+    max_event_attributes=16,
+    max_links=8,
+    max_span_attribute_length=256,
+)
+# Its modules say the same for each batch; `ToldExporter` says it once.
+_SILENT = "opentelemetry"
+_CLOSE_S = 2.0
+
+
+class Tracing:
+    """Begins spans of the requests that are sampled, and sends them to a collector."""
+
+    def __init__(
+        self,
+        config: TraceConfig,
+        service: str,
+        exporter: SpanExporter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`service`: what the process is called in traces. `exporter`: None: to `config.url`."""
+        logging.getLogger(_SILENT).setLevel(logging.CRITICAL)
+        self._sampling = Sampling(config.sampling_ratio, config.most_asked_per_s, clock)
+        exporter = exporter or OTLPSpanExporter(config.url, timeout=_EXPORT_TIMEOUT_S)
+        self._provider = TracerProvider(
+            ALWAYS_ON,  # it is decided before there is a span
+            Resource.create(
+                {
+                    "service.name": service,
+                    "service.version": metadata.version("splitserve"),
+                    "service.instance.id": secrets.token_hex(8),
+                    "host.name": socket.gethostname(),
+                }
+            ),
+            shutdown_on_exit=False,
+            span_limits=_LIMITS,
+        )
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                ToldExporter(exporter, config.url, clock),
+                max_queue_size=MAX_QUEUED_SPANS,
+                schedule_delay_millis=_EXPORT_EVERY_MS,
+                max_export_batch_size=_BATCH_SPANS,
+            )
+        )
+        self._tracer = self._provider.get_tracer("splitserve")
+        self._headers = TraceContextTextMapPropagator()
+
+    def begin(
+        self, received: TraceContext, name: str, attributes: Attributes, start_ns: int
+    ) -> tuple[Span | None, TraceContext]:
+        """The first span of a request here, which came with `received`; None: it is not sampled.
+
+        Also what to tell whoever works for it next, and in any case: who is told nothing decides
+        anew, and a trace would have its end alone. Times are nanoseconds since 1970.
+        """
+        context = self._headers.extract(
+            {"traceparent": received.traceparent, "tracestate": received.tracestate}, Context()
+        )
+        caller = trace.get_current_span(context).get_span_context()
+        if not self._sampling.takes(caller.trace_flags.sampled if caller.is_valid else None):
+            return None, self._unsampled(caller)
+        span = self._tracer.start_span(
+            name, context, SpanKind.SERVER, attributes, start_time=start_ns
+        )
+        return span, self.context_of(span)
+
+    def child(
+        self,
+        parent: Span,
+        name: str,
+        attributes: Attributes,
+        start_ns: int,
+        *,
+        is_call: bool = False,
+    ) -> Span:
+        """A part of what `parent` is about; `is_call`: one that another process works on."""
+        return self._tracer.start_span(
+            name,
+            trace.set_span_in_context(parent, Context()),
+            SpanKind.CLIENT if is_call else SpanKind.INTERNAL,
+            attributes,
+            start_time=start_ns,
+        )
+
+    def context_of(self, span: Span) -> TraceContext:
+        """What whoever works for `span` is told."""
+        headers: dict[str, str] = {}
+        self._headers.inject(headers, trace.set_span_in_context(span, Context()))
+        return TraceContext(headers["traceparent"], headers.get("tracestate", ""))
+
+    @staticmethod
+    def fail(span: Span, why: str) -> None:
+        """What `span` is about went wrong."""
+        span.set_status(StatusCode.ERROR, why)
+
+    def close(self) -> None:
+        """Sends what waits, as far as the collector takes it within seconds. It blocks."""
+        # Which the SDK would do itself, but for as long as a collector likes.
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(_CLOSE_S)
+
+    @staticmethod
+    def _unsampled(caller: trace.SpanContext) -> TraceContext:
+        trace_id = caller.trace_id if caller.is_valid else secrets.randbits(127) + 1
+        span_id = caller.span_id if caller.is_valid else secrets.randbits(63) + 1
+        return TraceContext(f"00-{trace_id:032x}-{span_id:016x}-00")

@@ -1,0 +1,23 @@
+"""What a request lacks that cannot run now."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Lack(Enum):
+    """POOL: no pool like this one will ever have enough blocks for it.
+
+    RESULTS, BUDGET (tokens of a step) and BLOCKS_ON_THEIR_WAY pass by themselves.
+    """
+
+    ADAPTER_SLOT = "adapter_slot"
+    BLOCKS = "blocks"
+    ROWS = "rows"
+    BYTES = "bytes"
+    SHARE = "share"
+    POOL = "pool"
+    # All of these pass by themselves, and nobody goes first.
+    RESULTS = "results"
+    BUDGET = "budget"
+    BLOCKS_ON_THEIR_WAY = "blocks_on_their_way"

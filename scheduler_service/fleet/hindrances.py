@@ -1,0 +1,52 @@
+"""What keeps those from beginning who are first in the queue: told to those who watch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from enum import Enum
+from itertools import islice
+from typing import TypeAlias
+
+from scheduler_service.core.lack import Lack
+from scheduler_service.core.request import Request
+from scheduler_service.fleet.host_state import Host
+
+# So many requests are looked at, and so many hosts for each.
+MAX_HEADS = 4
+_MAX_HOSTS = 8
+
+
+class Obstacle(Enum):
+    """What is no lack of the request at a host.
+
+    UNFIT: it could never run there. OTHERS_WAIT_THERE: whoever waits there goes first. NONE: it
+    could begin, and will, or waits for another host that has its prefix.
+    """
+
+    UNFIT = "does_not_fit"
+    OTHERS_WAIT_THERE = "others_wait_there"
+    NONE = "about_to_begin"
+
+
+Hindrance: TypeAlias = Lack | Obstacle
+Hindrances: TypeAlias = list[tuple[Host, Hindrance]]
+
+
+def look_at_heads(
+    candidates: Iterable[Request], hosts: Collection[Host]
+) -> list[tuple[Request, Hindrances]]:
+    """The first of `candidates`, each with what keeps it from some of `hosts`."""
+    looked_at = list(islice(hosts, _MAX_HOSTS))
+    return [
+        (request, [(host, _hindrance(request, host)) for host in looked_at])
+        for request in islice(candidates, MAX_HEADS)
+    ]
+
+
+def _hindrance(request: Request, host: Host) -> Hindrance:
+    if not host.fits(request):
+        return Obstacle.UNFIT
+    lack = host.openings.what_lacks(request)
+    if lack is Lack.BUDGET and not host.openings.nobody_waits:
+        return Obstacle.OTHERS_WAIT_THERE
+    return lack or Obstacle.NONE

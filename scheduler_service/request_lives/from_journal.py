@@ -1,0 +1,62 @@
+"""Lives of requests from a journal: its cores decide again, and a recorder is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
+from scheduler_service.core.request import Request
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.journal.replay import Call, replay
+from scheduler_service.observer import TakenBack
+from scheduler_service.request_lives.life_recorder import LifeRecorder
+from scheduler_service.request_names import RequestName
+
+
+def lives_of(path: Path, num_kept: int) -> LifeRecorder:
+    """What the segment in `path` says of requests. Raises JournalUnreadable.
+
+    It says what executors were told: of refusals, and of what waits for one, it knows nothing.
+    """
+    watched = _Watched(num_kept)
+    replay(path, watched)
+    return watched.recorder
+
+
+class _Watched:
+    """Tells a recorder what it would have been told by whoever asked these cores."""
+
+    def __init__(self, num_kept: int) -> None:
+        self._now_ns = 0
+        self._known: set[str] = set()
+        self.recorder = LifeRecorder(num_kept, lambda: self._now_ns)
+
+    def called(self, address: str, core: Scheduler, call: Call, result: object) -> None:
+        self._now_ns = max(self._now_ns, core.placement.now_ns)
+        if call.request is not None:
+            self._given(call.request, address)
+        match call.name, result:
+            case "withdraw", Request():
+                why = TakenBack.BEGINS_SOONER_ELSEWHERE
+                self.recorder.request_taken_back(result, address, why)
+            case "evacuate", list():
+                self.recorder.executor_gone(address, result, is_lost=True)
+            case "schedule", StepPlan():
+                self.recorder.step_sent(address, result, 0)
+            case "apply", (StepOutcome() as outcome, StepEvents() as events):
+                self.recorder.step_answered(address, outcome)
+                self._ended(events)
+            case "take_ended", StepEvents():
+                self._ended(result)
+
+    def _given(self, request: Request, address: str) -> None:
+        if request.request_id not in self._known:
+            self._known.add(request.request_id)
+            name = RequestName.of_key(request.request_id, request.scheduling.tenant)
+            self.recorder.request_submitted(request, name, 0)
+        self.recorder.request_given(request, address)
+
+    def _ended(self, events: StepEvents) -> None:
+        for request in events.finished:
+            self._known.discard(request.request_id)
+            self.recorder.request_ended(request)

@@ -1,0 +1,288 @@
+"""Writes down what happens to requests, as it happens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias, assert_never
+
+from scheduler_service.core.config import PreemptionMode
+from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
+from scheduler_service.core.plan import StepOutcome, StepPlan
+from scheduler_service.core.request import Request
+from scheduler_service.observer import Head, NoObserver, TakenBack
+from scheduler_service.request_lives.life import Life
+from scheduler_service.request_lives.life_event import NO_NUMBERS, LifeEvent, LifeKind, Phase
+from scheduler_service.request_lives.shared_places import SharedPlaces
+from scheduler_service.request_lives.step_rows import StepRows
+from scheduler_service.request_names import RequestName
+
+Listener: TypeAlias = Callable[[Life, LifeEvent], None]
+
+# Reasons of ours; all others are those of the core and the fleet.
+BEHIND_OTHERS = "behind_others"
+NO_EXECUTOR = "no_executor"
+ABANDONED = "abandoned"
+# Lives of unfinished requests, beside as many as are kept of those that ended.
+_NUM_MORE_LIVING = 1024
+# Of several executors that a request waits for, that which is nearest says why.
+_NEAREST_FIRST = ("about_to_begin", "budget", "others_wait_there", "blocks_on_their_way", "blocks")
+_FARTHEST = "does_not_fit"
+_WAITING = frozenset({Phase.GIVEN, Phase.PREEMPTED, Phase.SWAPPED, Phase.RECOVERING})
+
+
+class LifeRecorder(NoObserver):
+    """Keeps the lives of unfinished requests, and of the last `num_kept` that ended.
+
+    What events say beside their kind: RECEIVED num_waiting (for an executor, before it),
+    num_prompt_tokens and num_resumed_tokens; BEGAN num_tokens that are known, of which num_cached
+    need not be computed, num_on_host of these come from the host pool; FIRST_TOKEN num_chunks that
+    computed num_prompt_tokens; ENDED num_output_tokens. `num_kept_at_most`: as `num_kept`.
+    Its cost is per event, and nothing for steps that only decode.
+    """
+
+    watches_heads = True
+
+    def __init__(self, num_kept: int, now_ns: Callable[[], int]) -> None:
+        """Lives of as many unfinished ones are kept, and of some more."""
+        self.num_kept_at_most = num_kept
+        self._now_ns = now_ns
+        self._living = SharedPlaces(num_kept + _NUM_MORE_LIVING, gives_oldest=False)
+        self._ended = SharedPlaces(num_kept, gives_oldest=True)
+        self._rows: dict[str, StepRows] = {}
+        self._heads: dict[str, Life] = {}
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Has `listener` told of every event from now on, at once; returns how to end that.
+
+        It must return soon, and raise nothing.
+        """
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    @property
+    def now_ns(self) -> int:
+        """By the clock of all events."""
+        return self._now_ns()
+
+    @property
+    def living(self) -> Iterable[Life]:
+        """Of requests that are unfinished, oldest first."""
+        return self._living
+
+    @property
+    def ended(self) -> Iterable[Life]:
+        """Of those that ended or were refused, oldest first."""
+        return self._ended
+
+    @property
+    def num_living(self) -> int:
+        """How many of them."""
+        return len(self._living)
+
+    @property
+    def num_ended(self) -> int:
+        """How many of them."""
+        return len(self._ended)
+
+    def settle(self, life: Life) -> None:
+        """Adds to a life what was counted since its rows were given to it."""
+        for rows in self._rows.values():
+            rows.settle(life)
+
+    # -- Observer ------------------------------------------------------------------------------
+
+    def request_refused(self, name: RequestName, tenant: str, reason: str) -> None:
+        if self._living.get(name.key) is not None:
+            return  # an unfinished one has this id, and goes on
+        now_ns = self._now_ns()
+        life = self._ended.remove(name.key)
+        if life is None or not _was_refused(life):
+            life = Life(name.key, name.own_id, tenant, now_ns)
+        life.end(now_ns)
+        self._ended.add(life)
+        self._add(life, LifeKind.REFUSED, reason)
+
+    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
+        now_ns = self._now_ns()
+        life = Life(name.key, name.own_id, request.scheduling.tenant, now_ns)
+        life.client_key = request.client_key
+        before = self._ended.get(name.key)
+        if before is not None and _was_refused(before):
+            life.events = before.events
+            self._ended.remove(name.key)
+        self._living.add(life)
+        life.enter(now_ns, Phase.QUEUED, BEHIND_OTHERS)
+        sequence = request.sequence
+        numbers = {"num_waiting": num_waiting, "num_prompt_tokens": sequence.num_prompt_tokens}
+        if num_resumed := sum(each.num_output_tokens for each in request.sequences):
+            numbers["num_resumed_tokens"] = num_resumed
+        self._add(life, LifeKind.RECEIVED, numbers=numbers)
+
+    def request_given(self, request: Request, address: str) -> None:
+        life = self._living.get(request.request_id)
+        if life is None:
+            return
+        self._heads.pop(life.key, None)
+        life.executor = address
+        phase = Phase.RECOVERING if life.part.phase is Phase.RECOVERING else Phase.GIVEN
+        life.enter(self._now_ns(), phase, "", address)
+        self._add(life, LifeKind.GIVEN)
+
+    def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
+        self._leave(request, LifeKind.TAKEN_BACK, why.value)
+
+    def executor_gone(self, address: str, requests: Iterable[Request], *, is_lost: bool) -> None:
+        for request in requests:
+            if is_lost:
+                self._leave(request, LifeKind.EXECUTOR_LOST, "")
+            else:
+                self._leave(request, LifeKind.TAKEN_BACK, TakenBack.DRAINED.value)
+        self._rows.pop(address, None)
+
+    def heads_wait(self, heads: Sequence[Head]) -> None:
+        now_ns, before, self._heads = self._now_ns(), self._heads, {}
+        for head in heads:
+            life = self._living.get(head.request.request_id)
+            if life is not None:
+                self._heads[life.key] = life
+                reason, executor = _nearest(head.reasons)
+                self._wait(life, now_ns, reason, executor)
+        for key in before.keys() - self._heads.keys():
+            if before[key].part.phase in (Phase.QUEUED, Phase.RECOVERING):
+                self._wait(before[key], now_ns, BEHIND_OTHERS, "")
+
+    def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
+        for note in plan.notes:
+            self._take_note(note)
+        now_ns = self._now_ns() if plan.lacks else 0
+        for request, lack in plan.lacks.items():
+            life = self._living.get(request.request_id)
+            if life is not None and life.part.phase in _WAITING:
+                self._wait(life, now_ns, lack.value, address)
+        rows = self._rows.get(address)
+        if rows is None:
+            rows = self._rows[address] = StepRows()
+        rows.sent(plan, self._living.get)
+
+    def step_answered(self, address: str, outcome: StepOutcome) -> None:
+        rows = self._rows.get(address)
+        if rows is None:
+            return
+        for life in rows.answered(outcome):
+            if life.ended_ns is not None:
+                continue
+            numbers = {"num_chunks": life.num_chunks, "num_prompt_tokens": life.num_prompt_tokens}
+            if life.part.phase is Phase.PROMPT:
+                life.enter(self._now_ns(), Phase.TOKENS, "", life.executor)
+            kind = LifeKind.RESUMED if life.has_token else LifeKind.FIRST_TOKEN
+            life.has_token = True
+            self._add(life, kind, numbers=numbers)
+
+    def request_ended(self, request: Request) -> None:
+        life = self._living.remove(request.request_id)
+        if life is None:
+            return
+        self._heads.pop(life.key, None)
+        for rows in self._rows.values():
+            rows.forget(life)
+        life.num_output_tokens = sum(each.num_output_tokens for each in request.sequences)
+        life.end(self._now_ns())
+        self._ended.add(life)
+        self._add(life, LifeKind.ENDED, _end_of(request), _end_numbers(life))
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _take_note(self, note: Note) -> None:
+        """What a core did to a request while it planned a step."""
+        life = self._living.get(note.request.request_id)
+        if life is None:
+            return
+        now_ns = self._now_ns()
+        match note:
+            case Began():
+                life.awaits_token = life.has_begun = True
+                reason = "again" if life.num_chunks else ""
+                life.enter(now_ns, Phase.PROMPT, reason, life.executor)
+                numbers = {"num_tokens": note.num_tokens, "num_cached": note.num_cached}
+                if note.num_on_host:
+                    numbers["num_on_host"] = note.num_on_host
+                self._add(life, LifeKind.BEGAN, numbers=numbers)
+            case Preempted():
+                is_swapped = note.mode is PreemptionMode.SWAP
+                phase = Phase.SWAPPED if is_swapped else Phase.PREEMPTED
+                life.enter(now_ns, phase, note.cause.value, life.executor)
+                kind = LifeKind.SWAPPED_OUT if is_swapped else LifeKind.PREEMPTED
+                self._add(life, kind, note.cause.value)
+            case SwappedIn():
+                phase = Phase.PROMPT if life.awaits_token else Phase.TOKENS
+                life.enter(now_ns, phase, "", life.executor)
+                self._add(life, LifeKind.SWAPPED_IN)
+            case KvLost():
+                if life.part.phase is not Phase.RECOVERING:  # once for all of its sequences
+                    life.enter(now_ns, Phase.RECOVERING, "step_failed", life.executor)
+                    self._add(life, LifeKind.KV_LOST)
+            case _:
+                assert_never(note)
+
+    def _leave(self, request: Request, kind: LifeKind, reason: str) -> None:
+        """Its executor has it no more."""
+        life = self._living.get(request.request_id)
+        if life is None:
+            return
+        rows = self._rows.get(life.executor)
+        if rows is not None:
+            rows.forget(life)
+        phase = Phase.RECOVERING if life.has_begun else Phase.QUEUED
+        life.enter(self._now_ns(), phase, reason or kind.value, life.executor)
+        self._add(life, kind, reason)
+
+    def _wait(self, life: Life, now_ns: int, reason: str, executor: str) -> None:
+        event = life.wait(now_ns, reason, executor)
+        if event is not None:
+            self._tell(life, event)
+
+    def _add(
+        self,
+        life: Life,
+        kind: LifeKind,
+        reason: str = "",
+        numbers: Mapping[str, int] = NO_NUMBERS,
+    ) -> None:
+        self._tell(life, life.add(self._now_ns(), kind, reason, numbers))
+
+    def _tell(self, life: Life, event: LifeEvent) -> None:
+        for listener in self._listeners:
+            listener(life, event)
+
+
+def _was_refused(life: Life) -> bool:
+    return all(event.kind is LifeKind.REFUSED for event in life.events)
+
+
+def _nearest(reasons: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Why a request waits, and at which executor, if it is about one alone."""
+    names = Counter(reason for _, reason in reasons)
+    if not names:
+        return NO_EXECUTOR, ""
+    found = next((name for name in _NEAREST_FIRST if name in names), None)
+    found = found or next((name for name in names if name != _FARTHEST), _FARTHEST)
+    about = [address for address, reason in reasons if reason == found]
+    return found, about[0] if len(about) == 1 else ""
+
+
+def _end_of(request: Request) -> str:
+    """How it ended, in a constant name."""
+    if request.error is not None:
+        return request.error[0]
+    return ABANDONED if request.finish_reason is None else request.finish_reason.value
+
+
+def _end_numbers(life: Life) -> dict[str, int]:
+    numbers = {"num_output_tokens": life.num_output_tokens}
+    if life.num_more_tokens:
+        numbers["num_more_tokens"] = life.num_more_tokens
+    if life.num_drafts:
+        numbers["num_drafts"] = life.num_drafts
+    return numbers

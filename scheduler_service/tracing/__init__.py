@@ -1,0 +1,1 @@
+"""What of requests and steps is shown in traces."""

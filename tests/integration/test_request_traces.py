@@ -1,0 +1,201 @@
+"""What a collector is sent of requests: read back over OTLP from a scheduler that serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from scheduler_service.tracing.request_traces import RequestTraces
+from splitserve_client import (
+    AsyncClient,
+    RequestIdInUse,
+    SamplingParams,
+    TraceContext,
+)
+from splitserve_tracing.trace_config import TraceConfig
+from splitserve_tracing.tracing import Tracing
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.processes.fake_service import StepWatch
+from tests.support.processes.patience import PATIENCE_S, PATIENT_AT_CALLS
+from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
+from tests.support.processes.trace_collector import CollectedSpan, TraceCollector, trace_collector
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT_ID = "00f067aa0ba902b7"
+ASKED = TraceContext(f"00-{TRACE_ID}-{PARENT_ID}-01", "vendor=1")
+PROMPT = [1, 2, 3, 4, 5]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A scheduler whose traces `collector` gets."""
+
+    client: AsyncClient
+    collector: TraceCollector
+    traces: RequestTraces
+    scheduler: SchedulerInProcess
+
+    async def wait_connected(self, num_executors: int) -> None:
+        """Until just so many executors are."""
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(e.is_connected for e in self.scheduler.cluster.engines) != num_executors:
+                self.scheduler.changed.clear()
+                await self.scheduler.changed.wait()
+
+
+@asynccontextmanager
+async def traced(*executors: FakeExecutor, sampling_ratio: float = 0.0) -> AsyncIterator[Traced]:
+    async with trace_collector() as collector:
+        tracing = Tracing(TraceConfig(collector.url, sampling_ratio), "scheduler")
+        traces = RequestTraces(tracing)
+        async with (
+            scheduler_in_process(*executors, observer=traces, traces=traces) as scheduler,
+            AsyncClient(scheduler.address, PATIENT_AT_CALLS) as client,
+        ):
+            yield Traced(client, collector, traces, scheduler)
+        tracing.close()
+
+
+def children(spans: Sequence[CollectedSpan], parent: CollectedSpan) -> list[CollectedSpan]:
+    found = [span for span in spans if span.parent_id == parent.span_id]
+    return sorted(found, key=lambda span: span.start_ns)
+
+
+async def test_trace_of_a_caller_goes_on_through_queue_prefill_and_decode() -> None:
+    async with traced(FakeExecutor()) as running:
+        params = SamplingParams(seed=1, max_tokens=9)
+        await running.client.complete(PROMPT, params, request_id="a", trace_context=ASKED)
+        await running.collector.wait_for_names("generate")
+        spans = running.collector.spans
+
+    (whole,) = (span for span in spans if span.name == "generate")
+    assert {span.trace_id for span in spans} == {TRACE_ID}
+    assert (whole.parent_id, whole.trace_state) == (PARENT_ID, "vendor=1")
+    assert whole.attributes["splitserve.request_id"] == "a"
+    assert whole.attributes["gen_ai.usage.input_tokens"] == len(PROMPT)
+    assert whole.attributes["gen_ai.usage.output_tokens"] == 9
+    assert whole.attributes["splitserve.finish_reason"] == "length"
+    assert not whole.is_error
+    phases = children(spans, whole)
+    assert [span.name for span in phases] == ["queue", "prefill", "decode"]
+    queue, prefill, decode = phases
+    assert whole.start_ns <= queue.start_ns <= queue.end_ns <= prefill.start_ns
+    assert prefill.end_ns <= decode.start_ns <= decode.end_ns <= whole.end_ns
+    assert whole.event_names == ["given", "first_token"]
+    (step,) = children(spans, prefill)
+    assert step.attributes["splitserve.request.num_tokens"] == len(PROMPT)
+    assert step.attributes["splitserve.executor"] == prefill.attributes["splitserve.executor"]
+    assert prefill.start_ns <= step.start_ns <= step.end_ns <= prefill.end_ns
+    assert children(spans, decode) == []
+    assert whole.attributes["splitserve.num_steps"] >= 2
+
+
+async def test_trace_has_recovery_when_its_executor_is_lost() -> None:
+    watch = StepWatch()
+    executor = FakeExecutor(fault=watch)
+    async with traced(executor) as running:
+        params = SamplingParams(seed=1, max_tokens=30)
+        watch.hold(after=3)
+        async with aclosing(running.client.generate(PROMPT, params, trace_context=ASKED)) as events:
+            await anext(events)
+            await watch.wait_held()
+            killing = asyncio.create_task(executor.kill())
+            await running.wait_connected(0)
+            watch.release()
+            await killing
+            await executor.start()
+            async for _ in events:
+                pass
+        await running.collector.wait_for_names("generate")
+        spans = running.collector.spans
+
+    (whole,) = (span for span in spans if span.name == "generate")
+    phases = children(spans, whole)
+    assert [span.name for span in phases] == ["queue", "prefill", "decode", "recovery", "decode"]
+    assert [span.is_error for span in phases] == [False, False, True, False, False]
+    assert whole.event_names == ["given", "first_token", "executor_lost", "given"]
+    recovery = phases[3]
+    assert recovery.event_names == ["began"]
+    (step,) = children(spans, recovery)
+    assert step.attributes["splitserve.request.num_tokens"] > len(PROMPT)
+    assert whole.attributes["gen_ai.usage.output_tokens"] == 30
+
+
+async def test_nothing_is_traced_when_a_caller_wants_none() -> None:
+    unsampled = TraceContext(f"00-{TRACE_ID}-{PARENT_ID}-00")
+    async with traced(FakeExecutor(), sampling_ratio=1.0) as running:
+        params = SamplingParams(seed=1, max_tokens=2)
+        await running.client.complete(PROMPT, params, trace_context=unsampled)
+        await running.client.complete(PROMPT, params)
+        await running.collector.wait_for_names("generate")
+        spans = running.collector.spans
+
+    assert len([span for span in spans if span.name == "generate"]) == 1
+    assert TRACE_ID not in {span.trace_id for span in spans}
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        TraceContext("x" * 100_000),
+        TraceContext("00-" + "0" * 32 + "-" + "0" * 16 + "-01"),
+        TraceContext("\x00é" * 20),
+        TraceContext(f"ff-{TRACE_ID}-{PARENT_ID}-01"),
+        TraceContext(f"00-{TRACE_ID}-{PARENT_ID}-01-more"),
+        TraceContext(f"00-{TRACE_ID.upper()}-{PARENT_ID}-01"),
+    ],
+)
+async def test_request_is_served_and_not_traced_when_its_context_is_none(
+    context: TraceContext,
+) -> None:
+    async with traced(FakeExecutor()) as running:
+        params = SamplingParams(seed=1, max_tokens=2)
+        await running.client.complete(PROMPT, params, trace_context=context)
+        await running.client.complete(PROMPT, params, trace_context=ASKED)
+        await running.collector.wait_for_names("generate")
+        spans = running.collector.spans
+
+    assert {span.trace_id for span in spans} == {TRACE_ID}
+    assert len([span for span in spans if span.name == "generate"]) == 1
+
+
+async def test_state_is_left_out_when_it_is_too_long() -> None:
+    async with traced(FakeExecutor()) as running:
+        context = TraceContext(ASKED.traceparent, "vendor=" + "x" * 1000)
+        params = SamplingParams(seed=1, max_tokens=2)
+        await running.client.complete(PROMPT, params, trace_context=context)
+        await running.collector.wait_for_names("generate")
+
+        (whole,) = running.collector.named("generate")
+        assert (whole.trace_id, whole.trace_state) == (TRACE_ID, "")
+
+
+async def test_refused_request_has_a_span_with_its_reason() -> None:
+    watch = StepWatch()
+    async with traced(FakeExecutor(fault=watch)) as running:
+        watch.hold(after=2)
+        params = SamplingParams(seed=1, max_tokens=30)
+        async with aclosing(running.client.generate(PROMPT, params, request_id="a")) as events:
+            await anext(events)
+            with pytest.raises(RequestIdInUse):
+                await running.client.complete(PROMPT, params, request_id="a", trace_context=ASKED)
+            watch.release()
+            async for _ in events:
+                pass
+        await running.collector.wait_for_names("generate")
+        (whole,) = running.collector.named("generate")
+
+    assert whole.is_error
+    assert whole.attributes["splitserve.refusal"] == "REQUEST_ID_IN_USE"
+
+
+async def test_nothing_is_remembered_when_requests_have_ended() -> None:
+    async with traced(FakeExecutor(), sampling_ratio=1.0) as running:
+        for seed in range(5):
+            await running.client.complete(PROMPT, SamplingParams(seed=seed, max_tokens=3))
+
+        assert running.traces.num_open == 0

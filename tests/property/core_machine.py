@@ -1,0 +1,350 @@
+"""The scheduler core against a fake executor that computes what the block tables say.
+
+The fake executor chains every token to what it reads through the block table, so a wrong table, a
+block that is reused too early or a missing recompute changes the tokens. Whatever happens on the
+way (arrivals, aborts, failing steps and rows, executor loss, preemption, chunking, pipelining),
+each request's tokens must be those that `Oracle` knows without any scheduler.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from enum import Enum
+from random import Random
+from typing import Any
+
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from executor_service.steps.step import RowStatus
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
+from scheduler_service.core.tally import PreemptionCause
+from scheduler_service.journal.checkpoint import dump_core, load_core
+from splitserve_rpc.domain_error import DomainError
+from tests.property.core_workloads import configs, fit, kin_of, random_spec
+from tests.support.core.checks import check_core, check_emptied, check_published
+from tests.support.core.clients import Client
+from tests.support.core.engine import MAX_ASKED, CoreEngine, Link
+from tests.support.core.plan_executor import PlanExecutor
+from tests.support.core.spoiled_outcomes import is_row_ok, spoil_row, spoil_step
+from tests.support.core.truth import Oracle, Spec, create_request
+from tests.support.fakes.fake_runner import FakeRunner, StepFault
+from tests.support.fakes.fewer_tokens import cut_at_random
+
+
+class Mishap(Enum):
+    """What goes wrong, or happens behind the clients' backs: the method that does it."""
+
+    CLIENT_LEAVES = "client_leaves"
+    REQUEST_YIELDS = "request_yields"
+    REQUEST_YIELDS_BEFORE_A_LOSS = "request_yields_before_a_loss"
+    URGENT_REQUEST_COMES = "urgent_request_comes"
+    STEP_FAILS = "step_fails"
+    STEP_IS_NOT_EXECUTED = "step_is_not_executed"
+    ROW_FAILS = "row_fails"
+    ROW_FAILS_AND_SPOILS_OTHERS = "row_fails_and_spoils_others"
+    ROW_IS_NONSENSE = "row_is_nonsense"
+    GRAMMAR_IS_NEVER_COMPILED = "grammar_is_never_compiled"
+    RESULT_BREAKS_CONTRACT = "result_breaks_contract"
+    EXECUTOR_IS_LOST = "executor_is_lost"
+    REQUEST_IS_WITHDRAWN = "request_is_withdrawn"
+    CORE_IS_RESTORED = "core_is_restored"
+
+
+def mishaps() -> st.SearchStrategy[list[tuple[Mishap, int]]]:
+    """Several, each with the number of whom it concerns; or the same one very often."""
+    one = st.tuples(st.sampled_from(Mishap), st.integers(0, 9))
+    return st.one_of(st.lists(one, min_size=1, max_size=4), one.map(lambda each: [each] * 9))
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Arrivals, steps, failures; the invariants hold after each."""
+
+    link: type[Link[Any]] = PlanExecutor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_words: int | None = None
+        self.clients: dict[int, Client] = {}
+        self.contents: dict[bytes, tuple[int, ...]] = {}
+        self.num_arrivals = 0
+        self.engine: CoreEngine[Any] | None = None
+
+    @initialize(
+        config=configs(),
+        depth=st.integers(1, 4),
+        costs=st.sampled_from([(0, 0), (1, 100), (100, 1)]),
+    )
+    def start(self, config: SchedulerConfig, depth: int, costs: tuple[int, int]) -> None:
+        self.depth = depth
+        self.config, self.costs = self.adapt(config, costs)
+        self.oracle = Oracle(self.config, self.num_words)
+        self.connect()
+
+    def adapt(
+        self, config: SchedulerConfig, costs: tuple[int, int]
+    ) -> tuple[SchedulerConfig, tuple[int, int]]:
+        """What is tried of all that there may be."""
+        return config, costs
+
+    def connect(self) -> None:
+        """A new executor with an empty cache, and a new core for it."""
+        now_ns = 0 if self.engine is None else self.engine.now_ns
+        runner = FakeRunner(
+            block_size=self.config.block_size,
+            num_device_blocks=self.config.num_device_blocks,
+            num_host_blocks=self.config.num_host_blocks,
+            vocab_size=self.config.vocab_size,
+            eos_token_ids=self.config.eos_token_ids,
+            sliding_window_tokens=self.config.sliding_window,
+            us_per_block=self.costs[0],
+            us_per_token=self.costs[1],
+        )
+        runner.cut = cut_at_random
+        runner.num_words = self.num_words
+        self.engine = CoreEngine(self.config, runner, self.link, depth=self.depth)
+        self.engine.tick(now_ns)
+
+    @property
+    def running(self) -> CoreEngine[Any]:
+        assert self.engine is not None
+        return self.engine
+
+    @property
+    def unfinished(self) -> list[Client]:
+        return [client for client in self.clients.values() if not client.delivery.is_finished]
+
+    # -- what happens --------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 6), seed=st.integers(0, 2**32), are_kin=st.booleans())
+    def arrive(self, count: int, seed: int, are_kin: bool) -> None:
+        specs = [random_spec(Random(seed + index)) for index in range(count)]
+        for spec in specs:
+            self.add(kin_of(specs[0], spec) if are_kin else spec)
+
+    def add(self, spec: Spec) -> None:
+        with suppress(DomainError):  # too large, or the queue is full
+            self.admit(fit(spec, self.config, self.running.now_ns))
+
+    def admit(self, spec: Spec) -> None:
+        self.num_arrivals += 1
+        self.running.scheduler.check(create_request(spec, self.num_arrivals))
+        request, truth = self.oracle.make_request(spec, self.num_arrivals)
+        delivery = self.running.add(request)
+        self.clients[self.num_arrivals] = Client(spec, truth, delivery)
+        self.contents |= truth.contents
+        note(f"{request.request_id}: {spec}")
+
+    @rule(num_steps=st.integers(1, 25), wait_ns=st.sampled_from([0, 0, 1_000_000, 1_000_000_000]))
+    def step(self, num_steps: int, wait_ns: int) -> None:
+        self.running.tick(wait_ns)
+        for _ in range(num_steps):
+            if not self.running.step():
+                return
+
+    # -- what goes wrong -----------------------------------------------------------------------
+
+    @precondition(lambda self: self.unfinished)
+    @rule(mishaps=mishaps())
+    def go_wrong(self, mishaps: list[tuple[Mishap, int]]) -> None:
+        for mishap, index in mishaps:
+            self.running.fill()
+            if not self.running.in_flight or not self.unfinished:
+                return
+            getattr(self, mishap.value)(index)
+
+    def client_leaves(self, index: int) -> None:
+        client = self.unfinished[index % len(self.unfinished)]
+        client.is_aborted = True
+        self.running.abort(client.request)
+
+    def request_yields(self, index: int) -> None:
+        placement = self.running.scheduler.placement
+        # What is moved is moved by the step that is planned next: there must be one.
+        most = 0 if placement.suspects else self.depth - 1
+        while len(self.running.in_flight) > most:
+            self.running.answer()
+        running = placement.rows.running
+        if running and not self.running.needs_snapshot:
+            placement.preempt(running[index % len(running)].request, PreemptionCause.BLOCKS)
+            self.running.fill()
+
+    def request_yields_before_a_loss(self, index: int) -> None:
+        """What a step in flight brings it may be spoiled when it has no row any more."""
+        self.request_yields(index)
+        if self.running.in_flight:
+            loss = self.row_fails if index % 2 else self.step_fails
+            loss(index // 2)
+
+    def urgent_request_comes(self, index: int) -> None:
+        spec = random_spec(Random(index))
+        self.add(replace(spec, scheduling=replace(spec.scheduling, priority=-2)))
+
+    def step_fails(self, _index: int) -> None:
+        self.running.fail()
+
+    def step_is_not_executed(self, _index: int) -> None:
+        plan, _ = self.running.in_flight[0]
+        is_snapshot = plan.base_step_id is None
+        self.running.skip(StepStatus.REFUSED if is_snapshot else StepStatus.NEED_SNAPSHOT)
+
+    def row_fails(self, index: int, *, spoils_others: bool = False) -> None:
+        plan, _ = self.running.in_flight[0]
+        if len(plan.work.row_ids) == 0:
+            return
+        row = index % len(plan.work.row_ids)
+        row_id, stay_id = int(plan.work.row_ids[row]), int(plan.work.stay_ids[row])
+        sequence = self.running.scheduler.placement.sequence_of(row_id, stay_id)
+        if sequence is not None:
+            self.clients[sequence.request.client_key].has_bad_row = True
+        self.running.count_fault()
+        status = RowStatus.FAILED if index % 2 else RowStatus.INVALID_LOGITS
+        self.running.answer(StepFault(rows={row_id: status}, spoils_others=spoils_others))
+
+    def row_fails_and_spoils_others(self, index: int) -> None:
+        self.row_fails(index, spoils_others=True)
+
+    def row_is_nonsense(self, index: int) -> None:
+        """What the result says of one row, if it counts, costs its request, and no other."""
+        spoiled: list[Client] = []
+
+        def spoil(plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
+            rows = {row: client for row, client in self.clients_of(plan) if is_row_ok(outcome, row)}
+            if not rows:
+                return outcome
+            row = list(rows)[index % len(rows)]
+            rows[row].has_bad_row = True
+            spoiled.append(rows[row])
+            return spoil_row(outcome, row, plan.step_id, self.config.vocab_size)
+
+        self.running.count_fault()
+        self.running.answer(spoil=spoil)
+        for client in spoiled:
+            assert client.request.error is not None, "it was believed"
+            assert client.request.error[0] == "ROW_FAILED"
+
+    def clients_of(self, plan: StepPlan) -> Iterator[tuple[int, Client]]:
+        """The rows of a step that count."""
+        work, placement = plan.work, self.running.scheduler.placement
+        each = zip(work.row_ids.tolist(), work.stay_ids.tolist(), strict=True)
+        for row, (row_id, stay_id) in enumerate(each):
+            sequence = placement.sequence_of(row_id, stay_id)
+            if sequence is not None:
+                yield row, self.clients[sequence.request.client_key]
+
+    def grammar_is_never_compiled(self, index: int) -> None:
+        """Its request ends, and costs nobody else a thing; unless it has its first token by now."""
+        found = [client for client in self.unfinished if client.spec.params.grammar is not None]
+        if found:
+            client = found[index % len(found)]
+            client.has_bad_row = True
+            self.running.never_compiled.add(client.request.client_key)
+
+    def result_breaks_contract(self, index: int) -> None:
+        """Nothing of such a result is taken: a true one is still good, or the executor is lost."""
+        true: list[StepOutcome] = []
+
+        def spoil(plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
+            if outcome.status is not StepStatus.OK:
+                return outcome
+            true.append(outcome)
+            return spoil_step(plan, outcome, index // 2)
+
+        try:
+            self.running.answer(spoil=spoil)
+        except ContractBroken:
+            if index % 2:
+                self.running.take(true[0])
+            else:
+                self.executor_is_lost(index)
+        else:
+            assert not true, "it was believed"
+
+    def executor_is_lost(self, _index: int) -> None:
+        lost, unfinished = self.running, self.unfinished
+        lost.count_fault()
+        moved = {request.client_key: request for request in lost.scheduler.evacuate()}
+        assert moved.keys() == {client.request.client_key for client in unfinished}
+        self.connect()
+        for client in unfinished:
+            client.delivery.request = moved[client.request.client_key]
+            if client.request.is_finished:
+                client.delivery.is_finished = True
+            else:
+                self.running.adopt(client.delivery)
+
+    def request_is_withdrawn(self, index: int) -> None:
+        """It comes back at once, while steps of its last stay are in flight."""
+        client = self.unfinished[index % len(self.unfinished)]
+        losses = client.request.num_fruitless_losses
+        moved = self.running.scheduler.withdraw(client.request.request_id)
+        assert moved is not None
+        assert moved.num_fruitless_losses == losses
+        client.delivery.request = moved
+        self.running.adopt(client.delivery)
+
+    def core_is_restored(self, _index: int) -> None:
+        scheduler = load_core(dump_core(self.running.scheduler))
+        for client in self.unfinished:
+            client.delivery.request = scheduler.placement.requests[client.request.request_id]
+        self.running.scheduler = scheduler
+
+    # -- what holds ----------------------------------------------------------------------------
+
+    @invariant()
+    def core_is_consistent(self) -> None:
+        if self.engine is None:
+            return
+        check_core(self.engine.scheduler)
+        check_published(
+            self.engine.scheduler.placement,
+            [plan for plan, _ in self.engine.in_flight],
+            self.contents,
+            self.engine.runner,
+        )
+
+    @invariant()
+    def clients_get_what_is_true(self) -> None:
+        for client in self.clients.values():
+            client.check(self.config)
+
+    def drain(self) -> None:
+        """Runs until nothing is left to do; somebody gets ahead again and again.
+
+        Between two new tokens each row may at worst compute all its tokens again; in trials and
+        other steps by turns, and each may have to be moved, to wait for results or for its grammar
+        first.
+        """
+        config, progress, num_in_vain = self.config, (0, 0), 0
+        num_chunks = -(-config.max_model_len // config.max_num_batched_tokens)
+        most = 2 * config.max_num_seqs * (num_chunks + 2 + MAX_ASKED) + self.depth
+        while self.running.step():
+            before, progress = progress, self.progress()
+            num_in_vain = 0 if progress != before else num_in_vain + 1
+            assert num_in_vain <= most, f"nobody got ahead for {num_in_vain} steps"
+
+    def progress(self) -> tuple[int, int]:
+        """Never decreases: requests that ended, and tokens of the others."""
+        known_tokens = self.running.scheduler.placement.known_tokens
+        num_tokens = 0
+        for client in self.clients.values():
+            lengths = [len(known_tokens(sequence)) for sequence in client.request.sequences]
+            # Which beams go on changes, how long they are does not.
+            num_tokens += max(lengths) if client.spec.params.beam else sum(lengths)
+        return len(self.clients) - len(self.unfinished), num_tokens
+
+    def teardown(self) -> None:
+        if self.engine is None or sys.exc_info()[0] is not None:
+            return
+        self.drain()
+        self.core_is_consistent()
+        self.clients_get_what_is_true()
+        assert not self.unfinished
+        assert self.running.scheduler.num_free_blocks == self.config.num_device_blocks
+        assert self.running.scheduler.num_free_host_blocks == self.config.num_host_blocks
+        check_emptied(self.running.scheduler.placement)

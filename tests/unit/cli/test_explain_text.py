@@ -1,0 +1,133 @@
+"""What a life comes down to, in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from splitserve_cli.explain_text import describe_explanation, describe_queue, summary
+from splitserve_cli.explain_words import because, details_of, seconds
+from splitserve_client.explanations import (
+    Explanation,
+    LifeEvent,
+    LifePart,
+    Obstacle,
+    QueueExplanation,
+    RequestLife,
+    WaitingRequest,
+)
+
+
+def event(
+    at_s: float, kind: str, executor: str = "", reason: str = "", **numbers: int
+) -> LifeEvent:
+    return LifeEvent(at_s, kind, executor, reason, numbers)
+
+
+LIFE = RequestLife(
+    "r1",
+    "team",
+    0.0,
+    5.6,
+    False,
+    (
+        event(0, "received", num_waiting=3, num_prompt_tokens=40),
+        event(3.2, "began", "e0", num_tokens=40, num_cached=32),
+        event(3.6, "first_token", "e0", num_chunks=2, num_prompt_tokens=8),
+        event(4, "preempted", "e0", "urgency"),
+        event(5.6, "ended", "e0", "length", num_output_tokens=1),
+    ),
+    0,
+    (
+        LifePart("queued", "blocks", "e0", 2.9),
+        LifePart("tokens", "", "e0", 1.0),
+        LifePart("preempted", "urgency", "e0", 1.0),
+        LifePart("prompt", "", "e0", 0.4),
+        LifePart("queued", "behind_others", "", 0.3),
+    ),
+    None,
+    (),
+    0,
+    0,
+)
+
+
+def test_summary_begins_with_what_kept_it_longest_when_it_waited_for_several_things() -> None:
+    assert summary(LIFE) == (
+        "It waited 3.2 s until it began, 2.9 s of it because e0 had too few free KV blocks;"
+        " its prompt took 400 ms; its tokens took 1.0 s; it was preempted;"
+        " all that kept it from going on for 1.0 s; it ended: length."
+    )
+
+
+def test_summary_says_what_it_is_doing_when_it_goes_on() -> None:
+    waiting = replace(
+        LIFE,
+        is_unfinished=True,
+        events=LIFE.events[:1],
+        parts=LIFE.parts[:1],
+        current=LifePart("queued", "rows", "", 0.5),
+    )
+    assert summary(waiting) == (
+        "It waited 2.9 s, because e0 had too few free KV blocks; now, since 500 ms,"
+        " it waits, as every executor had no free row."
+    )
+
+
+def test_life_is_told_with_its_numbers_in_words_and_unknown_names_as_they_are() -> None:
+    text = describe_explanation("r1", Explanation((LIFE,), (), 0, 1, 10))
+    assert "request r1, tenant team, 1970-01-01 00:00:00 UTC" in text
+    assert (
+        "+3.200 s began                e0; 40 tokens known; 32 of them in the prefix cache" in text
+    )
+    assert "1 output token\n" in text
+    strange = event(1, "danced", "e0", "moonlight", num_steps=2)
+    assert details_of(strange) == "moonlight; e0; num_steps 2"
+    assert because("moonlight", "e0") == "moonlight"
+
+
+def test_names_of_others_cannot_move_the_cursor_when_a_life_is_shown() -> None:
+    life = replace(LIFE, request_id="\x1b[2J", tenant="\x1b[31m")
+    shown = describe_explanation("x", Explanation((life,), (), 0, 1, 10))
+    shown += describe_explanation("\x1b[2J", Explanation((), ("\x1b[1m",), 1, 0, 10))
+    first = WaitingRequest("\x1b[2J", "\x1b[2J", (Obstacle("\x1b[2J", "\x1b[2J"),))
+    shown += describe_queue(QueueExplanation((first,), 1, 1))
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("explanation", "text"),
+    [
+        (Explanation((), ("r12",), 4, 3, 10), "alike are: r12"),
+        (Explanation((), (), 4, 3, 10), "known are 4 unfinished requests and 3 that ended"),
+        (Explanation((), (), 0, 0, 0), "writes nothing down"),
+    ],
+)
+def test_unknown_request_is_told_what_is_known_instead(explanation: Explanation, text: str) -> None:
+    shown = describe_explanation("r1", explanation)
+    assert shown.startswith("nothing is known of r1\n")
+    assert text in shown
+
+
+def test_queue_names_what_keeps_the_first_from_each_executor() -> None:
+    first = WaitingRequest("r1", "", (Obstacle("e0", "rows"), Obstacle("e1", "does_not_fit")))
+    assert describe_queue(QueueExplanation((first,), 7, 2)).splitlines() == [
+        "7 wait for an executor; first in the queue:",
+        "r1",
+        "  e0: e0 had no free row",
+        "  e1: no executor that was there could ever run it",
+    ]
+    nobody = QueueExplanation((replace(first, obstacles=()),), 1, 0)
+    assert "  no executor took requests\n" in describe_queue(nobody)
+    assert describe_queue(QueueExplanation((), 0, 2)) == "nobody waits for an executor\n"
+
+
+def test_times_have_few_digits() -> None:
+    assert [seconds(s) for s in (0.00002, 0.0123, 1, 61.04, 7200)] == [
+        "0.02 ms",
+        "12.3 ms",
+        "1.0 s",
+        "61.0 s",
+        "120 min",
+    ]
