@@ -52,6 +52,11 @@ def _results(output: str) -> list[dict[str, Any]]:
         ("http", "--streams 20 --tokens 10 --seconds 0.2", {"cpu_s"}),
         ("grammars", "--vocab 400 --rows 2 --steps 4", {"vocab_size"}),
         ("callers", "--runs 10 --keys 10", {"door_us", "known_us"}),
+        (
+            "observability_cost",
+            "--executors 1 --rows 4 --step-ms 2 --seconds 0.5 --warm-up 0.2 --rounds 1",
+            {"tokens_per_s"},
+        ),
     ],
 )
 def test_benchmark_prints_its_figures_when_it_is_run(
