@@ -193,7 +193,8 @@ fuzz: $(READY)
 # A history that has a problem is named; `make simulate SEED=7 HISTORIES=1` tells all of one.
 HISTORIES ?= 2000
 simulate: $(READY)
-	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.simulation $(or $(SEED),1) --histories $(HISTORIES)
+	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.simulation $(or $(SEED),1) --histories $(HISTORIES) \
+		--workers $(WORKERS)
 
 # Faults drawn from seeds; what fails says its seed, and SEED=n alone has it again. NETWORK=namespaces
 # has the kernel lose and cut what executors say, where it may.

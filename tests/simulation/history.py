@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import random as random_module
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -107,6 +108,13 @@ def run_history(
         random_module.setstate(state)
         gc.enable()
     return history
+
+
+def examine(seed: int) -> tuple[str, float]:
+    """What is wrong with a history, empty if nothing is; and the CPU seconds that it took."""
+    started_s = time.process_time()
+    problems = "; ".join(run_history(seed).problems)
+    return f"seed {seed}: {problems}" if problems else "", time.process_time() - started_s
 
 
 @contextmanager
