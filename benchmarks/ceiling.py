@@ -77,7 +77,8 @@ def _submit(handle: int, num_tokens: int) -> api.SessionSubmit:
 
 
 @contextmanager
-def _process(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def process(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A module that runs until the context ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdin=subprocess.PIPE,
@@ -91,7 +92,8 @@ def _process(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-async def _wait_connected(address: str, num_executors: int) -> None:
+async def wait_connected(address: str, num_executors: int) -> None:
+    """Until the scheduler has so many executors."""
     async with asyncio.timeout(START_TIMEOUT_S), AsyncClient(address) as client:
         while True:
             try:
@@ -113,17 +115,17 @@ async def measure(
     waiting = ("--max-num-waiting", str(max(1024, num_executors * num_rows)))
     executors = (address, str(num_executors), str(num_rows), str(step_s))
     with (
-        _process("scheduler_service", *listen, *rows, *waiting) as scheduler,
-        _process("benchmarks.many_executors", *executors) as many,
+        process("scheduler_service", *listen, *rows, *waiting) as scheduler,
+        process("benchmarks.many_executors", *executors) as many,
     ):
-        await _wait_connected(address, num_executors)
+        await wait_connected(address, num_executors)
         load = Load(address, num_executors * num_rows)
         running = asyncio.create_task(load.run())
         await asyncio.sleep(_WARM_UP_S)
         await asyncio.to_thread(_periods_ms, many)
         used = psutil.Process(scheduler.pid)
         others = [psutil.Process(many.pid), psutil.Process()]
-        before = [_cpu_s(each) for each in (used, *others)]
+        before = [cpu_s(each) for each in (used, *others)]
         num_before, start_s = load.num_tokens, time.perf_counter()
         if hold is not None:
             profiler = await asyncio.create_subprocess_shell(hold.format(pid=scheduler.pid))
@@ -133,7 +135,7 @@ async def measure(
         elapsed_s = time.perf_counter() - start_s
         if running.done():
             running.result()
-        after = [_cpu_s(each) for each in (used, *others)]
+        after = [cpu_s(each) for each in (used, *others)]
         num_tokens = load.num_tokens - num_before
         tokens_per_s = num_tokens / elapsed_s
         periods_ms = await asyncio.to_thread(_periods_ms, many)
@@ -170,7 +172,8 @@ def _periods_ms(many: subprocess.Popen[str]) -> list[float]:
     return [1e3 * period_s for period_s in json.loads(many.stdout.readline())]
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def cpu_s(process: psutil.Process) -> float:
+    """Seconds of a core that it has used."""
     times = process.cpu_times()
     return float(times.user + times.system)
 

@@ -2,7 +2,8 @@
 # Tries docker-compose.yml for real, with podman: builds the images, starts one scheduler, two executors
 # and a gateway, generates text through the published ports, crashes an executor and the scheduler while
 # streams run, and stops everything; then a fleet under load (compose_fleet.sh); then once more over TLS
-# (docker-compose.tls.yml). Run by `make compose-test`; the exit code tells. It installs nothing on the
+# (docker-compose.tls.yml); then what watches it (compose_observability.sh; `compose_test.sh
+# observability` for that alone). Run by `make compose-test`; the exit code tells. It installs nothing on the
 # machine, and what it starts it removes.
 #
 #   BASE_IMAGE     base of the images; without it python:3.11-slim if a registry answers, otherwise
@@ -28,6 +29,8 @@ readonly gateway_image=localhost/splitserve-gateway:$SPLITSERVE_TAG
 started=$SECONDS
 # shellcheck source=tools/compose_fleet.sh
 . tools/compose_fleet.sh
+# shellcheck source=tools/compose_observability.sh
+. tools/compose_observability.sh
 
 say() { printf '[%3ds] %s\n' $((SECONDS - started)) "$*"; }
 fail() { say "FAILED: $*" >&2; exit 1; }
@@ -198,7 +201,7 @@ up() { # OPTION...
     # Two rows at a time: the streams below then last long enough to be interrupted.
     # Numbers of 32 bits: texts are the same however their tokens are computed again.
     SPLITSERVE_MAX_NUM_SEQS=2 SPLITSERVE_THREADS=1 SPLITSERVE_DTYPE=float32 timeout 600 podman-compose \
-        --project-name "$project" --in-pod false up --detach --no-build "$@" \
+        --project-name "$project" --in-pod false ${compose_args:-} up --detach --no-build "$@" \
         >"$scratch/up.log" 2>&1 || { cat "$scratch/up.log" >&2; fail 'podman-compose up'; }
     say "podman-compose up $*"
 }
@@ -379,6 +382,10 @@ scratch=$(mktemp -d)
 choose_base
 gather_wheels
 build_images
+if [ "${1:-}" = observability ]; then
+    check_observability
+    exit
+fi
 check_images
 start_all
 check_text
@@ -391,3 +398,4 @@ check_http_streams scheduler
 check_stop
 check_fleet
 check_tls
+check_observability

@@ -35,6 +35,7 @@ from splitserve_options import options
 from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, ENV_PREFIX, Command, Kind
 from splitserve_options.options import Value
 from splitserve_rpc.addresses import CannotListen, claim_address, is_loopback
+from splitserve_rpc.grpc_threads import with_fewer_threads
 
 # What each process of ours gets told otherwise than by the options of the same name.
 _OWN = (
@@ -122,7 +123,8 @@ def _supervisor(
     listen, cluster = addresses.listen, addresses.cluster
     http, live = addresses.http, addresses.live
     # Everything is passed on as flags; a variable would be read a second time, by the wrong one.
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    told = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    environ = with_fewer_threads(told)
     address = reachable_address(listen)
     listens = [f"--listen={listen}", f"--cluster-listen={cluster}"]
     # Our executors listen on this machine alone, from whichever address they register.

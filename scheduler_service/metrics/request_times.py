@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import Request
+from scheduler_service.metrics.token_gaps import TokenGaps
 from splitserve_metrics.bulk_histogram import BulkHistogram
 from splitserve_metrics.instruments import Instruments
 
@@ -37,17 +38,18 @@ class RequestTimes:
         self._recovery = instruments.histogram("splitserve_recovery_seconds")
         self._output_tokens = instruments.counter("splitserve_output_tokens_total")
         self.between_tokens = BulkHistogram(
-            instruments.metric("splitserve_inter_token_latency_seconds")
+            instruments.metric("splitserve_inter_token_latency_seconds"), 1 / _S
         )
+        self._gaps = self.between_tokens.labels()
         self._open: dict[int, _Open] = {}
-        # Of requests with plain tokens, the latest. Apart from the above: steps go through it.
-        self._last_ns: dict[int, int] = {}
+        # Of requests with plain tokens. Apart from the above: steps go through it.
+        self._plain = TokenGaps(self._gaps)
         self._recovering: set[int] = set()
 
     @property
-    def num_open(self) -> int:
-        """Requests that it remembers."""
-        return len(self._open)
+    def num_remembered(self) -> int:
+        """Of requests, and of sets of them."""
+        return len(self._open) + self._plain.num_remembered
 
     def submitted(self, request: Request) -> None:
         """It was taken."""
@@ -57,7 +59,7 @@ class RequestTimes:
         """It is over."""
         key = request.client_key
         known = self._open.pop(key, None)
-        self._last_ns.pop(key, None)
+        self._plain.ended(key)
         self._recovering.discard(key)
         if known is not None:
             self._duration.observe((self._now_ns() - known.submitted_ns) / _S)
@@ -83,47 +85,18 @@ class RequestTimes:
         """Clients get these tokens."""
         now_ns = self._now_ns()
         if len(events.client_keys):
-            self._plain_tokens(events.client_keys.tolist(), now_ns)
+            self._plain_tokens(events.client_keys, now_ns)
         for event in events.tokens:
             self._token(event.sequence.request.client_key, event.sequence.index, now_ns)
 
-    def _plain_tokens(self, keys: list[int], now_ns: int) -> None:
+    def _plain_tokens(self, keys: npt.NDArray[np.int64], now_ns: int) -> None:
         """A token for each of `keys`, of which some may be there several times."""
         self._output_tokens.inc(len(keys))
         if self._recovering:
-            for key in self._recovering.intersection(keys):
+            for key in self._recovering.intersection(keys.tolist()):
                 self._recovered(key, now_ns)
-        last_ns = self._last_ns
-        latest = dict.fromkeys(keys, now_ns)
-        # For each row of each step: no loop of ours.
-        before = list(map(last_ns.get, latest))
-        has_firsts = None in before
-        if len(latest) < len(keys):
-            self._observe_runs(keys, now_ns)
-        elif has_firsts:
-            known_ns = [each for each in before if each is not None]
-            self.between_tokens.observe((now_ns - np.array(known_ns, np.int64)) / _S)
-        else:
-            self.between_tokens.observe((now_ns - np.array(before, np.int64)) / _S)
-        if has_firsts:
-            for key in [key for key in latest if key not in last_ns]:
-                known = self._open.get(key)
-                if known is None:
-                    del latest[key]  # it ended before its token came
-                else:
-                    self._first_token.observe((now_ns - known.submitted_ns) / _S)
-        last_ns.update(latest)
-
-    def _observe_runs(self, keys: list[int], now_ns: int) -> None:
-        """Some have several tokens, each of which took its part of the time since the one before.
-
-        Of those that come with a sequence's first token nothing is known.
-        """
-        counts = {key: n for key, n in Counter(keys).items() if key in self._last_ns}
-        if counts:
-            gaps = np.array([now_ns - self._last_ns[key] for key in counts])
-            each = np.array(list(counts.values()))
-            self.between_tokens.observe(np.repeat(gaps / each / _S, each))
+        for key in self._plain.add(keys, now_ns, self._open):
+            self._first_token.observe((now_ns - self._open[key].submitted_ns) / _S)
 
     def _token(self, key: int, index: int, now_ns: int) -> None:
         """A token of sequence `index`."""
@@ -135,7 +108,7 @@ class RequestTimes:
         if not known.last_ns:
             self._first_token.observe((now_ns - known.submitted_ns) / _S)
         elif index in known.last_ns:
-            self.between_tokens.observe(np.array([now_ns - known.last_ns[index]]) / _S)
+            self._gaps.add(now_ns - known.last_ns[index])
         known.last_ns[index] = now_ns
 
     def _recovered(self, key: int, now_ns: int) -> None:

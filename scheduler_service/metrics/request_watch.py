@@ -24,7 +24,7 @@ class RequestWatch(NoObserver):
 
     def families(self) -> list[Family]:
         """What prometheus_client's own instruments do not have."""
-        return [self.times.between_tokens.family()]
+        return [self.times.between_tokens.family(), *self._steps.families()]
 
     def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
         self.times.submitted(request)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from prometheus_client.metrics_core import HistogramMetricFamily
+
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
+from splitserve_metrics.bulk_histogram import BulkHistogram
 from splitserve_metrics.instruments import Instruments
+
+_US, _NS = 1000, 1e-9
 
 
 class StepTimes:
@@ -16,32 +21,37 @@ class StepTimes:
         self._now_ns = now_ns
         steps = instruments.counter("splitserve_steps_total")
         self._steps = {status: steps.labels(status.value) for status in StepStatus}
-        durations = instruments.histogram("splitserve_step_duration_seconds")
-        # A child is looked up once: that costs as much as to count with it.
+        durations = BulkHistogram(instruments.metric("splitserve_step_duration_seconds"), _NS)
         self._plan, self._round_trip, self._move, self._compute = (
             durations.labels(phase) for phase in ("plan", "round_trip", "move", "compute")
         )
-        self._rows = instruments.histogram("splitserve_step_rows")
-        self._tokens = instruments.histogram("splitserve_step_tokens")
+        rows = BulkHistogram(instruments.metric("splitserve_step_rows"))
+        tokens = BulkHistogram(instruments.metric("splitserve_step_tokens"))
+        self._rows, self._tokens = rows.labels(), tokens.labels()
+        self._histograms = durations, rows, tokens
         # When steps without an answer were sent, by executor, in their order.
         self._sent_ns: dict[str, deque[int]] = {}
+
+    def families(self) -> list[HistogramMetricFamily]:
+        """What is known now."""
+        return [histogram.family() for histogram in self._histograms]
 
     def sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
         """To the executor at `address`."""
         self._sent_ns.setdefault(address, deque()).append(self._now_ns())
-        self._plan.observe(planning_ns / 1e9)
-        self._rows.observe(len(plan.work.row_ids))
-        self._tokens.observe(plan.num_tokens)
+        self._plan.add(planning_ns)
+        self._rows.add(len(plan.work.row_ids))
+        self._tokens.add(plan.num_tokens)
 
     def answered(self, address: str, outcome: StepOutcome) -> None:
         """The oldest step there."""
         self._steps[outcome.status].inc()
         sent_ns = self._sent_ns.get(address)
         if sent_ns:
-            self._round_trip.observe((self._now_ns() - sent_ns.popleft()) / 1e9)
+            self._round_trip.add(self._now_ns() - sent_ns.popleft())
         if outcome.status is StepStatus.OK:
-            self._move.observe(outcome.move_us / 1e6)
-            self._compute.observe(outcome.compute_us / 1e6)
+            self._move.add(outcome.move_us * _US)
+            self._compute.add(outcome.compute_us * _US)
 
     def forget(self, address: str) -> None:
         """Nothing there will be answered."""

@@ -159,7 +159,7 @@ def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
         is_missing = places[:, None] < depth - level
         columns.append(of_level.masked_fill(is_missing, -torch.inf))
     weights = (torch.cat(columns, dim=-1) * size**-0.5).softmax(-1)
-    output = weights[..., :num_tokens] @ values[0]
+    output: Tensor = weights[..., :num_tokens] @ values[0]
     for level in range(1, depth + 1):
         weight = weights[..., num_tokens + level - 1, None]
         output = output + weight * _later(values[level], depth - level)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -10,6 +11,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from splitserve_metrics.bulk_histogram import BulkHistogram
 from splitserve_metrics.instruments import Page
 from splitserve_metrics.metric import Kind, Metric
+from tests.support.metrics import Shown
 
 METRIC = Metric("seconds", Kind.HISTOGRAM, "some", "", buckets=(1 / 1024, 0.5, 1.0, 300.0))
 # Multiples of 1/1024 have exact sums, in whatever order.
@@ -23,8 +25,11 @@ def test_bulk_histogram_says_what_one_says_that_is_told_each_value(
     registry = CollectorRegistry()
     one_by_one = Histogram(METRIC.name, METRIC.help, buckets=METRIC.buckets, registry=registry)
     bulk = BulkHistogram(METRIC)
+    series = bulk.labels()
     for values in arrays:
-        bulk.observe(np.array(values))
+        for value, times in Counter(values[1:]).items():
+            series.repeat(value, times)
+        series.add(values[0])
         for value in values:
             one_by_one.observe(value)
 
@@ -35,3 +40,18 @@ def test_bulk_histogram_says_what_one_says_that_is_told_each_value(
     shown = lines(generate_latest(Page(CollectorRegistry(), [bulk.family()])))
 
     assert shown == lines(generate_latest(registry))
+
+
+def test_bulk_histogram_keeps_series_apart_and_few_values_in_memory() -> None:
+    metric = Metric("seconds", Kind.HISTOGRAM, "some", "", ("phase",), (1.0, 2.0))
+    bulk = BulkHistogram(metric, unit=0.001)
+    for number in range(20_000):
+        bulk.labels("slow" if number % 4 else "quick").add(1500 if number % 4 else 500)
+        assert bulk.labels("slow").num_waiting < 10_000
+
+    shown = Shown(Page(CollectorRegistry(), [bulk.family()]))
+
+    assert shown.histogram("seconds", phase="slow") == (15_000, 22_500.0)
+    assert shown.histogram("seconds", phase="quick") == (5_000, 2_500.0)
+    assert shown.value("seconds_bucket", phase="slow", le="1.0") == 0
+    assert shown.value("seconds_bucket", phase="quick", le="1.0") == 5_000

@@ -125,4 +125,4 @@ def test_nothing_is_remembered_of_requests_that_ended_even_if_a_token_comes_late
     assert watched.said(FIRST) == (3, 4.0)
     assert watched.said("splitserve_request_duration_seconds") == (2, 0.0)
     watched.times.ended(again)
-    assert watched.times.num_open == 0
+    assert watched.times.num_remembered == 0
