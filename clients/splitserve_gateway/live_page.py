@@ -54,6 +54,10 @@ class LivePage:
         self._serving = asyncio.create_task(self._server.serve())
         _log.info("live_page_served address=%s", self._address)
 
+    async def is_listening(self) -> None:
+        """Returns when it is there."""
+        await self._server.is_listening.wait()
+
     async def close(self) -> None:
         """Ends what is open."""
         self._feeds.close()

@@ -1,0 +1,70 @@
+"""The live page of a gateway is for operators, as schedulers know them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from splitserve_gateway.callers.caller import Caller
+from splitserve_gateway.callers.known_callers import KnownCallers
+from splitserve_gateway.config import GatewayConfig, LiveConfig
+from splitserve_gateway.live_page import LivePage
+from splitserve_options import options
+from splitserve_rpc.security import SecurityUnusable
+from tests.support.processes.addresses import reserve_address
+
+SCHEDULER = "127.0.0.1:1"
+
+
+async def whose(credential: str) -> Caller | None:
+    return {
+        "operator": Caller(credential, may_generate=False, may_operate=True),
+        "tenant": Caller(credential, tenant="team-a"),
+    }.get(credential)
+
+
+@asynccontextmanager
+async def page(key_file: Path | None) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of one that runs. `key_file`: of the gateway, if callers are known."""
+    live = LiveConfig(reserve_address(), SCHEDULER)
+    config = GatewayConfig(gateway_key_file=key_file, live=live)
+    running = LivePage(config, live, lambda: KnownCallers(whose, time.monotonic))
+    running.start()
+    await running.is_listening()
+    try:
+        async with httpx2.AsyncClient(base_url=f"http://{live.listen}", trust_env=False) as client:
+            yield client
+    finally:
+        await running.close()
+
+
+@pytest.mark.parametrize(
+    ("credential", "status"), [("operator", 200), ("tenant", 403), ("nobody", 401), (None, 401)]
+)
+async def test_live_page_answers_operators_alone_where_callers_are_known(
+    tmp_path: Path, credential: str | None, status: int
+) -> None:
+    headers = {} if credential is None else {"authorization": f"Bearer {credential}"}
+    async with page(tmp_path / "key") as client:
+        answer = await client.get("/schedulers", headers=headers)
+        assert answer.status_code == status, answer.text
+
+
+async def test_live_page_answers_who_is_near_where_nobody_is_known() -> None:
+    async with page(None) as client:
+        assert (await client.get("/schedulers")).json() == {"schedulers": [SCHEDULER]}
+        elsewhere = await client.get("/schedulers", headers={"host": "evil.example"})
+        assert elsewhere.status_code == 400
+
+
+def test_gateway_refuses_to_show_the_page_to_everybody() -> None:
+    values = options.parse("gateway", ["--live-listen", "0.0.0.0:8001"], {})
+    with pytest.raises(
+        SecurityUnusable, match=r"--live-listen 0\.0\.0\.0:8001: others can reach it"
+    ):
+        GatewayConfig.from_options(values)
