@@ -20,6 +20,7 @@ LOGGING_PACKAGES = (
     "splitserve_grammars",
     "splitserve_kernels",
     "splitserve_keys",
+    "splitserve_live",
     "splitserve_metrics",
     "splitserve_options",
     "splitserve_rpc",
