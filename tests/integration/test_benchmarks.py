@@ -86,9 +86,10 @@ def test_step_cost_knows_what_a_step_costs_each_process() -> None:
     with step_cost.open_stack({}, max_run_ahead=1, threads=1) as stack:
         cost = stack.ask(num_rows=1, num_tokens=4)
 
-    for process in ("scheduler", "executor", "client"):
-        assert cost[f"{process}_us"] > 0
-        assert cost[f"{process}_switches"] > 0
+    processes = ("scheduler", "executor", "client")
+    figures = (f"{process}_{figure}" for process in processes for figure in ("us", "switches"))
+    assert cost.keys() == set(figures)
+    assert all(figure > 0 for figure in cost.values())
 
 
 @pytest.fixture(scope="module")
