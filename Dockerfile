@@ -33,7 +33,8 @@ FROM ${BASE_IMAGE} AS runtime
 LABEL org.opencontainers.image.title=splitserve \
       org.opencontainers.image.licenses=Apache-2.0
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
-    PYTHONUNBUFFERED=1 PATH=/opt/splitserve/bin:$PATH
+    PYTHONUNBUFFERED=1 PATH=/opt/splitserve/bin:$PATH \
+    GRPC_EXPERIMENTS=-event_engine_client,-event_engine_listener
 RUN python3 -m venv /opt/splitserve \
     && useradd --uid 10001 --create-home --shell /usr/sbin/nologin splitserve \
     && install -d -o splitserve -g splitserve /models \

@@ -20,7 +20,7 @@ GOOGLEAPIS_VERSION := 1.70.0
 NODE := clients/splitserve-node/node_modules/.ready tests/clients/node/node_modules/.ready
 MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 	protos/splitserve_options protos/splitserve_grammars protos/splitserve_keys protos/splitserve_metrics protos/splitserve_tracing kernels/splitserve_kernels clients/splitserve_client \
-	clients/splitserve_cli clients/splitserve_gateway clients/splitserve_bench benchmarks tests tools/bundled_model
+	clients/splitserve_cli clients/splitserve_gateway clients/splitserve_bench clients/splitserve_live benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \

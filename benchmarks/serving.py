@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import socket
 import statistics
@@ -33,6 +34,7 @@ from scheduler_service.step_codec import encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_client import AsyncClient, Finish, SamplingParams, SchedulingParams, SplitserveError
 from splitserve_options import options
+from splitserve_rpc.grpc_threads import with_fewer_threads
 
 Prompts = list[list[int]]
 START_TIMEOUT_S = 600.0
@@ -58,7 +60,9 @@ def serving(
             *("--scheduler", address, *quiet, *executor_options),
         ],
     )
-    processes = [subprocess.Popen(command) for command in commands]
+    processes = [
+        subprocess.Popen(command, env=with_fewer_threads(os.environ)) for command in commands
+    ]
     try:
         yield address
     finally:

@@ -30,7 +30,8 @@ from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.runner.recorded_models import RecordedModels
 from executor_service.runner.trial_step import measure_step
 from executor_service.speculation.draft_totals import DraftTotals
-from executor_service.speculation.load_draft import LoadedDraft, load_draft
+from executor_service.speculation.load_draft import load_draft
+from executor_service.speculation.proposer import LoadedProposer
 from executor_service.speculation.speculating_runner import SpeculatingRunner
 from executor_service.steps.drafts import MAX_NUM_DRAFTS
 from executor_service.steps.executor_info import (
@@ -83,9 +84,11 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         flash_attention_3=config.flash_attn_3_from,
     )
     loaded = compute.loaded
-    draft: LoadedDraft | None = None
+    draft: LoadedProposer | None = None
     if config.draft_model is not None:
-        draft = load_draft(config.draft_model, loaded, config.attention_backend, compute.block_size)
+        draft = load_draft(
+            config.draft_model, compute, config.attention_backend, compute.block_size
+        )
     cache_config = _cache_config(config, compute, draft)
     make_model, make_measured = compute.make_model, None
     unrecorded: AbstractContextManager[None] = nullcontext()
@@ -118,7 +121,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     serving: Runner = runner
     drafts: DraftTotals | None = None
     if draft is not None:
-        proposer = draft.proposer(runner.cache, loaded, config.max_num_batched_tokens)
+        proposer = draft.proposer(runner, loaded, config.max_num_batched_tokens)
         serving = speculating = SpeculatingRunner(runner, proposer)
         drafts = speculating.totals
     info = replace(info, features=frozenset(features), trial_step=trial_step)
@@ -134,10 +137,10 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     )
 
 
-def _described(compute: Compute, draft: LoadedDraft | None) -> str:
+def _described(compute: Compute, draft: LoadedProposer | None) -> str:
     if draft is None:
         return compute.description
-    return f"{compute.description}, drafts of {draft.loaded.name} by {draft.compute.description}"
+    return f"{compute.description}, drafts of {draft.description}"
 
 
 def _grammars(loaded: LoadedModel) -> CompiledGrammars | None:
@@ -174,7 +177,7 @@ def _take_device(config: ExecutorConfig) -> str:
 
 
 def _cache_config(
-    config: ExecutorConfig, compute: Compute, draft: LoadedDraft | None
+    config: ExecutorConfig, compute: Compute, draft: LoadedProposer | None
 ) -> CacheConfig:
     sizes = CacheConfig(
         block_size=compute.block_size,
@@ -184,7 +187,7 @@ def _cache_config(
         max_num_rows=config.max_num_seqs + MAX_NUM_DRAFTS,
         max_num_batched_tokens=config.max_num_batched_tokens,
         copy_blocks=compute.copy_blocks,
-        more_layers=() if draft is None else draft.loaded.layers,
+        more_layers=() if draft is None else draft.layers,
     )
     if config.memory_fraction is None:
         return sizes

@@ -19,6 +19,8 @@ from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import JournalUnusable, open_journal
+from scheduler_service.live.live_view import LiveView
+from scheduler_service.live.servicer import LiveServicer
 from scheduler_service.observer import Observers
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.request_lives.life_recorder import LifeRecorder
@@ -30,7 +32,12 @@ from scheduler_service.service.readiness_watch import ReadinessWatch
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
-from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
+from splitserve.scheduler.v1 import (
+    admin_pb2_grpc,
+    live_pb2_grpc,
+    registry_pb2_grpc,
+    scheduler_pb2_grpc,
+)
 from splitserve_options import options
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
@@ -46,6 +53,7 @@ SERVICE = "splitserve.scheduler.v1.SchedulerService"
 _CLUSTER_SERVICES = (
     "splitserve.scheduler.v1.RegistryService",
     "splitserve.scheduler.v1.AdminService",
+    "splitserve.scheduler.v1.LiveService",
 )
 _STOP_GRACE_S = 1.0
 
@@ -74,8 +82,8 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
-    recorder = _open_recorder(config)
-    observers = [None if metrics is None else metrics.observer, recorder, traces]
+    recorder, live = _open_recorder(config), LiveView()
+    observers = [None if metrics is None else metrics.observer, recorder, traces, live]
     connect = partial(ExecutorLink, identity=config.security.identity)
     cluster = Cluster(
         config.cluster,
@@ -99,11 +107,12 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         RegistryServicer(cluster, ExecutorAddresses(config.executor_addresses), audit),
         for_cluster.server,
     )
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(
+    _add_operators(
+        for_cluster,
         AdminServicer(
             cluster, CallerNames(opened.callers), audit, config.drain_timeout_s, recorder
         ),
-        for_cluster.server,
+        LiveServicer(cluster, live, CallerNames(opened.callers), audit),
     )
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
 
@@ -147,6 +156,12 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     journal.close()
     await asyncio.to_thread(audit.close)
     _log.info("scheduler_stopped")
+
+
+def _add_operators(running: RunningServer, admin: AdminServicer, live: LiveServicer) -> None:
+    """What operators call."""
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, running.server)
+    live_pb2_grpc.add_LiveServiceServicer_to_server(live, running.server)
 
 
 def _open_metrics(config: SchedulerServiceConfig) -> SchedulerMetrics | None:

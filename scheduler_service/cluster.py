@@ -14,7 +14,7 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.planning.arrival_checks import check_request
 from scheduler_service.core.request import Request
-from scheduler_service.dispatcher import Dispatcher, DispatcherOwner
+from scheduler_service.dispatcher import Dispatcher, DispatcherOwner, Tracked
 from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engine_parts import EngineOwner, EngineParts
@@ -128,6 +128,19 @@ class Cluster:
     def name_of(self, request: Request) -> str:
         """What its client calls an unfinished one."""
         return self._tracked[request.request_id].admission.name.own_id
+
+    @property
+    def num_quarantined(self) -> int:
+        """Requests no executor has, and of which executors may have died."""
+        return self._dispatcher.num_quarantined
+
+    def first_waiting(self, limit: int) -> list[Request]:
+        """Of those that no executor has, whose turn is next, to be looked at."""
+        return self._dispatcher.first_waiting(limit)
+
+    def tracked(self, request_id: str) -> Tracked | None:
+        """What is known of an unfinished request, to be looked at."""
+        return self._tracked.get(request_id)
 
     @property
     def has_work(self) -> bool:

@@ -40,6 +40,7 @@ class Tracked:
 
     request: Request
     admission: Admission
+    submitted_ns: int
     engine: EngineLoop | None = None
 
 
@@ -88,6 +89,15 @@ class Dispatcher:
         """Requests no executor has."""
         return len(self._queue) + self._quarantine.num_waiting
 
+    @property
+    def num_quarantined(self) -> int:
+        """Of these, those that executors may have died of."""
+        return self._quarantine.num_waiting
+
+    def first_waiting(self, limit: int) -> list[Request]:
+        """Those of the queue whose turn is next, to be looked at."""
+        return self._queue.first(self._now_ns(), limit)
+
     def num_unfitting(self, engines: Collection[EngineLoop]) -> int:
         """How many of these none of `engines`, which are all that take requests, could ever run."""
         cores = [engine.scheduler for engine in engines]
@@ -125,7 +135,7 @@ class Dispatcher:
 
     def take(self, request: Request, admission: Admission) -> None:
         """A new request, which has been checked, waits or begins."""
-        self.tracked[request.request_id] = Tracked(request, admission)
+        self.tracked[request.request_id] = Tracked(request, admission, self._now_ns())
         self._queue.push(request)
         self._dispatch([])
 

@@ -17,7 +17,9 @@ commands:
   serve      start a scheduler and executors on this machine; Ctrl-C stops them
   generate   stream a completion from a running server
   info       show the model, the executors and their KV pools
+  top        watch requests, steps and KV blocks, as they change
   explain    say why a request waited, was preempted, moved or refused
+  doctor     look for what is wrong here, and say what to do
   drain      send executors away, so that they can be stopped
   scheduler  run one scheduler process
   executor   run one executor process
@@ -30,7 +32,7 @@ commands:
 `splitserve COMMAND --help` tells the options of a command.
 """
 # Modules of this package.
-_COMMANDS = ("serve", "generate", "info", "explain", "drain", "certs", "keys")
+_COMMANDS = ("serve", "generate", "info", "top", "explain", "doctor", "drain", "certs", "keys")
 # Commands that are programs of the other packages, which this one does not import.
 _PROGRAMS = MappingProxyType(
     {

@@ -11,6 +11,7 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
 from splitserve_cli.child import Child
@@ -18,6 +19,7 @@ from splitserve_cli.serve_config import (
     CannotServe,
     ServeConfig,
     check_callers,
+    check_draft_model,
     check_gateway,
     check_http,
     check_loopback,
@@ -33,9 +35,15 @@ from splitserve_options import options
 from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, ENV_PREFIX, Command, Kind
 from splitserve_options.options import Value
 from splitserve_rpc.addresses import CannotListen, claim_address, is_loopback
+from splitserve_rpc.grpc_threads import with_fewer_threads
 
 # What each process of ours gets told otherwise than by the options of the same name.
-_OWN = ("listen", "cluster_listen", "scheduler", "advertise_address", "http", "metrics_listen")
+_OWN = (
+    *("listen", "cluster_listen", "scheduler", "advertise_address", "http", "metrics_listen"),
+    *("live_listen", "live_schedulers"),
+)
+# Of the live page, if nobody says where.
+_LIVE = "127.0.0.1:8001"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,17 +57,19 @@ def main(argv: Sequence[str]) -> int:
             check_loopback("cluster-listen", values["cluster_listen"])
             check_loopback("metrics-listen", values["metrics_listen"])
             check_http(values)
+            check_http(values, "live-listen")
         check_callers(values)
         check_model(str(values["model"]))
-        if values["draft_model"] is not None:
-            check_model(str(values["draft_model"]), "draft-model")
+        check_draft_model(values)
         listen = claim_address(str(values["listen"]))
         cluster = _claim_cluster(values["cluster_listen"], listen)
         http = None if values["no_http"] else _claim_http(str(values["http"]))
+        live = None if http is None or values["no_live"] else _claim_live(values["live_listen"])
     except (CannotServe, CannotListen) as error:
         sys.stderr.write(f"splitserve serve: {error}\n")
         return 1
-    return asyncio.run(_supervisor(values, listen, cluster, http, started_at, errors).run())
+    addresses = _Addresses(listen, cluster, http, live)
+    return asyncio.run(_supervisor(values, addresses, started_at, errors).run())
 
 
 def _json_errors(values: Mapping[str, Value]) -> TextIO | None:
@@ -84,16 +94,37 @@ def _claim_http(http: str) -> str:
     return claim_address(http)
 
 
+def _claim_live(live: Value) -> str:
+    """Where it is said, or where there is room."""
+    if live is not None:
+        return claim_address(str(live))
+    try:
+        return claim_address(_LIVE)
+    except CannotListen:
+        return claim_address("127.0.0.1:0")
+
+
+@dataclass(frozen=True, slots=True)
+class _Addresses:
+    """Where processes listen; None where none does."""
+
+    listen: str
+    cluster: str
+    http: str | None
+    live: str | None
+
+
 def _supervisor(
     values: Mapping[str, Value],
-    listen: str,
-    cluster: str,
-    http: str | None,
+    addresses: _Addresses,
     started_at: float,
     errors: TextIO | None,
 ) -> Supervisor:
+    listen, cluster = addresses.listen, addresses.cluster
+    http, live = addresses.http, addresses.live
     # Everything is passed on as flags; a variable would be read a second time, by the wrong one.
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    told = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    environ = with_fewer_threads(told)
     address = reachable_address(listen)
     listens = [f"--listen={listen}", f"--cluster-listen={cluster}"]
     # Our executors listen on this machine alone, from whichever address they register.
@@ -131,6 +162,7 @@ def _supervisor(
         started_at=started_at,
         http_tls=http_tls(values),
         needs_key=needs_key(values),
+        live=None if live is None else reachable_address(live),
     )
     scheduling = Child(
         "the scheduler", "scheduler_service", scheduler_options, environ, token, errors
@@ -140,6 +172,7 @@ def _supervisor(
         gateway_options = [
             f"--http={http}",
             f"--schedulers={address}",
+            *([] if live is None else _live_flags(live, cluster)),
             *for_gateway,
             *_flags("gateway", values),
         ]
@@ -147,6 +180,10 @@ def _supervisor(
             "the gateway", "splitserve_gateway", gateway_options, environ, errors=errors
         )
     return Supervisor(config, scheduling, executors, gateway)
+
+
+def _live_flags(live: str, cluster: str) -> list[str]:
+    return [f"--live-listen={live}", f"--live-schedulers={reachable_address(cluster)}"]
 
 
 def _flags(command: Command, values: Mapping[str, Value]) -> list[str]:

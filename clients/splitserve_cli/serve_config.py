@@ -32,7 +32,8 @@ class ServeConfig:
     """What the supervisor itself has to know.
 
     `address` and `http`: under which scheduler and gateway are reached from here; None without a
-    gateway. `started_at`: monotonic seconds. `needs_key`: whether callers are known.
+    gateway. `started_at`: monotonic seconds. `needs_key`: whether callers are known. `live`: where
+    the live page is, None without it.
     """
 
     address: str
@@ -43,6 +44,7 @@ class ServeConfig:
     started_at: float
     http_tls: HttpTls = HttpTls.NONE
     needs_key: bool = False
+    live: str | None = None
 
 
 class CannotServe(Exception):
@@ -57,15 +59,18 @@ def check_loopback(
         raise CannotServe(exposed(option, address, problem))
 
 
-def check_http(values: Mapping[str, Value]) -> None:
-    """Raises CannotServe if others could reach the gateway, and it is not to know its clients."""
+def check_http(values: Mapping[str, Value], option: str = "http") -> None:
+    """Raises CannotServe if others could reach the gateway, and it is not to know its clients.
+
+    `option`: of its addresses.
+    """
     tls = http_tls(values)
     missing = missing_for_http(
         is_encrypted=tls is not HttpTls.NONE,
         knows_clients=tls is HttpTls.MUTUAL or values["gateway_key_file"] is not None,
     )
     if missing and not values["no_http"]:
-        check_loopback("http", values["http"], missing)
+        check_loopback(option, values[option.replace("-", "_")], missing)
 
 
 def check_callers(values: Mapping[str, Value]) -> None:
@@ -109,6 +114,20 @@ def check_model(model: str, option: str = "model") -> None:
         find_checkpoint(model)
     except NoCheckpoint as error:
         raise CannotServe(f"--{option} {error}") from error
+
+
+def check_draft_model(values: Mapping[str, Value]) -> None:
+    """Raises CannotServe if there is a draft model that is no checkpoint, or may do nothing."""
+    draft_model, max_run_ahead = values["draft_model"], values["max_run_ahead"]
+    if draft_model is None:
+        return
+    check_model(str(draft_model), "draft-model")
+    if max_run_ahead == 1:
+        raise CannotServe(
+            f"--draft-model {draft_model} would do nothing with --max-run-ahead {max_run_ahead}:"
+            " what it guesses are tokens that a step may bring beyond the first; allowed with it:"
+            " 2 or more"
+        )
 
 
 def check_gateway() -> None:

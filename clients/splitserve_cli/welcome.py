@@ -172,6 +172,9 @@ def _curl(config: ServeConfig, *, has_tokenizer: bool) -> str:
 def _what_else_it_takes(config: ServeConfig, *, shows_curl: bool) -> str:
     # Lines of their own: a comment behind a command is an argument to some shells.
     lines = []
+    if config.live is not None:
+        scheme = "http" if config.http_tls is HttpTls.NONE else "https"
+        lines.append(f"The live page is at {scheme}://{config.live}/")
     if shows_curl and config.http_tls is not HttpTls.NONE:
         lines.append(
             "curl: --cacert FILE, too, if an authority of your own signed the certificate."

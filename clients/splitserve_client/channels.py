@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from splitserve.scheduler.v1 import admin_pb2_grpc, scheduler_pb2_grpc
+from splitserve.scheduler.v1 import admin_pb2_grpc, live_pb2_grpc, scheduler_pb2_grpc
 from splitserve_client.errors import ServerUnreachable
 from splitserve_rpc.errors import transport_details
 
@@ -30,6 +30,7 @@ class Stubs:
         self.scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(channel)
+        self.live = live_pb2_grpc.LiveServiceStub(channel)
         self.num_calls = 0
         self.has_connected = False
 

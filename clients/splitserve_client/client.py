@@ -8,6 +8,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self, Unpack
 
+from splitserve.scheduler.v1.live_pb2 import WatchSchedulerResponse
 from splitserve_client.chat_template import Message
 from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.codec import decode_executors, decode_identity, decode_model
@@ -102,7 +103,8 @@ class AsyncClient:
         or beam search nothing comes before the end, and it starts over. Closing the iterator, or
         cancelling the task, aborts the request. `resume_token_ids`: output tokens the caller has
         from an earlier run; pass the seed of that run. `model_digest`: raise ModelChanged if
-        another model is served, now or when it goes on. `trace_context`: the span it belongs to.
+        another model is served, now or when it goes on. `trace_context`: the span it belongs to;
+        if none is given, the current one of OpenTelemetry, where that is used.
         """
         submission = Submission(
             prompt_token_ids,
@@ -282,6 +284,14 @@ class AsyncClient:
     async def list_executors(self) -> ExecutorList:
         """The executors the scheduler knows."""
         return decode_executors(await self._connection.executors())
+
+    def watch(self, frames_per_second: int = 2) -> AsyncGenerator[WatchSchedulerResponse, None]:
+        """What the scheduler does, as it does it; for operators. Closing the iterator ends it.
+
+        `frames_per_second`: 1 to 10. A frame is a message of `live.proto`, which says what is in
+        it; `splitserve_live.LiveState` puts them together.
+        """
+        return self._connection.watch(frames_per_second)
 
     async def drain_executor(self, address: str, timeout_s: float | None = None) -> DrainedExecutor:
         """Sends an executor away, and returns when it is gone; no stream notices but by a pause.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import assert_never
 
+from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
 from splitserve_client.errors import RequestFailed, SplitserveError, error_of_reason
 from splitserve_client.types import (
@@ -215,9 +216,19 @@ def _decode_default_sampling(params: scheduler_pb2.SamplingParams) -> SamplingPa
 def decode_executors(response: admin_pb2.ListExecutorsResponse) -> ExecutorList:
     """All executors."""
     executors = tuple(map(_decode_executor, response.executors))
+    has_contract = response.HasField("contract_version")
     return ExecutorList(
-        executors, response.num_unassigned_requests, response.num_unfitting_requests
+        executors,
+        response.num_unassigned_requests,
+        response.num_unfitting_requests,
+        response.now.ToNanoseconds() / 1e9 if response.HasField("now") else None,
+        response.software_version,
+        _decode_contract(response.contract_version) if has_contract else None,
     )
+
+
+def _decode_contract(version: executor_pb2.ContractVersion) -> tuple[int, int]:
+    return version.major, version.minor
 
 
 def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:
@@ -232,6 +243,9 @@ def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:
         num_device_blocks=info.num_device_blocks,
         num_host_blocks=info.num_host_blocks,
         is_draining=state.draining,
+        model_digest=info.model.digest,
+        software_version=info.software_version,
+        contract_version=_decode_contract(info.contract_version),
         **{name: getattr(state, name) for name in _EXECUTOR_STATE},
     )
 

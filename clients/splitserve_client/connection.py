@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
+from splitserve.scheduler.v1 import admin_pb2, live_pb2, scheduler_pb2
 from splitserve_client.api_key import ApiKey, Metadata
 from splitserve_client.channels import Stubs
 from splitserve_client.client_config import ClientConfig
@@ -129,6 +129,15 @@ class Connection:
         )
         return response
 
+    def watch(
+        self, frames_per_second: int
+    ) -> AsyncGenerator[live_pb2.WatchSchedulerResponse, None]:
+        """What operators see as it happens."""
+        request = live_pb2.WatchSchedulerRequest(frames_per_second=frames_per_second)
+        return self.stream(
+            lambda stubs: stubs.live.WatchScheduler, request, metadata=self._operator.metadata
+        )
+
     async def explain(self, request_id: str) -> admin_pb2.ExplainResponse:
         """What operators are told of a request."""
         request = admin_pb2.ExplainRequest(request_id=request_id)
@@ -195,14 +204,17 @@ class Connection:
         request: object,
         timeout_s: float | None = None,
         brings: Brings = lambda _response: True,
+        metadata: Metadata = (),
     ) -> AsyncGenerator[Any, None]:
         """The responses of a call, which ends when this is closed.
 
-        `brings`: whether a response shows that somebody computes.
+        `brings`: whether a response shows that somebody computes. `metadata`: beside what every
+        call brings along.
         """
         target = self._target
         async with target.call(self._timeout_s) as stubs:
-            call = method(stubs)(request, timeout=timeout_s, metadata=self._api_key.current())
+            metadata = (*self._api_key.current(), *metadata)
+            call = method(stubs)(request, timeout=timeout_s, metadata=metadata)
             try:
                 async for response in _responses(call, stubs, target.elsewhere, brings):
                     yield response

@@ -13,6 +13,7 @@ from splitserve_client.codec import (
     encode_sampling_params,
     encode_scheduling_params,
 )
+from splitserve_client.current_trace import current_trace
 from splitserve_client.errors import (
     Draining,
     ModelNotReady,
@@ -72,14 +73,17 @@ class ResumableRequest:
         self.request_id = submission.request_id or secrets.token_hex(16)
         self._scheduling = submission.scheduling or SchedulingParams()
         self._is_streamed = params.is_streamed
+        trace = submission.trace_context
+        if trace is NO_TRACE:
+            trace = current_trace()
         self._constants = api.GenerateRequest(
             request_id=self.request_id,
             prompt_token_ids=list(submission.prompt_token_ids),
             sampling_params=encode_sampling_params(params),
             encoder_token_ids=list(submission.encoder_token_ids),
             model_digest=submission.model_digest,
-            traceparent=submission.trace_context.traceparent,
-            tracestate=submission.trace_context.tracestate,
+            traceparent=trace.traceparent,
+            tracestate=trace.tracestate,
         )
         self._outputs = _by_index(submission.resume_token_ids)
         self._is_plain = not params.has_several_sequences and self._outputs.keys() <= {0}

@@ -282,6 +282,9 @@ class Executor:
     num_free_host_blocks: int
     num_cached_device_blocks: int
     is_draining: bool
+    model_digest: str = ""
+    software_version: str = ""
+    contract_version: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +317,13 @@ class Identity:
 class ExecutorList:
     """All executors, in order of registration, and the requests that none of them can be given.
 
-    `num_unfitting_requests`: those of them that none that takes requests could ever run.
+    `num_unfitting_requests`: those of them that none that takes requests could ever run. `now_s`:
+    the clock of the scheduler, since 1970; earlier ones say neither that nor their version.
     """
 
     executors: tuple[Executor, ...]
     num_unassigned_requests: int
     num_unfitting_requests: int = 0
+    now_s: float | None = None
+    software_version: str = ""
+    contract_version: tuple[int, int] | None = None

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from splitserve_client import CredentialsUnusable
@@ -22,6 +23,7 @@ from splitserve_rpc.server import stop_event
 from splitserve_rpc.watched_files import FilesUnusable
 
 if TYPE_CHECKING:
+    from splitserve_gateway.live_page import LivePage
     from splitserve_gateway.metrics import GatewayMetrics
     from splitserve_gateway.tracing import GatewayTraces
 
@@ -44,12 +46,13 @@ def main() -> int:
         metrics = _open_metrics(config)
         traces = _open_traces(config)
         server = Server(config, address, metrics, traces)
+        live = _open_live(config, server)
     except (CannotListen, FilesUnusable, CredentialsUnusable) as error:
         sys.stderr.write(f"splitserve gateway: {error}\n")
         return 1
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         try:
-            runner.run(serve(config, server, address, metrics))
+            runner.run(serve(config, server, address, _Beside(metrics, live)))
         except CannotListen as error:
             sys.stderr.write(f"splitserve gateway: {error}\n")
             return 1
@@ -67,6 +70,15 @@ def _open_metrics(config: GatewayConfig) -> GatewayMetrics | None:
     return GatewayMetrics(config.metrics)
 
 
+def _open_live(config: GatewayConfig, server: Server) -> LivePage | None:
+    """None if there is to be no page. Raises FilesUnusable and CannotListen."""
+    if config.live is None:
+        return None
+    from splitserve_gateway.live_page import LivePage
+
+    return LivePage(config, config.live, lambda: server.app.state.callers)
+
+
 def _open_traces(config: GatewayConfig) -> GatewayTraces | None:
     """None if nobody is to have any: then nothing is imported."""
     if config.traces is None:
@@ -77,15 +89,33 @@ def _open_traces(config: GatewayConfig) -> GatewayTraces | None:
     return GatewayTraces(Tracing(config.traces, SERVICE))
 
 
-async def serve(
-    config: GatewayConfig, server: Server, address: str, metrics: GatewayMetrics | None
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What is served at addresses of its own; None where it is not."""
+
+    metrics: GatewayMetrics | None
+    live: LivePage | None
+
+    async def start(self) -> None:
+        """Raises CannotListen for the address of `metrics`."""
+        if self.metrics is not None:
+            await self.metrics.serve()
+        if self.live is not None:
+            self.live.start()
+
+    async def close(self) -> None:
+        if self.live is not None:
+            await self.live.close()
+        if self.metrics is not None:
+            await self.metrics.close()
+
+
+async def serve(config: GatewayConfig, server: Server, address: str, beside: _Beside) -> None:
     """Serves until it is told to stop, then drains. Told again, it stops at once.
 
-    Raises CannotListen for the address of `metrics`.
+    Raises CannotListen for an address `beside` it.
     """
-    if metrics is not None:
-        await metrics.serve()
+    await beside.start()
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
     serving = asyncio.create_task(server.serve())
     stopping = asyncio.create_task(stop.wait())
@@ -106,8 +136,7 @@ async def serve(
     await exchanges.drain(config.drain_timeout_s)
     server.should_exit = True
     await serving
-    if metrics is not None:
-        await metrics.close()
+    await beside.close()
 
 
 if __name__ == "__main__":

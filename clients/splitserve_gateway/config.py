@@ -21,6 +21,14 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
+class LiveConfig:
+    """Where the live page is served, and where its schedulers listen for operators."""
+
+    listen: str
+    schedulers: str
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """Everything the gateway process reads.
 
@@ -34,6 +42,7 @@ class GatewayConfig:
     tokens that its client is behind; 16 times that of all. `drain_timeout_s`: what open requests
     get at shutdown.
     `http_cors_origins`: of web pages that may use it from a browser; `*` for any.
+    `live`: None if no page is served.
     `tool_call_parser`, `reasoning_parser`: the model's notation; auto: by its chat template.
     """
 
@@ -53,6 +62,7 @@ class GatewayConfig:
     log_level: str = "info"
     exit_on_stdin_eof: bool = False
     metrics: MetricsAddress | None = None
+    live: LiveConfig | None = None
     traces: TraceConfig | None = None
 
     @classmethod
@@ -68,13 +78,15 @@ class GatewayConfig:
             knows_clients=gateway_key_file is not None
             or (http_tls is not None and http_tls.ca is not None),
         )
-        check_exposure(
-            "http",
-            values["http"],
-            is_protected=not missing,
-            insecure=values["insecure"],
-            problem=missing,
-        )
+        for option in ("http", "live-listen"):
+            if (address := values[option.replace("-", "_")]) is not None:
+                check_exposure(
+                    option,
+                    address,
+                    is_protected=not missing,
+                    insecure=values["insecure"],
+                    problem=missing,
+                )
         scheduler_tls = _scheduler_tls(values)
         schedulers = values["schedulers"]
         if gateway_key_file is not None and scheduler_tls is None and not values["insecure"]:
@@ -96,8 +108,16 @@ class GatewayConfig:
             log_level=values["log_level"],
             exit_on_stdin_eof=values["exit_on_stdin_eof"],
             metrics=MetricsAddress.from_options(values),
+            live=_live(values),
             traces=TraceConfig.from_options(values),
         )
+
+
+def _live(values: Mapping[str, Any]) -> LiveConfig | None:
+    listen = values["live_listen"]
+    if listen is None:
+        return None
+    return LiveConfig(listen, values["live_schedulers"] or values["schedulers"])
 
 
 def _http_tls(values: Mapping[str, Any]) -> TlsFiles | None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from splitserve_gateway.app import build_app
 from splitserve_gateway.config import GatewayConfig
@@ -17,6 +18,7 @@ from splitserve_gateway.http.connection import Connection
 from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.http.listener import Listener, connection_places
 from splitserve_rpc.https import https_context
+from splitserve_rpc.tls import TlsFiles
 
 if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics
@@ -30,29 +32,24 @@ _BACKLOG = 4096
 _NUM_CONNECTIONS = 2
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Uvicorn as the gateway wants it, at `address`; signals are left to whoever runs it.
 
-    `exchanges`: what it is answering. `http_tls`: what connections are met with, None: with plain
-    text. `places`: of connections. Set `should_exit` to end it, after they were drained.
+    `http_tls`: what connections are met with, None: with plain text. `places`: of connections.
+    `is_listening`: whether it has begun. Set `should_exit` to end it.
     """
 
     def __init__(
-        self,
-        config: GatewayConfig,
-        address: str,
-        metrics: GatewayMetrics | None = None,
-        traces: GatewayTraces | None = None,
+        self, app: ASGIApp, address: str, tls: TlsFiles | None, most_of_an_address: int
     ) -> None:
-        """Raises FilesUnusable."""
-        self.app = build_app(config, metrics=metrics, traces=traces)
-        self.exchanges: Exchanges = self.app.state.exchanges
-        self.http_tls = None if config.http_tls is None else https_context(config.http_tls)
-        self.places = connection_places(_NUM_CONNECTIONS * config.max_concurrent_requests)
+        """`most_of_an_address`: connections of one. Raises FilesUnusable."""
+        self.http_tls = None if tls is None else https_context(tls)
+        self.places = connection_places(most_of_an_address)
+        self.is_listening = asyncio.Event()
         host, _, port = address.rpartition(":")
         super().__init__(
             uvicorn.Config(
-                self.app,
+                app,
                 host=host.strip("[]"),
                 port=int(port),
                 http=Connection,
@@ -83,9 +80,27 @@ class Server(uvicorn.Server):
         # Uvicorn calls no more of them than there is.
         self.servers = cast(list[asyncio.Server], listeners)
         self.started = True
+        self.is_listening.set()
 
     def _connection(self) -> Connection:
         return Connection(self.config, self.server_state, self.lifespan.state)
+
+
+class Server(HttpServer):
+    """The gateway's own. `exchanges`: what it is answering, to be drained before its end."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        address: str,
+        metrics: GatewayMetrics | None = None,
+        traces: GatewayTraces | None = None,
+    ) -> None:
+        """Raises FilesUnusable."""
+        self.app = build_app(config, metrics=metrics, traces=traces)
+        self.exchanges: Exchanges = self.app.state.exchanges
+        most_of_an_address = _NUM_CONNECTIONS * config.max_concurrent_requests
+        super().__init__(self.app, address, config.http_tls, most_of_an_address)
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:

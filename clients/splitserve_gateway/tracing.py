@@ -112,10 +112,13 @@ class CallTrace:
         self._span = span
 
     def end(self, error: BaseException | None) -> None:
-        """It is over; `error`: what came instead of its end."""
+        """It is over; `error`: what came instead of its end.
+
+        Whoever reads no further, or is gone, has no error.
+        """
         if self._span is None:
             return
-        if error is not None:
+        if isinstance(error, Exception):
             self._traces.tracing.fail(self._span, type(error).__name__)
         self._span.end(self._traces.now_ns())
 

@@ -19,6 +19,7 @@ _SERVED = "served would be a decoder-only causal language model, such as a Llama
 _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 # By the end of an architecture's name; the first that fits tells.
 _KIND_OF_ENDING = {
+    "ForCausalLMEagle3": "EAGLE-3 head, which guesses for another model (--draft-model)",
     "ForMaskedLM": "bidirectional encoder, which fills in blanks",
     "ForPreTraining": "bidirectional encoder with heads for pre-training",
     "ForNextSentencePrediction": "bidirectional encoder, which compares sentences",

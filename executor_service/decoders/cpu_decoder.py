@@ -1,11 +1,13 @@
 """Models of the Llama kind, run by the native decoder instead of `transformers`.
 
-Shape letters: T input tokens, R rows that run on, m tokens that a row of these may get.
+Shape letters: T input tokens, R rows that run on, m tokens that a row of these may get, K places
+between layers.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,8 @@ from executor_service.decoders.llama_parts import (
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.input_batch import InputBatch, PassRows
 from executor_service.model.loaded_model import LoadedModel
-from splitserve_kernels.cpu.decoder import DecoderPools, NativeDecoder, RunInput
+from executor_service.model.paged_model import TakeStates
+from splitserve_kernels.cpu.decoder import DecoderPools, NativeDecoder, RevealedStates, RunInput
 from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
 from splitserve_kernels.paged_batch import PagedBatch
 from splitserve_kernels.run_rows import RunRows
@@ -91,6 +94,11 @@ class NativeModel:
         """What the weights take."""
         return self._decoder.num_bytes
 
+    @property
+    def embedding(self) -> Tensor:
+        """[V, W] of the tokens."""
+        return self._decoder.embedding
+
     def run(
         self,
         input_ids: Tensor,
@@ -98,9 +106,10 @@ class NativeModel:
         paged: PagedBatch,
         index: Tensor,
         cache: KVCache,
+        revealed: RevealedStates | None = None,
     ) -> Tensor:
         rotation = self._rotation_up_to(paged.max_num_tokens)
-        return self._run(input_ids, positions, rotation, paged, index, cache)
+        return self._run(input_ids, positions, rotation, paged, index, cache, revealed)
 
     def run_with_rotation(
         self,
@@ -133,10 +142,11 @@ class NativeModel:
         paged: PagedBatch,
         index: Tensor,
         cache: KVCache,
+        revealed: RevealedStates | None = None,
     ) -> Tensor:
         """`places`: [T] int64, where in `rotation` the angles of each token are."""
         pools = self._pools_of(cache)
-        logits = self._decoder.run(input_ids, places, rotation, paged, pools, index)
+        logits = self._decoder.run(input_ids, places, rotation, paged, pools, index, revealed)
         return logits[:, : self._loaded.vocab_size]
 
     def _rotation_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
@@ -157,19 +167,41 @@ class NativeModel:
 
 
 class NativePagedModel:
-    """A native model and the pools it works on, as a RunningModel."""
+    """A native model and the pools it works on, as a RunningModel and a RevealingModel."""
 
     def __init__(self, native: NativeModel, cache: KVCache) -> None:
         self._native = native
         self._cache = cache
         self._stepwise = DecoderModel(native, cache)
+        self._revealed: tuple[npt.NDArray[np.int32], TakeStates] | None = None
 
     def logits(self, batch: InputBatch) -> Tensor:
-        return self._stepwise.logits(batch)
+        if self._revealed is None:
+            return self._stepwise.logits(batch)
+        layers, take = self._revealed
+        token_ids, embedding, paged = batch.input_ids[0], self._native.embedding, batch.paged
+        states = torch.empty(len(layers), len(token_ids), embedding.shape[1])
+        logits = self._native.run(
+            token_ids,
+            batch.position_ids[0],
+            paged,
+            batch.logits_index,
+            self._cache,
+            RevealedStates(layers, states),
+        )
+        take(states, paged.slot_mapping)
+        return logits
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self._native.embedding[token_ids]
+
+    def reveal(self, layers: Sequence[int], take: TakeStates) -> None:
+        self._revealed = np.array(layers, np.int32), take
 
     @property
     def can_run(self) -> bool:
-        return True
+        # What is revealed goes through Python, pass by pass.
+        return self._revealed is None
 
     def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:
         return torch.from_numpy(self._native.run_on(batch.rows, rows, self._cache))

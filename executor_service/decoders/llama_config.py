@@ -136,15 +136,20 @@ def why_not_llama_config(model: Any) -> str | None:  # noqa: ANN401
     model_class = type(model)
     if f"{model_class.__module__}.{model_class.__qualname__}" not in _CLASSES:
         return f"{model_class.__name__} is no class that is known to compute a Llama"
-    for name, setting in _fields(model.config):
+    return why_not_llama_settings(vars(model.config))
+
+
+def why_not_llama_settings(settings: Mapping[str, object]) -> str | None:
+    """What of a configuration's `settings` is not that of a Llama, by name; None if nothing."""
+    for name, setting in _fields(settings):
         if not _is_understood(name, setting):
             return f"{name} is {setting!r}, which is not understood"
     return None
 
 
-def _fields(config: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401
+def _fields(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """All that is set, the rotary parameters one by one: "rope_parameters.factor"."""
-    for name, setting in vars(config).items():
+    for name, setting in settings.items():
         if name in _ROPE_FIELDS and isinstance(setting, dict):
             yield from ((f"{name}.{key}", each) for key, each in setting.items())
         else:

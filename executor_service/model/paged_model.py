@@ -1,18 +1,19 @@
 """What a forward pass runs: a model whose attention goes through the KV pools.
 
 Shape letters: R rows of a pass, m tokens that a row of it may get, S rows that sample, P scored
-prompt tokens, V vocabulary.
+prompt tokens, V vocabulary, T input tokens, W width of the model, K places between layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.input_batch import InputBatch
+from executor_service.model.layer_states import LayerStates
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.transformers_attention import StepContext, bind
 from splitserve_kernels import reference
@@ -53,14 +54,37 @@ class RunningModel(PagedModel, Protocol):
         ...
 
 
+# States [K, T, W] of the input tokens of a pass, and the slots [T] int64 of these tokens. The next
+# pass may overwrite them.
+TakeStates = Callable[[Tensor, Tensor], None]
+
+
+@runtime_checkable
+class RevealingModel(PagedModel, Protocol):
+    """One that shows what is between its layers."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[T, W]: the embeddings of `token_ids` [T] int64."""
+        ...
+
+    def reveal(self, layers: Sequence[int], take: TakeStates) -> None:
+        """From now on `take` is given what each of `layers` is given, after each pass.
+
+        `layers`: K indexes; the number of layers for what the last one returns. Raises
+        ModelUnsupported if the model has no such places.
+        """
+        ...
+
+
 class TransformersModel:
-    """A model as `transformers` has it, with our attention."""
+    """A model as `transformers` has it, with our attention. It reveals what layers are given."""
 
     def __init__(self, loaded: LoadedModel, cache: KVCache, backend: AttentionBackend) -> None:
         """Binds the attention modules of `loaded` to `cache`."""
         self._loaded = loaded
         self._context = StepContext(cache, backend, loaded.attention_modules)
         bind(loaded.attention_modules, self._context)
+        self._revealed: tuple[LayerStates, TakeStates] | None = None
 
     def logits(self, batch: InputBatch) -> Tensor:
         self._context.begin_forward(batch.paged)
@@ -71,11 +95,23 @@ class TransformersModel:
             use_cache=False,
             **keep,
         )
+        if self._revealed is not None:
+            states, take = self._revealed
+            take(states.of_last_pass(), batch.paged.slot_mapping)
         logits: Tensor = output.logits[0]
         if not self._loaded.keeps_logits:
             logits = logits[batch.logits_index]
         # Some heads are padded beyond the last token that the embedding knows.
         return logits[:, : self._loaded.vocab_size].float()
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        table: Any = self._loaded.model
+        embeddings: Tensor = table.get_input_embeddings()(token_ids)
+        return embeddings
+
+    def reveal(self, layers: Sequence[int], take: TakeStates) -> None:
+        loaded = self._loaded
+        self._revealed = LayerStates(loaded.model, loaded.attention_modules, layers), take
 
 
 MakeModel = Callable[[LoadedModel, KVCache], PagedModel]

@@ -54,7 +54,7 @@ class _Computing:
 
 
 class ModelRunner:
-    """Runs steps of one model against its KV pools. Not thread-safe."""
+    """Runs steps of one `model` against its KV pools, `cache`. Not thread-safe."""
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class ModelRunner:
         `streams`: None for those of the device of `cache`. `adjust`: what changes logits before.
         """
         self.cache = cache
+        self.model = model
         self._streams = streams or streams_of(cache.device)
         self._uploads = uploads = Uploads(cache.device, self._streams)
         # Where that is not the host's, it waits for the device at the end of a turn.

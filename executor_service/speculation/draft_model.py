@@ -7,6 +7,10 @@ random that is. What else changes a row's logits (penalties, biases, grammars) i
 It computes what the model has computed, but later: prompts before the next step, so that nobody
 waits for them, and single tokens when it next guesses, or when they have become very many.
 
+A head reads more than tokens: states of the model at the position before. So it computes nothing of
+the first token, and what it computed of its own guesses, behind which no state was the model's, it
+computes anew.
+
 Shape letters: R rows of a step, K rows of a turn.
 """
 
@@ -38,12 +42,22 @@ class DraftLimits:
     """Of a draft model. `max_num_tokens`: of a pass.
 
     `vocab_size`, `max_model_len`: its own; `target_vocab_size`: of the model that it guesses for.
+    `follows_states`: whether it reads states of that model. `num_reachable`: from so many tokens
+    before the input of a row on it may compute: what is read then is not behind the window of that
+    model. None if it has no window.
     """
 
     vocab_size: int
     target_vocab_size: int
     max_model_len: int
     max_num_tokens: int
+    follows_states: bool = False
+    num_reachable: int | None = None
+
+    @property
+    def first_position(self) -> int:
+        """Of the first token of a sequence that it computes."""
+        return 1 if self.follows_states else 0
 
 
 class DraftModel:
@@ -53,30 +67,31 @@ class DraftModel:
         """`execute`: runs steps of the draft, on its own layers of the blocks of the model."""
         self._execute = execute
         self._limits = limits
-        self._rows = RowStates(DraftedRow)
+        self._rows = RowStates(lambda position: DraftedRow(max(position, limits.first_position)))
         self._last_step: StepInput | None = None
 
     def prepare(self, turn: StepInput, wanted: Int32Array) -> None:
-        for index in np.flatnonzero(wanted).tolist():
+        for index in np.flatnonzero(self._most(turn, wanted) > 0).tolist():
             self._rows.of(turn, index).go_to(int(turn.num_computed_tokens[index]))
         self._bring_up_to_date(turn, wanted > 0, _LONG_PROMPT)
 
     def propose(self, turn: StepInput, wanted: Int32Array) -> TokenRuns:
-        most = np.minimum(wanted, self._limits.max_model_len - turn.num_computed_tokens)
+        most = self._most(turn, wanted)
         asked = np.flatnonzero(most > 0)
         guesses: list[list[int]] = [[] for _ in range(turn.num_rows)]
         if len(asked):
             rows = [self._rows.of(turn, row) for row in asked.tolist()]
             inputs = turn.token_ids[asked].tolist()
-            for row, position in zip(rows, turn.num_computed_tokens[asked], strict=True):
-                row.go_to(int(position))
+            for row, position in zip(rows, turn.num_computed_tokens[asked].tolist(), strict=True):
+                row.go_to(position)
+                self._leave_out(row, position)
             tokens = [[*row.owed, token] for row, token in zip(rows, inputs, strict=True)]
             step = self._step(turn, asked.tolist(), rows, tokens, is_asked=True)
             output = self._try(replace(step, num_run_on_tokens=most[asked] - 1))
             if output is not None:
                 runs = [self._known(output.token_ids_of(index)) for index in range(len(rows))]
                 for row, token, run in zip(rows, inputs, runs, strict=True):
-                    row.settle([token, *run[:-1]])
+                    row.settle([token] if self._limits.follows_states else [token, *run[:-1]])
                 for index, run in zip(asked.tolist(), runs, strict=True):
                     guesses[index] = run
         return TokenRuns.of(guesses)
@@ -91,7 +106,9 @@ class DraftModel:
             token_ids: list[int] = step.token_ids[start : start + num_new].tolist()
             if sampled is not None:
                 token_ids += sampled[index][:-1]
-            self._rows.of(step, index).follow(positions[index], token_ids)
+            num_left_out = max(self._limits.first_position - positions[index], 0)
+            row = self._rows.of(step, index)
+            row.follow(positions[index] + num_left_out, token_ids[num_left_out:])
         self._last_step = step
 
     def catch_up(self) -> None:
@@ -101,10 +118,18 @@ class DraftModel:
         self._bring_up_to_date(step, step.num_new_tokens > 1, _LONG_PROMPT)
         self._bring_up_to_date(step, step.num_new_tokens == 1, _VERY_MANY)
 
+    def _most(self, turn: StepInput, wanted: Int32Array) -> Int32Array:
+        """At most so many of the `wanted` [K] guesses it can make; less than 1 is none."""
+        positions = turn.num_computed_tokens
+        most = np.minimum(wanted, self._limits.max_model_len - positions)
+        return np.where(positions < self._limits.first_position, 0, most).astype(np.int32)
+
     def _bring_up_to_date(self, step: StepInput, chosen: BoolArray, least: int) -> None:
         """Computes what is owed of `chosen` rows [R], if it is `least` tokens or more."""
         rows = [self._rows.of(step, index) for index in range(step.num_rows)]
         candidates = np.flatnonzero(chosen).tolist()
+        for index in candidates:
+            self._leave_out(rows[index], int(step.num_computed_tokens[index]))
         behind = [index for index in candidates if len(rows[index].owed) >= least]
         for part in self._parts(behind, rows):
             owing = [rows[index] for index in part]
@@ -114,6 +139,11 @@ class DraftModel:
                 return
             for row in owing:
                 row.settle()
+
+    def _leave_out(self, row: DraftedRow, position: int) -> None:
+        """What is out of reach where the row's input begins at `position`."""
+        if self._limits.num_reachable is not None:
+            row.forget_before(position - self._limits.num_reachable)
 
     def _parts(self, behind: Sequence[int], rows: Sequence[DraftedRow]) -> Iterator[list[int]]:
         """`behind`, so many at a time as a pass takes; who is beyond the draft is left out."""

@@ -32,6 +32,12 @@ class DraftedRow:
             # Ahead, somebody else has computed what lies between; behind, it is computed anew.
             self.num_computed, self.owed, self.guessed = position, [], []
 
+    def forget_before(self, position: int) -> None:
+        """What is owed of before `position` will not be computed any more."""
+        num_forgotten = min(max(position - self.num_computed, 0), len(self.owed))
+        del self.owed[:num_forgotten]
+        self.num_computed += num_forgotten
+
     def follow(self, position: int, token_ids: Sequence[int]) -> None:
         """The tokens of the row from `position` on, which it may have had before, are these."""
         self.go_to(position)

@@ -1,4 +1,7 @@
-"""Loads a draft model for a model: what it may be, and where its keys and values lie."""
+"""Loads what guesses for a model: a draft model, or a head; which it is, its config.json says.
+
+What its configuration says is compared with the model first, before any weights are read.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,16 @@ from tokenizers import Tokenizer
 
 from executor_service.backends.choose import choose_compute
 from executor_service.backends.compute import Compute
+from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.device.kv_cache import KVCache
+from executor_service.device.kv_cache import LayerShape
 from executor_service.errors import ModelUnsupported, one_line
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.speculation.draft_model import DraftLimits, DraftModel
+from executor_service.speculation.eagle3.head_config import is_head
+from executor_service.speculation.load_head import load_head
+from executor_service.speculation.proposer import LoadedProposer
 from splitserve_options.option import BUNDLED_MODEL
 
 BUNDLED_DRAFT_DIRECTORY = Path(__file__).parents[1] / "bundled_draft"
@@ -23,20 +30,21 @@ BUNDLED_DRAFT_DIRECTORY = Path(__file__).parents[1] / "bundled_draft"
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A draft that fits the model that it is for, and what runs it."""
+    """A draft that fits the model that it is for, and what runs it. The LoadedProposer."""
 
     compute: Compute
 
     @property
-    def loaded(self) -> LoadedModel:
-        return self.compute.loaded
+    def layers(self) -> tuple[LayerShape, ...]:
+        return self.compute.loaded.layers
 
-    def proposer(self, cache: KVCache, target: LoadedModel, max_num_tokens: int) -> DraftModel:
-        """What guesses for `target`, on the layers of `cache` that are behind those of it.
+    @property
+    def description(self) -> str:
+        return f"{self.compute.loaded.name} by {self.compute.description}"
 
-        `max_num_tokens`: of a step.
-        """
-        loaded, compute = self.loaded, self.compute
+    def proposer(self, runner: ModelRunner, target: LoadedModel, max_num_tokens: int) -> DraftModel:
+        compute = self.compute
+        loaded, cache = compute.loaded, runner.cache
         own = cache.of_layers(slice(len(target.layers), None))
         model = compute.make_model(loaded, own)
         draft = ModelRunner(loaded, own, model, compute.draw, adjust=compute.adjust)
@@ -45,22 +53,31 @@ class LoadedDraft:
             target_vocab_size=target.vocab_size,
             max_model_len=loaded.max_model_len,
             max_num_tokens=max_num_tokens,
+            num_reachable=_num_reachable(loaded, target),
         )
         return DraftModel(draft.execute, limits)
 
 
 def load_draft(
-    model: str, target: LoadedModel, attention_backend: str, block_size: int
-) -> LoadedDraft:
+    model: str, compute_of_target: Compute, attention_backend: str, block_size: int
+) -> LoadedProposer:
     """`model`: a checkpoint, as `ModelConfig` takes it, or "bundled".
 
-    It is tried as any model is. `attention_backend`, `block_size`: as `choose_compute` takes them.
-    Raises what loading a model raises, and ModelUnsupported if it cannot guess for `target`.
+    A model is tried as any model is. `attention_backend`, `block_size`: as `choose_compute` takes
+    them. Raises what loading a model raises, and ModelUnsupported if it cannot guess for that of
+    `compute_of_target`.
     """
+    target = compute_of_target.loaded
     if target.device.type != "cpu":
         raise ModelUnsupported(f"draft_model {model}: not for {target.device.type}; allowed: cpu")
+    directory = str(BUNDLED_DRAFT_DIRECTORY) if model == BUNDLED_MODEL else model
+    checkpoint = resolve_checkpoint(directory)
+    if is_head(checkpoint.config):
+        draw = compute_of_target.draw
+        return load_head(checkpoint, model, target, draw, attention_backend, block_size)
+    _check_vocabulary(model, checkpoint.tokenizer_files, _declared_vocab_size(checkpoint), target)
     config = ModelConfig(
-        model=str(BUNDLED_DRAFT_DIRECTORY) if model == BUNDLED_MODEL else model,
+        model=directory,
         device=str(target.device),
         # Its keys and values lie in the same blocks.
         dtype=target.dtype_name,
@@ -71,37 +88,48 @@ def load_draft(
     return LoadedDraft(compute)
 
 
+def _num_reachable(draft: LoadedModel, target: LoadedModel) -> int | None:
+    if target.sliding_window is None or draft.sliding_window is None:
+        return None
+    return target.sliding_window - draft.sliding_window
+
+
 def check_draft(draft: LoadedModel, target: LoadedModel) -> None:
     """Raises ModelUnsupported if `draft` cannot guess for `target`."""
     if draft.kv_dtype != target.kv_dtype:
         raise _unfit(
-            draft,
+            draft.name,
             f"its KV cache is {draft.kv_dtype_name}, that of {target.name} {target.kv_dtype_name}",
         )
     window = target.sliding_window
     if window is not None and (draft.sliding_window is None or draft.sliding_window > window):
         raise _unfit(
-            draft,
+            draft.name,
             f"it attends to more than the {window} tokens that {target.name} keeps the blocks of",
         )
-    _check_vocabulary(draft, target)
+    _check_vocabulary(draft.name, draft.tokenizer_files, draft.vocab_size, target)
 
 
-def _check_vocabulary(draft: LoadedModel, target: LoadedModel) -> None:
-    """By their files; without these, by the number of tokens."""
-    names = [each.tokenizer_files.get("tokenizer.json") for each in (draft, target)]
+def _declared_vocab_size(checkpoint: Checkpoint) -> int | None:
+    """As far as config.json says so at its top."""
+    declared = checkpoint.config.get("vocab_size")
+    return declared if isinstance(declared, int) else None
+
+
+def _check_vocabulary(
+    name: str, tokenizer_files: Mapping[str, Path], vocab_size: int | None, target: LoadedModel
+) -> None:
+    """By their files; without these, by the number of tokens, if that is known."""
+    names = [each.get("tokenizer.json") for each in (tokenizer_files, target.tokenizer_files)]
     if None in names:
-        if draft.vocab_size != target.vocab_size:
-            raise _unfit(
-                draft,
-                f"it has {draft.vocab_size} tokens, {target.name} has {target.vocab_size}",
-            )
+        if vocab_size not in (None, target.vocab_size):
+            raise _unfit(name, f"it has {vocab_size} tokens, {target.name} has {target.vocab_size}")
         return
     own, wanted = (_token_ids(path) for path in names if path is not None)
     differing = [text for text in {**own, **wanted} if own.get(text) != wanted.get(text)]
     if differing:
         raise _unfit(
-            draft,
+            name,
             f"{len(differing)} tokens of its tokenizer.json are not those of {target.name}",
         )
 
@@ -115,7 +143,7 @@ def _token_ids(path: Path) -> Mapping[str, int]:
     return vocabulary
 
 
-def _unfit(draft: LoadedModel, reason: str) -> ModelUnsupported:
+def _unfit(name: str, reason: str) -> ModelUnsupported:
     return ModelUnsupported(
-        f"draft_model {draft.name}: {reason}; allowed: a model with the same tokens, on a CPU"
+        f"draft_model {name}: {reason}; allowed: a model with the same tokens, on a CPU"
     )

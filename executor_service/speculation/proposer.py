@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from executor_service.device.kv_cache import LayerShape
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.runner.model_runner import ModelRunner
 from executor_service.steps.step import Int32Array, StepInput
 from executor_service.steps.token_runs import TokenRuns
 
@@ -34,4 +37,25 @@ class Proposer(Protocol):
 
     def catch_up(self) -> None:
         """Computes what `follow` left, if it is much, before the next step. Raises nothing."""
+        ...
+
+
+class LoadedProposer(Protocol):
+    """Weights that guess for a model."""
+
+    @property
+    def layers(self) -> tuple[LayerShape, ...]:
+        """What they have in each block, behind the layers of the model."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What they are, and what runs them; for people."""
+        ...
+
+    def proposer(self, runner: ModelRunner, target: LoadedModel, max_num_tokens: int) -> Proposer:
+        """What guesses for `target`, which `runner` runs, on these layers of its cache.
+
+        `max_num_tokens`: of a step. Raises ModelUnsupported if the model turns out not to do.
+        """
         ...

@@ -30,8 +30,9 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     Option(
         "draft-model",
         Kind.TEXT,
-        "on a CPU: a smaller checkpoint with the same tokens, which guesses tokens that the model"
-        " then verifies several at a time; it does what --max-run-ahead permits, and changes none",
+        "on a CPU: a smaller checkpoint with the same tokens, or an EAGLE-3 head of the model,"
+        " which guesses tokens that the model then verifies several at a time; it does what"
+        " --max-run-ahead permits, and changes none",
         _MODEL,
         _SERVE_EXECUTOR,
         default_text="none; bundled: that of the bundled model",

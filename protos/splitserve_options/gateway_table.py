@@ -85,6 +85,32 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         maximum=1_000_000,
     ),
     Option(
+        "live-listen",
+        Kind.ADDRESS,
+        "address to serve the live page on, for operators; beyond this machine as http; serve: "
+        "127.0.0.1:8001, or another port if that is taken",
+        _HTTP,
+        _SERVE_GATEWAY,
+        default_text="no page",
+    ),
+    Option(
+        "live-schedulers",
+        Kind.SCHEDULERS,
+        "where schedulers listen for operators (cluster-listen), for the live page; as schedulers",
+        _HTTP,
+        _GATEWAY,
+        default_text="those of schedulers",
+        metavar="HOST:PORT,...",
+    ),
+    Option(
+        "no-live",
+        Kind.SWITCH,
+        "do not serve the live page",
+        _HTTP,
+        ("serve",),
+        False,
+    ),
+    Option(
         "http-cors-origins",
         Kind.ORIGINS,
         "web pages that may use the API from a browser",

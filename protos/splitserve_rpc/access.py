@@ -49,6 +49,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         f"{_CLIENTS}/Identify": _GENERATE_OR_GATEWAY,
         "splitserve.scheduler.v1.RegistryService": Rule(Role.EXECUTOR),
         "splitserve.scheduler.v1.AdminService": Rule(Role.OPERATOR, frozenset({"operator"})),
+        "splitserve.scheduler.v1.LiveService": Rule(Role.OPERATOR, frozenset({"operator"})),
         "splitserve.executor.v1.ExecutorService": Rule(Role.SCHEDULER),
     }
 )

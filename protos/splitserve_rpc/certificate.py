@@ -111,6 +111,37 @@ def read_certificate(cert: Path, key: Path) -> Certificate:
     return Certificate(names, begins_s, ends_s)
 
 
+def refusal_of(cert: Path, key: Path, ca: Path) -> str:
+    """Why whoever believes `ca` alone does not believe the certificate, whenever it ends.
+
+    Empty if it is believed. Raises OSError.
+    """
+    server, client = _contexts()
+    try:
+        for context in (server, client):
+            context.load_cert_chain(cert, key, password="")
+            context.load_verify_locations(ca)
+            context.verify_flags |= _NO_CHECK_TIME
+        # One that is for servers alone is believed by a client, and the other way round.
+        for believer in (client, server):
+            believer.verify_mode = ssl.CERT_REQUIRED
+            problem = _problem_of_meeting(server, client)
+            believer.verify_mode = ssl.CERT_NONE
+            if not problem:
+                return ""
+    except ssl.SSLError as error:
+        return error.reason or str(error)
+    return problem
+
+
+def _problem_of_meeting(server: ssl.SSLContext, client: ssl.SSLContext) -> str:
+    try:
+        _meet(server, client)
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    return ""
+
+
 def _shown_by_server(cert: Path, key: Path) -> dict[str, Any]:
     server, client = _contexts()
     server.load_cert_chain(cert, key, password="")

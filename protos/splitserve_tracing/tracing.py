@@ -93,9 +93,11 @@ class Tracing:
         Also what to tell whoever works for it next, and in any case: who is told nothing decides
         anew, and a trace would have its end alone. Times are nanoseconds since 1970.
         """
-        context = self._headers.extract(
-            {"traceparent": received.traceparent, "tracestate": received.tracestate}, Context()
-        )
+        context = Context()
+        if received.traceparent:
+            context = self._headers.extract(
+                {"traceparent": received.traceparent, "tracestate": received.tracestate}, context
+            )
         caller = trace.get_current_span(context).get_span_context()
         if not self._sampling.takes(caller.trace_flags.sampled if caller.is_valid else None):
             return None, self._unsampled(caller)

@@ -62,6 +62,10 @@ class FleetQueue:
         """What was seen last of each host."""
         return list(self._hosts.all)
 
+    def first(self, now_ns: int, limit: int) -> list[Request]:
+        """Those whose turn is next, to be looked at."""
+        return list(islice(self._policy.candidates(now_ns), limit))
+
     def has_place(self, request: Request, num_places: int) -> bool:
         """Whether the queue, if it has so many places, takes `request`, a new one."""
         return self._policy.has_place(request.scheduling.tenant, num_places)

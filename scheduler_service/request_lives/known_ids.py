@@ -48,9 +48,12 @@ def _without_prefix(request_id: str) -> str:
 
 
 def _parts(request_id: str) -> list[str]:
-    """What the gateway has joined: the id its caller gave, that of the answer, which prompt."""
+    """What the gateway has joined: the id its caller gave, that of the answer, which prompt.
+
+    After that, if it tried again elsewhere, the number of the try.
+    """
     answer, _, prompt = request_id.rpartition(".")
-    if not prompt.isdecimal():
+    if not prompt.partition("~")[0].isdecimal():
         return []
     own, _, answer_id = answer.rpartition(".")
     return [answer, answer_id, own] if own else [answer]

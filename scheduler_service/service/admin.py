@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 
 import grpc.aio
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.events import OperatorCalled
 from scheduler_service.cluster import Cluster
+from scheduler_service.journal.journal import software_version
 from scheduler_service.request_lives.explanation import explain, explain_queue
 from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.drain_timeout import read_timeout_s
+from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
+from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -67,8 +71,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             )
             for engine in engines
         ]
+        now = Timestamp()
+        now.GetCurrentTime()
         return admin_pb2.ListExecutorsResponse(
             executors=states,
+            now=now,
+            software_version=software_version(),
+            contract_version=executor.ContractVersion(major=CONTRACT_MAJOR, minor=CONTRACT_MINOR),
             num_unassigned_requests=num_unfitting if taking else cluster.num_unassigned,
             num_unfitting_requests=num_unfitting,
         )

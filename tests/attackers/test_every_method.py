@@ -28,6 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SCHEDULER = "splitserve.scheduler.v1.SchedulerService"
 REGISTRY = "splitserve.scheduler.v1.RegistryService"
 ADMIN = "splitserve.scheduler.v1.AdminService"
+LIVE = "splitserve.scheduler.v1.LiveService"
 EXECUTOR = "splitserve.executor.v1.ExecutorService"
 ANSWERED, UNKNOWN, FORBIDDEN, NO_METHOD, NO_CONNECTION = (
     *("answered", "CALLER_UNKNOWN", "CALLER_NOT_ALLOWED"),
@@ -51,6 +52,7 @@ LET_IN: dict[str, set[str]] = {
     f"/{ADMIN}/UndrainExecutor": {"an operator"},
     f"/{ADMIN}/Explain": {"an operator"},
     f"/{ADMIN}/ExplainQueue": {"an operator"},
+    f"/{LIVE}/WatchScheduler": {"an operator"},
     f"/{EXECUTOR}/GetInfo": {"a scheduler"},
     f"/{EXECUTOR}/GetTokenizer": {"a scheduler"},
     f"/{EXECUTOR}/Execute": {"a scheduler"},
@@ -113,7 +115,7 @@ async def test_processes_reach_what_their_certificate_is_for(
     stack: SecuredStack, name: str
 ) -> None:
     address, services = {
-        "cluster": (stack.cluster, (REGISTRY, ADMIN)),
+        "cluster": (stack.cluster, (REGISTRY, ADMIN, LIVE)),
         "executor": (stack.executor, (EXECUTOR,)),
     }[name]
     assert await outcomes(stack, address) == {

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import accuracy, peers, serving
+from benchmarks import accuracy, peers, serving, step_cost
 from splitserve_kernels.cpu.library import STEP_PARTS, load_library
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +80,15 @@ def test_startup_prints_its_figures_when_it_is_run_as_a_module() -> None:
     assert done.returncode == 0, done.stderr
     (result,) = _results(done.stdout)
     assert result["median_s"] > 0
+
+
+def test_step_cost_knows_what_a_step_costs_each_process() -> None:
+    with step_cost.open_stack({}, max_run_ahead=1, threads=1) as stack:
+        cost = stack.ask(num_rows=1, num_tokens=4)
+
+    for process in ("scheduler", "executor", "client"):
+        assert cost[f"{process}_us"] > 0
+        assert cost[f"{process}_switches"] > 0
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_status import rpc_status
 
 from splitserve.executor.v1 import executor_pb2
-from splitserve.scheduler.v1 import admin_pb2, registry_pb2, scheduler_pb2
+from splitserve.scheduler.v1 import admin_pb2, live_pb2, registry_pb2, scheduler_pb2
 from splitserve_rpc.errors import CODE_OF_REASON
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.patience import PATIENCE_S
@@ -37,7 +37,7 @@ WRITTEN_TOO_LATE = "Internal error from Core"
 UNDECODABLE = b"\x0c\xff\xff"
 STANDARD = (health_pb2, reflection_pb2)
 SERVICES = {
-    "scheduler": (scheduler_pb2, registry_pb2, admin_pb2, *STANDARD),
+    "scheduler": (scheduler_pb2, registry_pb2, admin_pb2, live_pb2, *STANDARD),
     "executor": (executor_pb2, *STANDARD),
 }
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
+import grpc.aio
 import pytest
 
+from scheduler_service.config import ClusterConfig
+from scheduler_service.core.config import PolicyConfig, PreemptionMode
 from scheduler_service.tracing.request_traces import RequestTraces
+from splitserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from splitserve_client import (
     AsyncClient,
     RequestIdInUse,
@@ -48,12 +53,25 @@ class Traced:
 
 
 @asynccontextmanager
-async def traced(*executors: FakeExecutor, sampling_ratio: float = 0.0) -> AsyncIterator[Traced]:
+async def traced(
+    *executors: FakeExecutor,
+    sampling_ratio: float = 0.0,
+    preemption_mode: str = "auto",
+) -> AsyncIterator[Traced]:
     async with trace_collector() as collector:
         tracing = Tracing(TraceConfig(collector.url, sampling_ratio), "scheduler")
         traces = RequestTraces(tracing)
         async with (
-            scheduler_in_process(*executors, observer=traces, traces=traces) as scheduler,
+            scheduler_in_process(
+                *executors,
+                config=ClusterConfig(
+                    reconnect_timeout_s=0.1,
+                    step_patience_s=PATIENCE_S,
+                    policies=PolicyConfig(preemption_mode=PreemptionMode(preemption_mode)),
+                ),
+                observer=traces,
+                traces=traces,
+            ) as scheduler,
             AsyncClient(scheduler.address, PATIENT_AT_CALLS) as client,
         ):
             yield Traced(client, collector, traces, scheduler)
@@ -125,6 +143,37 @@ async def test_trace_has_recovery_when_its_executor_is_lost() -> None:
     assert whole.attributes["gen_ai.usage.output_tokens"] == 30
 
 
+@pytest.mark.parametrize(("num_host_blocks", "mode"), [(0, "recompute"), (32, "swap")])
+async def test_trace_says_why_it_was_preempted_and_how_it_came_back(
+    num_host_blocks: int, mode: str
+) -> None:
+    # 64 tokens in all: two requests of 45 do not fit to their end.
+    executor = FakeExecutor(num_device_blocks=16, num_host_blocks=num_host_blocks)
+    async with traced(executor, sampling_ratio=1.0, preemption_mode=mode) as running:
+        params = SamplingParams(seed=1, max_tokens=40)
+        await asyncio.gather(
+            *(running.client.complete(PROMPT, params, request_id=each) for each in "ab")
+        )
+        await running.collector.wait_for(
+            lambda spans: len([span for span in spans if span.name == "generate"]) == 2
+        )
+        spans = running.collector.spans
+
+    preempted = [span for span in spans if "preempted" in span.event_names]
+    assert preempted
+    for whole in preempted:
+        phases = children(spans, whole)
+        names = [span.name for span in phases]
+        assert names[:4] == ["queue", "prefill", "decode", "preempted"]
+        assert names[-2:] == ["resume", "decode"]
+        why = phases[3].attributes
+        assert why["splitserve.preemption.mode"] == mode
+        assert why["splitserve.preemption.cause"] == "blocks"
+        assert all(
+            earlier.end_ns <= later.start_ns for earlier, later in itertools.pairwise(phases)
+        )
+
+
 async def test_nothing_is_traced_when_a_caller_wants_none() -> None:
     unsampled = TraceContext(f"00-{TRACE_ID}-{PARENT_ID}-00")
     async with traced(FakeExecutor(), sampling_ratio=1.0) as running:
@@ -161,6 +210,21 @@ async def test_request_is_served_and_not_traced_when_its_context_is_none(
 
     assert {span.trace_id for span in spans} == {TRACE_ID}
     assert len([span for span in spans if span.name == "generate"]) == 1
+
+
+async def test_call_of_its_own_may_have_its_trace_in_the_metadata() -> None:
+    async with traced(FakeExecutor()) as running:
+        metadata = (("traceparent", ASKED.traceparent), ("tracestate", ASKED.tracestate))
+        async with grpc.aio.insecure_channel(running.scheduler.address) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            message = scheduler_pb2.GenerateRequest(prompt_token_ids=PROMPT)
+            message.sampling_params.max_tokens = 2
+            async for _ in stub.Generate(message, metadata=metadata):
+                pass
+        await running.collector.wait_for_names("generate")
+
+        (whole,) = running.collector.named("generate")
+        assert (whole.trace_id, whole.parent_id) == (TRACE_ID, PARENT_ID)
 
 
 async def test_state_is_left_out_when_it_is_too_long() -> None:

@@ -13,7 +13,8 @@ from executor_service.backends.choose import AUTO, choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.speculation.load_draft import LoadedDraft, load_draft
+from executor_service.speculation.load_draft import load_draft
+from executor_service.speculation.proposer import LoadedProposer
 from executor_service.speculation.speculating_runner import SpeculatingRunner
 from executor_service.steps.step import Runner
 from scheduler_service.core.config import Feature, SchedulerConfig, Speculation
@@ -85,17 +86,17 @@ class _Engine(InProcessEngine):
         way: dict[str, Any],
         depth: int,
         preempt_at: frozenset[int],
-        draft: LoadedDraft | None = None,
+        draft: LoadedProposer | None = None,
     ) -> None:
         config = replace(CONFIG, **way)
         pools = CacheConfig(BLOCK_SIZE, config.num_device_blocks, config.num_host_blocks)
         if draft is not None:
-            pools = replace(pools, more_layers=draft.loaded.layers)
+            pools = replace(pools, more_layers=draft.layers)
         alone = build_runner(compute.loaded, pools, compute.make_model, compute.draw)
         runner: Runner = alone
         if draft is not None:
             most_tokens = config.max_num_batched_tokens
-            proposer = draft.proposer(alone.cache, compute.loaded, most_tokens)
+            proposer = draft.proposer(alone, compute.loaded, most_tokens)
             runner = SpeculatingRunner(alone, proposer)
         super().__init__(config, runner, epoch=1, depth=depth, preempt_at=preempt_at)
         self.scores: dict[tuple[str, int], list[ScoredToken]] = {}
@@ -130,10 +131,10 @@ def compute(tmp_path_factory: pytest.TempPathFactory) -> Compute:
 @pytest.fixture(scope="module", params=[6, 7], ids=["right", "wrong"])
 def draft(
     compute: Compute, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> LoadedDraft:
+) -> LoadedProposer:
     """What guesses all tokens, or hardly any."""
     directory = make_tiny_model("llama", tmp_path_factory.mktemp("draft"), seed=request.param)
-    return load_draft(str(directory), compute.loaded, AUTO, BLOCK_SIZE)
+    return load_draft(str(directory), compute, AUTO, BLOCK_SIZE)
 
 
 def _serve(
@@ -142,7 +143,7 @@ def _serve(
     way: dict[str, Any],
     depth: int,
     preempt_at: frozenset[int],
-    draft: LoadedDraft | None = None,
+    draft: LoadedProposer | None = None,
 ) -> tuple[list[list[list[int]]], _Engine]:
     """The outputs of all sequences."""
     engine = _Engine(compute, way, depth, preempt_at, draft)
@@ -175,7 +176,7 @@ def test_tokens_are_the_same_when_rows_get_several_in_a_step(
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_tokens_are_the_same_when_a_draft_guesses_them(
-    compute: Compute, kind: str, draft: LoadedDraft
+    compute: Compute, kind: str, draft: LoadedProposer
 ) -> None:
     expected, alone = _serve(compute, KINDS[kind], ALONE, 1, frozenset())
     outputs, engine = _serve(compute, KINDS[kind], WAYS["runs"], 2, frozenset({5, 6, 9}), draft)

@@ -22,6 +22,7 @@ from tests.simulation.client_process import SimulatedClient
 from tests.simulation.executor_process import SimulatedExecutor
 from tests.simulation.faults import Fault, World
 from tests.simulation.liveness import LivenessWatch
+from tests.simulation.lives import problems_of_lives
 from tests.simulation.network import Network
 from tests.simulation.rules import (
     problems_of_end,
@@ -214,6 +215,7 @@ class _Story:
         problems = self._watch.problems + problems_of_outcomes(world) + self._check(world)
         await asyncio.sleep(_SETTLE_S)
         problems += problems_of_rest(world)
+        problems += problems_of_lives(world)
         await self._end()
         return problems + problems_of_end(world)
 

@@ -14,6 +14,7 @@ from scheduler_service.audit.events import AuditEvent, ExecutorLost
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.journal.journal import FileJournal, Journal, NoJournal
+from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.readiness_watch import ReadinessWatch
@@ -27,6 +28,7 @@ from tests.simulation.network import Network
 from tests.simulation.servers import Server
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
+_NUM_LIVES = 1000
 _DRAIN_S = 4.0
 _JOURNAL_BYTES = 2**26
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -58,6 +60,7 @@ class LossLog:
 class SimulatedScheduler:
     """One address, and the lives there; `loss_logs`: of each of them. `peers`: all schedulers.
 
+    `recorder`: what the latest life has written down of requests.
     `journal_folder`: where each life records its cores, None if none does.
     """
 
@@ -71,6 +74,7 @@ class SimulatedScheduler:
     process: Process | None = None
     processes: list[Process] = field(default_factory=list)
     loss_logs: list[LossLog] = field(default_factory=list)
+    recorder: LifeRecorder | None = None
     _is_wanted: bool = False
     _stop: asyncio.Event | None = None
     _journal: Journal = field(default_factory=NoJournal)
@@ -108,14 +112,16 @@ class SimulatedScheduler:
         epoch = BEGINNING_NS + round(self.loop.time() * 1e9) + 1
         self.loss_logs.append(LossLog(self))
         self._journal = journal = self._new_journal(epoch)
-        changed = asyncio.Event()
+        changed, now_ns = asyncio.Event(), partial(_monotonic_ns, self.loop)
+        self.recorder = recorder = LifeRecorder(_NUM_LIVES, now_ns)
         self.cluster = cluster = Cluster(
             self.config,
             epoch,
             changed.set,
-            now_ns=partial(_monotonic_ns, self.loop),
+            now_ns=now_ns,
             journal=journal,
             audit=self.loss_logs[-1],
+            observer=recorder,
         )
         health = HealthService()
         await health.set(REGISTRY_SERVICE, _SERVING)

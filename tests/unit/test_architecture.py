@@ -41,7 +41,10 @@ def mapped(package: str) -> dict[str, set[str]]:
         ("scheduler_service/core", {"scheduler"}),
         (
             "clients/splitserve_gateway",
-            {"__main__", "app", "config", "healthcheck", "metrics", "server", "tracing"},
+            {
+                *("__main__", "app", "config", "healthcheck", "live_page"),
+                *("metrics", "server", "tracing"),
+            },
         ),
         ("clients/splitserve_bench", {"__main__", "arguments", "command", "parser", "runs"}),
     ],

@@ -5,19 +5,19 @@ the cores busy, more threads are slower unless `OMP_WAIT_POLICY=PASSIVE` is set:
 other by spinning.
 """
 
-import argparse
 import json
 import math
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -31,8 +31,11 @@ from bundled_model.chat_tokenizer import (
     special_token_id,
     train_tokenizer,
 )
+from bundled_model.command import parse_arguments, say
 from bundled_model.conversation import SamplingConfig, sample_document
 from bundled_model.evaluate import MAX_NEW_TOKENS, evaluate, mean_loss
+
+_Model = TypeVar("_Model", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +90,14 @@ def learning_rate_factor(step: int, config: TrainConfig) -> float:
     return 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def build_optimizers(
-    model: LlamaForCausalLM, config: TrainConfig
-) -> tuple[torch.optim.Optimizer, ...]:
-    """Return Muon for the matrices of the layers and AdamW for the embedding and the norms.
+def build_optimizers(model: nn.Module, config: TrainConfig) -> tuple[torch.optim.Optimizer, ...]:
+    """Return Muon for the matrices of the layers and AdamW for embedding, head and norms.
 
     Source: Jordan 2024, "Muon"; the step is scaled to the size of an AdamW step.
     """
     named = [*model.named_parameters()]
-    matrices = [weight for name, weight in named if weight.dim() > 1 and "embed" not in name]
-    others = [weight for name, weight in named if weight.dim() == 1 or "embed" in name]
+    matrices = [weight for name, weight in named if weight.dim() > 1 and not _is_of_tokens(name)]
+    others = [weight for name, weight in named if weight.dim() == 1 or _is_of_tokens(name)]
     muon = torch.optim.Muon(
         matrices,
         lr=config.learning_rate,
@@ -109,11 +110,15 @@ def build_optimizers(
     return muon, adamw
 
 
+def _is_of_tokens(name: str) -> bool:
+    return "embed" in name or "lm_head" in name
+
+
 def train(
-    model: LlamaForCausalLM,
+    model: _Model,
     batches: Iterator[Batch],
     config: TrainConfig,
-    loss_of: Callable[[LlamaForCausalLM, Batch], Tensor] = mean_loss,
+    loss_of: Callable[[_Model, Batch], Tensor],
 ) -> None:
     """Train `model` in place and print the mean loss and the time left as it goes."""
     optimizers = build_optimizers(model, config)
@@ -155,20 +160,11 @@ def save_model(model: LlamaForCausalLM, directory: Path) -> None:
     (directory / "model.safetensors").chmod(0o644)
 
 
-def parse_arguments(config: TrainConfig) -> argparse.Namespace:
-    """Return the command line; `config` has the defaults."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="directory to write")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--seed", type=int, default=config.seed)
-    parser.add_argument("--num-steps", type=int, default=config.num_steps)
-    return parser.parse_args()
-
-
 def main() -> None:
     """Train, save, and evaluate what was saved."""
-    arguments = parse_arguments(TrainConfig())
-    config = TrainConfig(seed=arguments.seed, num_steps=arguments.num_steps)
+    config = TrainConfig()
+    arguments = parse_arguments(__doc__, config.seed, config.num_steps)
+    config = replace(config, seed=arguments.seed, num_steps=arguments.num_steps)
     torch.set_num_threads(arguments.threads)
     torch.use_deterministic_algorithms(mode=True)
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -177,29 +173,24 @@ def main() -> None:
     tokenizer = train_tokenizer(sample_tokenizer_texts(config), config.vocab_size)
     model = build_model(tokenizer, config.seed)
     save_tokenizer(tokenizer, arguments.output, model.config.max_position_embeddings)
-    _print(f"vocabulary {tokenizer.get_vocab_size()}, parameters {model.num_parameters():,}")
+    say(f"vocabulary {tokenizer.get_vocab_size()}, parameters {model.num_parameters():,}")
 
     batch_config = BatchConfig(max_num_tokens=config.batch_tokens)
     batches = generate_batches(tokenizer, SamplingConfig(), batch_config, f"train:{config.seed}")
-    train(model, batches, config)
+    train(model, batches, config, mean_loss)
     save_model(model, arguments.output)
-    _print(f"trained in {time.monotonic() - start_s:.0f} s")
-    _print(json.dumps(evaluate(arguments.output, config.seed), indent=2))
+    say(f"trained in {time.monotonic() - start_s:.0f} s")
+    say(json.dumps(evaluate(arguments.output, config.seed), indent=2))
 
 
 def _report(
     step: int, config: TrainConfig, losses: list[Tensor], num_tokens: int, elapsed_s: float
 ) -> None:
     left_s = elapsed_s / step * (config.num_steps - step)
-    _print(
+    say(
         f"step {step}/{config.num_steps} loss {torch.stack(losses).mean():.4f} "
         f"tokens/s {num_tokens / elapsed_s:.0f} left {left_s:.0f} s"
     )
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

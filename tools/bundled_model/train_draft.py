@@ -4,7 +4,6 @@ Run it as `python tools/bundled_model/train_draft.py --output DIR --threads 1`. 
 probabilities of the bundled model, not from the text: a guess counts if that model says the same.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -22,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bundled_model.batches import Batch, BatchConfig, generate_batches
+from bundled_model.command import parse_arguments, say
 from bundled_model.conversation import SamplingConfig
 from bundled_model.train import TrainConfig, save_model, train
 
@@ -89,19 +89,9 @@ def agreement(
     }
 
 
-def parse_arguments(config: TrainConfig) -> argparse.Namespace:
-    """Return the command line; `config` has the defaults."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="directory to write")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--seed", type=int, default=config.seed)
-    parser.add_argument("--num-steps", type=int, default=config.num_steps)
-    return parser.parse_args()
-
-
 def main() -> None:
     """Train, save, and say how often what was saved guesses right."""
-    arguments = parse_arguments(_CONFIG)
+    arguments = parse_arguments(__doc__, _CONFIG.seed, _CONFIG.num_steps)
     config = replace(_CONFIG, seed=arguments.seed, num_steps=arguments.num_steps)
     torch.set_num_threads(arguments.threads)
     torch.use_deterministic_algorithms(mode=True)
@@ -112,7 +102,7 @@ def main() -> None:
     target.eval()  # type: ignore[no-untyped-call]
     tokenizer = Tokenizer.from_file(str(TARGET_DIRECTORY / "tokenizer.json"))
     draft = build_draft(target, config.seed)
-    _print(f"parameters {draft.num_parameters():,}")
+    say(f"parameters {draft.num_parameters():,}")
 
     def batches(stream: str) -> Iterator[Batch]:
         sizes = BatchConfig(max_num_tokens=config.batch_tokens)
@@ -125,15 +115,10 @@ def main() -> None:
         lambda model, batch: distillation_loss(model, target, batch),
     )
     save_model(draft, arguments.output)
-    _print(f"trained in {time.monotonic() - start_s:.0f} s")
+    say(f"trained in {time.monotonic() - start_s:.0f} s")
     saved = LlamaForCausalLM.from_pretrained(arguments.output, dtype=torch.float32)
     saved.eval()  # type: ignore[no-untyped-call]
-    _print(json.dumps(agreement(saved, target, batches("held_out")), indent=2))
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    say(json.dumps(agreement(saved, target, batches("held_out")), indent=2))
 
 
 if __name__ == "__main__":

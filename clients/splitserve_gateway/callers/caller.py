@@ -15,13 +15,14 @@ class Caller:
 
     `credential`: what schedulers are sent with each request; empty: none. `tenant`: None where it
     is what a request says of itself. `upstreams`: whose model the caller may use; None: all.
-    `may_generate`: whether the credential is for requests at all.
+    `may_generate`: whether the credential is for requests at all; `may_operate`: for operators.
     """
 
     credential: str = field(default="", repr=False)
     tenant: str | None = None
     upstreams: frozenset[Upstream] | None = None
     may_generate: bool = True
+    may_operate: bool = False
 
     @property
     def party(self) -> str | None:

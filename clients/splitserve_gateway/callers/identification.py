@@ -18,6 +18,7 @@ from splitserve_gateway.upstreams.upstream import Upstream
 
 _GENERATE = "generate"
 _TENANTS = "tenants"
+_OPERATOR = "operator"
 _RETRY_DELAY_S = 1.0
 
 
@@ -65,4 +66,5 @@ def _caller(credential: str, known: Sequence[tuple[Upstream, Identity]]) -> Call
         tenant=None if _TENANTS in first.scopes else first.tenant,
         upstreams=frozenset(upstream for upstream, identity in able if identity.may_use_model),
         may_generate=bool(able),
+        may_operate=any(_OPERATOR in identity.scopes for _, identity in known),
     )

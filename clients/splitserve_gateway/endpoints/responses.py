@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -22,6 +21,7 @@ from splitserve_gateway.endpoints.response_output import ResponseOutput
 from splitserve_gateway.endpoints.shapes import Json, with_notes
 from splitserve_gateway.generation.choices import Delta, Event, TextRequest, Totals, stream_choices
 from splitserve_gateway.generation.field_names import response_fields
+from splitserve_gateway.generation.request_ids import answer_id
 from splitserve_gateway.generation.response_chats import chat_request
 from splitserve_gateway.generation.scores import gathered
 from splitserve_gateway.generation.serving import tokenizer_of
@@ -93,7 +93,7 @@ async def _answer(gateway: Gateway, body: ResponsesRequest) -> _Answer:
 def _head(body: ResponsesRequest, asked: TextRequest) -> Json:
     choice = body.tool_choice
     return {
-        "id": f"resp_{body.request_id or secrets.token_hex(16)}",
+        "id": f"resp_{answer_id(body.request_id)}",
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,6 +11,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from splitserve_gateway.generation.choices import Totals
+from splitserve_gateway.generation.request_ids import answer_id
 from splitserve_gateway.schemas.base import ApiRequest, StreamOptions
 from splitserve_gateway.schemas.sampling import SamplingFields
 from splitserve_gateway.upstreams.upstream import Served
@@ -24,7 +24,7 @@ _IGNORED_HEADER = "x-splitserve-ignored-fields"
 def head(prefix: str, kind: str, body: SamplingFields, served: Served) -> Json:
     """What every answer, and every event of one, begins with."""
     return {
-        "id": f"{prefix}-{body.request_id or secrets.token_hex(16)}",
+        "id": f"{prefix}-{answer_id(body.request_id)}",
         "object": kind,
         "created": int(time.time()),
         "model": served.model.name,

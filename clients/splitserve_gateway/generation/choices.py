@@ -26,6 +26,7 @@ from splitserve_client import (
 from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.generation.field_names import FieldNames, refusal
 from splitserve_gateway.generation.prompts import EncodedPrompt
+from splitserve_gateway.generation.request_ids import upstream_id
 from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.upstreams.upstream import Served, Upstream
 
@@ -37,7 +38,10 @@ _MAX_PROMPTS_AT_A_TIME = 64
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Everything that text is generated from. `fields`: what callers call them."""
+    """Everything that text is generated from. `fields`: what callers call them.
+
+    `own_id`: what its caller calls the request, if it does.
+    """
 
     upstream: Upstream
     served: Served
@@ -47,6 +51,7 @@ class TextRequest:
     scheduling: SchedulingParams
     fields: FieldNames
     caller: Caller
+    own_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +204,7 @@ class _PromptChoices:
             request.scheduling,
             request.served.model.digest,
             request.caller.credential,
+            upstream_id(request.own_id, self._prompt_index),
         )
         async with aclosing(asked.events()) as events:
             async for event in events:

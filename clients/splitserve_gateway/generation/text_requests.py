@@ -54,6 +54,7 @@ async def text_request(
         scheduling_params(body),
         fields,
         serving.caller,
+        body.request_id,
     )
 
 

@@ -161,12 +161,16 @@ class Upstream:
         scheduling: SchedulingParams,
         model_digest: str,
         credential: str = "",
+        request_id: str = "",
     ) -> UpstreamRequest:
         """A request to this scheduler, which goes on at another if this one is lost.
 
-        `credential`: of whom it is; empty: nobody is asked who they are.
+        `credential`: of whom it is; empty: nobody is asked who they are. `request_id`: see
+        `UpstreamRequest`.
         """
-        return UpstreamRequest(self, prompt_token_ids, params, scheduling, model_digest, credential)
+        return UpstreamRequest(
+            self, prompt_token_ids, params, scheduling, model_digest, credential, request_id
+        )
 
     async def identify(self, credential: str) -> Identity:
         """Whose `credential` is, by this scheduler. Raises SplitserveError."""

@@ -55,7 +55,9 @@ class UpstreamRequest:
         scheduling: SchedulingParams,
         model_digest: str,
         credential: str,
+        request_id: str = "",
     ) -> None:
+        """`request_id`: what schedulers call it; empty: they need not be told."""
         if params.seed is None:
             # Goes on elsewhere with the same randomness.
             params = replace(params, seed=secrets.randbits(63))
@@ -65,6 +67,8 @@ class UpstreamRequest:
         self._scheduling = scheduling
         self._model_digest = model_digest
         self._credential = credential
+        self._request_id = request_id
+        self._num_tries = 0
         self._came = _Came()
         self._running: SessionRequest | None = None
         self._is_aborted = False
@@ -94,6 +98,7 @@ class UpstreamRequest:
                 scheduling=self._remaining(began_s),
                 model_digest=self._model_digest,
                 credential=self._credential,
+                request_id=self._next_id(),
                 trace_context=_NO_TRACE if call is None else call.context,
             )
             num_known_scores = self._came.num_prompt_scores
@@ -117,6 +122,13 @@ class UpstreamRequest:
             except BaseException as error:
                 _end(call, error)
                 raise
+
+    def _next_id(self) -> str:
+        """Another for each try: a scheduler that was lost may be back, and not know of that yet."""
+        self._num_tries += 1
+        if not self._request_id or self._num_tries == 1:
+            return self._request_id
+        return f"{self._request_id}~{self._num_tries}"
 
     def _noted(self, tokens: Tokens, num_known_scores: int) -> tuple[Tokens, int]:
         """`tokens` without scores that came before, and how many of those are still to come.

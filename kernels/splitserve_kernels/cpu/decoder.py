@@ -2,7 +2,8 @@
 
 Shape letters: T input tokens, H query heads, G key/value heads, D head size, W width of the model,
 I width of the MLP, S rows of logits, V vocabulary, B block size, N blocks of the pool, M blocks of
-the longest block table, R rows that run on, m tokens that a row of these may get.
+the longest block table, R rows that run on, m tokens that a row of these may get, K places
+between layers.
 """
 
 from __future__ import annotations
@@ -57,11 +58,23 @@ class RunInput:
     block_tables: npt.NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class RevealedStates:
+    """Where a step is to leave the residual stream as it is before some layers.
+
+    `layers`: [K] int32, indexes of layers; the number of layers for what is behind the last.
+    `states`: [K, T, W] float32, contiguous, written.
+    """
+
+    layers: npt.NDArray[np.int32]
+    states: Tensor
+
+
 class NativeDecoder:
     """Weights, packed: float32, bfloat16 or integers. Norms, sums and the residual are float32.
 
     A sequence's logits are the same bits whatever shares its batch and however its tokens are cut
-    into steps. `num_bytes`: what the weights take.
+    into steps. `num_bytes`: what the weights take. `embedding`: [V, W].
     """
 
     def __init__(
@@ -82,16 +95,16 @@ class NativeDecoder:
         self._library = library
         self._is_int8 = is_int8
         self._shape = shape
-        self._embedding = embedding.detach().clone(memory_format=torch.contiguous_format)
+        self.embedding = embedding.detach().clone(memory_format=torch.contiguous_format)
         self._logits = torch.empty(0)
         self._kept: list[object] = []  # what the C structures point to
-        self.num_bytes = self._embedding.nbytes
+        self.num_bytes = self.embedding.nbytes
         c_layers = [self._layer(layer) for layer in layers]
         self._layers = (CDecoderLayer * len(c_layers))(*c_layers)
         self._head = self._packed(*_joined([head]))
         self._final_norm = _norm(final_norm)
         self._decoder = CDecoder(
-            embedding=pointer(self._embedding),
+            embedding=pointer(self.embedding),
             layers=ctypes.cast(self._layers, ctypes.c_void_p),
             head=self._head.as_c(),
             final_norm=pointer(self._final_norm),
@@ -114,6 +127,7 @@ class NativeDecoder:
         batch: PagedBatch,
         pools: DecoderPools,
         logits_index: Tensor,
+        revealed: RevealedStates | None = None,
     ) -> Tensor:
         """Computes all tokens of `batch`, writes their keys and values, returns logits [S, V].
 
@@ -140,7 +154,11 @@ class NativeDecoder:
             block_size=pools.block_size,
             num_threads=torch.get_num_threads(),
         )
-        dtype = self._embedding.dtype
+        if revealed is not None:
+            step.revealed = revealed.layers.ctypes.data
+            step.states = pointer(revealed.states)
+            step.num_revealed = len(revealed.layers)
+        dtype = self.embedding.dtype
         self._library.call("decode", dtype, ctypes.byref(self._decoder), ctypes.byref(step))
         return logits
 
@@ -186,7 +204,7 @@ class NativeDecoder:
             max_num_tokens=rows.max_num_tokens,
             vocab_size=vocab_size,
         )
-        dtype, arguments = self._embedding.dtype, (self._decoder, step, run)
+        dtype, arguments = self.embedding.dtype, (self._decoder, step, run)
         self._library.call("decode_run", dtype, *(ctypes.byref(each) for each in arguments))
         return tokens
 

@@ -149,10 +149,13 @@ class CDecoderStep(ctypes.Structure):
         ("block_stride", _I64),
         ("logits", _Pointer),
         ("part_ns", _Pointer),
+        ("revealed", _Pointer),
+        ("states", _Pointer),
         ("num_tokens", _I32),
         ("num_logits", _I32),
         ("block_size", _I32),
         ("num_threads", _I32),
+        ("num_revealed", _I32),
     )
 
 

@@ -83,6 +83,16 @@ class BlockPool:
         return self._hashes[block_id] if block_id < len(self._hashes) else None
 
     @property
+    def reference_counts(self) -> list[int]:
+        """How many block tables name each of the blocks that were ever used, the first ones."""
+        return self._reference_counts.copy()
+
+    @property
+    def cached_blocks(self) -> list[int]:
+        """Free blocks that can be found by what they hold."""
+        return list(self._evictable)
+
+    @property
     def free_blocks(self) -> list[int]:
         """Blocks nobody refers to, in the order in which they are reused."""
         unused = range(len(self._reference_counts), self.num_blocks)

@@ -8,7 +8,7 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import Drafts, StepOutcome, StepPlan
 from scheduler_service.core.planning.run_ahead import RunAhead
-from scheduler_service.core.request import Int32Array, Int64Array
+from scheduler_service.core.request import BoolArray, Int32Array, Int64Array
 from scheduler_service.core.row_columns import ONE, ZERO
 from scheduler_service.core.speculation.draft_lengths import choose_lengths
 from scheduler_service.core.speculation.draft_totals import DraftTotals
@@ -16,9 +16,10 @@ from scheduler_service.core.speculation.pass_times import PassTimes
 from scheduler_service.core.speculation.prompt_lookup import PromptLookup
 from scheduler_service.core.speculation.proposer import Proposer
 
-# So many tokens after its last drafts a row is expected to have some again.
+# So many tokens after its last drafts a row is expected to have some again; until then it gets so
+# many tokens in a step: more would often go beyond the place where it has a guess.
 _WARM_TOKENS = 32
-_WARM_ACCEPTANCE = 0.5
+_WARM_RUN = 4
 
 
 class Drafting:
@@ -65,8 +66,12 @@ class Drafting:
             rows.is_held_back[:] = False
             rows.has_held_back = False
         guessed = proposer.look(rows.order)
-        if guessed and not self._has_prompts and not self._placement.suspects:
+        if self._has_prompts or self._placement.suspects:
+            return
+        if guessed:
             self._choose(proposer, np.array(guessed, np.int64))
+        if not rows.has_held_back:
+            self._wait_for_guesses()
 
     def _choose(self, proposer: Proposer, row_ids: Int64Array) -> None:
         """How many guesses each of these rows gets, which have some; it waits for its results."""
@@ -74,29 +79,45 @@ class Drafting:
         num_left = rows.stop_len[row_ids] - rows.num_tokens[row_ids]
         most = np.minimum(num_left - ONE, np.array(self._config.max_draft_tokens, np.int32))
         most = np.where(rows.promises[row_ids] > ZERO, np.maximum(most, ZERO), ZERO)
-        acceptance = np.array([proposer.acceptance[row_id] for row_id in row_ids.tolist()])
+        chances = proposer.chances(row_ids.tolist(), self._config.max_draft_tokens)
         num_run_on = self._run_ahead.most_tokens - 1
-        lengths = choose_lengths(acceptance, most, len(rows), num_run_on, self._times)
+        lengths = choose_lengths(chances, most, len(rows), num_run_on, self._times)
         if lengths is not None:
             self._num_drafts[row_ids] = lengths.counts
             rows.is_held_back[row_ids] = lengths.counts > ZERO
             rows.has_held_back = True
             self.runs_on = lengths.runs_on
 
+    def _wait_for_guesses(self) -> None:
+        """Holds rows back that have no guess, where all may soon have one.
+
+        A guess comes with the tokens of a step, and is of use in the next one: another step that
+        was planned before brings what could have been guessed. Where others go on beside it, a row
+        that waits would be in every other step only.
+        """
+        rows = self._placement.rows
+        if self._run_ahead.most_tokens > 1 and self._are_warm(rows.order).all():
+            self._num_drafts[rows.order] = 0
+            rows.is_held_back[rows.order] = True
+            rows.has_held_back = True
+
+    def _are_warm(self, row_ids: Int64Array) -> BoolArray:
+        """Which of these rows had drafts a moment ago, and so may soon have a guess again."""
+        rows = self._placement.rows
+        num_since = rows.num_tokens[row_ids] - self._num_known_then[row_ids]
+        is_same = self._stay_ids[row_ids] == rows.stay_ids[row_ids]
+        is_warm: BoolArray = is_same & (num_since < _WARM_TOKENS)
+        return is_warm
+
     def most_run_ahead(self, row_ids: Int64Array) -> int:
         """How many tokens a step of these rows may bring by running on.
 
-        One whose drafts were right a moment ago may soon have a guess again, which is seen when its
-        tokens come: so they are to come soon.
+        That there is a guess is seen when tokens come: so they are to come soon where that may be.
         """
         most = self._config.max_run_ahead
         if self._proposer is None or most <= 1 or self.totals.num_steps == 0:
             return most
-        rows, acceptance = self._placement.rows, self._proposer.acceptance
-        is_same = self._stay_ids[row_ids] == rows.stay_ids[row_ids]
-        num_since = rows.num_tokens[row_ids] - self._num_known_then[row_ids]
-        warm = row_ids[is_same & (num_since < _WARM_TOKENS)].tolist()
-        return 1 if any(acceptance[row_id] >= _WARM_ACCEPTANCE for row_id in warm) else most
+        return min(most, _WARM_RUN) if self._are_warm(row_ids).any() else most
 
     def drafts(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> Drafts | None:
         """Those of the rows of a step; None for none."""

@@ -1,8 +1,10 @@
 """How many guesses pay: as many as bring the most tokens in a time, by what is known of both.
 
-A guess of a row counts only if all before it were right, so the next one is worth its acceptance
-times what the last one was. The best ones of all rows are taken first, for as long as expected
-tokens grow faster than the time that the step takes.
+A guess of a row counts only if all before it were right, so it is worth the chance of that. The
+best ones of all rows are taken first, for as long as expected tokens grow faster than the time that
+the step takes.
+
+Shape letters: K rows that have guesses, D guesses of each.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from scheduler_service.core.speculation.pass_times import Float64Array, PassTime
 # What is expected is no more than that: less of a gain is none.
 _LEAST_GAIN = 1.02
 # Whoever is mostly wrong is not made to wait for the sake of others.
-_LEAST_ACCEPTANCE = 0.2
+_LEAST_CHANCE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +31,18 @@ class DraftLengths:
 
 
 def choose_lengths(
-    acceptance: Float64Array, most: Int32Array, num_rows: int, num_run_on: int, times: PassTimes
+    chances: Float64Array, most: Int32Array, num_rows: int, num_run_on: int, times: PassTimes
 ) -> DraftLengths | None:
     """For rows [K] of a step of `num_rows`, `most` [K] guesses of each; None if none pays.
 
+    `chances`: [K, D], how probably the first guesses of a row are all right, by their number.
     Compared with steps without, in which rows run on for `num_run_on` tokens. Guesses need tokens
     that are known. So between a step that has some and the next, either the others go on, or, where
     all rows have some, nobody does until the result is there.
     """
-    exponents = np.arange(1, int(most.max(initial=0)) + 1)
-    worths = np.power(acceptance[:, None], exponents)
-    worths[(exponents > most[:, None]) | (acceptance < _LEAST_ACCEPTANCE)[:, None]] = 0.0
-    flat = worths.ravel()
+    num_each = chances.shape[1]
+    is_none = (np.arange(num_each) >= most[:, None]) | (chances[:, :1] < _LEAST_CHANCE)
+    flat = np.where(is_none, 0.0, chances).ravel()
     ranked = np.argsort(-flat, kind="stable")[: np.count_nonzero(flat)]
     passes_us = times.passes_us(num_rows + np.arange(len(ranked) + 1))
     if passes_us is None or not len(ranked):
@@ -50,7 +52,7 @@ def choose_lengths(
     plain_rate = (num_rows + num_run_tokens) / (pass_us + runs_us + beside_us)
     # Of steps with the first of these guesses, the first two of them, and so on.
     passes_us, tokens = passes_us[1:], num_rows + np.cumsum(flat[ranked])
-    num_others = num_rows - np.cumsum(ranked % len(exponents) == 0)
+    num_others = num_rows - np.cumsum(ranked % num_each == 0)
     alone_us = passes_us + times.overhead_us(is_drafted=True)
     rates = np.where(
         num_others > 0,
@@ -63,5 +65,5 @@ def choose_lengths(
     if rates.max() < _LEAST_GAIN * plain_rate:
         return None
     chosen = ranked[: int(rates.argmax()) + 1]
-    counts = np.bincount(chosen // len(exponents), minlength=len(most))
+    counts = np.bincount(chosen // num_each, minlength=len(most))
     return DraftLengths(counts.astype(np.int32), runs_on)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from scheduler_service.core.request import Int32Array, Int64Array
+from scheduler_service.core.speculation.pass_times import Float64Array
 
 
 class Proposer(Protocol):
@@ -16,13 +17,15 @@ class Proposer(Protocol):
     itself is noticed.
     """
 
-    @property
-    def acceptance(self) -> Sequence[float]:
-        """By row id, how often the next guess for it was right, by a running average."""
-        ...
-
     def look(self, row_ids: Int64Array) -> list[int]:
         """Reads what these rows have got since it was asked last; those that have a guess now."""
+        ...
+
+    def chances(self, row_ids: Sequence[int], most: int) -> Float64Array:
+        """For rows [K] that have a guess, [K, `most`]: how probably so many guesses are all right.
+
+        By what became of those before.
+        """
         ...
 
     def propose(self, row_id: int, most: int) -> Int32Array:

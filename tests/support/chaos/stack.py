@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx2
 
 from splitserve_client import AsyncClient, ExecutorList, SplitserveError
+from splitserve_rpc.grpc_threads import with_fewer_threads
 from tests.contract.stranger.process import poll
 from tests.support.chaos.network import Network
 from tests.support.processes.addresses import reserve_address
@@ -71,7 +72,8 @@ class Stack:
     def start_scheduler(self) -> None:
         listen = ("--listen", self.address, "--cluster-listen", self.network.cluster_listen)
         journal = ("--journal", str(self.folder / "journal"), "--journal-max-mib", "4")
-        options = (*self.network.scheduler_options, *self.scheduler_options)
+        guesses = ("--speculation", "prompt-lookup")
+        options = (*self.network.scheduler_options, *guesses, *self.scheduler_options)
         self._start("scheduler", "scheduler_service", *listen, *journal, *options)
 
     def start_gateway(self) -> None:
@@ -99,14 +101,14 @@ class Stack:
     def _start(self, name: str, package: str, *options: str) -> None:
         if not self._is_missing(name):
             return
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
+        told = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", package, *options],
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 cwd=ROOT,
-                env=environment,
+                env=with_fewer_threads(told),
                 start_new_session=True,
             )
         self._note(name, process)

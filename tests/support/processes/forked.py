@@ -25,6 +25,7 @@ from tempfile import TemporaryFile
 from types import MappingProxyType
 from typing import IO
 
+from splitserve_rpc.grpc_threads import with_fewer_threads
 from tests.support.processes import fork_server
 from tests.support.processes.patience import PATIENCE_S
 
@@ -205,4 +206,4 @@ def run_process(
 def _environment() -> dict[str, str]:
     told = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
     paths = os.pathsep.join(str(ROOT / part) for part in SOURCE_ROOTS)
-    return told | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    return with_fewer_threads(told) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}

@@ -12,7 +12,9 @@ from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.callers.caller import Callers, OpenDoor
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
-from scheduler_service.observer import Observer
+from scheduler_service.live.live_view import LiveView
+from scheduler_service.live.servicer import LiveServicer
+from scheduler_service.observer import Observer, Observers
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.admin import AdminServicer
@@ -24,7 +26,12 @@ from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.tracing.request_traces import RequestTraces
-from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
+from splitserve.scheduler.v1 import (
+    admin_pb2_grpc,
+    live_pb2_grpc,
+    registry_pb2_grpc,
+    scheduler_pb2_grpc,
+)
 from splitserve_rpc.access import Access
 from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
@@ -33,6 +40,8 @@ from tests.support.processes.fake_service import DIGEST
 
 # Steps that a test holds are not to count as lost.
 PATIENCE_S = 300.0
+# The wall clock of frames.
+UNIX_MS = 1_700_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,7 @@ class SchedulerInProcess:
     address: str
     # Set when an executor has come or gone.
     changed: asyncio.Event
+    view: LiveView
 
 
 @asynccontextmanager
@@ -56,14 +66,17 @@ async def scheduler_in_process(
     sleep: Sleep = asyncio.sleep,
     scheduler_epoch: int = 1,
     observer: Observer | None = None,
+    live_sleep: Sleep = asyncio.sleep,
     traces: RequestTraces | None = None,
 ) -> AsyncIterator[SchedulerInProcess]:
     """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
     audit = audit or NoAudit()
     config = config or ClusterConfig(reconnect_timeout_s=0.1, step_patience_s=PATIENCE_S)
     changed = asyncio.Event()
+    view = LiveView(lambda: UNIX_MS)
+    observers = Observers(view, *(() if observer is None else (observer,)))
     cluster = Cluster(
-        config, scheduler_epoch, changed.set, now_ns=now_ns, audit=audit, observer=observer
+        config, scheduler_epoch, changed.set, now_ns=now_ns, audit=audit, observer=observers
     )
     callers = callers or OpenDoor()
     names = CallerNames(callers)
@@ -80,6 +93,8 @@ async def scheduler_in_process(
     recorder = observer if isinstance(observer, LifeRecorder) else None
     admin = AdminServicer(cluster, names, audit, recorder=recorder)
     _add(running, cluster, servicer, admin, audit)
+    live = LiveServicer(cluster, view, names, audit, live_sleep)
+    live_pb2_grpc.add_LiveServiceServicer_to_server(live, running.server)
     await running.server.start()
     try:
         for executor in executors:
@@ -90,7 +105,7 @@ async def scheduler_in_process(
             while sum(engine.is_connected for engine in cluster.engines) < len(executors):
                 changed.clear()
                 await changed.wait()
-        yield SchedulerInProcess(cluster, servicer, f"127.0.0.1:{running.port}", changed)
+        yield SchedulerInProcess(cluster, servicer, f"127.0.0.1:{running.port}", changed, view)
     finally:
         await cluster.drain(0)
         await running.stop(0.1)

@@ -8,6 +8,7 @@ import pytest
 from splitserve_cli.serve_config import (
     CannotServe,
     check_callers,
+    check_draft_model,
     check_http,
     check_loopback,
     check_model,
@@ -113,3 +114,25 @@ def test_scheduler_and_gateway_know_callers_both_or_neither(
     else:
         with pytest.raises(CannotServe, match=problem):
             check_callers(values)
+
+
+def test_draft_model_is_refused_when_steps_bring_one_token() -> None:
+    flags = ("--draft-model=bundled", "--max-run-ahead=1")
+    with pytest.raises(CannotServe, match=r"--draft-model bundled .*--max-run-ahead 1: .* 2 or"):
+        check_draft_model(options.parse("serve", flags, {}))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--max-run-ahead=1",), ("--draft-model=bundled", "--max-run-ahead=2")],
+)
+def test_draft_model_is_accepted_when_it_may_do_something_or_is_none(
+    flags: tuple[str, ...],
+) -> None:
+    check_draft_model(options.parse("serve", flags, {}))
+
+
+def test_draft_model_is_refused_when_it_is_no_checkpoint(tmp_path: Path) -> None:
+    values = options.parse("serve", (f"--draft-model={tmp_path}",), {})
+    with pytest.raises(CannotServe, match="--draft-model"):
+        check_draft_model(values)

@@ -21,6 +21,7 @@ ALLOWED = {
     "splitserve.scheduler.v1.SchedulerService": CALLERS,
     "splitserve.scheduler.v1.RegistryService": ("executor",),
     "splitserve.scheduler.v1.AdminService": ("operator",),
+    "splitserve.scheduler.v1.LiveService": ("operator",),
     "splitserve.executor.v1.ExecutorService": ("scheduler",),
 }
 

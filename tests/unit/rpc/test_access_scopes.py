@@ -18,7 +18,8 @@ from tests.support.security.everything import METHODS, outcome, serve_everything
 
 TOKEN = "a secret of all of them"
 HEALTH = "/grpc.health.v1.Health/Check"
-CLIENTS, ADMIN = "splitserve.scheduler.v1.SchedulerService", "splitserve.scheduler.v1.AdminService"
+CLIENTS = "splitserve.scheduler.v1.SchedulerService"
+OPERATORS = ("splitserve.scheduler.v1.AdminService", "splitserve.scheduler.v1.LiveService")
 FOR_GATEWAYS = {"Session", "GetModel", "GetTokenizer", "Identify"}
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 SCOPES = [scope.value for scope in Scope]
@@ -33,7 +34,7 @@ def scopes_of(credential: str) -> Collection[str]:
 
 def opened_by(scope: str, method: str) -> bool:
     service, name = method.removeprefix("/").split("/")
-    if service == ADMIN:
+    if service in OPERATORS:
         return scope == "operator"
     allowed = {"gateway": FOR_GATEWAYS, "operator": {"GetModel"}}
     return scope == "generate" or name in allowed.get(scope, ())
@@ -57,7 +58,7 @@ def of_callers(found: dict[str, str]) -> dict[str, str]:
     return {
         method: answer
         for method, answer in found.items()
-        if method.split("/")[1] in (CLIENTS, ADMIN)
+        if method.split("/")[1] in (CLIENTS, *OPERATORS)
     }
 
 
@@ -111,7 +112,7 @@ async def test_operators_come_by_the_cluster_or_by_a_credential(
 ) -> None:
     metadata = (*ClusterIdentity(token=token).metadata, *bearer(credential))
     found = await outcomes(Access(ClusterIdentity(token=TOKEN), scopes_of), metadata)
-    assert {found[method] for method in METHODS if method.split("/")[1] == ADMIN} == {answer}
+    assert {found[method] for method in METHODS if method.split("/")[1] in OPERATORS} == {answer}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ async def test_operators_who_need_no_token_need_a_credential_where_callers_are_k
 ) -> None:
     access = Access(ClusterIdentity(token=TOKEN), scopes_of, believed=(Role.OPERATOR,))
     found = await outcomes(access, bearer(credential))
-    assert {found[method] for method in METHODS if method.split("/")[1] == ADMIN} == {answer}
+    assert {found[method] for method in METHODS if method.split("/")[1] in OPERATORS} == {answer}
 
 
 async def test_credential_opens_nothing_of_the_cluster() -> None:
@@ -132,7 +133,7 @@ async def test_credential_opens_nothing_of_the_cluster() -> None:
         Access(ClusterIdentity(token=TOKEN), scopes_of), bearer("+".join(SCOPES))
     )
     of_cluster = {
-        found[method] for method in METHODS if method.split("/")[1] not in (CLIENTS, ADMIN)
+        found[method] for method in METHODS if method.split("/")[1] not in (CLIENTS, *OPERATORS)
     }
     assert of_cluster == {"CALLER_NOT_ALLOWED"}
 

@@ -46,7 +46,9 @@ struct Decoder {
 // One step. `token_ids`, `positions`, `slots`: [T]. `cosines`, `sines`: [P, rotary_dim / 2], for
 // all positions up to the last one of the step. `key_pools`, `value_pools`: the first block of
 // each layer's pool, blocks `block_stride` numbers apart. `logits_index`: [S], tokens whose logits
-// are wanted; `logits`: [S, V], written. `part_ns`: see StepClock.
+// are wanted; `logits`: [S, V], written. `part_ns`: see StepClock. `revealed`: `num_revealed`
+// indexes of layers, `num_layers` for what is behind the last; `states`: [num_revealed, T, W],
+// written: the residual stream before each of these.
 struct DecoderStep {
   const int64_t *token_ids, *positions, *slots, *logits_index;
   const float *cosines, *sines;
@@ -56,7 +58,9 @@ struct DecoderStep {
   int64_t block_stride;
   float* logits;
   int64_t* part_ns;
-  int32_t num_tokens, num_logits, block_size, num_threads;
+  const int32_t* revealed;
+  float* states;
+  int32_t num_tokens, num_logits, block_size, num_threads, num_revealed;
 };
 
 // Intermediate values of a step, kept from step to step.
@@ -100,7 +104,9 @@ class DecoderWorker {
     qkv_width_ = num_heads * decoder.head_dim;
   }
 
-  static int num_phases(const Decoder& decoder) { return decoder.num_layers * 9 + 3; }
+  static int num_phases(const Decoder& decoder, const DecoderStep& step) {
+    return decoder.num_layers * 9 + 3 + step.num_revealed;
+  }
 
   void run() {
     embed();
@@ -108,6 +114,7 @@ class DecoderWorker {
     for (int i = 0; i < decoder_.num_layers; ++i) {
       const DecoderLayer& layer = decoder_.layers[i];
       ahead_.expect(layer.attention_output);
+      reveal(i);
       project_qkv(layer);
       lap(kQkv);
       store_keys_and_values(layer, i);
@@ -126,6 +133,7 @@ class DecoderWorker {
       lap(kDown);
     }
     ahead_.expect(decoder_.layers[0].qkv);
+    reveal(decoder_.num_layers);
     read_out();
     lap(kHead);
   }
@@ -161,6 +169,17 @@ class DecoderWorker {
         store_up_to(residual(token) + i, load_up_to(row + i, count), count);
       });
     });
+  }
+
+  // Copies the residual for whoever asked for it as layer `index` is given it.
+  void reveal(int index) {
+    for (int i = 0; i < step_.num_revealed; ++i) {
+      if (step_.revealed[i] != index) continue;
+      float* to = step_.states + size_t(i) * step_.num_tokens * decoder_.width;
+      for_tokens(step_.num_tokens, [&](int token) {
+        std::copy_n(residual(token), decoder_.width, to + size_t(token) * decoder_.width);
+      });
+    }
   }
 
   // Multiplies `num_rows` rows of the residual, the tokens token_of(0), token_of(1), .., with

@@ -63,7 +63,7 @@ class DecoderRunner {
     for (int index = 0; !passes_[index].rows.empty(); ++index) {
       const RunPass& pass = passes_[index];
       DecoderWorker<T>(decoder_, pass.step, pass.plan, scratch_, *pass.phases, clock).run();
-      const int draw = DecoderWorker<T>::num_phases(decoder_), advance = draw + 1;
+      const int draw = DecoderWorker<T>::num_phases(decoder_, pass.step), advance = draw + 1;
       pass.phases->run(draw, int(pass.rows.size()),
                        [&](int i) { choose(sampler, pass, index, i); });
       if (clock.is_running()) clock.lap(kDraw, pass.phases->end_ns(draw));
@@ -130,7 +130,7 @@ class DecoderRunner {
                                  decoder_.num_heads / decoder_.num_kv_heads, first_.block_size,
                                  shares_, first_.num_threads)
                     .plan();
-    const int num_phases = DecoderWorker<T>::num_phases(decoder_) + 2;
+    const int num_phases = DecoderWorker<T>::num_phases(decoder_, pass.step) + 2;
     pass.phases = std::make_unique<Phases>(num_phases, first_.part_ns);
   }
 

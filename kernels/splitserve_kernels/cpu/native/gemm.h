@@ -20,31 +20,61 @@
 
 namespace splitserve {
 
+// `kMaxRows`: rows that are computed together. Their sums fill the registers.
 #if defined(__AVX512F__)
-constexpr int kPanelVectors = 4;
+constexpr int kPanelVectors = 4, kMaxRows = 6;
 #else
-constexpr int kPanelVectors = 2;
+constexpr int kPanelVectors = 2, kMaxRows = 5;
 #endif
 constexpr int kPanel = kPanelVectors * kLanes;
-// Rows that are computed together: their sums fill the registers.
-constexpr int kMaxRows = 6;
 // Rows and inputs that stay in a core's cache while panels pass.
 constexpr int kRowBlock = 96;
 constexpr int kInputBlock = 2048;
 // Words of a panel of integers that are widened before many rows are multiplied with them.
 constexpr int kWidenedWords = 256;
 
-SPLITSERVE_INLINE Floats multiply_add(const float* x, Words weights, Floats sum) {
-  return sum + splat(*x) * (Floats)weights;
+// A word of a row in all lanes. Of what it knows to be a repetition, GCC would take the parts first
+// and repeat each of them, which takes three instructions instead of one.
+SPLITSERVE_INLINE Words repeat_word(const void* from) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_broadcastss_ps(_mm_load_ss(static_cast<const float*>(from)));
+#elif defined(__AVX2__)
+  return (Words)_mm256_broadcast_ss(static_cast<const float*>(from));
+#else
+  return splat_word(load_as<uint32_t>(from));
+#endif
 }
 
-SPLITSERVE_INLINE Floats multiply_add(const Bf16* x, Words weights, Floats sum) {
+// Words are multiplied part by part, or whole where there is an instruction for it.
 #if defined(__AVX512BF16__)
-  const Words pair = splat_word(load_as<uint32_t>(x));
-  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pair, (__m512bh)weights);
+template <class T>
+constexpr int kNumParts = 1;
 #else
-  sum += splat(to_float(x[0])) * (Floats)(weights << 16);
-  return sum + splat(to_float(x[1])) * (Floats)(weights & 0xffff0000u);
+template <class T>
+constexpr int kNumParts = kPerWord<T>;
+#endif
+
+// `x` and `weights`: as `factors_of` has them.
+template <class T>
+SPLITSERVE_INLINE Floats multiply_add(Floats x, Floats weights, Floats sum) {
+#if defined(__AVX512BF16__)
+  if constexpr (kPerWord<T> == 2) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)weights);
+  }
+#endif
+  return sum + x * weights;
+}
+
+template <class T>
+SPLITSERVE_INLINE Floats factors_of(Words words, int part) {
+  return kNumParts<T> == 1 ? (Floats)words : part_of<T>(words, part);
+}
+
+// With 16 registers there is room for the sums and for one part of the words: what is in memory is
+// loaded again for the other part, which costs less than to store sums and load them.
+SPLITSERVE_INLINE void forget_words() {
+#if !defined(__AVX512F__)
+  asm volatile("" ::: "memory");
 #endif
 }
 
@@ -55,8 +85,9 @@ constexpr size_t kBytesAhead = R <= 2 ? 4096 : 1024;
 
 // Where words are that rows are multiplied with. A source has `num_words` words of kPanelVectors
 // vectors: `load(v, k)` is word k of vector v. `fetch`, called beside it, brings near what comes
-// later.
+// later. `kIsLoadedTwice`: for each part, as loading costs less than a register (`forget_words`).
 struct PanelWords {
+  static constexpr bool kIsLoadedTwice = true;
   const uint32_t* panel;
   int num_words;
 
@@ -64,7 +95,7 @@ struct PanelWords {
   Words load(int v, size_t k) const { return load_as<Words>(at(v, k)); }
 
   template <int R>
-  void fetch(int v, size_t k) const {
+  SPLITSERVE_INLINE void fetch(int v, size_t k) const {
     __builtin_prefetch(at(v, k) + kBytesAhead<R> / sizeof(uint32_t));
   }
 };
@@ -72,6 +103,7 @@ struct PanelWords {
 // Words that are widened when they are used.
 template <class T>
 struct Int8Words {
+  static constexpr bool kIsLoadedTwice = false;
   const int8_t* panel;
   int num_words;
 
@@ -81,7 +113,7 @@ struct Int8Words {
   Words load(int v, size_t k) const { return widen<T>(at(v, k)); }
 
   template <int R>
-  void fetch(int v, size_t k) const {
+  SPLITSERVE_INLINE void fetch(int v, size_t k) const {
     if (v * kVectorBytes<T> % 64 == 0) __builtin_prefetch(at(v, k) + kBytesAhead<R>);
   }
 };
@@ -89,6 +121,7 @@ struct Int8Words {
 // Words that were widened before; `next` are the integers that will be widened after them.
 template <class T>
 struct WidenedWords {
+  static constexpr bool kIsLoadedTwice = true;
   const uint32_t* words;
   const int8_t* next;
   int num_words;
@@ -96,7 +129,7 @@ struct WidenedWords {
   Words load(int v, size_t k) const { return load_as<Words>(words + k * kPanel + v * kLanes); }
 
   template <int R>
-  void fetch(int v, size_t k) const {
+  SPLITSERVE_INLINE void fetch(int v, size_t k) const {
     __builtin_prefetch(next + (k * kPanelVectors + v) * kVectorBytes<T>);
   }
 };
@@ -106,17 +139,30 @@ template <class T, int R, class Source>
 SPLITSERVE_INLINE void multiply_rows(const Source& source, const T* const* rows, int first,
                                      Floats (&sums)[R][kPanelVectors]) {
   for (int k = 0; k < source.num_words; ++k) {
-    Words weights[kPanelVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) {
-      weights[v] = source.load(v, k);
-      source.template fetch<R>(v, k);
+    for (int v = 0; v < kPanelVectors; ++v) source.template fetch<R>(v, k);
+    Words words[kPanelVectors];
+    if constexpr (!Source::kIsLoadedTwice) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanelVectors; ++v) words[v] = source.load(v, k);
     }
-#pragma GCC unroll 6
-    for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 2
+    for (int part = 0; part < kNumParts<T>; ++part) {
+      forget_words();
+      Floats weights[kPanelVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < kPanelVectors; ++v) {
-        sums[i][v] = multiply_add(rows[i] + (first + k) * kPerWord<T>, weights[v], sums[i][v]);
+        const Words again = Source::kIsLoadedTwice ? source.load(v, k) : words[v];
+        weights[v] = factors_of<T>(again, part);
+      }
+#pragma GCC unroll 6
+      for (int i = 0; i < R; ++i) {
+        const Words word = repeat_word(rows[i] + (first + k) * kPerWord<T>);
+        const Floats x = factors_of<T>(word, part);
+#pragma GCC unroll 4
+        for (int v = 0; v < kPanelVectors; ++v) {
+          sums[i][v] = multiply_add<T>(x, weights[v], sums[i][v]);
+        }
       }
     }
   }
@@ -159,7 +205,7 @@ inline void multiply(const Source* sources, int num_sources, const T* const* row
       case 3: multiply_block<T, 3>(sources, num_sources, first, from, finish_row); break;
       case 4: multiply_block<T, 4>(sources, num_sources, first, from, finish_row); break;
       case 5: multiply_block<T, 5>(sources, num_sources, first, from, finish_row); break;
-      default: multiply_block<T, 6>(sources, num_sources, first, from, finish_row); break;
+      default: multiply_block<T, kMaxRows>(sources, num_sources, first, from, finish_row); break;
     }
     done += count;
   }

@@ -119,7 +119,7 @@ void decode(const Decoder& decoder, const DecoderStep& step) {
                                      !decoder.has_windows(), step.num_threads)
                         .plan();
   scratch.reserve(decoder, step.num_tokens, step.num_logits, plan.num_slots);
-  Phases phases(DecoderWorker<T>::num_phases(decoder), clock.is_running());
+  Phases phases(DecoderWorker<T>::num_phases(decoder, step), clock.is_running());
   if (clock.is_running()) clock.lap(kPlan, now_ns());
 #pragma omp parallel num_threads(step.num_threads)
   {

@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from splitserve.executor.v1 import executor_pb2 as splitserve_dot_executor_dot_v1_dot_executor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#splitserve/scheduler/v1/admin.proto\x12\x17splitserve.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a%splitserve/executor/v1/executor.proto\"d\n\x14\x44rainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12/\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x42\n\n\x08_timeout\"A\n\x15\x44rainExecutorResponse\x12\x1a\n\x12num_moved_requests\x18\x01 \x01(\x05\x12\x0c\n\x04lost\x18\x02 \x01(\x08\")\n\x16UndrainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x19\n\x17UndrainExecutorResponse\"\x16\n\x14ListExecutorsRequest\"\x93\x01\n\x15ListExecutorsResponse\x12\x39\n\texecutors\x18\x01 \x03(\x0b\x32&.splitserve.scheduler.v1.ExecutorState\x12\x1f\n\x17num_unassigned_requests\x18\x02 \x01(\x05\x12\x1e\n\x16num_unfitting_requests\x18\x03 \x01(\x05\"\xd2\x02\n\rExecutorState\x12\x36\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32$.splitserve.executor.v1.ExecutorInfo\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x1c\n\x14num_waiting_requests\x18\x03 \x01(\x05\x12\x1c\n\x14num_running_requests\x18\x04 \x01(\x05\x12\x1e\n\x16num_free_device_blocks\x18\x05 \x01(\x05\x12\x11\n\tnum_steps\x18\x06 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\x03\x12\x1c\n\x14num_swapped_requests\x18\x08 \x01(\x05\x12\x1c\n\x14num_free_host_blocks\x18\t \x01(\x05\x12 \n\x18num_cached_device_blocks\x18\n \x01(\x05\x12\x10\n\x08\x64raining\x18\x0b \x01(\x08\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xa1\x01\n\x0f\x45xplainResponse\x12\x33\n\x05lives\x18\x01 \x03(\x0b\x32$.splitserve.scheduler.v1.RequestLife\x12\x18\n\x10near_request_ids\x18\x02 \x03(\t\x12\x12\n\nnum_living\x18\x03 \x01(\x05\x12\x11\n\tnum_ended\x18\x04 \x01(\x05\x12\x18\n\x10num_kept_at_most\x18\x05 \x01(\x05\"\xb0\x03\n\x0bRequestLife\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12,\n\x08\x62\x65gan_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x64uration_us\x18\x04 \x01(\x03\x12\x12\n\nunfinished\x18\x05 \x01(\x08\x12\x32\n\x06\x65vents\x18\x06 \x03(\x0b\x32\".splitserve.scheduler.v1.LifeEvent\x12\x1b\n\x13num_events_left_out\x18\x07 \x01(\x05\x12\x30\n\x05parts\x18\x08 \x03(\x0b\x32!.splitserve.scheduler.v1.LifePart\x12\x32\n\x07\x63urrent\x18\t \x01(\x0b\x32!.splitserve.scheduler.v1.LifePart\x12<\n\tobstacles\x18\n \x03(\x0b\x32).splitserve.scheduler.v1.ExecutorObstacle\x12\x18\n\x10num_draft_tokens\x18\x0b \x01(\x03\x12\x17\n\x0fnum_more_tokens\x18\x0c \x01(\x03\"\xbc\x01\n\tLifeEvent\x12\r\n\x05\x61t_us\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12@\n\x07numbers\x18\x05 \x03(\x0b\x32/.splitserve.scheduler.v1.LifeEvent.NumbersEntry\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"P\n\x08LifePart\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x13\n\x0b\x64uration_us\x18\x04 \x01(\x03\"4\n\x10\x45xecutorObstacle\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x15\n\x13\x45xplainQueueRequest\"\x86\x01\n\x14\x45xplainQueueResponse\x12\x36\n\x05\x66irst\x18\x01 \x03(\x0b\x32\'.splitserve.scheduler.v1.WaitingRequest\x12\x1f\n\x17num_unassigned_requests\x18\x02 \x01(\x05\x12\x15\n\rnum_executors\x18\x03 \x01(\x05\"r\n\x0eWaitingRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12<\n\tobstacles\x18\x03 \x03(\x0b\x32).splitserve.scheduler.v1.ExecutorObstacle2\xaf\x04\n\x0c\x41\x64minService\x12n\n\rListExecutors\x12-.splitserve.scheduler.v1.ListExecutorsRequest\x1a..splitserve.scheduler.v1.ListExecutorsResponse\x12n\n\rDrainExecutor\x12-.splitserve.scheduler.v1.DrainExecutorRequest\x1a..splitserve.scheduler.v1.DrainExecutorResponse\x12t\n\x0fUndrainExecutor\x12/.splitserve.scheduler.v1.UndrainExecutorRequest\x1a\x30.splitserve.scheduler.v1.UndrainExecutorResponse\x12\\\n\x07\x45xplain\x12\'.splitserve.scheduler.v1.ExplainRequest\x1a(.splitserve.scheduler.v1.ExplainResponse\x12k\n\x0c\x45xplainQueue\x12,.splitserve.scheduler.v1.ExplainQueueRequest\x1a-.splitserve.scheduler.v1.ExplainQueueResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#splitserve/scheduler/v1/admin.proto\x12\x17splitserve.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a%splitserve/executor/v1/executor.proto\"d\n\x14\x44rainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12/\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x42\n\n\x08_timeout\"A\n\x15\x44rainExecutorResponse\x12\x1a\n\x12num_moved_requests\x18\x01 \x01(\x05\x12\x0c\n\x04lost\x18\x02 \x01(\x08\")\n\x16UndrainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x19\n\x17UndrainExecutorResponse\"\x16\n\x14ListExecutorsRequest\"\x99\x02\n\x15ListExecutorsResponse\x12\x39\n\texecutors\x18\x01 \x03(\x0b\x32&.splitserve.scheduler.v1.ExecutorState\x12\x1f\n\x17num_unassigned_requests\x18\x02 \x01(\x05\x12\x1e\n\x16num_unfitting_requests\x18\x03 \x01(\x05\x12\'\n\x03now\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10software_version\x18\x05 \x01(\t\x12\x41\n\x10\x63ontract_version\x18\x06 \x01(\x0b\x32\'.splitserve.executor.v1.ContractVersion\"\xd2\x02\n\rExecutorState\x12\x36\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32$.splitserve.executor.v1.ExecutorInfo\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x1c\n\x14num_waiting_requests\x18\x03 \x01(\x05\x12\x1c\n\x14num_running_requests\x18\x04 \x01(\x05\x12\x1e\n\x16num_free_device_blocks\x18\x05 \x01(\x05\x12\x11\n\tnum_steps\x18\x06 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\x03\x12\x1c\n\x14num_swapped_requests\x18\x08 \x01(\x05\x12\x1c\n\x14num_free_host_blocks\x18\t \x01(\x05\x12 \n\x18num_cached_device_blocks\x18\n \x01(\x05\x12\x10\n\x08\x64raining\x18\x0b \x01(\x08\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xa1\x01\n\x0f\x45xplainResponse\x12\x33\n\x05lives\x18\x01 \x03(\x0b\x32$.splitserve.scheduler.v1.RequestLife\x12\x18\n\x10near_request_ids\x18\x02 \x03(\t\x12\x12\n\nnum_living\x18\x03 \x01(\x05\x12\x11\n\tnum_ended\x18\x04 \x01(\x05\x12\x18\n\x10num_kept_at_most\x18\x05 \x01(\x05\"\xb0\x03\n\x0bRequestLife\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12,\n\x08\x62\x65gan_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x64uration_us\x18\x04 \x01(\x03\x12\x12\n\nunfinished\x18\x05 \x01(\x08\x12\x32\n\x06\x65vents\x18\x06 \x03(\x0b\x32\".splitserve.scheduler.v1.LifeEvent\x12\x1b\n\x13num_events_left_out\x18\x07 \x01(\x05\x12\x30\n\x05parts\x18\x08 \x03(\x0b\x32!.splitserve.scheduler.v1.LifePart\x12\x32\n\x07\x63urrent\x18\t \x01(\x0b\x32!.splitserve.scheduler.v1.LifePart\x12<\n\tobstacles\x18\n \x03(\x0b\x32).splitserve.scheduler.v1.ExecutorObstacle\x12\x18\n\x10num_draft_tokens\x18\x0b \x01(\x03\x12\x17\n\x0fnum_more_tokens\x18\x0c \x01(\x03\"\xbc\x01\n\tLifeEvent\x12\r\n\x05\x61t_us\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12@\n\x07numbers\x18\x05 \x03(\x0b\x32/.splitserve.scheduler.v1.LifeEvent.NumbersEntry\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"P\n\x08LifePart\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x13\n\x0b\x64uration_us\x18\x04 \x01(\x03\"4\n\x10\x45xecutorObstacle\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x15\n\x13\x45xplainQueueRequest\"\x86\x01\n\x14\x45xplainQueueResponse\x12\x36\n\x05\x66irst\x18\x01 \x03(\x0b\x32\'.splitserve.scheduler.v1.WaitingRequest\x12\x1f\n\x17num_unassigned_requests\x18\x02 \x01(\x05\x12\x15\n\rnum_executors\x18\x03 \x01(\x05\"r\n\x0eWaitingRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12<\n\tobstacles\x18\x03 \x03(\x0b\x32).splitserve.scheduler.v1.ExecutorObstacle2\xaf\x04\n\x0c\x41\x64minService\x12n\n\rListExecutors\x12-.splitserve.scheduler.v1.ListExecutorsRequest\x1a..splitserve.scheduler.v1.ListExecutorsResponse\x12n\n\rDrainExecutor\x12-.splitserve.scheduler.v1.DrainExecutorRequest\x1a..splitserve.scheduler.v1.DrainExecutorResponse\x12t\n\x0fUndrainExecutor\x12/.splitserve.scheduler.v1.UndrainExecutorRequest\x1a\x30.splitserve.scheduler.v1.UndrainExecutorResponse\x12\\\n\x07\x45xplain\x12\'.splitserve.scheduler.v1.ExplainRequest\x1a(.splitserve.scheduler.v1.ExplainResponse\x12k\n\x0c\x45xplainQueue\x12,.splitserve.scheduler.v1.ExplainQueueRequest\x1a-.splitserve.scheduler.v1.ExplainQueueResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,29 +47,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTEXECUTORSREQUEST']._serialized_start=407
   _globals['_LISTEXECUTORSREQUEST']._serialized_end=429
   _globals['_LISTEXECUTORSRESPONSE']._serialized_start=432
-  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=579
-  _globals['_EXECUTORSTATE']._serialized_start=582
-  _globals['_EXECUTORSTATE']._serialized_end=920
-  _globals['_EXPLAINREQUEST']._serialized_start=922
-  _globals['_EXPLAINREQUEST']._serialized_end=958
-  _globals['_EXPLAINRESPONSE']._serialized_start=961
-  _globals['_EXPLAINRESPONSE']._serialized_end=1122
-  _globals['_REQUESTLIFE']._serialized_start=1125
-  _globals['_REQUESTLIFE']._serialized_end=1557
-  _globals['_LIFEEVENT']._serialized_start=1560
-  _globals['_LIFEEVENT']._serialized_end=1748
-  _globals['_LIFEEVENT_NUMBERSENTRY']._serialized_start=1702
-  _globals['_LIFEEVENT_NUMBERSENTRY']._serialized_end=1748
-  _globals['_LIFEPART']._serialized_start=1750
-  _globals['_LIFEPART']._serialized_end=1830
-  _globals['_EXECUTOROBSTACLE']._serialized_start=1832
-  _globals['_EXECUTOROBSTACLE']._serialized_end=1884
-  _globals['_EXPLAINQUEUEREQUEST']._serialized_start=1886
-  _globals['_EXPLAINQUEUEREQUEST']._serialized_end=1907
-  _globals['_EXPLAINQUEUERESPONSE']._serialized_start=1910
-  _globals['_EXPLAINQUEUERESPONSE']._serialized_end=2044
-  _globals['_WAITINGREQUEST']._serialized_start=2046
-  _globals['_WAITINGREQUEST']._serialized_end=2160
-  _globals['_ADMINSERVICE']._serialized_start=2163
-  _globals['_ADMINSERVICE']._serialized_end=2722
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=713
+  _globals['_EXECUTORSTATE']._serialized_start=716
+  _globals['_EXECUTORSTATE']._serialized_end=1054
+  _globals['_EXPLAINREQUEST']._serialized_start=1056
+  _globals['_EXPLAINREQUEST']._serialized_end=1092
+  _globals['_EXPLAINRESPONSE']._serialized_start=1095
+  _globals['_EXPLAINRESPONSE']._serialized_end=1256
+  _globals['_REQUESTLIFE']._serialized_start=1259
+  _globals['_REQUESTLIFE']._serialized_end=1691
+  _globals['_LIFEEVENT']._serialized_start=1694
+  _globals['_LIFEEVENT']._serialized_end=1882
+  _globals['_LIFEEVENT_NUMBERSENTRY']._serialized_start=1836
+  _globals['_LIFEEVENT_NUMBERSENTRY']._serialized_end=1882
+  _globals['_LIFEPART']._serialized_start=1884
+  _globals['_LIFEPART']._serialized_end=1964
+  _globals['_EXECUTOROBSTACLE']._serialized_start=1966
+  _globals['_EXECUTOROBSTACLE']._serialized_end=2018
+  _globals['_EXPLAINQUEUEREQUEST']._serialized_start=2020
+  _globals['_EXPLAINQUEUEREQUEST']._serialized_end=2041
+  _globals['_EXPLAINQUEUERESPONSE']._serialized_start=2044
+  _globals['_EXPLAINQUEUERESPONSE']._serialized_end=2178
+  _globals['_WAITINGREQUEST']._serialized_start=2180
+  _globals['_WAITINGREQUEST']._serialized_end=2294
+  _globals['_ADMINSERVICE']._serialized_start=2297
+  _globals['_ADMINSERVICE']._serialized_end=2856
 # @@protoc_insertion_point(module_scope)

@@ -40,14 +40,20 @@ class ListExecutorsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListExecutorsResponse(_message.Message):
-    __slots__ = ("executors", "num_unassigned_requests", "num_unfitting_requests")
+    __slots__ = ("executors", "num_unassigned_requests", "num_unfitting_requests", "now", "software_version", "contract_version")
     EXECUTORS_FIELD_NUMBER: _ClassVar[int]
     NUM_UNASSIGNED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_UNFITTING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
     executors: _containers.RepeatedCompositeFieldContainer[ExecutorState]
     num_unassigned_requests: int
     num_unfitting_requests: int
-    def __init__(self, executors: _Optional[_Iterable[_Union[ExecutorState, _Mapping]]] = ..., num_unassigned_requests: _Optional[int] = ..., num_unfitting_requests: _Optional[int] = ...) -> None: ...
+    now: _timestamp_pb2.Timestamp
+    software_version: str
+    contract_version: _executor_pb2.ContractVersion
+    def __init__(self, executors: _Optional[_Iterable[_Union[ExecutorState, _Mapping]]] = ..., num_unassigned_requests: _Optional[int] = ..., num_unfitting_requests: _Optional[int] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., software_version: _Optional[str] = ..., contract_version: _Optional[_Union[_executor_pb2.ContractVersion, _Mapping]] = ...) -> None: ...
 
 class ExecutorState(_message.Message):
     __slots__ = ("executor", "connected", "num_waiting_requests", "num_running_requests", "num_free_device_blocks", "num_steps", "num_preemptions", "num_swapped_requests", "num_free_host_blocks", "num_cached_device_blocks", "draining")

@@ -75,7 +75,7 @@ _KINDS = [
     ({"model_type": "qwen2", "architectures": ["Qwen2ForRewardModel"]}, "reward model"),
     ({"model_type": "mistral", "architectures": ["MistralForQuestionAnswering"]}, "answerer"),
     ({"model_type": "mistral", "architectures": ["MistralModel"]}, "embedding models"),
-    ({"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}, "no causal language"),
+    ({"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}, "EAGLE-3 head"),
     ({"model_type": "vit", "architectures": ["ViTForImageClassification"]}, "no causal language"),
     # One model's code under the name of another.
     ({"model_type": "llama", "architectures": ["MistralForCausalLM"]}, "other code than that"),

@@ -12,11 +12,13 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import LoadedEngine, load_engine
 from executor_service.errors import ModelUnsupported
 from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import torch_model
 from executor_service.speculation.load_draft import check_draft, load_draft
 from splitserve_options import options
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
@@ -76,6 +78,19 @@ def test_draft_is_refused_when_it_has_other_tokens(loaded: dict[str, LoadedModel
         check_draft(draft, loaded["model"])
 
 
+def test_draft_is_refused_before_it_is_loaded_when_its_configuration_tells(
+    loaded: dict[str, LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loads(config: ModelConfig) -> LoadedModel:
+        raise AssertionError(config.model)
+
+    draft = make_tiny_model("llama", tmp_path, overrides={"vocab_size": 200})
+    monkeypatch.setattr("executor_service.speculation.load_draft.load_model", loads)
+    target = Compute(loaded["model"], torch_model, "torch", 16)
+    with pytest.raises(ModelUnsupported, match=f"200 tokens, .* has {VOCAB_SIZE}"):
+        load_draft(str(draft), target, "torch", 16)
+
+
 def test_draft_is_refused_when_it_attends_to_what_the_model_forgets(
     loaded: dict[str, LoadedModel],
 ) -> None:
@@ -93,7 +108,8 @@ def test_draft_is_refused_when_its_numbers_do_not_fit_the_blocks(
 
 
 def test_draft_is_refused_when_the_model_is_on_a_gpu(loaded: dict[str, LoadedModel]) -> None:
-    target = replace(loaded["model"], device=torch.device("cuda"))
+    on_gpu = replace(loaded["model"], device=torch.device("cuda"))
+    target = Compute(on_gpu, torch_model, "torch", 16)
     with pytest.raises(ModelUnsupported, match=r"draft_model x: not for cuda; allowed: cpu"):
         load_draft("x", target, "torch", 16)
 

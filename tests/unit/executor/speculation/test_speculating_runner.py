@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -77,7 +78,7 @@ def make_pair(
         )
         for fault in (pass_of_model, pass_of_draft)
     )
-    known = {
+    known: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "target_vocab_size": VOCAB_SIZE,
         "max_model_len": MAX_MODEL_LEN,

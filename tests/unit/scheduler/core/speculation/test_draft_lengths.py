@@ -65,7 +65,7 @@ def choose(
     num_run_on: int = 0,
 ) -> DraftLengths | None:
     return choose_lengths(
-        np.array(acceptance),
+        np.array(acceptance)[:, None] ** np.arange(1, most + 1),
         np.full(len(acceptance), most, np.int32),
         num_rows or len(acceptance),
         num_run_on,

@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 from scheduler_service.core.request import Request, Sequence
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.speculation.prompt_lookup import (
-    FIRST_ACCEPTANCE,
-    NEWEST_WEIGHT,
-    NUM_MATCHED,
-    PromptLookup,
-)
+from scheduler_service.core.speculation.guess_luck import GuessLuck
+from scheduler_service.core.speculation.prompt_lookup import PromptLookup
 
 MAX_LEN = 300
 
@@ -50,6 +46,11 @@ class Texts:
         tokens: list[int] = self.lookup.propose(self.sequences[index].row_id, most).tolist()
         return tokens
 
+    def chances(self, most: int, index: int = 0) -> list[float]:
+        (chances,) = self.lookup.chances([self.sequences[index].row_id], most).tolist()
+        assert isinstance(chances, list)
+        return chances
+
 
 def test_guess_is_what_came_after_the_last_tokens_before() -> None:
     texts = Texts([1, 2, 3, 4, 5, 6, 9, 2, 3, 4])
@@ -63,8 +64,16 @@ def test_guess_is_what_came_latest_when_it_came_several_times() -> None:
     assert texts.guess(1) == [6]
 
 
-@pytest.mark.parametrize("prompt", [[1, 2, 3, 4, 1, 2], [1], [1, 2, 3], [1, 2, 3, 1, 2, 4]])
-def test_there_is_no_guess_when_the_last_tokens_are_new(prompt: list[int]) -> None:
+def test_guess_is_that_of_the_longest_match_when_several_are_there() -> None:
+    of_three, of_two, of_one = [1, 2, 3, 5], [8, 2, 3, 6], [9, 3, 7]
+    for earlier, guess in ((of_three + of_two + of_one, 5), (of_two + of_one, 6), (of_one, 7)):
+        texts = Texts([*earlier, 1, 2, 3])
+        assert texts.look() == [True]
+        assert texts.guess(1) == [guess]
+
+
+@pytest.mark.parametrize("prompt", [[1], [1, 2, 3], [1, 2, 3, 1, 2, 4]])
+def test_there_is_no_guess_when_the_last_token_is_new(prompt: list[int]) -> None:
     assert Texts(prompt).look() == [False]
 
 
@@ -84,27 +93,92 @@ def test_copy_is_followed_when_its_last_tokens_came_elsewhere_since() -> None:
     assert texts.guess(2) == [7, 8]
 
 
-def test_acceptance_falls_with_wrong_guesses_and_rises_with_right_ones() -> None:
+def test_copy_gives_way_to_a_longer_match_while_it_is_short() -> None:
+    # One token came latest before 8, but three came before 7.
+    texts = Texts([1, 2, 3, 7, 20, 3, 8, 30, 1])
+    texts.look()
+    assert texts.guess(1) == [2]
+    texts = Texts([4, 2, 3, 7, 20, 1, 2, 8, 30, 4])
+    texts.look()
+    texts.write([2])
+    texts.look()
+    texts.write([3])
+    texts.look()
+    assert texts.guess(2) == [7, 20]
+
+
+def test_copy_goes_on_behind_a_changed_token() -> None:
+    texts = Texts([*range(1, 20), 1, 2, 3])
+    texts.look()
+    texts.write([4, 5, 50])
+    assert texts.look() == [True]
+    assert texts.guess(3) == [7, 8, 9]
+    texts.write([7])
+    texts.look()
+    assert texts.guess(2) == [8, 9]
+
+
+def test_copy_is_given_up_when_two_tokens_are_changed() -> None:
+    texts = Texts([*range(1, 20), 1, 2, 3])
+    texts.look()
+    texts.write([4, 5, 50, 51])
+    assert texts.look() == [False]
+
+
+def test_match_is_taken_where_copies_never_went_on_behind_a_change() -> None:
+    parts = [[number, *range(10, 16), 90 + number, 80, 81, 82] for number in range(9)]
+    text = [token for part in parts for token in part]
+    texts = Texts(text[:22])
+    texts.look()
+    behind_changes = []
+    for position in range(22, len(text)):
+        texts.write([text[position]])
+        texts.look()
+        if text[position] > 90 and position + 1 < len(text):
+            behind_changes.append(texts.guess(1))
+    # What is behind the number is 80, as before: so it is what the copy goes on with.
+    assert behind_changes == [[80]] * 7
+
+
+def test_chances_fall_with_wrong_guesses_and_rise_with_right_ones() -> None:
     texts = Texts([1, 2, 3, 4, 5, 6, 1, 2, 3])
     texts.look()
-    (row_id,) = (sequence.row_id for sequence in texts.sequences)
-    assert texts.lookup.acceptance[row_id] == FIRST_ACCEPTANCE
-    texts.write([4])
-    texts.look()
-    right = texts.lookup.acceptance[row_id]
-    assert right > FIRST_ACCEPTANCE
-    texts.write([50])
-    texts.look()
-    assert texts.lookup.acceptance[row_id] < right
-
-
-def test_acceptance_is_unchanged_when_nothing_was_guessed() -> None:
-    texts = Texts([1, 2, 3])
-    texts.look()
-    for token in range(10, 30):
+    fresh = texts.chances(4)
+    assert fresh == sorted(fresh, reverse=True)
+    assert 0 < fresh[-1] < fresh[0] < 1
+    for token in (4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1):
         texts.write([token])
-        assert texts.look() == [False]
-    assert texts.lookup.acceptance[texts.sequences[0].row_id] == FIRST_ACCEPTANCE
+        texts.look()
+    right = texts.chances(4)
+    assert all(new > old for new, old in zip(right, fresh, strict=True))
+    for token in (2, 50, 2, 51, 2, 52, 2):
+        texts.write([token])
+        texts.look()
+    assert texts.chances(1)[0] < fresh[0]
+
+
+def test_long_copy_is_trusted_further_than_a_fresh_match() -> None:
+    fresh = Texts([*range(1, 40), 1, 2, 3])
+    fresh.look()
+    copied = Texts([*range(1, 40), 1, 2, 3])
+    copied.look()
+    copied.write(list(range(4, 24)))
+    copied.look()
+    assert copied.chances(16)[-1] > 2 * fresh.chances(16)[-1]
+
+
+def test_it_is_the_same_whether_tokens_come_alone_or_together() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 9, 6, 7, 1, 2, 8, 2, 3, 4, 9, 6]
+    alone, together = Texts(text[:8]), Texts(text[:8])
+    for each in (alone, together):
+        each.look()
+    for token in text[8:]:
+        alone.write([token])
+        alone.look()
+    together.write(text[8:])
+    together.look()
+    assert alone.guess(5) == together.guess(5)
+    assert alone.chances(5) == together.chances(5)
 
 
 def test_nothing_is_left_of_a_sequence_when_another_has_its_row() -> None:
@@ -114,10 +188,13 @@ def test_nothing_is_left_of_a_sequence_when_another_has_its_row() -> None:
     texts.look()
     row_id = texts.sequences[0].row_id
     texts.rows.remove(texts.sequences[0])
-    texts.sequences[0] = texts.start([9, 9, 1, 2, 3], 7)
+    texts.sequences[0] = texts.start([9, 1, 2, 9], 7)
     assert texts.sequences[0].row_id == row_id
-    assert texts.look() == [False]
-    assert texts.lookup.acceptance[row_id] == FIRST_ACCEPTANCE
+    assert texts.look() == [True]
+    assert texts.guess(1) == [1]
+    other = Texts([9, 1, 2, 9])
+    other.look()
+    assert texts.chances(5) == other.chances(5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -145,30 +222,59 @@ def test_guesses_are_those_of_a_plain_search(
         for row, search in enumerate(plain):
             if search.guess is not None:
                 assert texts.guess(1, row) == [search.tokens[search.guess]]
-            row_id = texts.sequences[row].row_id
-            assert texts.lookup.acceptance[row_id] == pytest.approx(search.acceptance)
+                assert texts.chances(20, row) == pytest.approx(search.chances(20))
 
 
 class PlainSearch:
-    """The same, by looking through all tokens."""
+    """The same, by looking through all tokens, of which each is a search of its own."""
 
     def __init__(self, prompt: list[int]) -> None:
-        self.tokens = prompt
-        self.acceptance = FIRST_ACCEPTANCE
-        self.guess = self._find()
+        self.tokens = list(prompt)
+        self.luck = GuessLuck(1)
+        self.is_behind_change = False
+        self.guess, self.length = self._longest_match()
 
     def write(self, tokens: list[int]) -> None:
-        guess, start = self.guess, len(self.tokens)
-        self.tokens = [*self.tokens, *tokens]
-        while guess is not None and start < len(self.tokens):
-            is_right = self.tokens[guess] == self.tokens[start]
-            self.acceptance += NEWEST_WEIGHT * (is_right - self.acceptance)
-            guess, start = (guess + 1, start + 1) if is_right else (None, start)
-        self.guess = self._find() if guess is None else guess
+        for token in tokens:
+            guess, length = self.guess, self.length
+            self.tokens.append(token)
+            if guess is None:
+                self.guess, self.length = self._longest_match()
+                continue
+            is_right = self.tokens[guess] == token
+            self.luck.add(0, self._kind(), is_right)
+            match, match_length = self._longest_match()
+            was_behind_change, self.is_behind_change = self.is_behind_change, False
+            if is_right:
+                self.guess, self.length = guess + 1, min(length + 1, 16)
+                if self.length < match_length:
+                    self.guess, self.length = match, match_length
+                continue
+            self.guess, self.length = match, match_length
+            if length >= 4 and not was_behind_change:
+                of_match = 0.0 if match is None else self.luck.mean(0, self._kind())
+                if self.luck.mean(0, 0) >= of_match:
+                    self.guess, self.length, self.is_behind_change = guess + 1, length, True
 
-    def _find(self) -> int | None:
-        last = self.tokens[-NUM_MATCHED:]
-        for position in reversed(range(NUM_MATCHED, len(self.tokens))):
-            if self.tokens[position - NUM_MATCHED : position] == last:
-                return position
-        return None
+    def _kind(self) -> int:
+        if self.is_behind_change:
+            return 0
+        return sum(self.length >= least for least in (1, 2, 3, 4, 8, 16))
+
+    def chances(self, most: int) -> list[float]:
+        chance, chances = self.luck.mean(0, self._kind()), []
+        before = (self.length, self.is_behind_change)
+        for _ in range(most):
+            chances.append(chance)
+            self.length, self.is_behind_change = self.length + 1, False
+            chance *= self.luck.mean(0, self._kind())
+        self.length, self.is_behind_change = before
+        return chances
+
+    def _longest_match(self) -> tuple[int | None, int]:
+        for length in (3, 2, 1):
+            last = self.tokens[-length:]
+            for position in reversed(range(length, len(self.tokens))):
+                if self.tokens[position - length : position] == last:
+                    return position, length
+        return None, 0

@@ -1,0 +1,144 @@
+"""Whether a scheduler and its executors are well, and fit each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol
+
+from splitserve_cli.checks.clocks import check_clock
+from splitserve_cli.checks.finding import Finding, ok, warning, wrong
+from splitserve_client.errors import (
+    CallerNotAllowed,
+    CallerUnknown,
+    ModelNotReady,
+    SplitserveError,
+)
+from splitserve_client.types import Executor, ExecutorList, Model, Readiness
+from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
+
+_DIGEST_CHARS = 12
+
+
+class AsksScheduler(Protocol):
+    """As `AsyncClient` does."""
+
+    async def get_model(self) -> Model:
+        """What is served."""
+        ...
+
+
+async def check_model(scheduler: AsksScheduler) -> tuple[list[Finding], Model | None]:
+    """Whether something is served, and what."""
+    try:
+        model = await scheduler.get_model()
+    except ModelNotReady:
+        remedy = "start one, with --scheduler; its log says why it does not come"
+        return [
+            wrong("model", "none", "no executor has registered: nobody is served", remedy)
+        ], None
+    except SplitserveError as error:
+        return [of_error("model", error)], None
+    name = f"{model.name} (digest {model.digest[:_DIGEST_CHARS]})"
+    if model.readiness not in (Readiness.READY, Readiness.UNKNOWN):
+        meaning = f"it says {model.readiness.value}: requests wait or are refused"
+        remedy = "docs/operations.md, Health, says what each word asks for"
+        return [wrong("model", name, meaning, remedy)], model
+    return [ok("model", name)], model
+
+
+async def check_executors(
+    list_executors: Callable[[], Awaitable[ExecutorList]],
+    model: Model | None,
+    now_s: Callable[[], float] = time.time,
+) -> list[Finding]:
+    """Whether executors are there and well, and speak and compute the same; and the clocks."""
+    asked_s = now_s()
+    try:
+        executors = await list_executors()
+    except SplitserveError as error:
+        return [of_error("executors", error)]
+    answered_s = now_s()
+    findings = [_check_contract("scheduler", executors.contract_version)]
+    if executors.now_s is not None:
+        findings.append(check_clock("clock of the scheduler", executors.now_s, asked_s, answered_s))
+    if not executors.executors:
+        remedy = "start one, with --scheduler; its log says why it does not come"
+        findings.append(wrong("executors", "none", "nobody is served", remedy))
+    for each in executors.executors:
+        findings += _check_executor(each, model, executors.now_s)
+    findings += _check_versions(executors)
+    if executors.num_unfitting_requests:
+        found = f"{executors.num_unfitting_requests} fit no executor that is there"
+        remedy = "splitserve explain --next; start an executor that can run them"
+        findings.append(warning("requests", found, "they wait for ever", remedy))
+    return findings
+
+
+def of_error(name: str, error: SplitserveError) -> Finding:
+    """What an answer says that was none."""
+    found = f"{error.message} [{error.reason}]" if error.reason else error.message
+    if isinstance(error, CallerUnknown):
+        remedy = (
+            "give --api-key-file, or --cluster-token-file; splitserve keys list has those known"
+        )
+        return wrong(name, found, "our credential is none, or not known there", remedy)
+    if isinstance(error, CallerNotAllowed):
+        remedy = "a key with the scope operator, or a certificate for operators: docs/security.md"
+        return wrong(name, found, "our credential is known, and not for this", remedy)
+    if error.reason == "METHOD_UNKNOWN":
+        remedy = "give --cluster-address, where it is for operators"
+        return wrong(name, found, "this address is for clients alone", remedy)
+    remedy = "its log, and what is said above of the connection"
+    return wrong(name, found, "it cannot be asked", remedy)
+
+
+def _check_executor(each: Executor, model: Model | None, now_s: float | None) -> Iterator[Finding]:
+    name = f"executor {each.address}"
+    if not each.is_connected:
+        meaning = "its stream is cut; what it ran goes on elsewhere in a moment"
+        yield wrong(name, "not connected", meaning, "its log; the network between both")
+    elif each.is_draining:
+        remedy = "splitserve drain --undo, if it should"
+        yield warning(name, "drains", "it gets no requests", remedy)
+    else:
+        yield ok(
+            name,
+            f"{each.num_running_requests} run, {each.num_waiting_requests} wait,"
+            f" {each.num_free_device_blocks} of {each.num_device_blocks} blocks are free",
+        )
+    if model is not None and each.model_digest and each.model_digest != model.digest:
+        own, served = each.model_digest[:_DIGEST_CHARS], model.digest[:_DIGEST_CHARS]
+        meaning, remedy = "its answers are those of another model", "give all the same folder"
+        yield wrong(
+            f"model of {each.address}", f"digest {own}, served is {served}", meaning, remedy
+        )
+    yield _check_contract(name, each.contract_version)
+    if now_s is not None and each.executor_epoch / 1e9 > now_s:
+        ahead_s = each.executor_epoch / 1e9 - now_s
+        found = f"it says that it started {ahead_s:.0f} s from now"
+        meaning = "its clock is ahead of the scheduler's: a next life may be taken for an older one"
+        yield wrong(f"clock of {each.address}", found, meaning, "chrony or another NTP on both")
+
+
+def _check_contract(name: str, version: tuple[int, int] | None) -> Finding:
+    what = f"contract of {name}"
+    if version is None:
+        remedy = "upgrade it: docs/operations.md, Rolling upgrade"
+        return warning(what, "not said", "it is older than this software", remedy)
+    text = ".".join(map(str, version))
+    if version[0] != CONTRACT_MAJOR:
+        meaning = f"this software speaks {CONTRACT_MAJOR}.{CONTRACT_MINOR}: they do not go together"
+        return wrong(what, text, meaning, "install the same version everywhere")
+    return ok(what, text)
+
+
+def _check_versions(executors: ExecutorList) -> Iterator[Finding]:
+    versions = {each.software_version for each in executors.executors}
+    known = sorted((versions | {executors.software_version}) - {""})
+    if len(known) > 1:
+        meaning = "they go together, and some abilities are those of the older ones"
+        remedy = "go on with the upgrade: docs/operations.md, Rolling upgrade"
+        yield warning("software", ", ".join(known), meaning, remedy)
+    elif known:
+        yield ok("software", known[0])

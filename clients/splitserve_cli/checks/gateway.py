@@ -1,0 +1,121 @@
+"""Whether a gateway can be reached, and serves what its scheduler does."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from splitserve_cli.checks.clocks import check_clock
+from splitserve_cli.checks.connection import TIMEOUT_S
+from splitserve_cli.checks.finding import Finding, ok, warning, wrong
+from splitserve_client.types import Model
+
+_MAX_BYTES = 1 << 20
+_MAX_SHOWN_CHARS = 200
+# A date has whole seconds, and servers write it anew once a second.
+_DATE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayAddress:
+    """Of a gateway, from a URL without a path. `headers`: with our credential, if we have one."""
+
+    scheme: str
+    host: str
+    port: int
+    ca: Path | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, url: str, ca: Path | None, headers: Mapping[str, str]) -> GatewayAddress:
+        """Raises ValueError."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"--gateway {url}: it takes http://HOST:PORT or https://HOST:PORT")
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return cls(parts.scheme, parts.hostname, port, ca, headers)
+
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    code: int
+    date: str
+    body: bytes
+
+
+def check_gateway(
+    gateway: GatewayAddress, model: Model | None, now_s: Callable[[], float] = time.time
+) -> list[Finding]:
+    """`model`: what the scheduler serves, if that is known. Blocks for some seconds at most."""
+    name = f"gateway {gateway.address}"
+    asked_s = now_s()
+    try:
+        answer = _get(gateway, "/health/ready")
+        findings = [_check_ready(name, answer)]
+        if answer.date:
+            theirs_s = parsedate_to_datetime(answer.date).timestamp()
+            clock = check_clock("clock of the gateway", theirs_s, asked_s, now_s(), _DATE_S)
+            findings.append(clock)
+        return [*findings, _check_models(gateway, model)]
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        problem = str(error) or type(error).__name__
+        remedy = "is it a gateway of splitserve? its log"
+        return [wrong(name, problem, "it does not answer as a gateway does", remedy)]
+
+
+def _check_ready(name: str, answer: _Answer) -> Finding:
+    if answer.code == http.HTTPStatus.OK:
+        return ok(name, "ready")
+    said = answer.body.decode(errors="replace")[:_MAX_SHOWN_CHARS]
+    meaning = "it has no scheduler that takes requests"
+    remedy = "its --schedulers, its log (upstream_lost), and what is said of the scheduler above"
+    return wrong(name, f"{answer.code}: {said}", meaning, remedy)
+
+
+def _check_models(gateway: GatewayAddress, model: Model | None) -> Finding:
+    name = f"models of {gateway.address}"
+    answer = _get(gateway, "/v1/models")
+    if answer.code in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
+        remedy = "give --api-key-file, with a key of the scope generate"
+        return wrong(name, f"{answer.code}", "our credential is none, or not for this", remedy)
+    if answer.code != http.HTTPStatus.OK:
+        return wrong(name, f"{answer.code}", "it does not say what it serves", "its log")
+    served = [str(each.get("id")) for each in json.loads(answer.body).get("data", [])]
+    shown = ", ".join(served) or "none"
+    if model is not None and served and model.name not in served:
+        meaning = f"the scheduler that we asked serves {model.name}: it is that of another"
+        return warning(name, shown, meaning, "look at its --schedulers")
+    return ok(name, shown)
+
+
+def _get(gateway: GatewayAddress, path: str) -> _Answer:
+    connection = _open(gateway)
+    try:
+        connection.request("GET", path, headers=dict(gateway.headers))
+        response = connection.getresponse()
+        date = response.getheader("date") or ""
+        return _Answer(response.status, date, response.read(_MAX_BYTES))
+    finally:
+        connection.close()
+
+
+def _open(gateway: GatewayAddress) -> http.client.HTTPConnection:
+    if gateway.scheme == "http":
+        return http.client.HTTPConnection(gateway.host, gateway.port, timeout=TIMEOUT_S)
+    context = ssl.create_default_context(cafile=None if gateway.ca is None else str(gateway.ca))
+    return http.client.HTTPSConnection(
+        gateway.host, gateway.port, timeout=TIMEOUT_S, context=context
+    )

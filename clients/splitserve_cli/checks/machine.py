@@ -1,0 +1,155 @@
+"""Whether the machine has what it takes: threads, instructions, memory, files.
+
+`root`: where /proc and /sys are, for tests.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from splitserve_cli.checks.finding import Finding, ok, warning, wrong
+
+ROOT = Path("/")
+_GIB = 2**30
+_LEAST_BYTES = 2 * _GIB
+_LEAST_SHM_BYTES = 64 * 2**20
+_LEAST_FILES = 4096
+_MUCH_SWAPPED_RATIO = 0.5
+# From the best to the least; the CPU kernels are compiled for one of the first three.
+_INSTRUCTION_SETS = ("avx512_bf16", "avx512f", "avx2", "asimd")
+
+
+def num_cores(root: Path = ROOT) -> float:
+    """That this process may use: fewer than the machine has in a container."""
+    number = float(len(os.sched_getaffinity(0)))
+    quota, _, period = _text(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdecimal() and period.strip().isdecimal():
+        number = min(number, int(quota) / int(period))
+    return number
+
+
+def check_threads(environ: Mapping[str, str], cores: float) -> Finding:
+    """Whether threads of torch are more than cores."""
+    text = environ.get("OMP_NUM_THREADS", "")
+    if not text:
+        return ok("threads", f"{cores:g} cores; OMP_NUM_THREADS is not set")
+    if not text.isdecimal():
+        return wrong(
+            "threads",
+            f"OMP_NUM_THREADS is {text!r}",
+            "it is no number, and ignored",
+            "set it to a number of cores, or not at all",
+        )
+    if int(text) > cores:
+        return warning(
+            "threads",
+            f"OMP_NUM_THREADS is {text}, of {cores:g} cores",
+            "threads wait for each other: steps take many times as long",
+            f"OMP_NUM_THREADS={max(1, int(cores))}; fewer where executors share the machine",
+        )
+    return ok("threads", f"OMP_NUM_THREADS is {text}, of {cores:g} cores")
+
+
+def check_instructions(root: Path = ROOT) -> Finding:
+    """Whether the CPU has what kernels are made for."""
+    flags: set[str] = set()
+    for line in _text(root / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            flags.update(value.split())
+    found = next((each for each in _INSTRUCTION_SETS if each in flags), None)
+    if found is None:
+        return warning(
+            "instruction set",
+            "none of " + ", ".join(_INSTRUCTION_SETS),
+            "a model on this CPU computes with plain torch, several times slower",
+            "another machine, or a GPU; it is no matter for a scheduler or a gateway",
+        )
+    return ok("instruction set", found)
+
+
+def check_memory(root: Path = ROOT) -> Finding:
+    """Whether there is some left, by the machine and by the limits of a container."""
+    lines = (line.partition(":") for line in _text(root / "proc/meminfo").splitlines())
+    values = {name: int(text.split()[0]) * 1024 for name, _, text in lines if text.split()}
+    if "MemAvailable" not in values:
+        return warning("memory", "not known", "/proc/meminfo says nothing", "look at it yourself")
+    left, limit = values["MemAvailable"], _cgroup_left(root)
+    found = f"{left / _GIB:.1f} GiB of {values.get('MemTotal', 0) / _GIB:.1f} are available"
+    if limit is not None and limit < left:
+        left, found = limit, f"{limit / _GIB:.1f} GiB are left of the container's limit"
+    if left < _LEAST_BYTES:
+        return warning(
+            "memory",
+            found,
+            "an executor's weights and KV pool may not fit: it is killed, or everything crawls",
+            "free some, raise the container's limit, or give --num-device-blocks and "
+            "--num-host-blocks smaller values",
+        )
+    return ok("memory", found)
+
+
+def check_swap(root: Path = ROOT) -> Finding:
+    """Whether what should be in memory is on a disk."""
+    lines = (line.partition(":") for line in _text(root / "proc/meminfo").splitlines())
+    values = {name: int(text.split()[0]) * 1024 for name, _, text in lines if text.split()}
+    total = values.get("SwapTotal", 0)
+    used = total - values.get("SwapFree", 0)
+    if total and used / total > _MUCH_SWAPPED_RATIO:
+        return warning(
+            "swap",
+            f"{used / _GIB:.1f} of {total / _GIB:.1f} GiB are in use",
+            "steps wait for a disk, at times for seconds, and executors may be given up",
+            "find out who needs more memory than there is",
+        )
+    return ok("swap", f"{used / _GIB:.1f} of {total / _GIB:.1f} GiB are in use")
+
+
+def check_shared_memory(path: Path = ROOT / "dev/shm") -> Finding:
+    """Whether torch may share memory between processes."""
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError as error:
+        return warning(
+            "shared memory", f"{path}: {error.strerror}", "torch may need it", "mount a tmpfs there"
+        )
+    if usage.free < _LEAST_SHM_BYTES:
+        return warning(
+            "shared memory",
+            f"{path} has {usage.free // 2**20} MiB left",
+            "torch may be killed with SIGBUS",
+            "containers: --shm-size 1g",
+        )
+    return ok("shared memory", f"{path} has {usage.free / _GIB:.1f} GiB left")
+
+
+def check_file_limit(soft: int | None = None) -> Finding:
+    """Whether many connections may be open. `soft`: None for that of this process."""
+    if soft is None:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
+        return warning(
+            "open files",
+            f"{soft} at most",
+            "each HTTP connection and each session is one: beyond that, callers are turned away",
+            "ulimit -n 65536, LimitNOFILE= of systemd, or --ulimit nofile=65536 of a container",
+        )
+    return ok("open files", f"{'any number' if soft == resource.RLIM_INFINITY else soft} at most")
+
+
+def _cgroup_left(root: Path) -> int | None:
+    limit = _text(root / "sys/fs/cgroup/memory.max").strip()
+    used = _text(root / "sys/fs/cgroup/memory.current").strip()
+    return int(limit) - int(used) if limit.isdecimal() and used.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    """Empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

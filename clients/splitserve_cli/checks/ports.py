@@ -1,0 +1,73 @@
+"""Whether addresses to listen on are free, and who has them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from splitserve_cli.checks.finding import Finding, ok, warning, wrong
+from splitserve_rpc.addresses import CannotListen, claim_address
+from splitserve_rpc.printable import printable
+
+# Of a line of /proc/net/tcp: what says that a socket listens, and the column of its inode.
+_LISTENS, _INODE = "0A", 9
+_OURS = "splitserve"
+
+
+def check_port(option: str, address: str) -> Finding:
+    """Whether a process could listen at `address`, as `option` says."""
+    name = f"{option} {address}"
+    try:
+        claim_address(address)
+    except CannotListen as problem:
+        cause = problem.__cause__
+        number = cause.errno if isinstance(cause, OSError) else None
+        return _refused(name, option, address, number, str(problem))
+    return ok(name, "free")
+
+
+def _refused(name: str, option: str, address: str, number: int | None, problem: str) -> Finding:
+    nobody = "nothing can listen there"
+    if number == errno.EACCES:
+        return wrong(name, problem, nobody, "a port above 1023, or CAP_NET_BIND_SERVICE")
+    if number != errno.EADDRINUSE:
+        return wrong(name, problem, nobody, f"--{option}: an address of this machine")
+    owner = owner_of(int(address.rpartition(":")[2]))
+    if _OURS in owner:
+        return ok(name, f"taken by {owner}")
+    meaning = "a process of splitserve that is to listen there does not start"
+    return warning(name, f"taken by {owner}", meaning, f"end that, or another --{option}")
+
+
+def owner_of(port: int, proc: Path = Path("/proc")) -> str:
+    """Who listens at a port, as far as that can be known: others' processes are not shown."""
+    inodes = {
+        fields[_INODE]
+        for table in ("tcp", "tcp6")
+        for line in _lines(proc / "net" / table)
+        if len(fields := line.split()) > _INODE
+        and fields[3] == _LISTENS
+        and int(fields[1].rpartition(":")[2], 16) == port
+    }
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for process in proc.glob("[0-9]*"):
+        with suppress(OSError):
+            if any(os.readlink(each) in wanted for each in (process / "fd").iterdir()):
+                return f"{_name_of(process)} (process {process.name})"
+    return "a process that is not shown to us"
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()[1:]
+    except OSError:
+        return []
+
+
+def _name_of(process: Path) -> str:
+    """Not its whole command line, in which there may be secrets."""
+    if _OURS in (process / "cmdline").read_bytes().decode(errors="replace"):
+        return _OURS
+    return printable((process / "comm").read_text().strip())

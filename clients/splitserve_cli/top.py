@@ -1,0 +1,77 @@
+"""`splitserve top`: what a scheduler does, in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+
+from rich.console import Console
+from rich.live import Live
+
+from splitserve.scheduler.v1.live_pb2 import WatchSchedulerResponse
+from splitserve_cli.command_line import run
+from splitserve_cli.operators import add_operators_server, ask, operators_config
+from splitserve_client.client import AsyncClient
+from splitserve_live.frames import frame_line
+from splitserve_live.screen import screen
+from splitserve_live.state import LiveState
+
+_RATE = 4
+_WIDTH = 100
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="splitserve top", description="Shows what a scheduler does, as it does it."
+    )
+    add_operators_server(parser)
+    parser.add_argument(
+        "--once", action="store_true", help="one picture, as it is where no terminal looks"
+    )
+    parser.add_argument("--json", action="store_true", help="a JSON object for each frame, a line")
+    parser.add_argument(
+        "--rate", type=int, default=_RATE, choices=range(1, 11), help=f"a second (default: {_RATE})"
+    )
+    arguments = parser.parse_args(argv)
+    return run("top", lambda: _show(arguments))
+
+
+async def _show(arguments: argparse.Namespace) -> int:
+    config = operators_config(arguments)
+    await ask(arguments, config, lambda client: _watch(client, arguments))
+    return 0
+
+
+async def _watch(client: AsyncClient, arguments: argparse.Namespace) -> None:
+    async with aclosing(client.watch(arguments.rate)) as frames:
+        if arguments.json:
+            await _write_json(frames, is_once=arguments.once)
+        elif arguments.once or not sys.stdout.isatty():
+            state = LiveState()
+            # The first says what is the case, the second what was done since.
+            for _ in range(2):
+                state.take(await anext(frames))
+            width = shutil.get_terminal_size((_WIDTH, 24)).columns
+            Console(width=width, highlight=False).print(screen(state, width))
+        else:
+            await _draw(frames)
+
+
+async def _write_json(frames: AsyncIterator[WatchSchedulerResponse], *, is_once: bool) -> None:
+    async for frame in frames:
+        sys.stdout.write(frame_line(frame).decode())
+        sys.stdout.flush()
+        if is_once:
+            return
+
+
+async def _draw(frames: AsyncIterator[WatchSchedulerResponse]) -> None:
+    state, console = LiveState(), Console(highlight=False)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        async for frame in frames:
+            state.take(frame)
+            live.update(screen(state, console.width), refresh=True)

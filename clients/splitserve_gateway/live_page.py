@@ -1,0 +1,77 @@
+"""The live page beside the API, at an address of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from starlette.requests import Request
+
+from splitserve_client import ClientConfig
+from splitserve_gateway.callers.known_callers import KnownCallers
+from splitserve_gateway.config import GatewayConfig, LiveConfig
+from splitserve_gateway.http.address import origin_of
+from splitserve_gateway.http.errors import ApiError
+from splitserve_gateway.server import HttpServer
+from splitserve_live.feeds import MAX_FEEDS, Feeds
+from splitserve_live.server import build_page
+from splitserve_rpc.addresses import claim_address, is_loopback
+from splitserve_rpc.discovery import discovery
+from splitserve_rpc.domain_error import DomainError
+
+_NUM_CONNECTIONS = 4 * MAX_FEEDS
+_UNAUTHORIZED, _FORBIDDEN = 401, 403
+
+_log = logging.getLogger(__name__)
+
+
+class LivePage:
+    """Serves the page of `live` until it is closed."""
+
+    def __init__(
+        self, config: GatewayConfig, live: LiveConfig, callers: Callable[[], KnownCallers]
+    ) -> None:
+        """`callers`: asked where callers are known. Raises FilesUnusable and CannotListen."""
+        self._address = claim_address(live.listen)
+        knows_callers = config.gateway_key_file is not None
+        self._feeds = Feeds(discovery(live.schedulers), ClientConfig(tls=config.scheduler_tls))
+        host = self._address.rpartition(":")[0]
+        names = ["localhost", "127.0.0.1", "[::1]", host]
+        # Who brings a credential, or comes from elsewhere, calls it by whatever name it has.
+        is_near = is_loopback(self._address) and not knows_callers
+        page = build_page(
+            self._feeds,
+            hosts=names if is_near else None,
+            check=partial(_check, callers) if knows_callers else None,
+        )
+        self._server = HttpServer(page, self._address, config.http_tls, _NUM_CONNECTIONS)
+        self._serving: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Serves from now on."""
+        self._serving = asyncio.create_task(self._server.serve())
+        _log.info("live_page_served address=%s", self._address)
+
+    async def close(self) -> None:
+        """Ends what is open."""
+        self._feeds.close()
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving
+
+
+async def _check(callers: Callable[[], KnownCallers], request: Request, credential: str) -> None:
+    """Raises DomainError for a credential that is not an operator's."""
+    if not credential:
+        raise DomainError("CALLER_UNKNOWN", "no credential was given")
+    try:
+        caller = await callers().identify(credential, origin_of(request.scope.get("client")))
+    except ApiError as error:
+        reasons = {_UNAUTHORIZED: "CALLER_UNKNOWN", _FORBIDDEN: "CALLER_NOT_ALLOWED"}
+        reason = reasons.get(error.status, "EXECUTOR_UNREACHABLE")
+        raise DomainError(reason, error.message) from error
+    if not caller.may_operate:
+        message = "the credential is not for operators: its scopes lack `operator`"
+        raise DomainError("CALLER_NOT_ALLOWED", message)

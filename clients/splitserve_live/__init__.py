@@ -1,0 +1,1 @@
+"""A scheduler at work, to be looked at: as a page, and in a terminal."""

@@ -1,0 +1,101 @@
+"""Frames as JSON: what the page and `splitserve top --json` are given."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from splitserve.scheduler.v1 import live_pb2 as live
+from splitserve_live.words import lack_word, state_word
+
+
+def frame_line(frame: live.WatchSchedulerResponse) -> bytes:
+    """One line, with its end."""
+    return json.dumps(_frame(frame), separators=(",", ":")).encode() + b"\n"
+
+
+def _frame(frame: live.WatchSchedulerResponse) -> dict[str, Any]:
+    return {
+        "unix_ms": frame.unix_ms,
+        "now_ms": frame.now_ms,
+        "waiting": list(frame.waiting),
+        "num_waiting": frame.num_waiting,
+        "num_quarantined": frame.num_quarantined,
+        "reasons": [_reason(reason) for reason in frame.reasons],
+        "forgets": frame.forgets_requests,
+        "requests": [_request(request) for request in frame.new_requests],
+        "executors": [_executor(executor) for executor in frame.executors],
+    }
+
+
+def _reason(reason: live.LiveReason) -> dict[str, Any]:
+    return {
+        "address": reason.address,
+        "lack": lack_word(reason.lack),
+        "needed": reason.num_needed,
+        "free": reason.num_free,
+    }
+
+
+def _request(request: live.LiveRequest) -> dict[str, Any]:
+    return {
+        "number": request.number,
+        "id": request.request_id,
+        "tenant": request.tenant,
+        "prompt": request.num_prompt_tokens,
+        "stop_len": request.stop_len,
+        "sequences": request.num_sequences,
+        "priority": request.priority,
+        "submitted_ms": request.submitted_ms,
+    }
+
+
+def _executor(told: live.LiveExecutor) -> dict[str, Any]:
+    return {
+        "address": told.address,
+        # More than JavaScript's numbers hold.
+        "life": str(told.life),
+        "state": state_word(told.state),
+        "running": list(told.running),
+        "tokens": list(told.num_tokens),
+        "computed": list(told.num_computed),
+        "swapped": list(told.swapped),
+        "waiting": list(told.waiting),
+        "num_waiting": told.num_waiting,
+        "reason": _reason(told.reason) if told.reason.lack else None,
+        "rows": told.max_num_seqs,
+        "in_flight": told.num_in_flight,
+        "num_steps": told.num_steps,
+        "preemptions": told.num_preemptions,
+        "steps": [_step(step) for step in told.steps],
+        "device": _pool(told.device),
+        "host": _pool(told.host),
+    }
+
+
+def _pool(pool: live.LivePool) -> dict[str, Any]:
+    return {
+        "num_blocks": pool.num_blocks,
+        "block_size": pool.block_size,
+        "changed": list(pool.changed),
+        "states": list(pool.states),
+        "holders": list(pool.holders),
+    }
+
+
+def _step(step: live.LiveStep) -> dict[str, Any]:
+    return {
+        "id": step.step_id,
+        "sent_ms": step.sent_ms,
+        "round_trip_us": step.round_trip_us,
+        "compute_us": step.compute_us,
+        "requests": list(step.rows),
+        "kinds": list(step.kinds),
+        "tokens": list(step.num_tokens),
+        "num_rows": step.num_rows,
+        "sampled": step.num_sampled,
+        "out": step.num_swapped_out,
+        "in": step.num_swapped_in,
+        "copied": step.num_copied,
+        "failed": step.failed,
+    }

@@ -1,0 +1,178 @@
+"""The page as an ASGI application: its files, and the frames that it draws."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from importlib import resources
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from splitserve_client import CallerNotAllowed, CallerUnknown, SplitserveError
+from splitserve_live.feeds import Feeds
+from splitserve_rpc.bearer import is_credential, split_bearer
+from splitserve_rpc.domain_error import DomainError
+
+_HEADERS = (
+    (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'none'; "
+     b"frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cache-control", b"no-cache"),
+)  # fmt: skip
+_NDJSON = "application/x-ndjson"
+_DEFAULT_RATE = 10
+
+# Raises DomainError(CALLER_UNKNOWN or CALLER_NOT_ALLOWED), or UNAVAILABLE reasons.
+Check = Callable[[Request, str], Awaitable[None]]
+
+
+def build_page(feeds: Feeds, hosts: Sequence[str] | None, check: Check | None = None) -> ASGIApp:
+    """`hosts`: names under which it is asked for, None for any.
+
+    A page of elsewhere, whose name leads here, is none of these: so it reads nothing where nobody
+    is asked for a credential. `check`: whether a credential may watch; None to leave that to
+    schedulers.
+    """
+    page = _Page(feeds, check)
+    static = Path(str(resources.files("splitserve_live") / "static"))
+    middleware = [Middleware(_Headers)]
+    if hosts is not None:
+        trusted = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+        middleware.append(trusted)
+    return Starlette(
+        routes=[
+            Route("/feed", page.feed),
+            Route("/life", page.life),
+            Route("/schedulers", page.schedulers),
+            Mount("/", StaticFiles(directory=static, html=True)),
+        ],
+        middleware=middleware,
+    )
+
+
+class _Page:
+    """What the page asks for."""
+
+    def __init__(self, feeds: Feeds, check: Check | None) -> None:
+        self._feeds = feeds
+        self._check = check
+
+    async def schedulers(self, request: Request) -> Response:
+        """Their addresses, and whether somebody who looks needs a credential."""
+        try:
+            await self._may_watch(request)
+            return JSONResponse({"schedulers": await self._feeds.addresses()})
+        except (DomainError, OSError) as error:
+            return _refusal(error)
+
+    async def feed(self, request: Request) -> Response:
+        """Frames, until somebody leaves."""
+        stack = AsyncExitStack()
+        try:
+            credential = await self._may_watch(request)
+            rate = _rate(request.query_params.get("rate"))
+            scheduler = request.query_params.get("scheduler", "")
+            opened = self._feeds.open(scheduler, credential, rate)
+            lines = await stack.enter_async_context(opened)
+        except (SplitserveError, DomainError, OSError, LookupError) as error:
+            return _refusal(error)
+        return _FeedResponse(stack, lines)
+
+    async def life(self, request: Request) -> Response:
+        """What was written down of a request."""
+        asked = request.query_params
+        try:
+            credential = await self._may_watch(request)
+            scheduler, request_id = asked.get("scheduler", ""), asked.get("request", "")
+            return JSONResponse(await self._feeds.life(scheduler, credential, request_id))
+        except (SplitserveError, DomainError, OSError, LookupError) as error:
+            return _refusal(error)
+
+    async def _may_watch(self, request: Request) -> str:
+        """The credential that came along, empty for none. Raises DomainError."""
+        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            raise DomainError("CALLER_NOT_ALLOWED", "a page of elsewhere asks")
+        credential = split_bearer(request.headers.get("authorization", "")) or ""
+        if credential and not is_credential(credential):
+            raise DomainError("CALLER_UNKNOWN", "the credential is not usable")
+        if self._check is not None:
+            await self._check(request, credential)
+        return credential
+
+
+class _FeedResponse(StreamingResponse):
+    """Lines of a feed; however it ends, the feed is closed."""
+
+    def __init__(self, stack: AsyncExitStack, lines: AsyncIterator[bytes]) -> None:
+        super().__init__(_until_broken(lines), media_type=_NDJSON)
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._stack:
+            await super().__call__(scope, receive, send)
+
+
+async def _until_broken(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The page sees the end of the stream, begins anew, and is told why it cannot."""
+    with suppress(SplitserveError):
+        async for line in lines:
+            yield line
+
+
+def _rate(text: str | None) -> int:
+    """Raises DomainError."""
+    if text is None:
+        return _DEFAULT_RATE
+    if not (text.isascii() and text.isdigit() and len(text) < 3):
+        raise DomainError("WATCH_RATE_INVALID", f"rate is {text[:20]!r}; allowed: 1 to 10")
+    return int(text)
+
+
+_STATUS = {
+    "CALLER_UNKNOWN": 401,
+    "CALLER_NOT_ALLOWED": 403,
+    "WATCH_RATE_INVALID": 400,
+    "TOO_MANY_WATCHERS": 429,
+}
+
+
+def _refusal(error: SplitserveError | DomainError | OSError | LookupError) -> Response:
+    if isinstance(error, OSError | LookupError):
+        status = 503 if isinstance(error, OSError) else 404
+        return JSONResponse({"reason": "", "message": str(error)}, status)
+    reason, message = error.reason, str(getattr(error, "message", error))
+    if isinstance(error, CallerUnknown):
+        reason = "CALLER_UNKNOWN"
+    elif isinstance(error, CallerNotAllowed):
+        reason = "CALLER_NOT_ALLOWED"
+    elif reason == "METHOD_UNKNOWN":
+        message += "; --live-schedulers says where schedulers listen for operators"
+    return JSONResponse({"reason": reason, "message": message}, _STATUS.get(reason, 503))
+
+
+class _Headers:
+    """Adds what keeps a browser from doing more than it is to do."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes everything on."""
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+            await send(message)
+
+        await self._app(scope, receive, with_headers)

@@ -1,0 +1,85 @@
+// Frames from the server, for ever: whatever breaks is said, and tried again.
+
+const FIRST_PAUSE_MS = 500;
+const MAX_PAUSE_MS = 8_000;
+
+export class Feed {
+  // `on.frame(frame, isFirst)`, `on.lost(message, pauseMs)`, `on.refused(message)`: without another
+  // key it is of no use to go on.
+  constructor(on) {
+    this.on = on;
+    this.key = "";
+    this.scheduler = "";
+    this.abort = null;
+  }
+
+  restart() {
+    this.abort?.abort();
+    this.abort = new AbortController();
+    this.run(this.abort.signal);
+  }
+
+  headers() {
+    return this.key ? { authorization: `Bearer ${this.key}` } : {};
+  }
+
+  async schedulers() {
+    const response = await fetch("schedulers", { headers: this.headers() });
+    return response.ok ? (await response.json()).schedulers : [];
+  }
+
+  // What the scheduler wrote down of a request; null where it does not.
+  async life(name) {
+    const asked = new URLSearchParams({ scheduler: this.scheduler, request: name.id });
+    const response = await fetch(`life?${asked}`, { headers: this.headers() });
+    if (!response.ok) return null;
+    const { lives } = await response.json();
+    return lives.find((life) => life.tenant === name.tenant) ?? null;
+  }
+
+  async run(signal) {
+    let pauseMs = FIRST_PAUSE_MS;
+    while (!signal.aborted) {
+      let problem = "the scheduler ended the connection";
+      try {
+        const response = await fetch(`feed?scheduler=${encodeURIComponent(this.scheduler)}`, {
+          headers: this.headers(),
+          signal,
+        });
+        if (response.status === 401 || response.status === 403) {
+          this.on.refused((await response.json()).message, response.status);
+          return;
+        }
+        if (!response.ok) throw new Error((await response.json()).message);
+        let isFirst = true;
+        for await (const frame of frames(response.body)) {
+          if (signal.aborted) return;
+          this.on.frame(frame, isFirst);
+          isFirst = false;
+          pauseMs = FIRST_PAUSE_MS;
+        }
+      } catch (error) {
+        if (signal.aborted) return;
+        problem = error.message;
+      }
+      this.on.lost(problem, pauseMs);
+      await new Promise((resolve) => setTimeout(resolve, pauseMs));
+      pauseMs = Math.min(2 * pauseMs, MAX_PAUSE_MS);
+    }
+  }
+}
+
+async function* frames(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = [];
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = value.split("\n");
+    rest.push(lines[0]);
+    for (let index = 1; index < lines.length; index++) {
+      yield JSON.parse(rest.join(""));
+      rest = [lines[index]];
+    }
+  }
+}

@@ -1,0 +1,143 @@
+"""An EAGLE-3 head as a PagedModel.
+
+What it computes of the token at position p is: of the token and of the model's states at p - 1,
+which it turns into a guess of the token at p + 1. So it computes nothing of the first token. Where
+the model has computed the position before, its states are those of the model (`HeadStates`); behind
+the last of these it goes on with its own. As in all published heads, the key and the value of the
+token at p are those of position p - 1, and lie there.
+
+Only the last token of a row is guessed from: of all others only keys and values are computed.
+
+Shape letters: T input tokens, S of them that logits are asked of, W width of the head, H query
+heads, G key/value heads, D head size, U tokens that the head can guess, V tokens of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from executor_service.backends.layer_compute import LayerCompute
+from executor_service.device.kv_cache import KVCache
+from executor_service.model.input_batch import InputBatch, PassRows, PassTensors, send_rows
+from executor_service.speculation.eagle3.head_config import HeadConfig
+from executor_service.speculation.eagle3.head_states import HeadStates
+from executor_service.speculation.eagle3.head_weights import HeadWeights
+from splitserve_kernels.paged_batch import AttentionOptions, lay_out_decodes, lay_out_rows
+
+Embed = Callable[[Tensor], Tensor]
+
+
+class HeadModel:
+    """The PagedModel. Its keys and values are in the first layer of a cache."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        weights: HeadWeights,
+        compute: LayerCompute,
+        embed: Embed,
+        cache: KVCache,
+        states: HeadStates,
+        window: int | None = None,
+    ) -> None:
+        """`embed`: token ids [T] -> [T, W]. `window`: it attends to so many tokens at most."""
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        make_rotary: Any = LlamaRotaryEmbedding
+        self._config = config
+        self._weights = weights
+        self._attention = compute.attention
+        self._embed = embed
+        self._cache = cache
+        self._states = states
+        self._rotary = make_rotary(config.llama)
+        self._options = AttentionOptions(config.head_dim**-0.5, sliding_window=window)
+        self._key_value = compute.linear(torch.cat([weights.key, weights.value]))
+        self._query = compute.linear(weights.query)
+        self._attention_output = compute.linear(weights.attention_output)
+        self._gate_up = compute.linear(torch.cat([weights.gate, weights.up]))
+        self._down = compute.linear(weights.down)
+        self._head = compute.linear(weights.head)
+
+    def logits(self, batch: InputBatch) -> Tensor:
+        """Leaves its own states where those of the asked tokens will be."""
+        rows, index = batch.rows, batch.rows.logits_index
+        before = send_rows(self._position_before(rows), batch.uploads)
+        states = self._states.of(before.paged.slot_mapping)
+        inputs = self._inputs(before.input_ids[0], states)
+        self._store(before, inputs)
+        if not len(index):
+            return inputs.new_empty(0, self._config.vocab_size, dtype=torch.float32)
+        asked = torch.from_numpy(index)
+        place = send_rows(self._asked(rows), batch.uploads)
+        output = self._output(place, inputs[asked], states[asked])
+        self._states.put(torch.from_numpy(rows.layout.slots[index]), output)
+        return self._read_out(output)
+
+    def _position_before(self, rows: PassRows) -> PassRows:
+        """`rows`, each token where the one before it stands."""
+        computed = rows.num_computed_tokens - 1
+        num_new = np.diff(rows.layout.query_starts)
+        layout = lay_out_rows(rows.block_tables, computed, num_new, self._cache.block_size)
+        return PassRows(rows.token_ids, computed, rows.block_tables, layout, rows.logits_index)
+
+    def _asked(self, rows: PassRows) -> PassRows:
+        """The asked tokens as rows of one token each, where the one before it stands."""
+        index = rows.logits_index
+        positions = rows.layout.positions[index] - 1
+        tables = rows.block_tables[rows.layout.row_of_token[index]]
+        layout = lay_out_decodes(tables, positions, self._cache.block_size)
+        return PassRows(rows.token_ids[index], positions, tables, layout, index)
+
+    def _inputs(self, token_ids: Tensor, states: Tensor) -> Tensor:
+        """What the layer is given, [T, 2 W]."""
+        weights = self._weights
+        embedded = self._norm(self._embed(token_ids).to(states.dtype), weights.input_norm)
+        return torch.cat([embedded, self._norm(states, weights.hidden_norm)], dim=-1)
+
+    def _store(self, place: PassTensors, inputs: Tensor) -> None:
+        """Writes keys and values [T, G, D] of `inputs` [T, 2 W]."""
+        key, value = self._heads(self._key_value(inputs)).chunk(2, dim=1)
+        key = self._rotated(key, place.position_ids)
+        key_pool, value_pool = self._cache.key_pools[0], self._cache.value_pools[0]
+        self._attention.write_kv(
+            key.contiguous(), value.contiguous(), key_pool, value_pool, place.paged
+        )
+
+    def _output(self, place: PassTensors, inputs: Tensor, states: Tensor) -> Tensor:
+        """[S, W] of `inputs` [S, 2 W] and `states` [S, W]; they attend to what is stored."""
+        query = self._rotated(self._heads(self._query(inputs)), place.position_ids)
+        key_pool, value_pool = self._cache.key_pools[0], self._cache.value_pools[0]
+        attended = self._attention.paged_attention(
+            query.contiguous(), key_pool, value_pool, place.paged, self._options
+        )
+        output = states + self._attention_output(attended.flatten(1))
+        gate, up = self._gate_up(self._norm(output, self._weights.mlp_norm)).chunk(2, dim=-1)
+        return output + self._down(F.silu(gate) * up)
+
+    def _read_out(self, output: Tensor) -> Tensor:
+        """Logits [S, V] of `output` [S, W]; of tokens that the head cannot guess, -inf."""
+        known = self._head(self._norm(output, self._weights.final_norm)).float()
+        logits = known.new_full((len(output), self._config.vocab_size), -torch.inf)
+        logits[:, self._weights.token_ids] = known
+        return logits
+
+    def _heads(self, joined: Tensor) -> Tensor:
+        return joined.view(len(joined), -1, self._config.head_dim)
+
+    def _rotated(self, heads: Tensor, position_ids: Tensor) -> Tensor:
+        """`heads` [T, .., D] at `position_ids` [1, T]."""
+        cosines, sines = self._rotary(heads, position_ids)
+        first, second = heads.chunk(2, dim=-1)
+        turned = torch.cat([-second, first], dim=-1)
+        rotated: Tensor = heads * cosines[0, :, None] + turned * sines[0, :, None]
+        return rotated
+
+    def _norm(self, states: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(states, weight.shape, weight, self._config.epsilon)

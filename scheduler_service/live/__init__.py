@@ -1,0 +1,1 @@
+"""What a scheduler shows to those who watch it at work."""

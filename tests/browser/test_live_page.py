@@ -1,0 +1,242 @@
+"""The live page in a real browser: what it shows is what schedulers say, to whoever looks."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import Literal
+
+import pytest
+
+pytest.importorskip("playwright", reason="playwright is not installed")
+pytest.importorskip("axe_playwright_python", reason="axe is not installed")
+
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Page, ViewportSize, expect
+
+from scheduler_service.config import ClusterConfig
+from scheduler_service.core.config import PolicyConfig, PreemptionMode
+from scheduler_service.request_lives.life_recorder import LifeRecorder
+from splitserve_client import AsyncClient, SamplingParams
+from splitserve_live.state import LiveState
+from splitserve_live.words import BLOCK_STATES
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.processes.fake_service import StepWatch
+from tests.support.processes.live_page import browser, live_page
+from tests.support.processes.patience import PATIENCE_S
+from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
+
+SWAPS = ClusterConfig(
+    reconnect_timeout_s=0.1,
+    step_patience_s=300.0,
+    policies=PolicyConfig(preemption_mode=PreemptionMode.SWAP),
+)
+NUM_REQUESTS = 8
+DESKTOP: ViewportSize = {"width": 1360, "height": 900}
+PHONE: ViewportSize = {"width": 375, "height": 812}
+PATIENCE_MS = 1000 * PATIENCE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A scheduler whose only executor is held in the middle of a step, and who looks at it."""
+
+    scheduler: SchedulerInProcess
+    executor: FakeExecutor
+    watch: StepWatch
+    url: str
+    page: Page
+
+    async def state(self) -> LiveState:
+        """What the scheduler says now."""
+        state = LiveState()
+        with self.scheduler.view.watching(self.scheduler.cluster) as watcher:
+            state.take(watcher.frame())
+        return state
+
+    async def speaks(self, selector: str, key: str) -> str:
+        """What a key in a map or in steps has the page say."""
+        await self.page.locator(selector).first.press(key)
+        return await self.page.locator("#spoken").inner_text()
+
+
+@asynccontextmanager
+async def held_stack(
+    viewport: ViewportSize | None = None, scheme: Literal["light", "dark"] = "light"
+) -> AsyncIterator[Stack]:
+    """Requests run, wait and are swapped out, and nothing moves."""
+    watch = StepWatch()
+    executor = FakeExecutor(num_device_blocks=24, num_host_blocks=64, fault=watch)
+    async with (
+        browser() as chromium,
+        scheduler_in_process(
+            executor, config=SWAPS, observer=LifeRecorder(100, monotonic_ns)
+        ) as scheduler,
+        AsyncClient(scheduler.address) as client,
+        live_page([scheduler.address]) as url,
+    ):
+        page = await chromium.new_page(viewport=viewport or DESKTOP, color_scheme=scheme)
+        page.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
+        params = SamplingParams(seed=1, max_tokens=30)
+        asking = [
+            asyncio.create_task(
+                client.complete([7] * 8 + [number], params, request_id=f"request-{number}")
+            )
+            for number in range(NUM_REQUESTS)
+        ]
+        try:
+            watch.hold(after=3)
+            await watch.wait_held()
+            while not scheduler.cluster.engines[0].scheduler.num_swapped:
+                watch.hold(after=1)
+                await watch.wait_held()
+            await page.goto(url)
+            await expect(page.locator("#connection")).to_have_text("live")
+            yield Stack(scheduler, executor, watch, url, page)
+        finally:
+            watch.release()
+            for task in asking:
+                task.cancel()
+            await asyncio.wait(asking)
+
+
+async def test_page_shows_what_the_scheduler_says_when_requests_are_swapped_out() -> None:
+    async with held_stack() as stack:
+        state = await stack.state()
+        (executor,) = state.executors.values()
+        told = executor.told
+        num_waiting = state.frame.num_waiting + told.num_waiting
+        totals = stack.page.locator("#totals dd")
+        await expect(totals.nth(0)).to_have_text("1")
+        await expect(totals.nth(1)).to_have_text(str(len(told.running)))
+        await expect(totals.nth(2)).to_have_text(str(num_waiting))
+        await expect(totals.nth(3)).to_have_text(str(len(told.swapped)))
+        waiting = state.requests([*state.frame.waiting, *told.waiting])
+        names = await stack.page.locator("#queue .id").all_inner_texts()
+        assert names == [request.request_id for request in waiting]
+        for index, pool in enumerate((executor.device, executor.host)):
+            counts = Counter(pool.states)
+            text = await stack.page.locator(".card .counts").nth(index).inner_text()
+            assert text.startswith(f"{len(pool.states)} blocks of 4 tokens: ")
+            # What moved before the page looked is on the move for nobody else.
+            for number in (1, 2):
+                if counts[number]:
+                    assert f"{counts[number]} {BLOCK_STATES[number]}" in text
+
+
+async def test_map_says_whose_each_block_is_when_keys_move_over_it() -> None:
+    async with held_stack() as stack:
+        (executor,) = (await stack.state()).executors.values()
+        state = await stack.state()
+        await stack.page.locator("canvas.map").first.focus()
+        said = [await stack.page.locator("#spoken").inner_text()]
+        for _ in range(len(executor.device.states) - 1):
+            said.append(await stack.speaks("canvas.map", "ArrowRight"))  # noqa: PERF401
+        for block, (number, holder) in enumerate(
+            zip(executor.device.states, executor.device.holders, strict=True)
+        ):
+            whose = f", of {state.request(holder).request_id}" if holder else ""
+            assert said[block] == f"block {block}: {BLOCK_STATES[number]}{whose}"
+
+
+async def test_request_is_shown_when_its_block_is_chosen_by_key_and_by_pointer() -> None:
+    async with held_stack() as stack:
+        state = await stack.state()
+        (executor,) = state.executors.values()
+        block = next(i for i, number in enumerate(executor.device.holders) if number)
+        name = state.request(executor.device.holders[block]).request_id
+        canvas, title = stack.page.locator("canvas.map").first, stack.page.locator("#life-body h3")
+        await canvas.focus()
+        for _ in range(block):
+            await canvas.press("ArrowRight")
+        await canvas.press("Enter")
+        await expect(title).to_have_text(name)
+        await expect(stack.page.locator("#life-body dd").first).to_contain_text("runs")
+        # What it went through before the page was opened.
+        events = stack.page.locator(".events")
+        await expect(events).to_contain_text("received")
+        await expect(events).to_contain_text("first token")
+        await canvas.press("Escape")
+        await expect(title).to_be_hidden()
+        cell = await canvas.evaluate("each => each.clientWidth")
+        assert cell > 0
+        await canvas.click(position={"x": 16 * block + 8, "y": 8})
+        await expect(title).to_have_text(name)
+
+
+async def test_steps_are_told_row_by_row_when_keys_move_over_them() -> None:
+    async with held_stack() as stack:
+        stack.watch.hold(after=2)
+        await stack.watch.wait_held()
+        await expect(stack.page.locator(".card .counts").last).to_contain_text(
+            re.compile(r"step \d+:")
+        )
+        await stack.page.locator("canvas.steps").first.focus()
+        said = await stack.speaks("canvas.steps", "End")
+        assert said.startswith("step ")
+        assert "row 1: request-" in await stack.speaks("canvas.steps", "ArrowDown")
+
+
+async def test_page_says_that_an_executor_is_lost_when_it_is_killed() -> None:
+    async with held_stack() as stack:
+        killing = asyncio.create_task(stack.executor.kill())
+        await expect(stack.page.locator(".card.lost .pill")).to_contain_text("lost")
+        await expect(stack.page.locator("#nobody")).to_contain_text("No executor serves")
+        await expect(stack.page.locator("#why")).to_contain_text("no executor is connected")
+        stack.watch.release()
+        await killing
+        await stack.executor.start()
+        await expect(stack.page.locator(".card:not(.lost)")).to_have_count(1)
+        await expect(stack.page.locator("#nobody")).to_be_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+async def test_page_is_accessible_and_as_wide_as_its_window(
+    viewport: ViewportSize, scheme: Literal["light", "dark"]
+) -> None:
+    async with held_stack(viewport, scheme) as stack:
+        await stack.page.locator("canvas.map").first.focus()
+        await stack.page.keyboard.press("Enter")
+        found = await Axe().run(stack.page)
+        assert found.violations_count == 0, found.generate_report()
+        width = await stack.page.evaluate("document.documentElement.scrollWidth")
+        assert width == viewport["width"]
+
+
+async def test_page_says_that_the_connection_is_lost_until_the_scheduler_is_there() -> None:
+    async with browser() as chromium, scheduler_in_process() as scheduler:
+        expect.set_options(timeout=PATIENCE_MS)
+        page = await chromium.new_page()
+        await page.route("**/feed?*", lambda route: route.abort())
+        async with live_page([scheduler.address]) as url:
+            await page.goto(url)
+            await expect(page.locator("#problem")).to_contain_text("trying again")
+            await expect(page.locator("#connection")).to_have_text("connection lost")
+            await page.unroute("**/feed?*")
+            await expect(page.locator("#connection")).to_have_text("live")
+            await expect(page.locator("#problem")).to_be_hidden()
+            await expect(page.locator("#nobody")).to_contain_text("No executor serves")
+
+
+async def test_page_loads_nothing_from_elsewhere_and_moves_nothing_for_who_wants_no_motion() -> (
+    None
+):
+    async with held_stack() as stack:
+        asked: list[str] = []
+        stack.page.on("request", lambda request: asked.append(request.url))
+        await stack.page.emulate_media(reduced_motion="reduce")
+        await stack.page.reload()
+        await expect(stack.page.locator("#connection")).to_have_text("live")
+        assert asked
+        assert {url for url in asked if not url.startswith(stack.url)} == set()
+        animation = await stack.page.evaluate(
+            "getComputedStyle(document.getElementById('connection'), '::before').animationName"
+        )
+        assert animation == "none"

@@ -1,0 +1,130 @@
+"""Schedulers and executors that do not fit each other, as a scheduler would tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from splitserve_cli.checks.cluster import check_executors, check_model
+from splitserve_cli.checks.finding import Finding, State
+from splitserve_client.errors import (
+    CallerNotAllowed,
+    CallerUnknown,
+    ModelNotReady,
+    ServerUnreachable,
+    SplitserveError,
+)
+from splitserve_client.types import Executor, ExecutorList, Model, Readiness
+from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
+
+NOW_S = 1_700_000_000.0
+OURS = (CONTRACT_MAJOR, CONTRACT_MINOR)
+MODEL = Model("toy", "d" * 64, "float32", 97, 200, (3,), readiness=Readiness.READY)
+EXECUTOR = Executor(
+    address="e0:1",
+    executor_epoch=int((NOW_S - 60) * 1e9),
+    is_connected=True,
+    model_name="toy",
+    dtype="float32",
+    block_size=16,
+    num_device_blocks=64,
+    num_free_device_blocks=64,
+    num_host_blocks=0,
+    num_waiting_requests=0,
+    num_running_requests=0,
+    num_steps=5,
+    num_preemptions=0,
+    num_swapped_requests=0,
+    num_free_host_blocks=0,
+    num_cached_device_blocks=0,
+    is_draining=False,
+    model_digest="d" * 64,
+    software_version="1",
+    contract_version=OURS,
+)
+LIST = ExecutorList((EXECUTOR,), 0, 0, NOW_S, "1", OURS)
+
+
+async def check(executors: ExecutorList | SplitserveError) -> list[Finding]:
+    async def list_executors() -> ExecutorList:
+        if isinstance(executors, SplitserveError):
+            raise executors
+        return executors
+
+    findings = await check_executors(list_executors, MODEL, lambda: NOW_S)
+    return [each for each in findings if each.state is not State.OK]
+
+
+async def test_nothing_is_wrong_with_a_cluster_that_is_well() -> None:
+    assert await check(LIST) == []
+
+
+def changed(**changes: object) -> ExecutorList:
+    return replace(LIST, executors=(replace(EXECUTOR, **changes),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("executors", "name", "state"),
+    [
+        (replace(LIST, executors=()), "executors", State.WRONG),
+        (changed(is_connected=False), "executor e0:1", State.WRONG),
+        (changed(is_draining=True), "executor e0:1", State.WARNING),
+        (changed(model_digest="e" * 64), "model of e0:1", State.WRONG),
+        (changed(contract_version=(OURS[0] + 1, 0)), "contract of executor e0:1", State.WRONG),
+        (changed(executor_epoch=int((NOW_S + 99) * 1e9)), "clock of e0:1", State.WRONG),
+        (changed(software_version="2"), "software", State.WARNING),
+        (replace(LIST, contract_version=None), "contract of scheduler", State.WARNING),
+        (replace(LIST, now_s=NOW_S + 3600), "clock of the scheduler", State.WRONG),
+        (replace(LIST, num_unfitting_requests=2), "requests", State.WARNING),
+    ],
+)
+async def test_what_is_wrong_with_executors_is_named_with_what_to_do(
+    executors: ExecutorList, name: str, state: State
+) -> None:
+    (finding,) = await check(executors)
+    assert (finding.name, finding.state) == (name, state)
+    assert finding.meaning
+    assert finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (CallerUnknown("who?", "CALLER_UNKNOWN"), "--api-key-file"),
+        (CallerNotAllowed("no", "CALLER_NOT_ALLOWED"), "scope operator"),
+        (SplitserveError("no such method", "METHOD_UNKNOWN"), "--cluster-address"),
+        (ServerUnreachable("gone"), "log"),
+    ],
+)
+async def test_refusal_says_what_to_give_when_executors_cannot_be_asked_for(
+    error: SplitserveError, remedy: str
+) -> None:
+    (finding,) = await check(error)
+    assert finding.state is State.WRONG
+    assert remedy in finding.remedy
+
+
+class Said:
+    """A scheduler that answers so."""
+
+    def __init__(self, answer: Callable[[], Model]) -> None:
+        self._answer = answer
+
+    async def get_model(self) -> Model:
+        return self._answer()
+
+
+async def test_model_is_wrong_when_there_is_none_or_nobody_is_served() -> None:
+    def nobody() -> Model:
+        raise ModelNotReady("no executor")
+
+    findings, model = await check_model(Said(nobody))
+    assert (findings[0].state, model) == (State.WRONG, None)
+    stuck = replace(MODEL, readiness=Readiness.NO_PROGRESS)
+    findings, model = await check_model(Said(lambda: stuck))
+    assert (findings[0].state, model) == (State.WRONG, stuck)
+    assert "NO_PROGRESS" in findings[0].meaning
+    findings, _ = await check_model(Said(lambda: MODEL))
+    assert findings[0].state is State.OK

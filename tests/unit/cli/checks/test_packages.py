@@ -1,0 +1,50 @@
+"""Packages that are not there, or of another version."""
+
+from __future__ import annotations
+
+import pytest
+
+from splitserve_cli.checks.finding import State
+from splitserve_cli.checks.packages import check_packages, check_python
+from splitserve_options.option import Command
+
+REQUIREMENTS = [
+    "grpcio>=1.73.1",
+    "protobuf>=6.31.0,<8",
+    "fastapi>=0.136; extra == 'gateway'",
+    "torch>=2.11; extra == 'executor'",
+    "pytest>=8; extra == 'dev'",
+]
+INSTALLED = {"grpcio": "1.80.0", "protobuf": "7.1", "fastapi": "0.140", "torch": "2.13.0+cpu"}
+
+
+def states(command: Command, installed: dict[str, str]) -> list[tuple[str, State]]:
+    found = check_packages(command, REQUIREMENTS, installed.get)
+    return [(each.name, each.state) for each in found]
+
+
+def test_packages_are_those_of_the_process_that_is_to_run() -> None:
+    assert states("serve", INSTALLED) == [
+        ("packages of all", State.OK),
+        ("packages of gateway", State.OK),
+        ("packages of executor", State.OK),
+    ]
+    without = {name: version for name, version in INSTALLED.items() if name != "torch"}
+    assert states("gateway", without)[-1] == ("packages of gateway", State.OK)
+    assert states("executor", without)[-1] == ("packages of executor", State.WRONG)
+
+
+@pytest.mark.parametrize("version", ["8.0", "5.29"])
+def test_package_is_named_with_what_it_should_be_when_it_is_another_version(version: str) -> None:
+    found = check_packages("scheduler", REQUIREMENTS, (INSTALLED | {"protobuf": version}).get)[0]
+    assert found.state is State.WRONG
+    assert found.found == f"protobuf is {version}, not <8,>=6.31.0"
+
+
+def test_packages_of_this_software_are_here() -> None:
+    assert {each.state for each in check_packages("serve")} == {State.OK}
+
+
+def test_python_is_wrong_when_it_is_older_than_needed() -> None:
+    assert check_python((3, 9, 1), ">=3.11").state is State.WRONG
+    assert check_python().state is State.OK
