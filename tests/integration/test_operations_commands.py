@@ -58,8 +58,13 @@ RUN_HERE = {
         EXPLAIN_JOURNAL,
     ),
 }
-# Spoken of by their names, or run elsewhere: test_certs, tests/integration/test_benchmarks.
-NAMED = {"splitserve certs", "splitserve drain", "python -m benchmarks.ceiling"}
+# Spoken of by their names, or run elsewhere: test_doctor, test_certs, test_benchmarks.
+NAMED = {
+    *("splitserve certs", "splitserve drain", "splitserve serve", "splitserve top"),
+    *("splitserve doctor", "splitserve doctor --for scheduler --config FILE"),
+    "splitserve doctor --address localhost:50051 --gateway http://localhost:8000",
+    *("python -m benchmarks.ceiling", "python -m benchmarks.step_cost"),
+}
 
 
 def shown_commands() -> set[str]:

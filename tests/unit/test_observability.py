@@ -91,11 +91,15 @@ def test_every_alert_links_to_a_page_that_there_is() -> None:
         assert rule["labels"]["severity"] in ("page", "warning")
 
 
-def test_every_alert_is_made_to_fire() -> None:
-    fired = [each["alert_rule_test"][0]["alertname"] for each in FIRED]
+def test_every_alert_is_made_to_fire_and_none_fires_when_all_is_well() -> None:
+    *firing, well = FIRED
+    fired = [each["alert_rule_test"][0]["alertname"] for each in firing]
+    alerts = [rule["alert"] for rule in ALERTS]
 
-    assert fired == [rule["alert"] for rule in ALERTS]
-    assert all(each["alert_rule_test"][0]["exp_alerts"] for each in FIRED)
+    assert fired == alerts
+    assert all(each["alert_rule_test"][0]["exp_alerts"] for each in firing)
+    assert {each["alertname"] for each in well["alert_rule_test"]} == set(alerts)
+    assert not any(each["exp_alerts"] for each in well["alert_rule_test"])
 
 
 @needs_promtool
