@@ -44,7 +44,10 @@ KEYS = "splitserve keys list FILE"
 REPLAY = "splitserve replay FILE"
 EXPLAIN, EXPLAIN_NEXT = "splitserve explain REQUEST", "splitserve explain --next"
 EXPLAIN_JOURNAL = "splitserve explain REQUEST --journal FILE"
+DOCTOR, DOCTOR_OF_PROCESS = "splitserve doctor", "splitserve doctor --for scheduler --config FILE"
+DOCTOR_OF_ALL = "splitserve doctor --address a:50051 --gateway http://a:8000"
 RUN_HERE = {
+    *(DOCTOR, DOCTOR_OF_PROCESS, DOCTOR_OF_ALL),
     *(SCHEDULER, JOURNAL, EXECUTOR, NEW_EXECUTOR, GATEWAY, ANY_GATEWAY, GENERATE, DRAIN, UNDRAIN),
     *(
         HEALTH,
@@ -58,11 +61,9 @@ RUN_HERE = {
         EXPLAIN_JOURNAL,
     ),
 }
-# Spoken of by their names, or run elsewhere: test_doctor, test_certs, test_benchmarks.
+# Spoken of by their names, or run elsewhere: test_certs, tests/integration/test_benchmarks.
 NAMED = {
     *("splitserve certs", "splitserve drain", "splitserve serve", "splitserve top"),
-    *("splitserve doctor", "splitserve doctor --for scheduler --config FILE"),
-    "splitserve doctor --address localhost:50051 --gateway http://localhost:8000",
     *("python -m benchmarks.ceiling", "python -m benchmarks.step_cost"),
 }
 
@@ -214,6 +215,11 @@ async def test_commands_do_what_the_document_says(machines: Machines) -> None:
     await machines.run(HEALTH, HOST=machines.at("a:50051"))
     await wait_alive(http)
     await machines.run(GATEWAY_HEALTH, "--http", http)
+    options = machines.folder / "scheduler.toml"
+    options.write_text("max-num-seqs = 8\n")
+    machines.ports["a:8000"] = http
+    for doctor in (DOCTOR, DOCTOR_OF_PROCESS, DOCTOR_OF_ALL):
+        assert "0 wrong" in await machines.run(doctor, FILE=str(options))
 
     assert await machines.run(DRAIN, HOST=new)
     await machines.run(UNDRAIN, HOST=new)
