@@ -48,7 +48,6 @@ class ExecutorConfig:
     scheduler: str
     drain_timeout_s: float
     move_after_s: float
-    log_level: str
     exit_on_stdin_eof: bool
     security: Security
     metrics: MetricsAddress | None = None

@@ -58,7 +58,6 @@ class SchedulerServiceConfig:
     security: Security
     cluster: ClusterConfig
     drain_timeout_s: float
-    log_level: str
     exit_on_stdin_eof: bool
     executor_addresses: AddressRules = field(default_factory=AddressRules)
     journal: str | None = None
@@ -93,7 +92,6 @@ class SchedulerServiceConfig:
             _security(values, knows_callers=callers.knows_callers),
             cluster,
             values["drain_timeout_s"],
-            values["log_level"],
             values["exit_on_stdin_eof"],
             _executor_addresses(values["executor_addresses"]),
             values["journal"],

@@ -59,7 +59,6 @@ class GatewayConfig:
     tool_call_parser: ToolCallParserName = "auto"
     reasoning_parser: ReasoningParserName = "auto"
     http_cors_origins: tuple[str, ...] = ()
-    log_level: str = "info"
     exit_on_stdin_eof: bool = False
     metrics: MetricsAddress | None = None
     live: LiveConfig | None = None
@@ -105,7 +104,6 @@ class GatewayConfig:
             tool_call_parser=values["tool_call_parser"],
             reasoning_parser=values["reasoning_parser"],
             http_cors_origins=tuple(filter(None, (values["http_cors_origins"] or "").split(","))),
-            log_level=values["log_level"],
             exit_on_stdin_eof=values["exit_on_stdin_eof"],
             metrics=MetricsAddress.from_options(values),
             live=_live(values),

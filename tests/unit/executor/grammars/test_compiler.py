@@ -29,6 +29,7 @@ class HeldTrials:
 
     def __init__(self, num_open: int) -> None:
         self.tried: list[Grammar] = []
+        self.has_begun = threading.Event()
         self.gate = threading.Semaphore(num_open)
         self.slow: set[Grammar] = set()
         self.slow_gate = threading.Event()
@@ -36,6 +37,7 @@ class HeldTrials:
 
     def ask(self, grammar: Grammar, max_cpu_s: float) -> Verdict:
         is_first = max_cpu_s < MAX_COMPILE_CPU_S
+        self.has_begun.set()
         if is_first:
             self.gate.acquire()
         else:
@@ -152,11 +154,12 @@ def test_grammar_is_taken_when_most_that_wait_are_not_wanted_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compiler_module, "_MAX_WAITING", 3)
-    with held_compiler(num_open=0) as (compiler, _):
-        # One of them may be tried already.
-        futures = [compiler.compile(regex(number)) for number in range(1, 8)]
-        assert futures[:3] == [future for future in futures[:3] if future is not None]
-        assert futures[-1] is None
+    with held_compiler(num_open=0) as (compiler, trials):
+        futures = [compiler.compile(regex(1))]
+        # From then on it does not wait.
+        assert trials.has_begun.wait(TIMEOUT_S)
+        futures += [compiler.compile(regex(number)) for number in range(2, 6)]
+        assert [future is None for future in futures] == [False] * 4 + [True]
         futures.clear()
         gc.collect()
         assert compiler.compile(regex(9)) is not None
