@@ -101,30 +101,44 @@ async def run_requests(address: str, requests: Sequence[dict[str, Any]]) -> list
 
 
 def measure(
-    model: str, threads: int, workloads: dict[str, Any], runs: Sequence[int], figures: Figures
+    model: str,
+    threads: int,
+    workloads: dict[str, Any],
+    runs: Sequence[int],
+    figures: Figures,
+    loop: asyncio.Runner,
 ) -> None:
-    """Starts the services, and runs each workload once for each of `runs`, numbers of runs."""
+    """Starts the services, and runs each workload once for each of `runs`, numbers of runs.
+
+    `loop`: one for all of a process, as gRPC wants it.
+    """
     memory = PeakMemory()
     memory.start()
     started = time.perf_counter()
     warm_up = workloads[WARM_UP]
     with serving(model, threads) as address:
-        asyncio.run(wait_until_connected(address))
-        asyncio.run(run_requests(address, [{**warm_up[0], "out": 1}]))
+        loop.run(wait_until_connected(address))
+        loop.run(run_requests(address, [{**warm_up[0], "out": 1}]))
         figures.start_s.append(time.perf_counter() - started)
-        asyncio.run(run_requests(address, warm_up))
+        loop.run(run_requests(address, warm_up))
         for name in [name for name in workloads if name != WARM_UP]:
             for run in runs:
-                _measure_run(address, name, _fresh(workloads[name], run), figures)
+                _measure_run(address, name, _fresh(workloads[name], run), figures, loop)
     figures.peak_mib.append(memory.stop())
 
 
-def _measure_run(address: str, name: str, requests: list[dict[str, Any]], figures: Figures) -> None:
+def _measure_run(
+    address: str,
+    name: str,
+    requests: list[dict[str, Any]],
+    figures: Figures,
+    loop: asyncio.Runner,
+) -> None:
     batches = [[request] for request in requests] if name == ONE_AT_A_TIME else [requests]
     wall_s, timings = 0.0, []
     for batch in batches:
         started = time.perf_counter()
-        timings += asyncio.run(run_requests(address, batch))
+        timings += loop.run(run_requests(address, batch))
         wall_s += time.perf_counter() - started
     per_token = [(t.last_s - t.first_s) / (t.num_tokens - 1) for t in timings if t.num_tokens > 1]
     num_tokens = sum(timing.num_tokens for timing in timings)
@@ -215,11 +229,12 @@ def main() -> None:
     figures = Figures()
     engines = {"splitserve": figures} | {name: Figures() for name in peers}
     runs = range(arguments.runs)
-    for numbers in ([run] for run in runs) if commands else [runs]:
-        measure(arguments.model, arguments.threads, workloads, numbers, figures)
-        for name, command in commands.items():
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            read_peer(Path(peers[name]), engines[name])
+    with asyncio.Runner() as loop:
+        for numbers in ([run] for run in runs) if commands else [runs]:
+            measure(arguments.model, arguments.threads, workloads, numbers, figures, loop)
+            for name, command in commands.items():
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                read_peer(Path(peers[name]), engines[name])
     for name in peers.keys() - commands.keys():
         read_peer(Path(peers[name]), engines[name])
     for name, rates in figures.tokens_per_s.items():
