@@ -6,7 +6,7 @@ once, those of `b1` one at a time; `warmup` is not measured. What a peer measure
 result file and becomes part of the table: JSON with "startup_to_first_token_s", "peak_rss_MiB", and
 "runs", each with "workload", "out_tok_s" and "tpot_p50" (seconds). With `--peer-command` all of
 them take turns, each started anew: whatever else the machine does then concerns all. Prints one
-JSON object for each workload, then the table.
+JSON object for each run of ours and each workload, then the table.
 """
 
 from __future__ import annotations
@@ -146,6 +146,8 @@ def _measure_run(
     figures.ms_per_token.setdefault(name, []).append(1e3 * statistics.median(per_token))
     first = [1e3 * timing.first_s for timing in timings]
     figures.ttft_ms.setdefault(name, []).append(statistics.median(first))
+    rate, ms = figures.tokens_per_s[name][-1], figures.ms_per_token[name][-1]
+    emit("peers_run", workload=name, tokens_per_s=round(rate, 1), ms_per_token=round(ms, 2))
 
 
 def _fresh(requests: list[dict[str, Any]], run: int) -> list[dict[str, Any]]:
