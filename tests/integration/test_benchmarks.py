@@ -166,10 +166,13 @@ def test_peers_puts_a_peers_figures_beside_ours_when_it_is_given_some(
     peer = {"startup_to_first_token_s": 33.0, "peak_rss_MiB": 99, "runs": runs}
     peer_file.write_text(json.dumps(peer))
     arguments = ("--model", "bundled", "--threads", "1", "--workloads", str(workloads_file))
-    (result,), output = run("peers", *arguments, "--runs", "1", "--peer", f"other={peer_file}")
+    objects, output = run("peers", *arguments, "--runs", "1", "--peer", f"other={peer_file}")
     assert started == [("bundled", 1)]
-    assert result["workload"] == "b1"
-    table = {line.split("  ")[0]: line.split()[-1] for line in output.splitlines()[1:]}
+    assert [(part["bench"], part["workload"]) for part in objects] == [
+        ("peers_run", "b1"),
+        ("peers", "b1"),
+    ]
+    table = {line.split("  ")[0]: line.split()[-1] for line in output.splitlines()[2:]}
     assert table["start to first token, s"] == "33.0"
     assert table["peak memory, MiB"] == "99"
     assert "12.5 (12.5 to 12.5)" in output
