@@ -1,29 +1,27 @@
 """Every option of every process, declared once; `splitserve_options.options` reads them.
 
-To add an option, add an entry to `OPTIONS`, or to `EXECUTOR_OPTIONS` for the model and the KV
-cache, or to `GATEWAY_OPTIONS`: flag, environment variable, key of the file, help and the table in
-docs/options.md follow.
+To add an option, add an entry to the tuple that it belongs to, here or in one of the modules named
+`*_table`: flag, environment variable, key of the file, help and the row in docs/options.md follow.
 """
 
 from __future__ import annotations
 
 from splitserve_options.executor_table import EXECUTOR_OPTIONS
 from splitserve_options.gateway_table import GATEWAY_OPTIONS
+from splitserve_options.observability_table import OBSERVABILITY_OPTIONS
 from splitserve_options.option import (
-    COMMANDS,
     DEFAULT_ADDRESS,
     DEFAULT_CLUSTER_ADDRESS,
     Command,
     Kind,
     Option,
 )
+from splitserve_options.robustness_table import ROBUSTNESS_OPTIONS
+from splitserve_options.scheduling_table import SCHEDULING_OPTIONS
 from splitserve_options.security_table import SECURITY_OPTIONS
 
-_LIMITS, _NETWORK = "Limits of a step", "Network"
-_POLICY, _ROBUST, _OTHER = "Scheduling", "Queue and failures", "Process"
-_SERVE_EXECUTOR: tuple[Command, ...] = ("serve", "executor")
+_LIMITS, _NETWORK, _OTHER = "Limits of a step", "Network", "Process"
 _SERVE_SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")
-_STREAMING: tuple[Command, ...] = ("serve", "scheduler", "gateway")
 
 OPTIONS: tuple[Option, ...] = (
     *EXECUTOR_OPTIONS,
@@ -123,307 +121,9 @@ OPTIONS: tuple[Option, ...] = (
         minimum=1,
         maximum=64,
     ),
-    Option(
-        "queue-policy",
-        Kind.CHOICE,
-        "who is next: by arrival, by priority, by what the tenant was served, by deadline",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        "fcfs",
-        choices=("fcfs", "priority", "fair", "deadline"),
-    ),
-    Option(
-        "tenant-weights",
-        Kind.TEXT,
-        "shares of tenants for the queue policy fair; a tenant without one has 1",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        default_text="all alike",
-        metavar="NAME=WEIGHT,...",
-    ),
-    Option(
-        "batch-policy",
-        Kind.CHOICE,
-        "decodes and prompts in one step, or steps of whole prompts before steps of decodes",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        "mixed",
-        choices=("mixed", "prefill-first"),
-    ),
-    Option(
-        "delay-factor",
-        Kind.NUMBER,
-        "with prefill-first: prompts wait that many times as long as the last step of prompts took",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        0.0,
-        minimum=0,
-        maximum=1000,
-    ),
-    Option(
-        "preemption-mode",
-        Kind.CHOICE,
-        "swap the KV of a preempted request to host memory, recompute it, or what costs less",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        "auto",
-        choices=("auto", "swap", "recompute"),
-    ),
-    Option(
-        "no-prefix-caching",
-        Kind.SWITCH,
-        "compute every prompt in full",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        False,
-    ),
-    Option(
-        "no-host-prefix-cache",
-        Kind.SWITCH,
-        "do not keep cached blocks in host memory when the device needs their room",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        False,
-    ),
-    Option(
-        "share-prefixes-across-tenants",
-        Kind.SWITCH,
-        "let requests use cached prompts of other tenants, which tells them what others asked",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        False,
-    ),
-    Option(
-        "num-lookahead-slots",
-        Kind.INTEGER,
-        "KV slots that each sequence holds beyond its tokens, where there is room; tables are told"
-        " earlier then, and none are kept free for others (--max-run-ahead and --speculation have"
-        " theirs without this)",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        0,
-        minimum=0,
-        maximum=1024,
-    ),
-    Option(
-        "max-run-ahead",
-        Kind.INTEGER,
-        "most tokens of a sequence in one step, while nobody waits, where executors can do so",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        8,
-        minimum=1,
-        maximum=256,
-    ),
-    Option(
-        "max-run-ahead-ms",
-        Kind.INTEGER,
-        "how long a step may take that brings several tokens, by what such steps took, in ms; half"
-        " of that behind another one, as whoever comes waits for both",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        80,
-        minimum=1,
-        maximum=10_000,
-    ),
-    Option(
-        "speculation",
-        Kind.CHOICE,
-        "who guesses the next tokens, which executors verify together: prompt-lookup finds the last"
-        " ones earlier in the same sequence, and guesses what came then; it pays where text repeats"
-        " itself, and tokens are the same ones without",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        "off",
-        choices=("off", "prompt-lookup"),
-    ),
-    Option(
-        "max-draft-tokens",
-        Kind.INTEGER,
-        "most guesses of a sequence in one step; fewer are made as long as fewer pay",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        16,
-        minimum=1,
-        maximum=64,
-    ),
-    Option(
-        "max-loras",
-        Kind.INTEGER,
-        "most distinct adapters in one step, as far as the executor can do as many",
-        _POLICY,
-        _SERVE_SCHEDULER,
-        8,
-        minimum=1,
-        maximum=4096,
-    ),
-    Option(
-        "max-num-waiting",
-        Kind.INTEGER,
-        "most requests that wait, per executor; further ones are refused with QUEUE_FULL",
-        _ROBUST,
-        _SERVE_SCHEDULER,
-        1024,
-        minimum=1,
-        maximum=2**20,
-    ),
-    Option(
-        "max-unread-mib",
-        Kind.INTEGER,
-        "most MiB kept for a client that does not read its stream, and 16 times that for all; "
-        "beyond it the stream ends",
-        _ROBUST,
-        _STREAMING,
-        16,
-        minimum=1,
-        maximum=1024,
-    ),
-    Option(
-        "reconnect-timeout-s",
-        Kind.NUMBER,
-        "seconds a broken connection to an executor may take to come back before its requests move",
-        _ROBUST,
-        _SERVE_SCHEDULER,
-        2.0,
-        minimum=0,
-        maximum=3600,
-    ),
-    Option(
-        "step-timeout-s",
-        Kind.NUMBER,
-        "seconds a step may take at most before its executor counts as lost; the first of a size, "
-        "and those of the last executor that answers, may take so long",
-        _ROBUST,
-        _SERVE_SCHEDULER,
-        300.0,
-        minimum=0,
-        maximum=86400,
-        above=True,
-    ),
-    Option(
-        "step-patience-s",
-        Kind.NUMBER,
-        "seconds a step may take at least before its executor counts as lost; beyond them it may "
-        "take three times what steps of its size took",
-        _ROBUST,
-        _SERVE_SCHEDULER,
-        3.0,
-        minimum=0,
-        maximum=86400,
-        above=True,
-    ),
-    Option(
-        "max-executor-losses",
-        Kind.INTEGER,
-        "executors lost in succession during steps of a request until it is tried alone; one more "
-        "fails it",
-        _ROBUST,
-        _SERVE_SCHEDULER,
-        2,
-        minimum=1,
-        maximum=64,
-    ),
-    Option(
-        "drain-timeout-s",
-        Kind.NUMBER,
-        "seconds that unfinished requests get at shutdown",
-        _ROBUST,
-        (*_STREAMING, "executor"),
-        10.0,
-        default_of=(("serve", 2.0),),
-        minimum=0,
-        maximum=3600,
-    ),
-    Option(
-        "log-level",
-        Kind.CHOICE,
-        "least urgent messages to log, on standard error",
-        _OTHER,
-        COMMANDS,
-        default="info",
-        default_of=(("serve", "warning"),),
-        choices=("debug", "info", "warning", "error"),
-    ),
-    Option(
-        "log-format",
-        Kind.CHOICE,
-        "how: lines for people, or each event as a line of JSON with its name and fields",
-        _OTHER,
-        COMMANDS,
-        default="text",
-        choices=("text", "json"),
-    ),
-    Option(
-        "metrics-listen",
-        Kind.ADDRESS,
-        "address where Prometheus reads numbers at /metrics; beyond this machine with tls-cert, "
-        "tls-key and tls-ca, and for those with a certificate; serve: of the scheduler, the "
-        "gateway has the next port, executors those after it",
-        _OTHER,
-        COMMANDS,
-        default_text="no metrics",
-    ),
-    Option(
-        "traces-to",
-        Kind.TEXT,
-        "collector of OpenTelemetry that gets traces of requests (OTLP over gRPC); https:// beyond "
-        "this machine. Certificates, headers and the like: OTEL_EXPORTER_OTLP_* in the environment",
-        _OTHER,
-        _STREAMING,
-        default_text="no traces",
-        metavar="http://HOST:PORT",
-    ),
-    Option(
-        "trace-sampling",
-        Kind.NUMBER,
-        "share of the requests that are traced, of those whose callers say nothing (traceparent)",
-        _OTHER,
-        _STREAMING,
-        0.01,
-        minimum=0,
-        maximum=1,
-    ),
-    Option(
-        "traces-asked-per-s",
-        Kind.NUMBER,
-        "most traces a second for callers that ask for one; a scheduler counts those that gateways "
-        "trace among them. Beyond it trace-sampling says which are",
-        _OTHER,
-        _STREAMING,
-        50.0,
-        minimum=0,
-        maximum=1_000_000,
-    ),
-    Option(
-        "remember-requests",
-        Kind.INTEGER,
-        "of so many requests that ended it is known what happened to them (splitserve explain); "
-        "0: of none, nor of those that run",
-        _OTHER,
-        _SERVE_SCHEDULER,
-        1000,
-        minimum=0,
-        maximum=100_000,
-    ),
-    Option(
-        "journal",
-        Kind.TEXT,
-        "file that records what the scheduler is told (token ids of prompts too) and decides",
-        _OTHER,
-        _SERVE_SCHEDULER,
-        default_text="nothing is recorded",
-        metavar="FILE",
-    ),
-    Option(
-        "journal-max-mib",
-        Kind.INTEGER,
-        "most MiB of both files of the journal together",
-        _OTHER,
-        _SERVE_SCHEDULER,
-        256,
-        minimum=2,
-        maximum=2**20,
-    ),
+    *SCHEDULING_OPTIONS,
+    *ROBUSTNESS_OPTIONS,
+    *OBSERVABILITY_OPTIONS,
     Option(
         "no-demo",
         Kind.SWITCH,

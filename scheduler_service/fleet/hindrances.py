@@ -38,12 +38,13 @@ def look_at_heads(
     """The first of `candidates`, each with what keeps it from some of `hosts`."""
     looked_at = list(islice(hosts, _MAX_HOSTS))
     return [
-        (request, [(host, _hindrance(request, host)) for host in looked_at])
+        (request, [(host, hindrance(request, host)) for host in looked_at])
         for request in islice(candidates, MAX_HEADS)
     ]
 
 
-def _hindrance(request: Request, host: Host) -> Hindrance:
+def hindrance(request: Request, host: Host) -> Hindrance:
+    """What keeps `request` from `host` at this moment."""
     if not host.fits(request):
         return Obstacle.UNFIT
     lack = host.openings.what_lacks(request)

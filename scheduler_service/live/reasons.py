@@ -10,10 +10,14 @@ from scheduler_service.core.planning.room import Room
 from scheduler_service.core.request import Request, RequestStatus
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.fleet.hindrances import Hindrance, Obstacle, hindrance
 from splitserve.scheduler.v1 import live_pb2 as live
 
-_LACKS: Mapping[Lack, live.LiveLack] = MappingProxyType(
+_LACKS: Mapping[Hindrance, live.LiveLack] = MappingProxyType(
     {
+        Obstacle.UNFIT: live.LIVE_LACK_FITTING_EXECUTOR,
+        Obstacle.OTHERS_WAIT_THERE: live.LIVE_LACK_BUDGET,
+        Obstacle.NONE: live.LIVE_LACK_TURN,
         Lack.ADAPTER_SLOT: live.LIVE_LACK_ADAPTER_SLOT,
         Lack.BLOCKS: live.LIVE_LACK_BLOCKS,
         Lack.ROWS: live.LIVE_LACK_ROWS,
@@ -37,10 +41,7 @@ def of_fleet(request: Request, engines: Iterable[EngineLoop]) -> Iterator[live.L
             yield live.LiveReason(address=address, lack=live.LIVE_LACK_OPEN_EXECUTOR)
             continue
         core = engine.scheduler
-        if not core.fits(request):
-            yield live.LiveReason(address=address, lack=live.LIVE_LACK_FITTING_EXECUTOR)
-            continue
-        yield _reason(address, core, request, core.openings.what_lacks(request))
+        yield _reason(address, core, request, hindrance(request, core))
     if not is_any:
         yield live.LiveReason(lack=live.LIVE_LACK_EXECUTOR)
 
@@ -51,7 +52,7 @@ def of_core(address: str, core: Scheduler) -> live.LiveReason | None:
     request = next(iter([*placement.swapped, *placement.queued]), None)
     if request is None:
         return None
-    return _reason(address, core, request, _what_lacks(core, request))
+    return _reason(address, core, request, _what_lacks(core, request) or Obstacle.NONE)
 
 
 def _what_lacks(core: Scheduler, request: Request) -> Lack | None:
@@ -71,10 +72,10 @@ def _what_lacks(core: Scheduler, request: Request) -> Lack | None:
     return room.what_lacks(request, leader, placement.blocks.prefixes.find(leader))
 
 
-def _reason(address: str, core: Scheduler, request: Request, lack: Lack | None) -> live.LiveReason:
-    if lack is None:
-        return live.LiveReason(address=address, lack=live.LIVE_LACK_TURN)
-    reason = live.LiveReason(address=address, lack=_LACKS[lack])
+def _reason(
+    address: str, core: Scheduler, request: Request, hindered_by: Hindrance
+) -> live.LiveReason:
+    reason = live.LiveReason(address=address, lack=_LACKS[hindered_by])
     if reason.lack == live.LIVE_LACK_BLOCKS:
         reason.num_needed = _num_needed(core, request)
         reason.num_free = core.num_free_blocks

@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx2
 
 from splitserve_client import AsyncClient, SamplingParams, SplitserveError
-from tests.contract.stranger.process import poll
 from tests.support.metrics import Shown
 from tests.support.models import tiny_tokenizers
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.gate import GATE, GATED_SCHEDULER, Gate
+from tests.support.processes.gateway_process import wait_ready
 from tests.support.processes.light_executor import TOKENIZER
 from tests.support.processes.patience import PATIENCE_S, PATIENT
 from tests.support.processes.processes import LightProcesses
@@ -82,15 +82,7 @@ class Observed:
 
     async def wait_ready(self, status: int = 200) -> None:
         """Until the gateway's `/health/ready` says so."""
-
-        async def ask() -> tuple[bool, object]:
-            try:
-                answer = await self.http.get("/health/ready")
-            except httpx2.HTTPError as error:
-                return False, error
-            return answer.status_code == status, answer.text
-
-        await poll(ask, PATIENCE_S)
+        await wait_ready(self.http, status)
 
 
 @asynccontextmanager

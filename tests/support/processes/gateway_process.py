@@ -30,15 +30,7 @@ class GatewayProcess:
 
     async def wait_ready(self, status: int = 200) -> None:
         """Waits until `/health/ready` says so."""
-
-        async def ask() -> tuple[bool, object]:
-            try:
-                answer = await self.http.get("/health/ready")
-            except httpx2.HTTPError as error:
-                return False, error
-            return answer.status_code == status, answer.text
-
-        await poll(ask, TIMEOUT_S)
+        await wait_ready(self.http, status)
 
     async def wait_models(self, names: set[str]) -> None:
         """Waits until just these are served."""
@@ -62,6 +54,19 @@ class GatewayProcess:
     async def exit_code(self) -> int:
         """What it ends with."""
         return await asyncio.to_thread(self.process.wait, TIMEOUT_S)
+
+
+async def wait_ready(http: httpx2.AsyncClient, status: int = 200) -> None:
+    """Waits until `/health/ready` of a gateway says so."""
+
+    async def ask() -> tuple[bool, object]:
+        try:
+            answer = await http.get("/health/ready")
+        except httpx2.HTTPError as error:
+            return False, error
+        return answer.status_code == status, answer.text
+
+    await poll(ask, TIMEOUT_S)
 
 
 def start_gateway(schedulers: Sequence[str], http: str, *flags: str) -> ForkedProcess:
