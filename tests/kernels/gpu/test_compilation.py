@@ -1,34 +1,32 @@
 """The real compiler takes every kernel for three generations of GPUs, and it fits into them.
 
-What was compiled is remembered by what it was compiled from: compiling takes a minute of a core.
+What was compiled is recorded with what it was compiled from; see `compiled/records.py`. Of kernels
+that have changed since it is remembered.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-import triton
-
-import splitserve_kernels
 from splitserve_kernels.gpu.attention.occupancy import programs_per_multiprocessor
 from splitserve_kernels.gpu.attention.tile_sizes import decode_tile_sizes
 from splitserve_kernels.gpu.attention.tiles import attention_constants
-from tests.kernels.gpu.compiled import cases
+from tests.kernels.gpu.compiled import cases, records
+from tests.kernels.gpu.compiled.records import (
+    KERNELS,
+    compiled_anew,
+    hash_of_sources,
+    recorded,
+)
 from tests.kernels.gpu.compiled.resources import SHARED_BYTES, Bounds, Resources
 
-KERNELS = Path(splitserve_kernels.__file__).parent
 KERNEL_NAME = re.compile(r"^@triton\.jit.*\ndef (\w*_kernel)\(", re.MULTILINE)
 
 pytestmark = [
@@ -45,57 +43,26 @@ def capability(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def compiled(
-    capability: int, tmp_path: Path, pytestconfig: pytest.Config
-) -> list[tuple[str, Resources]]:
+def compiled(capability: int, pytestconfig: pytest.Config) -> list[tuple[str, Resources]]:
     """What each case has of kernels."""
-    assert pytestconfig.cache is not None
-    folder = pytestconfig.cache.mkdir("compiled_kernels")
-    remembered = folder / f"{_hash_of_sources()}-{capability}.jsonl"
+    found = recorded(capability) or _remembered(capability, pytestconfig)
+    lines = [json.loads(line) for line in found.splitlines()]
+    return [(line.pop("case"), Resources(**line)) for line in lines]
+
+
+def _remembered(capability: int, config: pytest.Config) -> str:
+    assert config.cache is not None
+    folder = config.cache.mkdir("compiled_kernels")
+    remembered = folder / f"{hash_of_sources()}-{capability}.jsonl"
     if not remembered.exists():
-        found = _compile(capability, tmp_path)
+        found = compiled_anew(capability)
         for old in folder.glob(f"*-{capability}.jsonl"):
             old.unlink(missing_ok=True)
         # Whole or not at all: another process may look.
         written = folder / f"{os.getpid()}.part"
         written.write_text(found)
         written.rename(remembered)
-    lines = [json.loads(line) for line in remembered.read_text().splitlines()]
-    return [(line.pop("case"), Resources(**line)) for line in lines]
-
-
-def _compile(capability: int, cache: Path) -> str:
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "TRITON_CACHE_DIR": str(cache),
-        "TRITON_INTERPRET": "0",
-    }
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.gpu.compiled.compiler", str(capability)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def _hash_of_sources() -> str:
-    digest = hashlib.sha256(triton.__version__.encode())
-    for path in _sources():
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:32]
-
-
-def _sources() -> Iterator[Path]:
-    """All that a compiled kernel may depend on, and more."""
-    yield from sorted(KERNELS.glob("*.py"))
-    for path in sorted((KERNELS / "gpu").rglob("*.py")):
-        # Those launch what others compiled.
-        if not path.name.startswith("flash_attention_3"):
-            yield path
-    yield from sorted(Path(cases.__file__).parent.glob("*.py"))
+    return remembered.read_text()
 
 
 def test_kernels_fit_when_they_are_compiled(
@@ -107,6 +74,13 @@ def test_kernels_fit_when_they_are_compiled(
         if (reason := _bounds(case, found).why_not(found, capability)) is not None
     ]
     assert not reasons
+
+
+def test_nothing_is_recorded_when_a_source_has_changed(
+    capability: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "hash_of_sources", lambda: "of others")
+    assert recorded(capability) is None
 
 
 def _bounds(case: str, found: Resources) -> Bounds:
