@@ -65,7 +65,7 @@ def make_trained_head(
         torch.manual_seed(0)
         head = Eagle3Head(TINY_SHAPE, torch.arange(VOCAB_SIZE))
     optimizer = torch.optim.Adam(head.parameters(), lr=3e-3)
-    for _ in range(120):
+    for _ in range(80):
         losses = []
         guesses = head(states[:, :-1], embedded[:, 1:], depth=3)
         for depth, logits in enumerate(guesses):
