@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from splitserve_rpc.tls import TlsFiles
 
 API_KEY_ENV = "SPLITSERVE_API_KEY"
 _DEFAULT_CONVERSATIONS = 100
+_MOST_PROCESSES = 256
 _ONE_TURN = "1"
 
 
@@ -42,6 +44,7 @@ class BenchConfig:
     json_file: Path | None
     picture_file: Path | None
     shows_progress: bool | None
+    num_processes: int
     # As it was said, for the report.
     load: Mapping[str, Any]
 
@@ -69,8 +72,20 @@ def bench_config(arguments: argparse.Namespace, environ: Mapping[str, str]) -> B
         json_file=arguments.json,
         picture_file=arguments.picture,
         shows_progress=False if arguments.quiet else None,
+        num_processes=_num_processes(arguments),
         load=_as_said(arguments, prompt_seed),
     )
+
+
+def _num_processes(arguments: argparse.Namespace) -> int:
+    number: int = arguments.processes
+    flag, most = "--max-open", arguments.max_open
+    if arguments.concurrency is not None:
+        flag, most = "--concurrency", arguments.concurrency
+    if number > min(most, _MOST_PROCESSES):
+        reason = f"{_MOST_PROCESSES}, and no more than {flag}, which is {most}"
+        raise ValueError(f"--processes is {number}; allowed: 1 to {reason}")
+    return number
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:
@@ -162,6 +177,7 @@ def _as_said(arguments: argparse.Namespace, prompt_seed: int) -> dict[str, Any]:
         "rate", "burstiness", "concurrency", "requests", "duration", "warm_up", "trace", "speed",
         "prompt_tokens", "output_tokens", "shared_prefix", "turns", "think_time", "endpoint",
         "max_prompt_tokens", "max_output_tokens", "max_open", "timeout", "rounds", "seed",
+        "processes",
         "temperature", "stop_at_end", "token_range", "extra_body",
     )  # fmt: skip
     said = {name: _plain(getattr(arguments, name)) for name in names}
@@ -190,6 +206,14 @@ def positive_seconds(text: str) -> float:
     if seconds <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
     return seconds
+
+
+def new_file(text: str) -> Path:
+    """Where a file can be written, as far as that is known before there is something to write."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written; allowed: a file")
+    return path
 
 
 def positive(text: str) -> float:

@@ -9,6 +9,7 @@ from splitserve_bench.arguments import (
     API_KEY_ENV,
     at_least_0,
     count,
+    new_file,
     positive,
     positive_seconds,
     stated,
@@ -73,6 +74,10 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-open", type=count, default=4096, metavar="N",
         help="conversations at a time in an open loop; who waits for that is late (default: 4096)",
+    )  # fmt: skip
+    group.add_argument(
+        "--processes", type=count, default=1, metavar="N",
+        help="so many share the load, where one cannot keep up (default: 1)",
     )  # fmt: skip
     group.add_argument(
         "--timeout", type=positive_seconds, default=600.0, metavar="TIME",
@@ -159,6 +164,6 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         "--slo", type=stated(Slo.parse), metavar="METRIC=TIME,...",
         help="goodput is of requests within it, say ttft=200ms,itl=50ms",
     )  # fmt: skip
-    group.add_argument("--json", type=Path, metavar="FILE", help="the report")
-    group.add_argument("--picture", type=Path, metavar="FILE", help="the report as SVG")
+    group.add_argument("--json", type=new_file, metavar="FILE", help="the report")
+    group.add_argument("--picture", type=new_file, metavar="FILE", help="the report as SVG")
     group.add_argument("--quiet", action="store_true", help="no line that says how far it is")

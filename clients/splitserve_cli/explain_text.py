@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
-from splitserve_cli.explain_words import because, details_of, doing, kind_of, seconds
+from splitserve_cli.explain_words import because, details_of, doing, ending, kind_of, seconds
 from splitserve_client.explanations import (
     Explanation,
     LifePart,
@@ -17,14 +17,23 @@ from splitserve_rpc.printable import printable
 
 _NUM_FIRST = 16
 _NEARLY_ALL_RATIO = 0.95
+_REFUSALS = "of which docs/operations.md says what to do (What is refused)"
 _WAITING = ("queued", "given")
+_OF_JOURNAL = (
+    "from a journal, which begins when an executor is given a request: whether it waited for one"
+    " before is not in it"
+)
 
 
-def describe_explanation(request_id: str, explanation: Explanation) -> str:
+def describe_explanation(
+    request_id: str, explanation: Explanation, *, is_of_journal: bool = False
+) -> str:
     """All lives, or what is known instead."""
     if not explanation.lives:
-        return "\n".join(_unknown(request_id, explanation)) + "\n"
-    return "\n".join("\n".join(_life(life)) + "\n" for life in explanation.lives)
+        unknown = _unknown_to_journal if is_of_journal else _unknown
+        return "\n".join(unknown(request_id, explanation)) + "\n"
+    text = "\n".join("\n".join(_life(life)) + "\n" for life in explanation.lives)
+    return f"{text}\n{_OF_JOURNAL}\n" if is_of_journal else text
 
 
 def describe_queue(queue: QueueExplanation) -> str:
@@ -67,9 +76,9 @@ def _clauses(life: RequestLife) -> Iterator[str]:
     if life.current is not None:
         yield f"now, since {seconds(life.current.duration_s)}, {doing(life.current)}"
     elif (last := life.events[-1]).kind == "ended":
-        yield f"it ended: {printable(last.reason)}"
+        yield f"it ended: {ending(last.reason)}"
     elif last.kind == "refused":
-        yield f"it was refused: {printable(last.reason)}"
+        yield f"it was refused: {printable(last.reason)}, {_REFUSALS}"
 
 
 def _setbacks(life: RequestLife) -> Iterator[str]:
@@ -77,6 +86,7 @@ def _setbacks(life: RequestLife) -> Iterator[str]:
         "it was preempted": ("preempted", "swapped_out"),
         "its executor was lost": ("executor_lost",),
         "a step failed that had it": ("kv_lost",),
+        "it was tried alone, as executors may have died of it": ("quarantined",),
     }
     for text, kinds in numbers.items():
         if number := sum(event.kind in kinds for event in life.events):
@@ -105,11 +115,21 @@ def _life(life: RequestLife) -> list[str]:
         lines += ["", "what keeps it now:", *_obstacles(life.obstacles)]
     lines += ["", "its time:", *map(_part, life.parts)]
     if life.num_draft_tokens or life.num_more_tokens:
-        lines.append(
-            f"several tokens a step: {life.num_more_tokens} beside one each, "
-            f"{life.num_draft_tokens} guesses tried"
-        )
+        lines.append("several tokens a step: " + "; ".join(_more_tokens(life)))
     return lines
+
+
+def _more_tokens(life: RequestLife) -> Iterator[str]:
+    """Guessed, right, run on; and what came of it for each step that brought any."""
+    if life.num_draft_tokens:
+        right = life.num_accepted_draft_tokens
+        yield f"{life.num_draft_tokens} guessed, {right} of them right"
+    if num_run_on := life.num_more_tokens - life.num_accepted_draft_tokens:
+        yield f"{num_run_on} as the executor ran on"
+    first, last = life.events[0].numbers, life.events[-1].numbers
+    num_tokens = last.get("num_output_tokens", 0) - first.get("num_resumed_tokens", 0)
+    if num_steps := max(0, num_tokens - life.num_more_tokens):
+        yield f"{num_tokens / num_steps:.2f} tokens for each step that brought some"
 
 
 def _part(part: LifePart) -> str:
@@ -123,6 +143,15 @@ def _obstacles(obstacles: Iterable[Obstacle]) -> list[str]:
     ] or [f"  {because('no_executor', '')}"]
 
 
+def _unknown_to_journal(request_id: str, explanation: Explanation) -> Iterator[str]:
+    yield f"nothing is known of {printable(request_id)}"
+    yield (
+        f"the journal has {explanation.num_living + explanation.num_ended} requests; none of those"
+        " that were refused, or that no executor had yet"
+    )
+    yield from _alike(explanation)
+
+
 def _unknown(request_id: str, explanation: Explanation) -> Iterator[str]:
     yield f"nothing is known of {printable(request_id)}"
     if not explanation.num_kept_at_most:
@@ -131,8 +160,13 @@ def _unknown(request_id: str, explanation: Explanation) -> Iterator[str]:
     yield (
         f"known are {explanation.num_living} unfinished requests and {explanation.num_ended} that"
         f" ended; of these at most {explanation.num_kept_at_most} (--remember-requests): it may"
-        " have ended before them, or come to another scheduler"
+        " have ended before them, come to another scheduler, or been refused by a gateway, whose"
+        " answer and log say why"
     )
+    yield from _alike(explanation)
+
+
+def _alike(explanation: Explanation) -> Iterator[str]:
     if explanation.near_request_ids:
         yield "alike are: " + ", ".join(map(printable, explanation.near_request_ids))
 

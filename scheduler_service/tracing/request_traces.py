@@ -11,6 +11,7 @@ import grpc.aio
 import numpy as np
 from opentelemetry.trace import Span
 
+from scheduler_service.assignment import Assignment
 from scheduler_service.callers.quotas import num_computed_outputs
 from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
@@ -68,11 +69,14 @@ class RequestTraces(NoObserver):
         request_id: str,
         message: api.GenerateRequest,
         context: grpc.aio.ServicerContext | None,
+        *,
+        is_of_gateway: bool = False,
     ) -> str:
         """`request`, which its caller calls `request_id`, is about to be submitted.
 
-        `message` brought it, in a call of its own if there is a `context`. Returns the id of its
-        trace; empty if it has none.
+        `message` brought it, in a call of its own if there is a `context`. `is_of_gateway`: by the
+        key of one, which has decided whether there is a trace. Returns the id of that; empty if
+        there is none.
         """
         received = _received(message, context)
         attributes: Attributes = {
@@ -81,10 +85,15 @@ class RequestTraces(NoObserver):
             "splitserve.num_sequences": request.params.num_sequences,
             "gen_ai.usage.input_tokens": request.sequences[0].num_prompt_tokens,
         }
-        span, _ = self._tracing.begin(received, "generate", attributes, self._now_ns())
+        span, _ = self._tracing.begin(
+            received, "generate", attributes, self._now_ns(), is_decided=is_of_gateway
+        )
         if span is None:
             return ""
-        self._traces[request.client_key] = RequestTrace(self._tracing, span, self._now_ns)
+        trace = RequestTrace(self._tracing, span, self._now_ns)
+        if num_resumed_tokens := sum(each.num_output_tokens for each in request.sequences):
+            trace.resumed(num_resumed_tokens)
+        self._traces[request.client_key] = trace
         return f"{span.get_span_context().trace_id:032x}"
 
     def close(self) -> None:
@@ -114,9 +123,17 @@ class RequestTraces(NoObserver):
         }
         trace.end(attributes, "" if request.error is None else request.error[0])
 
-    def request_given(self, request: Request, address: str) -> None:
+    def request_given(self, request: Request, address: str, assignment: Assignment | None) -> None:
         if self._traces and (trace := self._traces.get(request.client_key)) is not None:
-            trace.note("given", {"splitserve.executor": address})
+            attributes: dict[str, str | int] = {"splitserve.executor": address}
+            if assignment is not None:
+                attributes["splitserve.reason"] = assignment.why.value
+                attributes["splitserve.num_cached_tokens"] = assignment.num_cached
+            trace.note("given", attributes)
+
+    def request_quarantined(self, request: Request) -> None:
+        if self._traces and (trace := self._traces.get(request.client_key)) is not None:
+            trace.note("quarantined", {"splitserve.num_trials": request.num_trials_left})
 
     def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
         if self._traces and (trace := self._traces.get(request.client_key)) is not None:
