@@ -125,7 +125,8 @@ async def main(num_rounds: int) -> None:
         await asyncio.wait(load)
     medians = [statistics.median(each) for each in zip(*costs, strict=True)]
     sys.stdout.write(
-        f"somebody who looks, at {statistics.median(rates):.1f} of {_RATE} frames/s: scheduler {medians[0]:+.1f} %, gateway {medians[1]:+.1f} %, together "
+        f"somebody who looks, at {statistics.median(rates):.1f} of {_RATE} frames/s: "
+        f"scheduler {medians[0]:+.1f} %, gateway {medians[1]:+.1f} %, together "
         f"{sum(medians):+.1f} % of a core\n"
     )
 
