@@ -27,6 +27,8 @@ from tests.support.processes.addresses import reserve_address
 _NUM_EXECUTORS, _NUM_ROWS, _STEP_S = 4, 128, 0.025
 _NUM_REQUESTS = _NUM_EXECUTORS * 64
 _WINDOW_S = 6.0
+# The most that there are.
+_RATE = 10
 _WARM_UP_S = 8.0
 
 
@@ -55,7 +57,7 @@ async def _ask_for_ever(client: AsyncClient, number: int) -> None:
 async def _look(address: str, num_bytes: list[int]) -> None:
     async with (
         httpx2.AsyncClient(timeout=None, trust_env=False) as client,
-        client.stream("GET", f"http://{address}/feed?rate=10") as response,
+        client.stream("GET", f"http://{address}/feed?rate={_RATE}") as response,
     ):
         async for line in response.aiter_lines():
             num_bytes += [len(line)]
@@ -106,13 +108,15 @@ async def main(num_rounds: int) -> None:
         load = [asyncio.create_task(_ask_for_ever(client, n)) for n in range(_NUM_REQUESTS)]
         await asyncio.sleep(_WARM_UP_S)
         costs: list[list[float]] = []
+        rates: list[float] = []
         for _ in range(num_rounds):
             alone, _ = await _measure([scheduling, gateway], None)
             watched, frames = await _measure([scheduling, gateway], page)
             costs.append([now - before for now, before in zip(watched, alone, strict=True)])
+            rates.append(len(frames) / _WINDOW_S)
             sys.stdout.write(
                 f"scheduler {alone[0]:5.1f} -> {watched[0]:5.1f} %   gateway {alone[1]:4.1f} -> "
-                f"{watched[1]:4.1f} %   {len(frames) / _WINDOW_S:.1f} frames/s of "
+                f"{watched[1]:4.1f} %   {rates[-1]:.1f} frames/s of "
                 f"{statistics.mean(frames) / 1024:.1f} KiB\n"
             )
             sys.stdout.flush()
@@ -121,7 +125,8 @@ async def main(num_rounds: int) -> None:
         await asyncio.wait(load)
     medians = [statistics.median(each) for each in zip(*costs, strict=True)]
     sys.stdout.write(
-        f"somebody who looks: scheduler {medians[0]:+.1f} %, gateway {medians[1]:+.1f} %, together "
+        f"somebody who looks, at {statistics.median(rates):.1f} of {_RATE} frames/s: "
+        f"scheduler {medians[0]:+.1f} %, gateway {medians[1]:+.1f} %, together "
         f"{sum(medians):+.1f} % of a core\n"
     )
 

@@ -1,76 +1,53 @@
-"""Pictures of the live page for the docs, of the bundled model under load.
+"""Pictures of the live page for the docs, of a stack under load that loses an executor.
 
-python tools/photograph_live_page.py FOLDER
+python -m tools.photograph_live_page FOLDER
 
-Needs chromium and playwright. Requests are preempted and swapped, and one executor is drained.
+Needs chromium and playwright. The stack is that of tests/browser/test_live_page_of_a_stack.py:
+requests are preempted and swapped; when the picture for phones is taken, one executor is dead.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-import shutil
+import re
 import sys
-from contextlib import suppress
 from pathlib import Path
 
-from playwright.async_api import async_playwright
+from playwright.async_api import Page, expect
 
-from splitserve_client import AsyncClient, SamplingParams, SplitserveError
+from tests.support.processes.live_page import browser
+from tests.support.processes.loaded_stack import loaded_stack
+from tests.support.processes.patience import PATIENCE_S
 
-_SCHEDULER, _HTTP, _PAGE = "127.0.0.1:18051", "127.0.0.1:18000", "127.0.0.1:18001"
-_SERVE = (
-    *("-m", "splitserve_cli", "serve", "--no-demo", "--num-executors", "2"),
-    *("--listen", _SCHEDULER, "--http", _HTTP, "--live-listen", _PAGE),
-    *("--num-device-blocks", "512", "--num-host-blocks", "256", "--max-num-seqs", "48"),
-    *("--preemption-mode", "swap", "--speculation", "prompt-lookup"),
-)
-_NUM_REQUESTS = 56
-_VIEWS = (("live-desktop", 1360, 900, "light"), ("live-phone", 375, 812, "dark"))
+# So many steps that the picture is full of them.
+_MANY_STEPS = re.compile(r"[\d,]{3,} steps")
 
 
-async def _ask_for_ever(client: AsyncClient, number: int) -> None:
-    rng = random.Random(number)
-    prefix = [5 + number % 3] * 64
-    while True:
-        prompt = prefix + [rng.randrange(3, 400) for _ in range(rng.randrange(10, 400))]
-        params = SamplingParams(seed=number, max_tokens=rng.randrange(60, 300))
-        with suppress(SplitserveError):
-            await client.complete(prompt, params, request_id=f"job-{number:02}-{len(prompt)}")
-
-
-async def _photograph(folder: Path) -> None:
-    path = shutil.which("chromium")
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        for name, width, height, scheme in _VIEWS:
-            page = await browser.new_page(
-                viewport={"width": width, "height": height},
-                color_scheme="dark" if scheme == "dark" else "light",
-            )
-            await page.goto(f"http://{_PAGE}/")
-            await page.wait_for_selector("#queue button", timeout=120_000)
-            await page.wait_for_timeout(8_000)
-            if width > height:
-                await page.locator("#queue button").first.click()
-                await page.wait_for_timeout(2_500)
-            await page.screenshot(path=folder / f"{name}.png")
-        await browser.close()
+async def _wait_busy(page: Page, num_executors: int) -> None:
+    """Until there is something to see: of each executor, and somebody who is swapped out."""
+    facts = page.locator(".card .facts").filter(has_text=_MANY_STEPS)
+    await expect(facts).to_have_count(num_executors)
+    swapped = page.locator("#totals div").filter(has_text="Swapped").locator("dd")
+    await expect(swapped).to_have_text(re.compile("[1-9]"))
 
 
 async def main(folder: Path) -> None:
     """Writes the pictures to `folder`."""
-    serving = await asyncio.create_subprocess_exec(sys.executable, *_SERVE)
-    try:
-        async with AsyncClient(_SCHEDULER) as client:
-            load = [asyncio.create_task(_ask_for_ever(client, n)) for n in range(_NUM_REQUESTS)]
-            await _photograph(folder)
-            for task in load:
-                task.cancel()
-            await asyncio.wait(load)
-    finally:
-        serving.terminate()
-        await serving.wait()
+    expect.set_options(timeout=1000 * PATIENCE_S)
+    async with browser() as chromium, loaded_stack() as stack:
+        desk = await chromium.new_page(viewport={"width": 1360, "height": 900})
+        await desk.goto(stack.url)
+        await _wait_busy(desk, 2)
+        await desk.locator("#queue button").first.click()
+        await expect(desk.locator("#life-body .events")).to_contain_text("first token")
+        await desk.screenshot(path=folder / "live-desktop.png")
+        phone = await chromium.new_page(viewport={"width": 375, "height": 812}, color_scheme="dark")
+        await phone.goto(stack.url)
+        await _wait_busy(phone, 2)
+        stack.processes.kill_executor(next(iter(stack.processes.executors)))
+        await expect(phone.locator(".card.lost")).to_have_count(1)
+        await _wait_busy(phone, 1)
+        await phone.screenshot(path=folder / "live-phone.png", full_page=True)
 
 
 if __name__ == "__main__":

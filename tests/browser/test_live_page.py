@@ -18,6 +18,7 @@ pytest.importorskip("axe_playwright_python", reason="axe is not installed")
 
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, ViewportSize, expect
+from starlette.requests import Request
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
@@ -25,6 +26,7 @@ from scheduler_service.request_lives.life_recorder import LifeRecorder
 from splitserve_client import AsyncClient, SamplingParams
 from splitserve_live.state import LiveState
 from splitserve_live.words import BLOCK_STATES
+from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.live_page import browser, live_page
@@ -170,6 +172,23 @@ async def test_request_is_shown_when_its_block_is_chosen_by_key_and_by_pointer()
         await expect(title).to_have_text(name)
 
 
+async def test_request_has_its_end_when_it_was_chosen_before_it_began() -> None:
+    async with held_stack() as stack, AsyncClient(stack.scheduler.address) as client:
+        params = SamplingParams(seed=1, max_tokens=30)
+        asking = asyncio.create_task(client.complete([8] * 9, params, request_id="late"))
+        await stack.page.locator("#queue button").filter(has_text="late").click()
+        facts, progress = stack.page.locator("#life-body dd").first, stack.page.locator("progress")
+        await expect(facts).to_contain_text("waits")
+        rows = stack.scheduler.cluster.engines[0].scheduler.placement.rows
+        while "late" not in {sequence.request.request_id for sequence in rows.running}:
+            stack.watch.hold(after=1)
+            await stack.watch.wait_held()
+        await expect(facts).to_contain_text("runs")
+        await expect(progress).to_have_js_property("max", 9 + 30)
+        asking.cancel()
+        await asyncio.wait({asking})
+
+
 async def test_steps_are_told_row_by_row_when_keys_move_over_them() -> None:
     async with held_stack() as stack:
         stack.watch.hold(after=2)
@@ -194,6 +213,41 @@ async def test_page_says_that_an_executor_is_lost_when_it_is_killed() -> None:
         await stack.executor.start()
         await expect(stack.page.locator(".card:not(.lost)")).to_have_count(1)
         await expect(stack.page.locator("#nobody")).to_be_hidden()
+
+
+async def operators_only(_: Request, credential: str) -> None:
+    if credential != "the-key":
+        raise DomainError("CALLER_UNKNOWN", "the credential is not valid")
+
+
+async def test_page_asks_for_a_key_and_says_that_one_is_wrong_where_callers_are_known() -> None:
+    async with browser() as chromium, scheduler_in_process(FakeExecutor()) as scheduler:
+        expect.set_options(timeout=PATIENCE_MS)
+        page = await chromium.new_page()
+        async with live_page([scheduler.address], check=operators_only) as url:
+            await page.goto(url)
+            pill, key = page.locator("#connection"), page.locator("#key")
+            await expect(pill).to_have_text("key needed")
+            await expect(key).to_be_focused()
+            await expect(page.locator("#key-problem")).to_contain_text("to operators only")
+            found = await Axe().run(page)
+            assert found.violations_count == 0, found.generate_report()
+            await key.fill("another-key")
+            await key.press("Enter")
+            await expect(page.locator("#key-problem")).to_have_text("the credential is not valid")
+            await expect(key).to_have_value("")
+            await expect(page.locator(".card")).to_have_count(0)
+            await key.fill("the-key")
+            await page.get_by_role("button", name="Watch").click()
+            await expect(pill).to_have_text("live")
+            await expect(page.locator("#key-form")).to_be_hidden()
+            await expect(page.locator(".card")).to_have_count(1)
+            # It stays in this tab: known after a reload, and to no other.
+            await page.reload()
+            await expect(pill).to_have_text("live")
+            other = await chromium.new_page()
+            await other.goto(url)
+            await expect(other.locator("#connection")).to_have_text("key needed")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -54,7 +54,11 @@ export class Model {
   take(frame) {
     this.frame = frame;
     if (frame.forgets) this.names.clear();
-    for (const request of frame.requests) this.names.set(request.number, request);
+    for (const request of frame.requests) {
+      this.names.set(request.number, request);
+      const life = this.lives.get(request.number);
+      if (life) life.name = request;
+    }
     const before = this.executors;
     this.executors = new Map();
     let numSampled = 0;
