@@ -1,96 +1,36 @@
-"""What it costs a scheduler to be seen, at 10,000 tokens a second: with and without, in turns.
+"""What it costs to be seen, at 10,000 tokens a second: all of it together, and nothing, in turns.
 
-A scheduler, four executors of 64 rows that compute nothing and take 25 ms for a step, and one
-Session with as many requests as there are rows. Each round has a scheduler with `--on` and one with
-`--off`, in the other order every second round; metrics are read every five seconds. `cpu`: seconds
-of a core for each token of that with, by that without; `throughput`: tokens a second, the same way.
-Where the core of a scheduler is what limits, throughput falls as `cpu` rises. Intervals hold 95 %,
-by a bootstrap over the rounds. One JSON object for each round, and one for all.
+A scheduler, four executors of 64 rows that compute nothing and take 25 ms for a step, a gateway that
+serves the live page, and a load in a process of its own with as many requests as there are rows.
+Watched: metrics of scheduler and gateway read each second; traces of as many requests as by default,
+to a collector; logs as JSON at info, into a file; somebody who looks at ten frames a second; lives
+of requests remembered. Unwatched: nothing of that, logs at error. `--parts` watches in some of these
+ways only. Each round has both, all processes new, in the other order every second round.
 
-python -m benchmarks.observability_cost --on="--log-format json" --off="--remember-requests 0"
+`cpu`: seconds of a core of scheduler and gateway for each token of that with, by that without. That
+is the cost in throughput where the scheduler's core is what limits: there tokens a second are one by
+the CPU time of a token. It is counted, so it is right on a machine that does other things, too. The
+gateway carries none of the tokens here, so what looking costs it stands undiluted beside what the
+scheduler spends. `throughput`: tokens a second, the same way; at 10,000 a second no core is full
+unless the machine is slow or busy, and then it says what all processes cost each other. Executors'
+metrics are not in it: `benchmarks.step_cost` has what a step costs these. Intervals hold 95 %, by a
+bootstrap over the rounds. One JSON object for each round, and one for all.
+
+python -m benchmarks.observability_cost [--parts metrics,live]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import shlex
-import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import psutil
 
-from benchmarks.ceiling import Load, cpu_s, process, wait_connected
 from benchmarks.report import emit
-from tests.support.processes.addresses import reserve_address
+from benchmarks.watched_stack import PARTS, Measured, Shape, measure
 
 _NUM_RESAMPLES = 10_000
-_READ_EVERY_S = 5.0
-_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What runs in every round, and how long it is looked at."""
-
-    num_executors: int
-    num_rows: int
-    step_s: float
-    warm_up_s: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Of one scheduler. `us_per_token`: of a core."""
-
-    tokens_per_s: float
-    us_per_token: float
-
-
-async def measure(shape: Shape, options: Sequence[str], metrics: str | None) -> Measured:
-    """A scheduler with `options`. `metrics`: where they are read, if they are."""
-    address = reserve_address()
-    listen = ("--listen", address, "--cluster-listen", address, "--log-level", "info")
-    rows = ("--max-num-seqs", str(shape.num_rows))
-    tokens = ("--max-num-batched-tokens", str(16 * shape.num_rows))
-    read = () if metrics is None else ("--metrics-listen", metrics)
-    arguments = (*listen, *rows, *tokens, *read, *options)
-    executors = (address, shape.num_executors, shape.num_rows, shape.step_s)
-    with (
-        process("scheduler_service", *arguments) as scheduler,
-        process("benchmarks.many_executors", *map(str, executors)),
-    ):
-        await wait_connected(address, shape.num_executors)
-        load = Load(address, shape.num_executors * shape.num_rows)
-        running = asyncio.create_task(load.run())
-        reading = asyncio.create_task(_read(metrics))
-        await asyncio.sleep(shape.warm_up_s)
-        used, loop = psutil.Process(scheduler.pid), asyncio.get_running_loop()
-        before_s, num_before, start_s = cpu_s(used), load.num_tokens, loop.time()
-        await asyncio.sleep(shape.seconds)
-        elapsed_s, num_tokens = loop.time() - start_s, load.num_tokens - num_before
-        used_s = cpu_s(used) - before_s
-        for task in (running, reading):
-            if task.done():
-                task.result()
-            task.cancel()
-        await asyncio.gather(running, reading, return_exceptions=True)
-    return Measured(num_tokens / elapsed_s, 1e6 * used_s / num_tokens)
-
-
-async def _read(metrics: str | None) -> None:
-    """As Prometheus does, but more often."""
-    while metrics is not None:
-        await asyncio.sleep(_READ_EVERY_S)
-        await asyncio.to_thread(_get, f"http://{metrics}/metrics")
-
-
-def _get(url: str) -> None:
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
-        answer.read()
 
 
 def ratio(on: Sequence[float], off: Sequence[float]) -> dict[str, float]:
@@ -103,30 +43,46 @@ def ratio(on: Sequence[float], off: Sequence[float]) -> dict[str, float]:
     return {name: round(float(np.exp(value)), 4) for name, value in named.items()}
 
 
-def compare(shape: Shape, on: Sequence[str], off: Sequence[str], num_rounds: int) -> None:
+def compare(shape: Shape, parts: frozenset[str], num_rounds: int) -> None:
     """Prints what each round says, and all together."""
     pairs: list[tuple[Measured, Measured]] = []
     for number in range(num_rounds):
         measured: dict[bool, Measured] = {}
         for is_on in (number % 2 == 1, number % 2 == 0):
-            metrics = reserve_address() if is_on else None
-            measured[is_on] = asyncio.run(measure(shape, on if is_on else off, metrics))
-        pair = measured[True], measured[False]
+            measured[is_on] = asyncio.run(measure(shape, parts if is_on else frozenset()))
+        on, off = pair = measured[True], measured[False]
         pairs.append(pair)
         emit(
             "observability_cost_round",
             tokens_per_s=[round(each.tokens_per_s) for each in pair],
-            us_per_token=[round(each.us_per_token, 2) for each in pair],
+            scheduler_us=[round(each.scheduler_us, 2) for each in pair],
+            gateway_us=[round(each.gateway_us, 2) for each in pair],
+            scheduler_ratio=[round(each.scheduler_ratio, 3) for each in pair],
+            scrapes=on.num_scrapes,
+            frames=on.num_frames,
+            spans=on.num_spans,
+            cpu=round(on.us_per_token / off.us_per_token, 4),
         )
     emit(
         "observability_cost",
-        on=["--metrics-listen", *on],
-        off=list(off),
+        parts=[part for part in PARTS if part in parts],
         rounds=num_rounds,
-        tokens_per_s=round(float(np.median([each.tokens_per_s for each, _ in pairs]))),
-        cpu=ratio(*zip(*[(a.us_per_token, b.us_per_token) for a, b in pairs], strict=True)),
-        throughput=ratio(*zip(*[(a.tokens_per_s, b.tokens_per_s) for a, b in pairs], strict=True)),
+        tokens_per_s=round(float(np.median([on.tokens_per_s for on, _ in pairs]))),
+        cpu=ratio(*zip(*[(on.us_per_token, off.us_per_token) for on, off in pairs], strict=True)),
+        scheduler_cpu=ratio(
+            *zip(*[(on.scheduler_us, off.scheduler_us) for on, off in pairs], strict=True)
+        ),
+        throughput=ratio(
+            *zip(*[(on.tokens_per_s, off.tokens_per_s) for on, off in pairs], strict=True)
+        ),
     )
+
+
+def _parts(text: str) -> frozenset[str]:
+    parts = frozenset(text.split(","))
+    if not parts <= set(PARTS):
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: some of {','.join(PARTS)}")
+    return parts
 
 
 def main() -> None:
@@ -135,14 +91,13 @@ def main() -> None:
     parser.add_argument("--executors", type=int, default=4)
     parser.add_argument("--rows", type=int, default=64, help="of each executor")
     parser.add_argument("--step-ms", type=float, default=25.0)
-    parser.add_argument("--warm-up", type=float, default=4.0, help="seconds")
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--on", default="", help="further options of the scheduler that is seen")
-    parser.add_argument("--off", default="", help="options of the other one")
+    parser.add_argument("--warm-up", type=float, default=6.0, help="seconds")
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--parts", type=_parts, default=frozenset(PARTS), help="default: all")
     told = parser.parse_args()
     shape = Shape(told.executors, told.rows, told.step_ms / 1e3, told.warm_up, told.seconds)
-    compare(shape, shlex.split(told.on), shlex.split(told.off), told.rounds)
+    compare(shape, told.parts, told.rounds)
 
 
 if __name__ == "__main__":

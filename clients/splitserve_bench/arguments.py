@@ -27,6 +27,7 @@ from splitserve_rpc.tls import TlsFiles
 
 API_KEY_ENV = "SPLITSERVE_API_KEY"
 _DEFAULT_CONVERSATIONS = 100
+_MOST_PROCESSES = 256
 _ONE_TURN = "1"
 
 
@@ -42,6 +43,7 @@ class BenchConfig:
     json_file: Path | None
     picture_file: Path | None
     shows_progress: bool | None
+    num_processes: int
     # As it was said, for the report.
     load: Mapping[str, Any]
 
@@ -69,8 +71,20 @@ def bench_config(arguments: argparse.Namespace, environ: Mapping[str, str]) -> B
         json_file=arguments.json,
         picture_file=arguments.picture,
         shows_progress=False if arguments.quiet else None,
+        num_processes=_num_processes(arguments),
         load=_as_said(arguments, prompt_seed),
     )
+
+
+def _num_processes(arguments: argparse.Namespace) -> int:
+    number: int = arguments.processes
+    flag, most = "--max-open", arguments.max_open
+    if arguments.concurrency is not None:
+        flag, most = "--concurrency", arguments.concurrency
+    if number > min(most, _MOST_PROCESSES):
+        reason = f"{_MOST_PROCESSES}, and no more than {flag}, which is {most}"
+        raise ValueError(f"--processes is {number}; allowed: 1 to {reason}")
+    return number
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:
@@ -162,6 +176,7 @@ def _as_said(arguments: argparse.Namespace, prompt_seed: int) -> dict[str, Any]:
         "rate", "burstiness", "concurrency", "requests", "duration", "warm_up", "trace", "speed",
         "prompt_tokens", "output_tokens", "shared_prefix", "turns", "think_time", "endpoint",
         "max_prompt_tokens", "max_output_tokens", "max_open", "timeout", "rounds", "seed",
+        "processes",
         "temperature", "stop_at_end", "token_range", "extra_body",
     )  # fmt: skip
     said = {name: _plain(getattr(arguments, name)) for name in names}

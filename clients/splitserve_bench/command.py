@@ -14,7 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from splitserve_bench.arguments import BenchConfig, bench_config
+from splitserve_bench.load.local_load import LocalLoad
+from splitserve_bench.load.process_load import ProcessLoad
 from splitserve_bench.parser import build_parser
+from splitserve_bench.problems import PROBLEMS, problem_text
 from splitserve_bench.reports.comparison import comparison_text
 from splitserve_bench.reports.picture import write_picture
 from splitserve_bench.reports.report import (
@@ -25,10 +28,8 @@ from splitserve_bench.reports.report import (
     write_report,
 )
 from splitserve_bench.reports.tables import text_of
-from splitserve_bench.runs import TargetUnusable, run_load
-from splitserve_bench.targets.open_target import TargetRefused, open_target
-from splitserve_bench.workloads.traces import TraceUnreadable
-from splitserve_client.errors import SplitserveError
+from splitserve_bench.runs import Load, run_load
+from splitserve_bench.targets.open_target import open_target
 from splitserve_client.progress_line import ProgressLine
 from splitserve_rpc.printable import printable
 from splitserve_rpc.security import SecurityUnusable
@@ -50,17 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(printable(str(error)))
     return_code = 1
     try:
-        return_code = _bench(config)
-    except* (TargetUnusable, TargetRefused, TraceUnreadable, SplitserveError, OSError) as errors:
-        _say(errors)
+        return_code = _bench(config, argv)
+    except* PROBLEMS as errors:
+        sys.stderr.write(f"splitserve bench: {printable(problem_text(errors))}\n")
     except* KeyboardInterrupt:
         return_code = _STOPPED
     return return_code
 
 
-def _bench(config: BenchConfig) -> int:
+def _bench(config: BenchConfig, argv: Sequence[str]) -> int:
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    reports, was_stopped = asyncio.run(_measure(config))
+    reports, was_stopped = asyncio.run(_measure(config, argv))
     for report in reports:
         sys.stdout.write(text_of(report) + "\n")
     for before, after in pairwise(reports):
@@ -74,7 +75,7 @@ def _bench(config: BenchConfig) -> int:
     return int(any(report.content["requests"]["num_completed"] == 0 for report in reports))
 
 
-async def _measure(config: BenchConfig) -> tuple[list[TargetReport], bool]:
+async def _measure(config: BenchConfig, argv: Sequence[str]) -> tuple[list[TargetReport], bool]:
     """What was measured, until the end or Ctrl-C, and whether it was that."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
@@ -84,16 +85,27 @@ async def _measure(config: BenchConfig) -> tuple[list[TargetReport], bool]:
         stop.set()
 
     loop.add_signal_handler(signal.SIGINT, stop_softly)
-    targets = [(address.name, open_target(address, config.asking)) for address in config.targets]
-    num_runs = len(targets) * config.run.num_rounds
+    num_targets = len(config.targets)
+    num_runs = num_targets * config.run.num_rounds
     total = None if config.num_requests is None else config.num_requests * num_runs
     with ProgressLine(total, show=config.shows_progress, clock=time.monotonic) as line:
-        measured = await run_load(targets, config.workload, config.run, line.add, stop)
+        load = _load(config, argv)
+        measured = await run_load(load, num_targets, config.run, line.add, stop)
     reports = [
         report_of(address.name, address.url, model, recorder)
         for address, (model, recorder) in zip(config.targets, measured, strict=True)
     ]
     return reports, stop.is_set()
+
+
+def _load(config: BenchConfig, argv: Sequence[str]) -> Load:
+    """Raises TargetRefused, SplitserveError, OSError."""
+    if config.num_processes > 1:
+        # All of them say the same texts.
+        seed = f"--prompt-seed={config.run.prompt_seed}"
+        return ProcessLoad([*argv, seed], config.num_processes)
+    targets = [(address.name, open_target(address, config.asking)) for address in config.targets]
+    return LocalLoad(targets, config.workload, config.run.pace)
 
 
 def _title(config: BenchConfig) -> str:
@@ -105,15 +117,6 @@ def _title(config: BenchConfig) -> str:
     said = {name: config.load[name] for name in names if config.load[name] is not None}
     flags = [f"{name.replace('_', ' ')} {value}" for name, value in said.items()]
     return f"splitserve bench: {', '.join(flags)}"
-
-
-def _say(errors: BaseExceptionGroup[BaseException]) -> None:
-    """The first of them in a line."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    text = error.message if isinstance(error, SplitserveError) else str(error)
-    sys.stderr.write(f"splitserve bench: {printable(' '.join(text.split()))}\n")
 
 
 def _compare(argv: Sequence[str]) -> int:

@@ -75,6 +75,10 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
         help="conversations at a time in an open loop; who waits for that is late (default: 4096)",
     )  # fmt: skip
     group.add_argument(
+        "--processes", type=count, default=1, metavar="N",
+        help="so many share the load, where one cannot keep up (default: 1)",
+    )  # fmt: skip
+    group.add_argument(
         "--timeout", type=positive_seconds, default=600.0, metavar="TIME",
         help="a request without an end after that has failed (default: 600s)",
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -44,6 +44,11 @@ class LoggedStep:
     compute_us: int = 0
     num_sampled: int = 0
     is_failed: bool = False
+
+    @property
+    def request_numbers(self) -> list[int]:
+        """Of `requests`, as watchers are told of them."""
+        return [request.arrival for request in self.requests]
 
     @property
     def device_blocks(self) -> set[int]:
@@ -97,10 +102,6 @@ class StepLog:
             if outcome.status is StepStatus.OK:
                 step.num_sampled = int(outcome.counts.sum())
             self.answered.append(step)
-
-    def since(self, number: int) -> Iterable[LoggedStep]:
-        """Those that were answered after `number` of them were, as far as they are remembered."""
-        return (step for step in self.answered if step.number > number)
 
 
 def _kinds(work: RowWork, num_prompt: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:

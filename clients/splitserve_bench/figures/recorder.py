@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from splitserve_bench.figures.log_histogram import LogHistogram
 from splitserve_bench.figures.parts import Parts
 from splitserve_bench.figures.request_figures import METRICS, RequestFigures
 from splitserve_bench.figures.slo import Slo
@@ -20,7 +21,10 @@ _MOST_MESSAGE = 300
 
 @dataclass(slots=True)
 class Counts:
-    """Of requests that were measured, and their tokens. `num_good`: complete and within the SLO."""
+    """Of requests that were measured, and their tokens. `num_good`: complete and within the SLO.
+
+    `num_held`: those that waited since as many as may be were open.
+    """
 
     num_completed: int = 0
     num_failed: int = 0
@@ -31,6 +35,7 @@ class Counts:
     num_wanted_tokens: int = 0
     num_preemptions: int = 0
     num_warm_up: int = 0
+    num_held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +74,14 @@ class Recorder:
     parts: Parts = field(default_factory=lambda: Parts(METRICS))
     rounds: list[Round] = field(default_factory=list)
     timelines: list[Timeline] = field(default_factory=list)
+    # Of generators: how much of each second they were computing.
+    busy: LogHistogram = field(default_factory=LogHistogram)
     _round: _RoundSoFar = field(default_factory=lambda: _RoundSoFar(0.0))
 
     def begin_round(self, now_s: float) -> None:
         """Requests from here on belong to another round."""
         self._round = _RoundSoFar(now_s)
-        self.timelines.append(Timeline())
+        self.timelines.append(Timeline(now_s))
 
     def end_round(self) -> None:
         """All of its requests have ended."""
@@ -94,22 +101,19 @@ class Recorder:
 
     # -- what happens ------------------------------------------------------------------------------
 
-    def sent(self, outcome: Outcome) -> None:
-        self.timelines[-1].sent(outcome.sent_s - self._round.begin_s)
-
-    def came(self, outcome: Outcome) -> None:
-        at_s = outcome.arrivals_s[-1] - self._round.begin_s
-        is_first = len(outcome.arrivals_s) == 1
-        self.timelines[-1].came(at_s, outcome.num_tokens[-1] or 1, is_first)
+    def worked(self, busy_ratio: float) -> None:
+        self.busy.record(busy_ratio)
 
     def ended(self, outcome: Outcome) -> None:
-        at_s = outcome.ended_s - self._round.begin_s
+        self.timelines[-1].add(outcome)
+        if outcome.is_interrupted:
+            return
         has_failed = outcome.failed is not None
-        self.timelines[-1].ended(at_s, has_failed, not outcome.arrivals_s)
         self.progress(outcome.num_output_tokens)
         if outcome.due_s - self._round.begin_s < self.warm_up_s:
             self.counts.num_warm_up += 1
             return
+        self.counts.num_held += outcome.held_s > 0
         so_far = self._round
         first_due_s = outcome.due_s if so_far.first_due_s is None else so_far.first_due_s
         so_far.first_due_s = min(first_due_s, outcome.due_s)

@@ -30,7 +30,7 @@ class RequestFigures:
         return cls(
             ttft=arrivals[0] - outcome.due_s,
             e2e=outcome.ended_s - outcome.due_s,
-            send_delay=outcome.sent_s - outcome.due_s,
+            send_delay=outcome.sent_s - outcome.due_s - outcome.held_s,
             tpot=spread_s / (num_tokens - 1) if num_tokens > 1 else None,
             gaps=tuple(
                 (after - before, number)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from splitserve_bench.load.outcome import Outcome
 
 _MOST_SPANS = 512
 _FIRST_WIDTH_S = 0.25
@@ -11,14 +13,14 @@ _FIRST_WIDTH_S = 0.25
 
 @dataclass(slots=True)
 class Span:
-    """`num_open` and `num_waiting` (for their first token) are the most at any time in it."""
+    """`open_s` and `waiting_s` (for their first token): of all requests together, in that span."""
 
     num_sent: int = 0
     num_completed: int = 0
     num_failed: int = 0
     num_tokens: int = 0
-    num_open: int = 0
-    num_waiting: int = 0
+    open_s: float = 0.0
+    waiting_s: float = 0.0
 
     def absorb(self, other: Span) -> None:
         """Becomes both."""
@@ -26,49 +28,48 @@ class Span:
         self.num_completed += other.num_completed
         self.num_failed += other.num_failed
         self.num_tokens += other.num_tokens
-        self.num_open = max(self.num_open, other.num_open)
-        self.num_waiting = max(self.num_waiting, other.num_waiting)
+        self.open_s += other.open_s
+        self.waiting_s += other.waiting_s
 
 
 class Timeline:
-    """Spans of equal width, from the beginning of a run on; times are since that."""
+    """Spans of equal width, from `begin_s` on. Requests may come in any order."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin_s: float) -> None:
+        self._begin_s = begin_s
         self._width_s = _FIRST_WIDTH_S
         self._spans: list[Span] = []
-        self._num_open = 0
-        self._num_waiting = 0
 
-    def sent(self, at_s: float) -> None:
-        """A request has been sent."""
-        span = self._at(at_s)
-        self._num_open += 1
-        self._num_waiting += 1
-        span.num_sent += 1
-        span.num_open = max(span.num_open, self._num_open)
-        span.num_waiting = max(span.num_waiting, self._num_waiting)
+    def add(self, outcome: Outcome) -> None:
+        """One request, from when it was sent until nothing more came."""
+        sent_s, ended_s = outcome.sent_s - self._begin_s, outcome.ended_s - self._begin_s
+        # First, so that the width stays what it is for all that follows.
+        last = self._at(ended_s)
+        if not outcome.is_interrupted:
+            last.num_failed += outcome.failed is not None
+            last.num_completed += outcome.failed is None
+        self._at(sent_s).num_sent += 1
+        for arrival_s, num_tokens in zip(outcome.arrivals_s, outcome.num_tokens, strict=True):
+            self._at(arrival_s - self._begin_s).num_tokens += num_tokens or 1
+        first_s = outcome.arrivals_s[0] - self._begin_s if outcome.arrivals_s else ended_s
+        for span, seconds in self._within(sent_s, ended_s):
+            span.open_s += seconds
+        for span, seconds in self._within(sent_s, first_s):
+            span.waiting_s += seconds
 
-    def came(self, at_s: float, num_tokens: int, is_first: bool) -> None:
-        """Tokens of a request came."""
-        span = self._at(at_s)
-        span.num_tokens += num_tokens
-        self._num_waiting -= is_first
-
-    def ended(self, at_s: float, has_failed: bool, was_waiting: bool) -> None:
-        """A request has ended. `was_waiting`: without a token."""
-        span = self._at(at_s)
-        span.num_failed += has_failed
-        span.num_completed += not has_failed
-        self._num_open -= 1
-        self._num_waiting -= was_waiting
+    def _within(self, from_s: float, to_s: float) -> list[tuple[Span, float]]:
+        """The spans that a time touches, with how much of each."""
+        found, width_s = [], self._width_s
+        for number in range(int(max(from_s, 0.0) / width_s), int(max(to_s, 0.0) / width_s) + 1):
+            begin_s = number * width_s
+            found.append((self._spans[number], min(to_s, begin_s + width_s) - max(from_s, begin_s)))
+        return found
 
     def _at(self, at_s: float) -> Span:
         while (number := int(max(at_s, 0.0) / self._width_s)) >= _MOST_SPANS:
             self._halve()
         while len(self._spans) <= number:
-            # What is open now was so all the time since the last span.
-            span = Span(num_open=self._num_open, num_waiting=self._num_waiting)
-            self._spans.append(span)
+            self._spans.append(Span())
         return self._spans[number]
 
     def _halve(self) -> None:
@@ -78,7 +79,11 @@ class Timeline:
         self._spans = self._spans[::2]
 
     def as_json(self) -> dict[str, Any]:
-        """Columns, for a report."""
-        rows = [asdict(span) for span in self._spans]
-        columns = {name: [row[name] for row in rows] for name in asdict(Span())}
+        """Columns, for a report: counts, and how many requests were open on average."""
+        counts = ("num_sent", "num_completed", "num_failed", "num_tokens")
+        columns: dict[str, list[float]] = {
+            name: [getattr(span, name) for span in self._spans] for name in counts
+        }
+        columns["num_open"] = [span.open_s / self._width_s for span in self._spans]
+        columns["num_waiting"] = [span.waiting_s / self._width_s for span in self._spans]
         return {"width_s": self._width_s, **columns}

@@ -12,8 +12,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from splitserve_bench.load.exchange_timing import Watcher, time_exchange
+from splitserve_bench.load.exchange_timing import time_exchange
 from splitserve_bench.load.outcome import Outcome
+from splitserve_bench.load.watcher import Watcher
 from splitserve_bench.targets.target import Dialog
 from splitserve_bench.workloads.conversation import Conversation
 
@@ -39,21 +40,26 @@ class Generator:
         self._pace = pace
         self._watcher = watcher
 
-    async def run(self, conversations: Iterator[Conversation]) -> None:
-        """Returns when the last of them has ended; cancelling ends those that run."""
+    async def run(self, conversations: Iterator[Conversation], begin_s: float) -> None:
+        """Returns when the last of them has ended; cancelling ends those that run.
+
+        `begin_s`: of an open loop, which all that put this load on a target have in common.
+        """
         if self._pace.concurrency is None:
-            await self._run_open(conversations)
+            await self._run_open(conversations, begin_s + _LEAD_S)
         else:
             await self._run_closed(conversations, self._pace.concurrency)
 
-    async def _run_open(self, conversations: Iterator[Conversation]) -> None:
+    async def _run_open(self, conversations: Iterator[Conversation], begin_s: float) -> None:
         clock = asyncio.get_running_loop().time
         places = asyncio.Semaphore(self._pace.max_open)
-        begin_s = clock() + _LEAD_S
+        free_s = begin_s
 
-        async def converse(conversation: Conversation, dialog: Dialog, due_s: float) -> None:
+        async def converse(
+            conversation: Conversation, dialog: Dialog, due_s: float, held_s: float
+        ) -> None:
             try:
-                await self._converse(conversation, dialog, due_s)
+                await self._converse(conversation, dialog, due_s, held_s)
             finally:
                 places.release()
 
@@ -62,8 +68,13 @@ class Generator:
                 due_s = begin_s + conversation.arrival_s
                 await _until(due_s - _LEAD_S)
                 # Beyond the bound it waits here, and that counts as its latency.
+                was_full = places.locked()
                 await places.acquire()
-                tasks.create_task(converse(conversation, self._begin(), due_s))
+                if was_full:
+                    free_s = clock()
+                # Those that come next are held by the same wait.
+                held_s = max(free_s - due_s, 0.0)
+                tasks.create_task(converse(conversation, self._begin(), due_s, held_s))
 
     async def _run_closed(self, conversations: Iterator[Conversation], concurrency: int) -> None:
         clock = asyncio.get_running_loop().time
@@ -82,9 +93,13 @@ class Generator:
                 tasks.create_task(one_after_another())
 
     async def _converse(
-        self, conversation: Conversation, dialog: Dialog, due_s: float | None
+        self,
+        conversation: Conversation,
+        dialog: Dialog,
+        due_s: float | None,
+        held_s: float = 0.0,
     ) -> None:
-        """`due_s`: of the first turn, None for as soon as it is ready."""
+        """`due_s`: of the first turn, None for as soon as it is ready; `held_s`: of that, too."""
         clock = asyncio.get_running_loop().time
         ended_s = None
         for turn in conversation.turns:
@@ -94,6 +109,7 @@ class Generator:
             if due_s is not None:
                 await _until(due_s)
             outcome = Outcome(clock() if due_s is None else due_s, turn.num_output_tokens)
+            outcome.held_s, held_s = held_s, 0.0
             await time_exchange(exchange, outcome, self._pace.timeout_s, self._watcher)
             if outcome.failed is not None:
                 return

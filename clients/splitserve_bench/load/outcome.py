@@ -12,7 +12,8 @@ class Outcome:
     """Times are those of the event loop, in seconds. `due_s`: when it was to be sent.
 
     `arrivals_s`: when tokens came, with `num_tokens` each (None: that is not said). `failed`: the
-    kind of error, None for an answer that is complete.
+    kind of error, None for an answer that is complete. `held_s`: how long after `due_s` it waited
+    since too many others were open. `is_interrupted`: the run was over before the answer was.
     """
 
     due_s: float
@@ -24,6 +25,8 @@ class Outcome:
     answered: Answered = field(default_factory=Answered)
     failed: str | None = None
     message: str = ""
+    held_s: float = 0.0
+    is_interrupted: bool = False
 
     @property
     def num_output_tokens(self) -> int:

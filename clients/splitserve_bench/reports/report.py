@@ -15,6 +15,7 @@ from splitserve_bench.figures.request_figures import METRICS
 
 FORMAT = "splitserve-bench 1"
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
+_BUSY_QUANTILE = 0.9
 FIGURE_NAMES = ("mean", "p50", "p90", "p95", "p99")
 RATES = ("requests_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "good_requests_per_s")
 
@@ -46,11 +47,17 @@ def report_of(name: str, url: str, model: str, recorder: Recorder) -> TargetRepo
         },
         "slo_s": dict(recorder.slo.limits_s),
         "rates": _rates(recorder),
+        "generator_busy_ratio": _busy_ratio(recorder.busy),
         "rounds": [asdict(each) for each in recorder.rounds],
         "latency_s": {metric: latency_of(parts[metric]) for metric in METRICS},
         "timelines": [timeline.as_json() for timeline in recorder.timelines],
     }
     return TargetReport(name, content, parts)
+
+
+def _busy_ratio(busy: LogHistogram) -> float | None:
+    """Of the busier seconds of the busier processes: a tenth of all of them had more."""
+    return busy.quantile(_BUSY_QUANTILE) if busy.num_values else None
 
 
 def _rates(recorder: Recorder) -> dict[str, float]:

@@ -9,8 +9,9 @@ from splitserve_bench.figures.quantities import seconds_text
 from splitserve_bench.reports.report import FIGURE_NAMES, TargetReport
 from splitserve_rpc.printable import printable
 
-# Later than this, and what was measured is also this generator.
+# Beyond these, and what was measured is also this generator.
 _MOST_SEND_DELAY_S = 0.01
+_MOST_BUSY_RATIO = 0.85
 
 
 def text_of(target: TargetReport) -> str:
@@ -37,6 +38,7 @@ def text_of(target: TargetReport) -> str:
             f"  goodput     {rates['good_requests_per_s']:.2f} requests/s within {limits}"
             f" ({requests['num_good']} of {num_all})"
         )
+    lines += _generator_line(content)
     lines += [""] + ["  " + line for line in _latency_lines(content["latency_s"])]
     lines += _notes(content)
     return "\n".join(lines) + "\n"
@@ -58,16 +60,36 @@ def _with_interval(figure: dict[str, float | None]) -> str:
     return f"{seconds_text(value)} [{seconds_text(low)}, {seconds_text(high)}]"
 
 
+def _generator_line(content: Any) -> list[str]:  # noqa: ANN401
+    """How late it was itself, and how busy; nothing where nothing was measured."""
+    delay, busy_ratio = content["latency_s"]["send_delay"], content["generator_busy_ratio"]
+    if not delay or busy_ratio is None:
+        return []
+    late = seconds_text(delay["p99"]["value"])
+    return [f"  generator   1 in 100 requests sent {late} late or more; {busy_ratio:.0%} busy"]
+
+
+def _is_limit(content: Any) -> bool:  # noqa: ANN401
+    delay, busy_ratio = content["latency_s"]["send_delay"], content["generator_busy_ratio"]
+    is_late = bool(delay) and delay["p99"]["value"] > _MOST_SEND_DELAY_S
+    return is_late or (busy_ratio or 0.0) > _MOST_BUSY_RATIO
+
+
 def _notes(content: Any) -> list[str]:  # noqa: ANN401
+    requests = content["requests"]
     notes = [
         f"  {entry['count']} failed with {printable(kind)}: {printable(entry['first'])}"
         for kind, entry in content["errors"].items()
     ]
-    delay = content["latency_s"]["send_delay"]
-    if delay and delay["p99"]["value"] > _MOST_SEND_DELAY_S:
+    if requests["num_held"]:
         notes.append(
-            f"  requests left late: 1 in 100 by {seconds_text(delay['p99']['value'])} or more. This"
-            " machine, or --max-open, is part of what was measured."
+            f"  {requests['num_held']} requests waited since --max-open others had no end yet: the"
+            " target was behind. Their latencies count from when they were due."
+        )
+    if _is_limit(content):
+        notes.append(
+            "  This generator, and not only the target, is what was measured: give it more"
+            " --processes, or a machine of its own."
         )
     return ["", *notes] if notes else []
 

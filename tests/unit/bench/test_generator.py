@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -19,24 +20,27 @@ LEAD_S = 0.05
 class Seen:
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
-        self.most_open = self.num_open = 0
-
-    def sent(self, _outcome: Outcome) -> None:
-        self.num_open += 1
-        self.most_open = max(self.most_open, self.num_open)
-
-    def came(self, _outcome: Outcome) -> None:
-        pass
 
     def ended(self, outcome: Outcome) -> None:
-        self.num_open -= 1
         self.outcomes.append(outcome)
+
+    def worked(self, busy_ratio: float) -> None:
+        pass
+
+    @property
+    def most_open(self) -> int:
+        """At any time; whoever ends makes room for who comes in that moment."""
+        changes = sorted(
+            [(each.ended_s, -1) for each in self.outcomes]
+            + [(each.sent_s, 1) for each in self.outcomes]
+        )
+        return max(itertools.accumulate(change for _, change in changes))
 
 
 def load(target: ScriptedTarget, conversations: list[Conversation], pace: Pace) -> Seen:
     seen = Seen()
     generator = Generator(lambda: target.begin(0), pace, seen)
-    run_virtually(generator.run(iter(conversations)))
+    run_virtually(generator.run(iter(conversations), begin_s=0.0))
     return seen
 
 
@@ -135,7 +139,7 @@ def test_what_breaks_in_the_workload_ends_the_load_and_all_that_runs() -> None:
     async def main() -> None:
         generator = Generator(lambda: target.begin(0), Pace(), seen)
         with pytest.raises(ExceptionGroup) as caught:
-            await generator.run(conversations())  # type: ignore[arg-type]
+            await generator.run(conversations(), 0.0)  # type: ignore[arg-type]
         assert [str(error) for error in caught.value.exceptions] == ["the trace is cut off"]
         assert asyncio.get_running_loop().time() < 10
 

@@ -11,8 +11,9 @@ import pytest
 from splitserve_bench.figures.recorder import Recorder
 from splitserve_bench.figures.slo import Slo
 from splitserve_bench.load.generator import Pace
+from splitserve_bench.load.local_load import LocalLoad, TargetUnusable
 from splitserve_bench.reports.report import TargetReport, report_of
-from splitserve_bench.runs import RunConfig, TargetUnusable, run_load
+from splitserve_bench.runs import RunConfig, run_load
 from splitserve_bench.targets.target import Answered, AskFailed
 from splitserve_bench.workloads.conversation import Conversation
 from tests.support.bench.scripted import Script, ScriptedTarget, at, run_virtually
@@ -29,7 +30,8 @@ def measure(
     # The first that a target is asked is a probe, before the load.
     target = ScriptedTarget(lambda number: script(max(number - 1, 0)), num_served)
     pace = config.pop("pace", Pace())
-    run = run_load([("it", target)], lambda: iter(conversations), RunConfig(pace, **config), drop)
+    load = LocalLoad([("it", target)], lambda: iter(conversations), pace)
+    run = run_load(load, 1, RunConfig(pace, **config), drop)
     ((model, recorder),) = run_virtually(run)
     return report_of("it", "test://it", model, recorder)
 
@@ -187,7 +189,8 @@ def test_targets_take_turns_with_the_same_load_and_other_prompts() -> None:
     targets = [("a", named("a")), ("b", named("b"))]
     config = RunConfig(Pace(), num_rounds=3)
 
-    measured = run_virtually(run_load(targets, lambda: iter(at(0, 1)), config, drop))
+    load = LocalLoad(targets, lambda: iter(at(0, 1)), config.pace)
+    measured = run_virtually(run_load(load, 2, config, drop))
 
     assert "".join(order) == "ab" + "aabb" + "bbaa" + "aabb"
     for (_, recorder), ttft_s in zip(measured, (0.5, 1.0), strict=True):
@@ -205,8 +208,9 @@ def test_target_that_does_not_answer_is_known_before_the_load() -> None:
     def conversations() -> Iterator[Conversation]:
         raise AssertionError("nothing is sent")
 
+    load = LocalLoad([("it", refusing)], conversations, Pace())
     with pytest.raises(TargetUnusable, match=r"^it: who are you\? \[http_401\]$"):
-        run_virtually(run_load([("it", refusing)], conversations, RunConfig(Pace()), drop))
+        run_virtually(run_load(load, 1, RunConfig(Pace()), drop))
 
 
 def test_what_is_kept_does_not_grow_with_the_run() -> None:
@@ -230,9 +234,8 @@ def test_run_that_is_stopped_reports_what_had_ended_by_then() -> None:
         loop = asyncio.get_running_loop()
         loop.call_at(10.2, stop.set)
         config = RunConfig(Pace(), num_rounds=5)
-        measured = await run_load(
-            [("it", target)], lambda: iter(at(*range(100))), config, drop, stop
-        )
+        load = LocalLoad([("it", target)], lambda: iter(at(*range(100))), config.pace)
+        measured = await run_load(load, 1, config, drop, stop)
         assert loop.time() == pytest.approx(10.2)
         return measured
 

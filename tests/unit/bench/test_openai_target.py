@@ -8,8 +8,9 @@ import httpx2
 import pytest
 
 from splitserve_bench.load.generator import Pace
+from splitserve_bench.load.local_load import LocalLoad, TargetUnusable
 from splitserve_bench.reports.report import TargetReport, report_of
-from splitserve_bench.runs import RunConfig, TargetUnusable, run_load
+from splitserve_bench.runs import RunConfig, run_load
 from splitserve_bench.targets.openai_target import OpenAiTarget
 from splitserve_bench.targets.options import AskOptions
 from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
@@ -25,9 +26,8 @@ def ask(
     options: AskOptions | None = None,
 ) -> TargetReport:
     target = OpenAiTarget(server.client(), options or AskOptions())
-    run = run_load(
-        [("it", target)], lambda: iter(conversations), RunConfig(Pace()), lambda _num_tokens: None
-    )
+    load = LocalLoad([("it", target)], lambda: iter(conversations), Pace())
+    run = run_load(load, 1, RunConfig(Pace()), lambda _num_tokens: None)
     ((model, recorder),) = run_virtually(run)
     return report_of("it", "http://server/v1", model, recorder)
 

@@ -35,11 +35,8 @@ def report(name: str = "ours", pace_s: float = 0.1, number: int = 200) -> Target
         outcome.arrivals_s = [first_s + pace_s * token for token in range(5)]
         outcome.num_tokens = [1] * 5
         outcome.ended_s = outcome.arrivals_s[-1]
-        recorder.sent(outcome)
-        recorder.came(outcome)
         recorder.ended(outcome)
     failed = Outcome(0.0, 5, failed="http_500", message="it \x1b[31mbroke")
-    recorder.sent(failed)
     recorder.ended(failed)
     recorder.end_round()
     return report_of(name, "http://host/v1", "a-model", recorder)
@@ -83,28 +80,44 @@ def test_table_has_figures_with_intervals_and_what_failed() -> None:
     (tpot,) = [line for line in text.splitlines() if line.startswith("  tpot")]
     assert tpot.count("100 ms [100 ms, 100 ms]") == 4
     assert "1 failed with http_500: it \\x1b[31mbroke" in text
-    assert "left late" not in text
+    assert "generator" not in text
 
 
-def test_table_says_so_when_requests_left_late() -> None:
+def recorded(outcome: Outcome, busy_ratio: float) -> str:
     recorder = Recorder(Slo(), 0.0)
     recorder.begin_round(0.0)
-    outcome = Outcome(0.0, 1, 0.5, 1.0, [1.0], [1])
-    recorder.sent(outcome)
-    recorder.came(outcome)
     recorder.ended(outcome)
+    recorder.worked(busy_ratio)
     recorder.end_round()
+    return text_of(report_of("ours", "http://host/v1", "a-model", recorder))
 
-    text = text_of(report_of("ours", "http://host/v1", "a-model", recorder))
 
-    assert "requests left late: 1 in 100 by 500 ms or more" in text
+LIMIT = "This generator, and not only the target, is what was measured"
+
+
+def test_table_says_how_late_and_how_busy_the_generator_was() -> None:
+    text = recorded(Outcome(0.0, 1, 0.002, 1.0, [1.0], [1]), 0.5)
+
+    assert "1 in 100 requests sent 2.00 ms late or more; 50% busy" in text
+    assert LIMIT not in text
+
+
+@pytest.mark.parametrize(("sent_s", "busy_ratio"), [(0.5, 0.5), (0.0, 0.97)])
+def test_table_warns_when_the_generator_was_the_limit(sent_s: float, busy_ratio: float) -> None:
+    assert LIMIT in recorded(Outcome(0.0, 1, sent_s, 1.0, [1.0], [1]), busy_ratio)
+
+
+def test_table_names_the_target_when_requests_waited_for_others_to_end() -> None:
+    text = recorded(Outcome(0.0, 1, 0.5, 1.0, [1.0], [1], held_s=0.5), 0.5)
+
+    assert "1 requests waited since --max-open others had no end yet: the target was behind" in text
+    assert LIMIT not in text
 
 
 def test_table_is_there_when_everything_failed() -> None:
     recorder = Recorder(Slo(), 0.0)
     recorder.begin_round(0.0)
     outcome = Outcome(0.0, 1, failed="timeout", message="too late")
-    recorder.sent(outcome)
     recorder.ended(outcome)
     recorder.end_round()
     target = report_of("ours", "http://host/v1", "a-model", recorder)

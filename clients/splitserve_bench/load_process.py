@@ -1,0 +1,102 @@
+"""One of several processes that share a load: `python -m splitserve_bench.load_process SOCKET`.
+
+It is started by `splitserve bench --processes`, does what that says, and ends when that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from splitserve_bench.arguments import BenchConfig, bench_config
+from splitserve_bench.load.frames import Begin, Done, Failed, Ready, Run, Stop, receive, send
+from splitserve_bench.load.generator import Pace
+from splitserve_bench.load.local_load import LocalLoad
+from splitserve_bench.load.relay import Relay
+from splitserve_bench.parser import build_parser
+from splitserve_bench.problems import PROBLEMS, problem_text
+from splitserve_bench.targets.open_target import open_target
+from splitserve_bench.workloads.conversation import Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Every `num_shares`th conversation is ours, and that part of what may be open at a time."""
+
+    number: int
+    num_shares: int
+
+    def of_conversations(self, all_of_them: Iterator[Conversation]) -> Iterator[Conversation]:
+        """Those with their times: all shares together are the whole load, as one process has it."""
+        return islice(all_of_them, self.number, None, self.num_shares)
+
+    def of_pace(self, pace: Pace) -> Pace:
+        """All shares together keep so many open."""
+        return replace(
+            pace,
+            concurrency=None if pace.concurrency is None else self._of(pace.concurrency),
+            max_open=self._of(pace.max_open),
+        )
+
+    def _of(self, number: int) -> int:
+        return (number + self.num_shares - 1 - self.number) // self.num_shares
+
+
+async def serve(connection: socket.socket) -> None:
+    """Does what it is told until nobody is there to tell it."""
+    reader, writer = await asyncio.open_unix_connection(sock=connection)
+    told = await receive(reader)
+    if not isinstance(told, Begin):
+        return
+    try:
+        config = bench_config(build_parser().parse_intermixed_args(told.argv), os.environ)
+        await _serve_rounds(config, Share(told.share, told.num_shares), reader, writer)
+    except* PROBLEMS as errors:
+        with suppress(ConnectionError):
+            await send(writer, Failed(problem_text(errors)))
+
+
+async def _serve_rounds(
+    config: BenchConfig, share: Share, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    targets = [(address.name, open_target(address, config.asking)) for address in config.targets]
+    load = LocalLoad(
+        targets, lambda: share.of_conversations(config.workload()), share.of_pace(config.run.pace)
+    )
+    async with load:
+        await send(writer, Ready(await load.get_ready()))
+        listening = asyncio.create_task(receive(reader))
+        while isinstance(command := await listening, Run | Stop):
+            listening = asyncio.create_task(receive(reader))
+            # A Stop that comes when the round has just ended says nothing new.
+            if isinstance(command, Run):
+                await _run_round(load, command, listening, writer)
+
+
+async def _run_round(
+    load: LocalLoad, command: Run, listening: asyncio.Task[object], writer: asyncio.StreamWriter
+) -> None:
+    """Until all has ended, or something else is said."""
+    relay = Relay(writer)
+    relaying = asyncio.create_task(relay.run())
+    running = asyncio.create_task(load.run(command.index, command.salt, command.begin_s, relay))
+    await asyncio.wait({running, listening, relaying}, return_when=asyncio.FIRST_COMPLETED)
+    running.cancel()
+    await asyncio.wait({running})
+    if not running.cancelled():
+        running.result()
+    relaying.cancel()
+    await asyncio.wait({relaying})
+    await relay.flush()
+    await send(writer, Done())
+
+
+if __name__ == "__main__":
+    with suppress(ConnectionError):
+        asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))
