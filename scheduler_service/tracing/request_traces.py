@@ -90,7 +90,10 @@ class RequestTraces(NoObserver):
         )
         if span is None:
             return ""
-        self._traces[request.client_key] = RequestTrace(self._tracing, span, self._now_ns)
+        trace = RequestTrace(self._tracing, span, self._now_ns)
+        if num_resumed_tokens := sum(each.num_output_tokens for each in request.sequences):
+            trace.resumed(num_resumed_tokens)
+        self._traces[request.client_key] = trace
         return f"{span.get_span_context().trace_id:032x}"
 
     def close(self) -> None:

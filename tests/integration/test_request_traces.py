@@ -97,6 +97,22 @@ def children(spans: Sequence[CollectedSpan], parent: CollectedSpan) -> list[Coll
     return sorted(found, key=lambda span: span.start_ns)
 
 
+async def test_a_resumed_request_says_so_and_has_no_other_first_token() -> None:
+    async with traced(FakeExecutor()) as running:
+        params = SamplingParams(seed=1, max_tokens=9)
+        rest = running.client.generate(
+            PROMPT, params, trace_context=ASKED, resume_token_ids=[4, 5, 6, 7]
+        )
+        assert [event async for event in rest]
+        await running.collector.wait_for_names("generate")
+        spans = running.collector.spans
+
+    (generate,) = (span for span in spans if span.name == "generate")
+    assert generate.event_names == ["resumed", "given"]
+    assert generate.events[0][1] == {"splitserve.num_resumed_tokens": 4}
+    assert [span.name for span in children(spans, generate)] == ["queue", "resume", "decode"]
+
+
 async def test_trace_of_a_caller_goes_on_through_queue_prefill_and_decode() -> None:
     async with traced(FakeExecutor()) as running:
         params = SamplingParams(seed=1, max_tokens=9)
