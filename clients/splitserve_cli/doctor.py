@@ -83,7 +83,6 @@ def local_findings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     command: Command = arguments.command
     yield check_python()
     yield from check_packages(command)
-    yield check_threads(environ, num_cores())
     yield check_instructions()
     yield check_memory()
     yield check_swap()
@@ -91,6 +90,11 @@ def local_findings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     yield check_file_limit()
     findings, values = check_settings(command, arguments.config, environ)
     yield from findings
+    if values.get("device") != "cuda":
+        num_executors, threads = values.get("num_executors") or 1, values.get("threads")
+        assert isinstance(num_executors, int)
+        assert threads is None or isinstance(threads, int)
+        yield check_threads(environ, num_cores(), num_executors, threads)
     for option, address in listened_at(command, values):
         yield check_port(option, address)
     paths = (values.get(f"tls_{name}") for name in ("cert", "key", "ca"))

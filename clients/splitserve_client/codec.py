@@ -246,6 +246,7 @@ def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:
         model_digest=info.model.digest,
         software_version=info.software_version,
         contract_version=_decode_contract(info.contract_version),
+        block_bytes=info.block_bytes,
         **{name: getattr(state, name) for name in _EXECUTOR_STATE},
     )
 

@@ -285,6 +285,7 @@ class Executor:
     model_digest: str = ""
     software_version: str = ""
     contract_version: tuple[int, int] = (0, 0)
+    block_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

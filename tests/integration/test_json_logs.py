@@ -119,13 +119,13 @@ def test_why_a_process_cannot_start_is_json(tmp_path: Path) -> None:
     assert "missing" in lines[-1]["message"]
 
 
-@pytest.mark.parametrize("process", ["scheduler", "executor"])
-def test_a_process_says_one_thing_when_the_address_of_its_metrics_is_taken(process: str) -> None:
+@pytest.mark.parametrize("program", ["scheduler_service", "executor_service"])
+def test_a_process_says_one_thing_when_the_address_of_its_metrics_is_taken(program: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         flags = ["--listen", "127.0.0.1:0", "--metrics-listen", address, "--log-format", "json"]
         ended = subprocess.run(
-            [sys.executable, "-m", f"{process}_service", *flags],
+            [sys.executable, "-m", program, *flags],
             env=environ(),
             capture_output=True,
             text=True,

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from splitserve_cli.checks.clocks import check_clock
 from splitserve_cli.checks.finding import Finding, ok, warning, wrong
+from splitserve_cli.checks.machine import check_pools
 from splitserve_client.errors import (
     CallerNotAllowed,
     CallerUnknown,
@@ -15,6 +16,7 @@ from splitserve_client.errors import (
     SplitserveError,
 )
 from splitserve_client.types import Executor, ExecutorList, Model, Readiness
+from splitserve_rpc.addresses import is_loopback
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
 
 _DIGEST_CHARS = 12
@@ -68,6 +70,9 @@ async def check_executors(
     for each in executors.executors:
         findings += _check_executor(each, model, executors.now_s)
     findings += _check_versions(executors)
+    here = [each for each in executors.executors if is_loopback(each.address)]
+    pools = check_pools(here)
+    findings += [] if pools is None else [pools]
     if executors.num_unfitting_requests:
         found = f"{executors.num_unfitting_requests} fit no executor that is there"
         remedy = "splitserve explain --next; start an executor that can run them"

@@ -18,6 +18,7 @@ from splitserve_cli.checks.finding import Finding, ok, warning, wrong
 from splitserve_client.types import Model
 
 _MAX_BYTES = 1 << 20
+_DIGEST_CHARS = 12
 _MAX_SHOWN_CHARS = 200
 # A date has whole seconds, and servers write it anew once a second.
 _DATE_S = 2.0
@@ -93,8 +94,16 @@ def _check_models(gateway: GatewayAddress, model: Model | None) -> Finding:
         return wrong(name, f"{answer.code}", "our credential is none, or not for this", remedy)
     if answer.code != http.HTTPStatus.OK:
         return wrong(name, f"{answer.code}", "it does not say what it serves", "its log")
-    served = [str(each.get("id")) for each in json.loads(answer.body).get("data", [])]
+    models = json.loads(answer.body).get("data", [])
+    served = {str(each.get("id")): str(each.get("digest", "")) for each in models}
     shown = ", ".join(served) or "none"
+    if model is not None and (digest := served.get(model.name)) and digest != model.digest:
+        found = f"{model.name} (digest {digest[:_DIGEST_CHARS]})"
+        meaning = (
+            f"the scheduler that we asked has the digest {model.digest[:_DIGEST_CHARS]}: text is"
+            " read by the tokenizer of another model, or the gateway has other schedulers"
+        )
+        return wrong(name, found, meaning, "give all executors the same folder; its --schedulers")
     if model is not None and served and model.name not in served:
         meaning = f"the scheduler that we asked serves {model.name}: it is that of another"
         return warning(name, shown, meaning, "look at its --schedulers")

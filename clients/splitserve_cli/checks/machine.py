@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from splitserve_cli.checks.finding import Finding, ok, warning, wrong
 
@@ -19,8 +20,29 @@ _LEAST_BYTES = 2 * _GIB
 _LEAST_SHM_BYTES = 64 * 2**20
 _LEAST_FILES = 4096
 _MUCH_SWAPPED_RATIO = 0.5
+_MUCH_IN_POOLS_RATIO = 0.8
+_GPU_PATHS = ("dev/nvidiactl", "dev/kfd")
 # From the best to the least; the CPU kernels are compiled for one of the first three.
 _INSTRUCTION_SETS = ("avx512_bf16", "avx512f", "avx2", "asimd")
+
+
+class Pools(Protocol):
+    """As `Executor` of the client says them."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block; 0: that is not known."""
+        ...
+
+    @property
+    def num_device_blocks(self) -> int:
+        """Of the pool on the device."""
+        ...
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Of the pool in memory."""
+        ...
 
 
 def num_cores(root: Path = ROOT) -> float:
@@ -32,26 +54,45 @@ def num_cores(root: Path = ROOT) -> float:
     return number
 
 
-def check_threads(environ: Mapping[str, str], cores: float) -> Finding:
-    """Whether threads of torch are more than cores."""
-    text = environ.get("OMP_NUM_THREADS", "")
+def check_threads(
+    environ: Mapping[str, str],
+    cores: float,
+    num_executors: int = 1,
+    threads: int | None = None,
+) -> Finding:
+    """Whether threads of torch, of all executors here, are more than cores.
+
+    `threads`: what each is told by its option, which counts more than OMP_NUM_THREADS.
+    """
+    text = environ.get("OMP_NUM_THREADS", "") if threads is None else str(threads)
+    named = f"{'OMP_NUM_THREADS' if threads is None else '--threads'} is {text}"
     if not text:
-        return ok("threads", f"{cores:g} cores; OMP_NUM_THREADS is not set")
-    if not text.isdecimal():
+        if num_executors == 1:
+            return ok("threads", f"{cores:g} cores; OMP_NUM_THREADS is not set")
+        named, each = "neither --threads nor OMP_NUM_THREADS is set", int(cores)
+    elif not text.isdecimal():
         return wrong(
             "threads",
             f"OMP_NUM_THREADS is {text!r}",
             "it is no number, and ignored",
             "set it to a number of cores, or not at all",
         )
-    if int(text) > cores:
+    else:
+        each = int(text)
+    found = f"{named}, of {cores:g} cores" + (
+        f", for each of {num_executors} executors" if num_executors > 1 else ""
+    )
+    if each * num_executors > cores:
+        least = max(1, int(cores / num_executors))
         return warning(
             "threads",
-            f"OMP_NUM_THREADS is {text}, of {cores:g} cores",
-            "threads wait for each other: steps take many times as long",
-            f"OMP_NUM_THREADS={max(1, int(cores))}; fewer where executors share the machine",
+            found,
+            "where they compute on the CPU, threads wait for each other: steps take many times as"
+            " long",
+            f"--threads {least}, or OMP_NUM_THREADS={least}"
+            + ("" if num_executors <= cores else f"; and no more than {int(cores)} executors"),
         )
-    return ok("threads", f"OMP_NUM_THREADS is {text}, of {cores:g} cores")
+    return ok("threads", found)
 
 
 def check_instructions(root: Path = ROOT) -> Finding:
@@ -139,6 +180,38 @@ def check_file_limit(soft: int | None = None) -> Finding:
             "ulimit -n 65536, LimitNOFILE= of systemd, or --ulimit nofile=65536 of a container",
         )
     return ok("open files", f"{'any number' if soft == resource.RLIM_INFINITY else soft} at most")
+
+
+def check_pools(pools: Sequence[Pools], root: Path = ROOT) -> Finding | None:
+    """Whether the KV pools of executors on this machine fit its memory; None: there are none.
+
+    Where there is no GPU, blocks of the device are in that memory, too.
+    """
+    if not pools or not any(each.block_bytes for each in pools):
+        return None
+    has_gpu = any((root / path).exists() for path in _GPU_PATHS)
+    used = sum(
+        each.block_bytes * (each.num_host_blocks + (0 if has_gpu else each.num_device_blocks))
+        for each in pools
+    )
+    lines = (line.partition(":") for line in _text(root / "proc/meminfo").splitlines())
+    sizes = [int(text.split()[0]) * 1024 for name, _, text in lines if name == "MemTotal"]
+    limit = _text(root / "sys/fs/cgroup/memory.max").strip()
+    if limit.isdecimal():
+        sizes.append(int(limit))
+    if not sizes:
+        return None
+    size = min(sizes)
+    counted = f"{len(pools)} executor{'' if len(pools) == 1 else 's'} on this machine"
+    found = f"{used / _GIB:.1f} of {size / _GIB:.1f} GiB, of {counted}"
+    remedy = "--num-device-blocks and --num-host-blocks smaller, or fewer executors"
+    if used > size:
+        meaning = "as they fill, processes are killed: they are larger than the memory"
+        return wrong("pools", found, meaning, remedy)
+    if used > _MUCH_IN_POOLS_RATIO * size:
+        meaning = "as they fill, little is left for weights and all else: processes may be killed"
+        return warning("pools", found, meaning, remedy)
+    return ok("pools", found)
 
 
 def _cgroup_left(root: Path) -> int | None:

@@ -28,7 +28,7 @@ async def get_model(request: Request, model_id: str) -> dict[str, object]:
 
 
 def _shape(model: Model) -> dict[str, object]:
-    """`created`: nobody knows."""
+    """`created`: nobody knows. `digest`: of its files, as its schedulers say it."""
     return {
         "id": model.name,
         "object": "model",
@@ -37,4 +37,5 @@ def _shape(model: Model) -> dict[str, object]:
         "root": model.name,
         "parent": None,
         "max_model_len": model.max_model_len,
+        "digest": model.digest,
     }

@@ -128,3 +128,11 @@ async def test_model_is_wrong_when_there_is_none_or_nobody_is_served() -> None:
     assert "NO_PROGRESS" in findings[0].meaning
     findings, _ = await check_model(Said(lambda: MODEL))
     assert findings[0].state is State.OK
+
+
+async def test_pools_are_looked_at_of_executors_that_are_on_this_machine() -> None:
+    huge = replace(EXECUTOR, num_host_blocks=2**20, block_bytes=2**40)
+    elsewhere = replace(huge, address="e0.example:1")
+    assert await check(replace(LIST, executors=(elsewhere,))) == []
+    here = replace(huge, address="127.0.0.1:1")
+    assert [each.name for each in await check(replace(LIST, executors=(here,)))] == ["pools"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from splitserve_cli.checks.machine import (
     check_file_limit,
     check_instructions,
     check_memory,
+    check_pools,
     check_shared_memory,
     check_swap,
     check_threads,
@@ -91,3 +93,62 @@ def test_open_files_are_warned_of_when_few_are_allowed() -> None:
     assert check_file_limit(1024).state is State.WARNING
     assert check_file_limit(65536).state is State.OK
     assert check_file_limit(resource.RLIM_INFINITY).found == "any number at most"
+
+
+@pytest.mark.parametrize(
+    ("text", "num_executors", "threads", "state"),
+    [
+        ("", 2, None, State.WARNING),
+        ("2", 2, None, State.OK),
+        ("2", 3, None, State.WARNING),
+        ("16", 2, 2, State.OK),
+        ("1", 2, 3, State.WARNING),
+        ("", 1, None, State.OK),
+    ],
+)
+def test_threads_of_all_executors_are_compared_with_cores(
+    text: str, num_executors: int, threads: int | None, state: State
+) -> None:
+    environ = {"OMP_NUM_THREADS": text} if text else {}
+    found = check_threads(environ, 4.0, num_executors, threads)
+    assert found.state is state
+    if state is State.WARNING:
+        assert f"OMP_NUM_THREADS={4 // num_executors}" in found.remedy
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPools:
+    block_bytes: int
+    num_device_blocks: int
+    num_host_blocks: int
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "limit_gib", "has_gpu", "state"),
+    [
+        (4, None, False, State.OK),
+        (5, None, False, State.WARNING),
+        (6, None, False, State.WRONG),
+        (6, None, True, State.OK),
+        (4, 3, False, State.WRONG),
+        (4, 3, True, State.OK),
+    ],
+)
+def test_pools_of_executors_here_are_compared_with_memory(
+    tmp_path: Path, num_blocks: int, limit_gib: int | None, has_gpu: bool, state: State
+) -> None:
+    write(tmp_path, "proc/meminfo", f"MemTotal: {11 * GIB_KB} kB\n")
+    if limit_gib is not None:
+        write(tmp_path, "sys/fs/cgroup/memory.max", f"{limit_gib << 30}\n")
+    if has_gpu:
+        write(tmp_path, "dev/nvidiactl", "")
+    pools = [ListedPools(1 << 30, num_blocks, num_blocks // 6), ListedPools(1 << 30, num_blocks, 0)]
+    finding = check_pools(pools, tmp_path)
+    assert finding is not None
+    assert finding.state is state
+
+
+def test_pools_say_nothing_when_blocks_have_no_size_or_nobody_is_here(tmp_path: Path) -> None:
+    write(tmp_path, "proc/meminfo", f"MemTotal: {8 * GIB_KB} kB\n")
+    assert check_pools([], tmp_path) is None
+    assert check_pools([ListedPools(0, 9, 9)], tmp_path) is None
