@@ -56,18 +56,21 @@ class LiveView(NoObserver):
                 self.logs.clear()
 
     def _log_of(self, address: str) -> StepLog:
-        return self.logs.setdefault(address, StepLog())
+        log = self.logs.get(address)
+        if log is None:
+            log = self.logs[address] = StepLog()
+        return log
 
     # -- what happens --------------------------------------------------------------------------
 
     def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
         if self._cluster is None or self._names is None:
             return
+        log = self._log_of(address)
         for engine in self._cluster.engines:
             if engine.link.info.address == address:
                 rows = engine.scheduler.placement.rows
-                step = self._log_of(address).sent(plan, rows, self._cluster.now_ns())
-                self._names.see(step.requests)
+                self._names.see(log.sent(plan, rows, self._cluster.now_ns()))
 
     def step_answered(self, address: str, outcome: StepOutcome) -> None:
         if self._cluster is not None:

@@ -142,20 +142,22 @@ class Watcher:
         moved = set[int]().union(*(step.device_blocks for step in moving))
         states = block_states(device, given_back, moved)
         before.device.tell(states, device_holders(placement, numbers), told.device)
-        moved = set[int]().union(*(step.host_blocks for step in moving))
-        before.host.tell(block_states(host, (), moved), host_holders(placement), told.host)
+        told.host.block_size = core.config.block_size
+        if host.num_blocks:
+            moved = set[int]().union(*(step.host_blocks for step in moving))
+            before.host.tell(block_states(host, (), moved), host_holders(placement), told.host)
 
     def _tell_step(self, step: LoggedStep, told: live.LiveStep) -> None:
         told.step_id = step.step_id
         told.sent_ms = step.sent_ns // _MS
         told.round_trip_us = step.round_trip_ns // _US
         told.compute_us = step.compute_us
-        numbers = [request.arrival for request in step.requests]
+        numbers = step.numbers
         self._named.update(numbers)
         told.rows.extend(numbers)
         told.kinds = step.kinds
         told.num_tokens.extend(step.num_tokens)
-        told.num_rows = step.num_rows
+        told.num_rows = len(step.work.row_ids)
         told.num_sampled = step.num_sampled
         told.num_swapped_out = len(step.moves.swap_out)
         told.num_swapped_in = len(step.moves.swap_in)
