@@ -64,7 +64,8 @@ COPY --from=build /dist /dist
 RUN pip install --quiet "$(echo /dist/*.whl)[gateway,otel]"
 USER splitserve
 ENV SPLITSERVE_HTTP=0.0.0.0:8000
-EXPOSE 8000
+# The second for the live page, where SPLITSERVE_LIVE_LISTEN says so.
+EXPOSE 8000 8001
 # Alive, not ready, as above.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
     CMD ["python", "-m", "splitserve_gateway.healthcheck"]

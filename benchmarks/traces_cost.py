@@ -58,7 +58,7 @@ def us_per_request(ratio: float) -> float:
     def one(key: int) -> None:
         request = request_of(key)
         watch.begin(request, request.request_id, message, None)
-        watch.request_given(request, _ADDRESS)
+        watch.request_given(request, _ADDRESS, None)
         watch.step_sent(_ADDRESS, replace(plan, notes=(Began(request, 1, 0, 0),)), 1)
         watch.step_answered(_ADDRESS, outcome)
         watch.tokens_delivered(events)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from executor_service.checkpoint.folder import check_directory
 from executor_service.config import ExecutorConfig
@@ -49,6 +49,7 @@ from splitserve_rpc.watched_files import FilesUnusable
 if TYPE_CHECKING:
     from executor_service.engine_loader import LoadedEngine
     from executor_service.metrics.executor_metrics import ExecutorMetrics
+    from splitserve_rpc.standard_error import StandardError
 
 _HEALTH_SERVICES = ("", SERVICE)
 _STOP_GRACE_S = 1.0
@@ -61,8 +62,8 @@ _log = logging.getLogger("executor_service")
 _Result = TypeVar("_Result")
 
 
-async def serve(config: ExecutorConfig) -> None:
-    """Serves until told to stop, then drains.
+async def serve(config: ExecutorConfig) -> bool:
+    """Serves until told to stop, then drains; False if that came first, and a thread still loads.
 
     Raises CannotListen, ExecutorError, and FilesUnusable for a file of schedulers.
     """
@@ -96,6 +97,7 @@ async def serve(config: ExecutorConfig) -> None:
             await metrics.close()
         await running.stop(_STOP_GRACE_S)
     _log.info("executor_stopped")
+    return loaded is not None
 
 
 def _open_metrics(config: ExecutorConfig) -> ExecutorMetrics | None:
@@ -284,7 +286,8 @@ def main() -> int:
         errors = start_logging(str(values["log_level"]), str(values["log_format"]))
         config = ExecutorConfig.from_options(values)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        asyncio.run(serve(config))
+        if not asyncio.run(serve(config)):
+            _end_beside_threads(errors)
     except RecordingFailed as error:
         _log.error("cuda_graphs_failed reason=%r: starts again without them", str(error))
         if errors is not None:
@@ -299,6 +302,14 @@ def main() -> int:
         sys.stderr.write(f"splitserve executor: {error}\n")
         return 1
     return 0
+
+
+def _end_beside_threads(errors: StandardError | None) -> NoReturn:
+    """Ends where a thread may be in the middle of C++ code: as Python ends, that would abort."""
+    logging.shutdown()
+    if errors is not None:
+        errors.close()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 
+from scheduler_service.assignment import AssignedFor, Assignment
 from scheduler_service.audit.audit import Audit
 from scheduler_service.audit.events import RequestQuarantined
 from scheduler_service.callers.admission import Admission
@@ -19,7 +20,7 @@ from scheduler_service.executors.broken_core import end_with_fault
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost
 from scheduler_service.fleet.executor_losses import Loss, LossCause
-from scheduler_service.fleet.fleet_queue import FleetQueue
+from scheduler_service.fleet.fleet_queue import FleetQueue, Given
 from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
@@ -30,6 +31,7 @@ from splitserve_rpc.domain_error import DomainError
 _PAST_TIME_S = 0.001
 # Whoever watches the first that wait is told so often at most.
 _BETWEEN_LOOKS_NS = 100_000_000
+_ALONE = Assignment(AssignedFor.TRIED_ALONE)
 
 _log = logging.getLogger(__name__)
 
@@ -200,6 +202,7 @@ class Dispatcher:
             num_trials = request.num_trials_left
             _log.warning("request_quarantined request_id=%r num_trials=%d", own_id, num_trials)
             self._audit.record(RequestQuarantined(request.scheduling.tenant, own_id))
+            self._observer.request_quarantined(request)
         for request in verdict.failed:
             own_id = self.tracked[request.request_id].admission.name.own_id
             _log.error("request_kills_executors request_id=%r why=%r", own_id, request.error)
@@ -260,9 +263,10 @@ class Dispatcher:
             changed_hosts,
             lambda host, request_id: self._withdraw(engines[host], request_id),
         )
-        for request, host in chain(isolated, given):
+        alone = (Given(request, host, _ALONE) for request, host in isolated)
+        for request, host, assignment in chain(alone, given):
             engine = self.tracked[request.request_id].engine = engines[host]
-            self._observer.request_given(request, engine.life[0])
+            self._observer.request_given(request, engine.life[0], assignment)
             try:
                 engine.readmit(request)
             except ExecutorLost:  # it gives the request back, and then there is more to do

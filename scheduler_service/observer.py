@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from scheduler_service.assignment import Assignment
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.request_names import RequestName
@@ -46,12 +47,19 @@ class Observer(Protocol):
         """It was taken, and has its `client_key`. So many wait for an executor already."""
         ...
 
-    def request_given(self, request: Request, address: str) -> None:
-        """The executor at `address` has it from now on, and begins it as soon as it can."""
+    def request_given(self, request: Request, address: str, assignment: Assignment | None) -> None:
+        """The executor at `address` has it from now on, and begins it as soon as it can.
+
+        `assignment`: why that one; None if that is not known.
+        """
         ...
 
     def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
         """The executor at `address` has it no more; it waits for one."""
+        ...
+
+    def request_quarantined(self, request: Request) -> None:
+        """Executors may have died of it: from now on it is tried alone, `num_trials_left` times."""
         ...
 
     def heads_wait(self, heads: Sequence[Head]) -> None:
@@ -90,10 +98,13 @@ class NoObserver:
     def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
         pass
 
-    def request_given(self, request: Request, address: str) -> None:
+    def request_given(self, request: Request, address: str, assignment: Assignment | None) -> None:
         pass
 
     def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
+        pass
+
+    def request_quarantined(self, request: Request) -> None:
         pass
 
     def heads_wait(self, heads: Sequence[Head]) -> None:
@@ -133,13 +144,17 @@ class Observers:
         for each in self._all:
             each.request_submitted(request, name, num_waiting)
 
-    def request_given(self, request: Request, address: str) -> None:
+    def request_given(self, request: Request, address: str, assignment: Assignment | None) -> None:
         for each in self._all:
-            each.request_given(request, address)
+            each.request_given(request, address, assignment)
 
     def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
         for each in self._all:
             each.request_taken_back(request, address, why)
+
+    def request_quarantined(self, request: Request) -> None:
+        for each in self._all:
+            each.request_quarantined(request)
 
     def heads_wait(self, heads: Sequence[Head]) -> None:
         for each in self._all:

@@ -10,7 +10,7 @@
 #                  a Debian root file system made by debootstrap (needs root), kept for next time
 #   DEBIAN_MIRROR  where debootstrap finds Debian, if not at its own default
 #   TORCH          default torch==2.13.0
-#   PORT           port to publish (default: 50951); HTTP_PORT (default: 8951)
+#   PORT           port to publish (default: 50951); HTTP_PORT (default: 8951); LIVE_PORT (default: 8952)
 #   KEEP_IMAGES=1  leaves the images in place, so that the next run builds faster
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,8 +19,9 @@ readonly project=splitserve-compose-test
 readonly local_base=localhost/splitserve-base:bookworm
 readonly wheels=$PWD/.tools/compose-test/wheels
 readonly port=${PORT:-50951}
-readonly http_port=${HTTP_PORT:-8951}
+readonly http_port=${HTTP_PORT:-8951} live_port=${LIVE_PORT:-8952}
 export SPLITSERVE_TAG=compose-test SPLITSERVE_PORT=$port SPLITSERVE_HTTP_PORT=$http_port
+export SPLITSERVE_LIVE_PORT=$live_port
 export TORCH=${TORCH:-torch==2.13.0}
 readonly base_file=.compose-test.yml
 readonly scheduler_image=localhost/splitserve-scheduler:$SPLITSERVE_TAG
@@ -234,6 +235,10 @@ check_gateway() {
     ask_gateway '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40}' >"$scratch/http" ||
         fail 'curl'
     say "curl: $(head -c 150 "$scratch/http")"
+    # The first line of what the live page draws; curl ends when nobody reads on.
+    { curl --silent --max-time 60 "localhost:$live_port/feed" || true; } | head -n 1 >"$scratch/frame"
+    grep -q '"state":"serving"' "$scratch/frame" || fail 'the live page shows no executor'
+    say 'the live page shows the executors'
 }
 
 crash() { # CONTAINER: as a crash; the restart policy does not apply to `podman kill`

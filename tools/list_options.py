@@ -17,7 +17,10 @@ from splitserve_options.table import OPTIONS
 ROOT = Path(__file__).resolve().parents[1]
 SERVICES: tuple[Command, ...] = ("scheduler", "executor", "gateway")
 # What containers are to each other, which is in docker-compose.yml itself.
-FIXED = frozenset({"listen", "cluster-listen", "scheduler", "http", "schedulers", "insecure"})
+FIXED = frozenset(
+    {"listen", "cluster-listen", "scheduler", "http", "schedulers", "insecure"}
+    | {"live-listen", "live-schedulers"}
+)
 LISTED = tuple(option for option in OPTIONS if not option.hidden)
 
 

@@ -73,7 +73,7 @@ class _Loaded:
     def dispatch(self, changed: list[Scheduler]) -> int:
         """Gives what can be given; how many that were."""
         num_given = 0
-        for request, host in self.queue.dispatch(0, self.cores, changed):
+        for request, host, _ in self.queue.dispatch(0, self.cores, changed):
             host.readmit(request)  # type: ignore[attr-defined]
             num_given += 1
         return num_given

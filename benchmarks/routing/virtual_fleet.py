@@ -105,7 +105,7 @@ class VirtualFleet:
 
     def _dispatch(self, changed: list[Scheduler]) -> None:
         woken = dict[_Executor, None]()
-        for request, host in self._queue.dispatch(self._now_us * 1000, self._of_core, changed):
+        for request, host, _ in self._queue.dispatch(self._now_us * 1000, self._of_core, changed):
             executor = self._of_core[host]  # type: ignore[index]
             executor.core.tick(self._now_us * 1000)
             executor.core.readmit(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
-from splitserve_cli.explain_words import because, details_of, doing, kind_of, seconds
+from splitserve_cli.explain_words import because, details_of, doing, ending, kind_of, seconds
 from splitserve_client.explanations import (
     Explanation,
     LifePart,
@@ -67,7 +67,7 @@ def _clauses(life: RequestLife) -> Iterator[str]:
     if life.current is not None:
         yield f"now, since {seconds(life.current.duration_s)}, {doing(life.current)}"
     elif (last := life.events[-1]).kind == "ended":
-        yield f"it ended: {printable(last.reason)}"
+        yield f"it ended: {ending(last.reason)}"
     elif last.kind == "refused":
         yield f"it was refused: {printable(last.reason)}"
 
@@ -77,6 +77,7 @@ def _setbacks(life: RequestLife) -> Iterator[str]:
         "it was preempted": ("preempted", "swapped_out"),
         "its executor was lost": ("executor_lost",),
         "a step failed that had it": ("kv_lost",),
+        "it was tried alone, as executors may have died of it": ("quarantined",),
     }
     for text, kinds in numbers.items():
         if number := sum(event.kind in kinds for event in life.events):
@@ -105,11 +106,21 @@ def _life(life: RequestLife) -> list[str]:
         lines += ["", "what keeps it now:", *_obstacles(life.obstacles)]
     lines += ["", "its time:", *map(_part, life.parts)]
     if life.num_draft_tokens or life.num_more_tokens:
-        lines.append(
-            f"several tokens a step: {life.num_more_tokens} beside one each, "
-            f"{life.num_draft_tokens} guesses tried"
-        )
+        lines.append("several tokens a step: " + "; ".join(_more_tokens(life)))
     return lines
+
+
+def _more_tokens(life: RequestLife) -> Iterator[str]:
+    """Guessed, right, run on; and what came of it for each step that brought any."""
+    if life.num_draft_tokens:
+        right = life.num_accepted_draft_tokens
+        yield f"{life.num_draft_tokens} guessed, {right} of them right"
+    if num_run_on := life.num_more_tokens - life.num_accepted_draft_tokens:
+        yield f"{num_run_on} as the executor ran on"
+    first, last = life.events[0].numbers, life.events[-1].numbers
+    num_tokens = last.get("num_output_tokens", 0) - first.get("num_resumed_tokens", 0)
+    if num_steps := max(0, num_tokens - life.num_more_tokens):
+        yield f"{num_tokens / num_steps:.2f} tokens for each step that brought some"
 
 
 def _part(part: LifePart) -> str:

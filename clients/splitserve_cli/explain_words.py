@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from splitserve_client.explanations import LifeEvent, LifePart
@@ -14,7 +14,8 @@ _BECAUSE: Mapping[str, str] = MappingProxyType(
         "": "nothing kept it",
         "behind_others": "others were before it in the queue",
         "no_executor": "no executor took requests",
-        "about_to_begin": "it was about to begin, or waited for an executor that has its prefix",
+        "about_to_begin": "it was about to begin",
+        "awaits_better": "a busy executor has less to compute for it than {}",
         "budget": "the steps of {} were full of tokens of other prompts",
         "others_wait_there": "others that waited at {} went first",
         "blocks_on_their_way": "blocks at {} were being freed by steps under way",
@@ -31,7 +32,36 @@ _BECAUSE: Mapping[str, str] = MappingProxyType(
         "drained": "{} was sent away",
         "executor_lost": "{} was lost",
         "step_failed": "a step of {} failed",
+        "quarantined": "executors may have died of it, and it is tried alone",
         "again": "tokens that were known had to be computed again at {}",
+    }
+)
+# Of why it was given to `{}` and to no other.
+_GIVEN_AS: Mapping[str, str] = MappingProxyType(
+    {
+        "only_one": "no other than {} could begin it soon",
+        "most_cached": "{} has more of it in its caches than others",
+        "soonest": "{} has less to do before it than others",
+        "as_good_as_others": "{} was as good for it as others",
+        "better_is_busy": "{} could begin it; to wait for a better one, which was busy, was not"
+        " worth it",
+        "waited_long_enough": "{} could begin it; it had waited long enough for a better one, which"
+        " was busy",
+        "better_lacks_room": "{} had room for it; a better one had none",
+        "others_yield": "less urgent requests at {} make room for it",
+        "no_room_anywhere": "no executor had room for it; it is the first that waits at {}",
+        "tried_alone": "{} runs whoever is tried alone",
+    }
+)
+_ENDS: Mapping[str, str] = MappingProxyType(
+    {
+        "stop": "stop (a token or text that ends it)",
+        "length": "length (it has as many tokens as it asked for)",
+        "model_length": "model_length (it has as many tokens as the model, or its cache, can hold)",
+        "aborted": "aborted (its client took it back)",
+        "abandoned": "abandoned (its client was gone)",
+        "EXECUTOR_LOST_REPEATEDLY": "EXECUTOR_LOST_REPEATEDLY (executors were lost, or steps"
+        " failed, while they computed it, again and again, and also when it was alone)",
     }
 )
 _KINDS: Mapping[str, str] = MappingProxyType(
@@ -48,6 +78,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "kv_lost": "KV lost",
         "taken_back": "taken back",
         "executor_lost": "executor lost",
+        "quarantined": "quarantined",
         "resumed": "goes on",
         "ended": "ended",
     }
@@ -64,6 +95,8 @@ _NUMBERS: Mapping[str, Callable[[int], str]] = MappingProxyType(
         "num_output_tokens": lambda n: _counted(n, "output token"),
         "num_more_tokens": lambda n: f"{n} of them beside one for each step",
         "num_drafts": lambda n: f"{_counted(n, 'guess', 'guesses')} tried",
+        "num_accepted": lambda n: f"{n} of them right",
+        "num_trials": lambda n: f"until it gets {_counted(n, 'token')} alone",
     }
 )
 
@@ -71,7 +104,8 @@ _NUMBERS: Mapping[str, Callable[[int], str]] = MappingProxyType(
 def because(reason: str, executor: str) -> str:
     """Why it did not go on; a name that is not known here stands for itself."""
     where = printable(executor) or "every executor"
-    return _BECAUSE.get(reason, printable(reason)).format(where)
+    known = _BECAUSE.get(reason)
+    return printable(reason) if known is None else known.format(where)
 
 
 def kind_of(event: LifeEvent) -> str:
@@ -81,8 +115,12 @@ def kind_of(event: LifeEvent) -> str:
 
 def details_of(event: LifeEvent) -> str:
     """Where, why, and numbers."""
+    if event.kind == "given":
+        return "; ".join(_given(event))
     parts = []
-    if event.kind in ("waits", "preempted", "swapped_out", "taken_back"):
+    if event.kind == "ended":
+        parts.append(ending(event.reason))
+    elif event.kind in ("waits", "preempted", "swapped_out", "taken_back"):
         parts.append(because(event.reason, event.executor))
     elif event.reason:
         parts.append(printable(event.reason))
@@ -93,6 +131,30 @@ def details_of(event: LifeEvent) -> str:
     others = sorted(event.numbers.keys() - _NUMBERS.keys())
     parts += [f"{printable(name)} {event.numbers[name]}" for name in others]
     return "; ".join(parts)
+
+
+def ending(reason: str) -> str:
+    """How it ended, or why it was refused."""
+    return _ENDS.get(reason, printable(reason))
+
+
+def _given(event: LifeEvent) -> Iterator[str]:
+    """Why this executor, and the numbers that were compared."""
+    where, numbers = printable(event.executor), event.numbers
+    known = _GIVEN_AS.get(event.reason)
+    if known is None and event.reason:
+        yield printable(event.reason)
+    yield where if known is None else known.format(where)
+    if num_cached := numbers.get("num_cached"):
+        yield f"{_counted(num_cached, 'token')} of it cached there"
+    if num_ahead := numbers.get("num_ahead"):
+        yield f"{_counted(num_ahead, 'prompt token')} before it there"
+    if num_running := numbers.get("num_running"):
+        yield f"{_counted(num_running, 'sequence')} ran there"
+    if "cost_elsewhere_us" in numbers:
+        own, other = (seconds(numbers.get(f"cost{at}_us", 0) / 1e6) for at in ("", "_elsewhere"))
+        elsewhere = numbers.get("num_cached_elsewhere", 0)
+        yield f"estimated until its first token: {own}, elsewhere {other} with {elsewhere} cached"
 
 
 def doing(part: LifePart) -> str:

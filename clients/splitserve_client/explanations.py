@@ -62,6 +62,7 @@ class RequestLife:
     obstacles: tuple[Obstacle, ...]
     num_draft_tokens: int
     num_more_tokens: int
+    num_accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ def _decode_life(life: admin_pb2.RequestLife) -> RequestLife:
         obstacles=_decode_obstacles(life.obstacles),
         num_draft_tokens=life.num_draft_tokens,
         num_more_tokens=life.num_more_tokens,
+        num_accepted_draft_tokens=life.num_accepted_draft_tokens,
     )
 
 

@@ -17,7 +17,7 @@ from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.server import HttpServer
 from splitserve_live.feeds import MAX_FEEDS, Feeds
 from splitserve_live.server import build_page
-from splitserve_rpc.addresses import claim_address, is_loopback
+from splitserve_rpc.addresses import claim_address
 from splitserve_rpc.discovery import discovery
 from splitserve_rpc.domain_error import DomainError
 
@@ -38,12 +38,11 @@ class LivePage:
         knows_callers = config.gateway_key_file is not None
         self._feeds = Feeds(discovery(live.schedulers), ClientConfig(tls=config.scheduler_tls))
         host = self._address.rpartition(":")[0]
-        names = ["localhost", "127.0.0.1", "[::1]", host]
-        # Who brings a credential, or comes from elsewhere, calls it by whatever name it has.
-        is_near = is_loopback(self._address) and not knows_callers
+        # Who brings a credential, or looks at its certificate, calls it by whatever name it has.
+        is_open = config.http_tls is None and not knows_callers
         page = build_page(
             self._feeds,
-            hosts=names if is_near else None,
+            hosts=["localhost", host] if is_open else None,
             check=partial(_check, callers) if knows_callers else None,
         )
         self._server = HttpServer(page, self._address, config.http_tls, _NUM_CONNECTIONS)

@@ -10,7 +10,7 @@ from typing import Any
 
 from splitserve.scheduler.v1.live_pb2 import WatchSchedulerResponse
 from splitserve_client import AsyncClient, ClientConfig
-from splitserve_live.frames import frame_line
+from splitserve_live.frames import SharedLines
 from splitserve_rpc.discovery import Discovery
 from splitserve_rpc.domain_error import DomainError
 
@@ -25,6 +25,7 @@ class Feeds:
         """`schedulers`: where they listen for operators. `config`: how they are reached."""
         self._schedulers = schedulers
         self._config = replace(config, api_key=None, api_key_file=None, follows_peers=False)
+        self._shared = SharedLines(MAX_FEEDS)
         self._num_open = 0
         self._is_closed = asyncio.Event()
 
@@ -77,7 +78,7 @@ class Feeds:
     async def _lines(
         self, first: WatchSchedulerResponse, frames: AsyncIterator[WatchSchedulerResponse]
     ) -> AsyncGenerator[bytes, None]:
-        yield frame_line(first)
+        yield self._shared.line(first)
         ending = asyncio.ensure_future(self._is_closed.wait())
         try:
             while not ending.done():
@@ -90,7 +91,7 @@ class Feeds:
                         await asyncio.wait({reading})
                 if reading.cancelled() or (frame := reading.result()) is None:
                     return
-                yield frame_line(frame)
+                yield self._shared.line(frame)
         finally:
             ending.cancel()
 

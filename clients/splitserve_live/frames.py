@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from typing import Any
 
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_live.words import lack_word, state_word
+
+
+class SharedLines:
+    """Lines of the latest frames: one that several are sent is written once.
+
+    A scheduler sends the same to all who look at the same moments; each has a call of its own, as
+    each has to be let in.
+    """
+
+    def __init__(self, num_lines: int) -> None:
+        self._num_lines = num_lines
+        self._lines: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def line(self, frame: live.WatchSchedulerResponse) -> bytes:
+        """As `frame_line`."""
+        key = frame.SerializeToString()
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = frame_line(frame)
+            if len(self._lines) > self._num_lines:
+                self._lines.popitem(last=False)
+        return line
 
 
 def frame_line(frame: live.WatchSchedulerResponse) -> bytes:

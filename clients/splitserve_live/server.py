@@ -9,7 +9,6 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -18,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitserve_client import CallerNotAllowed, CallerUnknown, SplitserveError
 from splitserve_live.feeds import Feeds
+from splitserve_live.hosts import KnownHosts
 from splitserve_rpc.bearer import is_credential, split_bearer
 from splitserve_rpc.domain_error import DomainError
 
@@ -38,7 +38,7 @@ Check = Callable[[Request, str], Awaitable[None]]
 
 
 def build_page(feeds: Feeds, hosts: Sequence[str] | None, check: Check | None = None) -> ASGIApp:
-    """`hosts`: names under which it is asked for, None for any.
+    """`hosts`: names under which it is asked for, beside addresses; None for any.
 
     A page of elsewhere, whose name leads here, is none of these: so it reads nothing where nobody
     is asked for a credential. `check`: whether a credential may watch; None to leave that to
@@ -48,8 +48,7 @@ def build_page(feeds: Feeds, hosts: Sequence[str] | None, check: Check | None = 
     static = Path(str(resources.files("splitserve_live") / "static"))
     middleware = [Middleware(_Headers)]
     if hosts is not None:
-        trusted = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-        middleware.append(trusted)
+        middleware.append(Middleware(KnownHosts, names=hosts))
     return Starlette(
         routes=[
             Route("/feed", page.feed),

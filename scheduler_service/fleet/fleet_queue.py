@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
-from scheduler_service.core.lack import Lack
+from scheduler_service.assignment import Assignment
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.policies.request_queue import Key
 from scheduler_service.core.request import Request
+from scheduler_service.fleet.choosing import Choosing, Place
 from scheduler_service.fleet.fitting_lanes import FittingLanes
 from scheduler_service.fleet.hindrances import Hindrances, look_at_heads
 from scheduler_service.fleet.holds import Holds
@@ -25,15 +27,21 @@ from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.overdue import MAX_OVERDUE, end_overdue
 from scheduler_service.fleet.passed import Passed, Waits
 from scheduler_service.fleet.prefix_router import PrefixRouter
-from scheduler_service.fleet.router import Choice, Router
+from scheduler_service.fleet.router import Router
 
-# What passes by itself, or is for others, is not waited for at a host.
-_AWAITED_AT_A_HOST = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES, Lack.ADAPTER_SLOT})
 # How many are judged for one question.
 _MAX_JUDGED = 1024
 # Of those who wait at hosts so many are taken back in one go, and at each looked at. Few are ever
 # given to one that cannot begin them at once.
 _MAX_OVERTAKEN = 8
+
+
+class Given(NamedTuple):
+    """A request goes to a host."""
+
+    request: Request
+    host: Host
+    assignment: Assignment
 
 
 class FleetQueue:
@@ -48,9 +56,8 @@ class FleetQueue:
         self.router: Router = router or PrefixRouter()
         self._hosts = Hosts(self.router)
         self._holds = Holds()
+        self._choosing = Choosing(self._hosts, self._holds, self.router)
         self._waiting: dict[str, Request] = {}
-        # By request, of hosts that lacked blocks for it: how many they had.
-        self._lacking: dict[str, dict[HostState, int]] = {}
         # Whether there is more to do at once than was done in one go.
         self._is_behind = False
 
@@ -78,8 +85,7 @@ class FleetQueue:
     def forget(self, request_id: str) -> None:
         """A request has ended, wherever it was."""
         request = self._waiting.pop(request_id, None)
-        self._lacking.pop(request_id, None)
-        self._holds.forget(request_id)
+        self._choosing.forget(request_id)
         if request is not None:
             self._policy.remove(request)
         self._lanes.forget(request_id)
@@ -96,7 +102,7 @@ class FleetQueue:
 
     def heads(self, now_ns: int, hosts: Collection[Host]) -> list[tuple[Request, Hindrances]]:
         """The first who wait, and what keeps each of them from `hosts`. Changes nothing."""
-        return look_at_heads(self._policy.candidates(now_ns), hosts)
+        return look_at_heads(self._policy.candidates(now_ns), hosts, self._holds.is_held)
 
     # -- deadlines -----------------------------------------------------------------------------
 
@@ -157,7 +163,7 @@ class FleetQueue:
         hosts: Collection[Host],
         changed: Collection[Host] | None = None,
         take_back: Callable[[Host, str], None] | None = None,
-    ) -> Iterator[tuple[Request, Host]]:
+    ) -> Iterator[Given]:
         """Requests, and the hosts that get them, in order.
 
         The caller gives each to its host before it asks for the next. `hosts`: all that take
@@ -182,9 +188,9 @@ class FleetQueue:
         for request in self._policy.candidates(now_ns, open_lanes):
             if passed.held and not self._may_pass(request, passed.held):
                 return
-            state = self._choose(request, now_ns)
-            if isinstance(state, Waits):
-                self._pass(request, state, passed)
+            place = self._choosing.choose(request, now_ns)
+            if isinstance(place, Waits):
+                self._pass(request, place, passed)
                 if not self._hosts.has_open or passed.is_end(allows_bypasses=allows_bypasses):
                     self._is_behind = passed.is_cut_short
                     return
@@ -192,8 +198,8 @@ class FleetQueue:
             for each in passed.blocked:
                 each.num_bypasses += 1
             self._holds.passed(passed.held)
-            yield self._take(request, state), state.host
-            self._hosts.look_at(state)
+            yield self._take(request, place)
+            self._hosts.look_at(place.choice.state)
 
     def _take_back_overtaken(self, now_ns: int, take_back: Callable[[Host, str], None]) -> None:
         """Whoever waits at a host, and could begin at another before all who wait here, does."""
@@ -249,17 +255,18 @@ class FleetQueue:
         self._policy.change_lane(request)
         return True
 
-    def _take(self, request: Request, state: HostState) -> Request:
+    def _take(self, request: Request, place: Place) -> Given:
+        state = place.choice.state
         num_known = len(request.unfinished[0].token_ids) if request.unfinished else 0
         num_cached = state.host.num_cached_tokens(request)
         self._policy.admitted(request, max(0, num_known - num_cached))
         self._policy.remove(request)
-        self._holds.forget(request.request_id)
+        self._choosing.forget(request.request_id)
         self._lanes.forget(request.request_id)
-        self._lacking.pop(request.request_id, None)
         del self._waiting[request.request_id]
+        given = Given(request, state.host, place.assignment(num_cached))
         self.router.given(state, request)
-        return request
+        return given
 
     def _may_take(self, host: Host, now_ns: int) -> bool:
         state = self._hosts.state_of(host)
@@ -272,63 +279,3 @@ class FleetQueue:
         """Whether a request may begin before those that wait for a busy host, though they could."""
         is_as_urgent = self._policy.urgency(request) == self._policy.urgency(held[0])
         return is_as_urgent and self._holds.may_be_passed(held)
-
-    def _choose(self, request: Request, now_ns: int) -> HostState | Waits:
-        """Who gets a request now, or why it waits."""
-        states = self._fitting(request)
-        open_states = [state for state in states if state.is_open]
-        if not open_states:
-            return self._where_others_yield(request) or Waits.FOR_ONE_THAT_IT_FITS
-        found: HostState | Waits | None = None
-        if any(self._is_hopeful(request, state) for state in open_states):
-            found = self._best(request, states, now_ns)
-        return found or self._where_others_yield(request) or self._awaited(request, open_states)
-
-    def _fitting(self, request: Request) -> list[HostState]:
-        states = self._hosts.worth_a_look
-        hosts = {state.kind: state.host for state in states}
-        kinds = {kind for kind, host in hosts.items() if host.fits(request)}
-        return [state for state in states if state.kind in kinds]
-
-    def _is_hopeful(self, request: Request, state: HostState) -> bool:
-        """Whether it is worth asking a host that may have lacked blocks for a request."""
-        num_blocks = self._lacking.get(request.request_id, {}).get(state)
-        return num_blocks is None or state.num_blocks_left > num_blocks or state.is_idle
-
-    def _best(
-        self, request: Request, states: Sequence[HostState], now_ns: int
-    ) -> HostState | Waits | None:
-        """Where a request begins now, or for whom it had better wait."""
-        better: Choice | None = None
-        for choice in self.router.rank(request, states):
-            state = choice.state
-            if not state.is_open:
-                better = better or choice
-                continue
-            lack = state.host.openings.what_lacks(request)
-            if lack is None:
-                if better and self._holds.begins(request, choice.cost_ns, better.cost_ns, now_ns):
-                    return Waits.FOR_ONE_THAT_IS_BUSY
-                return state
-            lacking = self._lacking.setdefault(request.request_id, {})
-            if lack is Lack.BLOCKS:
-                lacking[state] = state.num_blocks_left
-            else:
-                lacking.pop(state, None)
-        return None
-
-    def _awaited(self, request: Request, states: Sequence[HostState]) -> HostState | Waits:
-        """A host where a request waits for what it lacks, with nobody before it."""
-        free = [state for state in states if state.host.openings.nobody_waits]
-        for state, _ in self.router.rank(request, free):
-            if state.host.openings.what_lacks(request) in _AWAITED_AT_A_HOST:
-                return state
-        return Waits.FOR_ROOM
-
-    def _where_others_yield(self, request: Request) -> HostState | None:
-        yielding = [s for s in self._hosts.all if s.host.openings.may_yield_to(request)]
-        for state, _ in self.router.rank(request, yielding):
-            if state.host.fits(request):
-                state.host.openings.yields_to(request)
-                return state
-        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from itertools import islice
 from typing import TypeAlias
@@ -20,12 +20,14 @@ class Obstacle(Enum):
     """What is no lack of the request at a host.
 
     UNFIT: it could never run there. OTHERS_WAIT_THERE: whoever waits there goes first. NONE: it
-    could begin, and will, or waits for another host that has its prefix.
+    could begin, and will. BETTER_IS_BUSY: it could begin, and waits for another host where it has
+    less to compute.
     """
 
     UNFIT = "does_not_fit"
     OTHERS_WAIT_THERE = "others_wait_there"
     NONE = "about_to_begin"
+    BETTER_IS_BUSY = "awaits_better"
 
 
 Hindrance: TypeAlias = Lack | Obstacle
@@ -33,14 +35,27 @@ Hindrances: TypeAlias = list[tuple[Host, Hindrance]]
 
 
 def look_at_heads(
-    candidates: Iterable[Request], hosts: Collection[Host]
+    candidates: Iterable[Request], hosts: Collection[Host], is_held: Callable[[str], bool]
 ) -> list[tuple[Request, Hindrances]]:
-    """The first of `candidates`, each with what keeps it from some of `hosts`."""
+    """The first of `candidates`, each with what keeps it from some of `hosts`.
+
+    `is_held`: whether a request waits for a busy host, by its id.
+    """
     looked_at = list(islice(hosts, _MAX_HOSTS))
     return [
-        (request, [(host, hindrance(request, host)) for host in looked_at])
+        (
+            request,
+            [
+                (h, _held(hindrance(request, h), is_held=is_held(request.request_id)))
+                for h in looked_at
+            ],
+        )
         for request in islice(candidates, MAX_HEADS)
     ]
+
+
+def _held(hindered_by: Hindrance, *, is_held: bool) -> Hindrance:
+    return Obstacle.BETTER_IS_BUSY if is_held and hindered_by is Obstacle.NONE else hindered_by
 
 
 def hindrance(request: Request, host: Host) -> Hindrance:

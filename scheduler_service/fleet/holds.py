@@ -57,6 +57,15 @@ class Holds:
         """When the first of them has waited long enough."""
         return min((h.until_ns for h in self._holds.values() if not h.is_over), default=None)
 
+    def has_begun(self, request_id: str) -> bool:
+        """Whether a request waits for a busy executor, or did."""
+        return request_id in self._holds
+
+    def is_held(self, request_id: str) -> bool:
+        """Whether a request waits for a busy executor, by what is known."""
+        hold = self._holds.get(request_id)
+        return hold is not None and not hold.is_over
+
     def may_be_passed(self, held: Iterable[Request]) -> bool:
         """Whether somebody who came later may begin before these."""
         return all(self._holds[request.request_id].num_passed < MAX_PASSED for request in held)

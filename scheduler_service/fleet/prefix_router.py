@@ -6,7 +6,7 @@ Where costs are alike, requests that go on alike choose the same host, by rendez
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_costs import HostCosts
@@ -55,19 +55,35 @@ class PrefixRouter:
             return
         prefixes = self._index.find(request)
         costs_ns = self._costs.of(request, states, prefixes)
+        cached = dict(zip(prefixes.numbers, prefixes.num_tokens, strict=True))
         first = _first(states, costs_ns, prefixes.family)
-        yield Choice(states[first], costs_ns[first])
+        yield _choice(states[first], costs_ns[first], cached)
         for index in sorted(range(len(states)), key=costs_ns.__getitem__):
             if index != first:
-                yield Choice(states[index], costs_ns[index])
+                yield _choice(states[index], costs_ns[index], cached)
+
+
+def are_alike(choice: Choice, other: Choice) -> bool:
+    """Whether nothing but the family of a request speaks for one or the other."""
+    least, most = sorted((choice, other), key=lambda each: each.cost_ns)
+    return most.cost_ns <= _limit_ns(least.cost_ns, least.state)
+
+
+def _choice(state: HostState, cost_ns: float, cached: Mapping[int, int]) -> Choice:
+    return Choice(state, cost_ns, cached.get(state.number, 0))
 
 
 def _first(states: Sequence[HostState], costs_ns: Sequence[float], family: int) -> int:
     """The best one; of those that are alike, the one that a family of requests has in common."""
     least_ns = min(costs_ns)
     least = costs_ns.index(least_ns)
-    limit_ns = max(least_ns * _ALIKE_RATIO, least_ns + _ALIKE_TOKENS * states[least].token_ns)
+    limit_ns = _limit_ns(least_ns, states[least])
     alike = [index for index, cost_ns in enumerate(costs_ns) if cost_ns <= limit_ns]
     if len(alike) == 1:
         return least
     return max(alike, key=lambda index: (family ^ states[index].salt) * _MIX % _WORD)
+
+
+def _limit_ns(least_ns: float, state: HostState) -> float:
+    """What costs no more than this is like what costs `least_ns` at `state`."""
+    return max(least_ns * _ALIKE_RATIO, least_ns + _ALIKE_TOKENS * state.token_ns)

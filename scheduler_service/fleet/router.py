@@ -10,10 +10,14 @@ from scheduler_service.fleet.host_state import HostState
 
 
 class Choice(NamedTuple):
-    """A host for a request, and what it costs there: least is best, if the router knows that."""
+    """A host for a request, and what it costs there: least is best, if the router knows that.
+
+    `num_cached`: tokens of it that the router found there.
+    """
 
     state: HostState
     cost_ns: float = 0.0
+    num_cached: int = 0
 
 
 class Router(Protocol):

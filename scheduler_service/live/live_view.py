@@ -9,34 +9,44 @@ from contextlib import contextmanager
 from scheduler_service.cluster import Cluster
 from scheduler_service.core.plan import StepOutcome, StepPlan
 from scheduler_service.core.request import Request
+from scheduler_service.live.moment import Moment, Watched
 from scheduler_service.live.names import Names
-from scheduler_service.live.step_log import StepLog
 from scheduler_service.live.watcher import Watcher
 from scheduler_service.observer import NoObserver
 from splitserve_rpc.domain_error import DomainError
 
 MAX_WATCHERS = 8
+# However many watch, and however they do.
+MAX_MOMENTS_PER_SECOND = 10
 _RETRY_S = 5.0
 _NS_PER_MS = 1_000_000
+_NS_PER_MOMENT = 1_000_000_000 // MAX_MOMENTS_PER_SECOND
 
 
 def _unix_ms() -> int:
     return time.time_ns() // _NS_PER_MS
 
 
+def moment_number(now_ns: int) -> int:
+    """Which moment that is: whoever asks within one gets the same."""
+    return now_ns // _NS_PER_MOMENT
+
+
 class LiveView(NoObserver):
-    """Implements `Observer`; nothing is remembered while nobody watches.
+    """Implements `Observer`; nothing is remembered while nobody watches."""
 
-    `logs`: steps of executors, by address.
-    """
-
-    def __init__(self, unix_ms: Callable[[], int] = _unix_ms) -> None:
+    def __init__(
+        self,
+        unix_ms: Callable[[], int] = _unix_ms,
+        number_of: Callable[[int], int] = moment_number,
+    ) -> None:
+        """`unix_ms`: asked once a moment. `number_of`: of the moment, by the clock in ns."""
         self._unix_ms = unix_ms
-        self._cluster: Cluster | None = None
-        self._names: Names | None = None
-        self._num_watchers = 0
+        self._number_of = number_of
         # They begin with whoever watches first, and end with the last.
-        self.logs: dict[str, StepLog] = {}
+        self._watched: Watched | None = None
+        self._moment: Moment | None = None
+        self._num_watchers = 0
 
     @contextmanager
     def watching(self, cluster: Cluster) -> Iterator[Watcher]:
@@ -45,36 +55,43 @@ class LiveView(NoObserver):
             message = f"{self._num_watchers} watch already; allowed: {MAX_WATCHERS}"
             raise DomainError("TOO_MANY_WATCHERS", message, retry_delay_s=_RETRY_S)
         self._num_watchers += 1
-        if self._names is None:
-            self._cluster, self._names = cluster, Names(cluster)
+        watched = self._watched
+        if watched is None:
+            watched = self._watched = Watched(cluster, Names(cluster.tracked), {})
         try:
-            yield Watcher(cluster, self._names, self._log_of, self._unix_ms)
+            yield Watcher(lambda: self._now(watched))
         finally:
             self._num_watchers -= 1
             if self._num_watchers == 0:
-                self._cluster = self._names = None
-                self.logs.clear()
+                self._watched = self._moment = None
 
-    def _log_of(self, address: str) -> StepLog:
-        log = self.logs.get(address)
-        if log is None:
-            log = self.logs[address] = StepLog()
-        return log
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is remembered."""
+        return self._watched is None
+
+    def _now(self, watched: Watched) -> Moment:
+        number = self._number_of(watched.cluster.now_ns())
+        if self._moment is None or self._moment.number != number:
+            self._moment = watched.moment(number, self._unix_ms(), self._moment)
+        return self._moment
 
     # -- what happens --------------------------------------------------------------------------
 
     def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
-        if self._cluster is None or self._names is None:
+        watched = self._watched
+        if watched is None:
             return
-        log = self._log_of(address)
-        for engine in self._cluster.engines:
+        for engine in watched.cluster.engines:
             if engine.link.info.address == address:
                 rows = engine.scheduler.placement.rows
-                self._names.see(log.sent(plan, rows, self._cluster.now_ns()))
+                new = watched.log_of(address).sent(plan, rows, watched.cluster.now_ns())
+                watched.names.see(new)
 
     def step_answered(self, address: str, outcome: StepOutcome) -> None:
-        if self._cluster is not None:
-            self._log_of(address).took(outcome, self._cluster.now_ns())
+        if self._watched is not None:
+            self._watched.log_of(address).took(outcome, self._watched.cluster.now_ns())
 
     def executor_gone(self, address: str, requests: Iterable[Request], *, is_lost: bool) -> None:
-        self.logs.pop(address, None)
+        if self._watched is not None:
+            self._watched.logs.pop(address, None)

@@ -1,47 +1,128 @@
-"""Requests, as a watcher is told of them."""
+"""Requests, as watchers are told of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Set
+from dataclasses import dataclass
 
-from scheduler_service.cluster import Cluster
 from scheduler_service.core.request import Request
+from scheduler_service.dispatcher import Tracked
 from splitserve.scheduler.v1 import live_pb2 as live
 
-# Names that are remembered, by a scheduler and by each who watches it.
+# Names that are remembered, here and by each who watches.
 MAX_NAMES = 8192
+# That part of them is kept without asking who still uses them.
+_KEPT_PART = 16
 _MS = 1_000_000
 
 
-class Names:
-    """Those of requests that somebody saw; they outlive the requests for a while."""
+@dataclass(frozen=True, slots=True)
+class NamesMark:
+    """Up to where somebody knows names: since they were last forgotten, in the order learned."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._names: dict[int, live.LiveRequest] = {}
+    generation: int
+    num_learned: int
+
+
+class Names:
+    """Those of requests that somebody saw; they outlive the requests for a while.
+
+    What a watcher knows depends on nothing but its latest mark, so that all of the same mark can be
+    told the same.
+    """
+
+    def __init__(
+        self, tracked: Callable[[str], Tracked | None], max_names: int = MAX_NAMES
+    ) -> None:
+        """`tracked`: what is known of an unfinished request, by its id."""
+        self._tracked = tracked
+        self._max_names = max_names
+        # With the place of each in the order in which they were learned, which is that of the dict.
+        self._names: dict[int, tuple[int, live.LiveRequest]] = {}
+        # Learned before an executor had them, which sets where they end.
+        self._without_end: set[int] = set()
+        self._num_learned = 0
+        self._generation = 0
+        # At most so many does somebody know who has watched since the last of them were forgotten.
+        self._num_said = 0
+        self._limit = max_names // _KEPT_PART
+
+    @property
+    def mark(self) -> NamesMark:
+        """Of whoever is told all that is known now."""
+        return NamesMark(self._generation, self._num_learned)
 
     def see(self, requests: Iterable[Request]) -> None:
         """Learns the names of requests that have not ended."""
-        names = self._names
         for request in requests:
-            if request.arrival in names:
-                continue
-            tracked = self._cluster.tracked(request.request_id)
-            if tracked is None:
-                continue
-            while len(names) >= MAX_NAMES:
-                del names[next(iter(names))]
-            names[request.arrival] = live.LiveRequest(
-                number=request.arrival,
-                request_id=tracked.admission.name.own_id,
-                tenant=request.scheduling.tenant,
-                num_prompt_tokens=request.sequence.num_prompt_tokens,
-                stop_len=request.stop_len,
-                num_sequences=request.params.num_sequences,
-                priority=request.scheduling.priority,
-                submitted_ms=tracked.submitted_ns // _MS,
-            )
+            if request.arrival not in self._names:
+                self._learn(request)
 
-    def of(self, numbers: Iterable[int]) -> Iterator[live.LiveRequest]:
-        """Those that are known."""
-        return (self._names[number] for number in numbers if number in self._names)
+    def numbers_of(self, requests: Collection[Request]) -> list[int]:
+        """Of requests that have not ended, whose names watchers are to know at the next mark."""
+        self.see(requests)
+        numbers = [request.arrival for request in requests]
+        if not self._without_end.isdisjoint(numbers):
+            for request in requests:
+                if request.stop_len and request.arrival in self._without_end:
+                    self._learn(request)
+        return numbers
+
+    def _learn(self, request: Request) -> None:
+        tracked = self._tracked(request.request_id)
+        if tracked is None:
+            return
+        names, number = self._names, request.arrival
+        names.pop(number, None)
+        self._without_end.discard(number)
+        while len(names) >= self._max_names:
+            oldest = next(iter(names))
+            del names[oldest]
+            self._without_end.discard(oldest)
+        if not request.stop_len:
+            self._without_end.add(number)
+        self._num_learned += 1
+        self._num_said += 1
+        name = live.LiveRequest(
+            number=number,
+            request_id=tracked.admission.name.own_id,
+            tenant=request.scheduling.tenant,
+            num_prompt_tokens=request.sequence.num_prompt_tokens,
+            stop_len=request.stop_len,
+            num_sequences=request.params.num_sequences,
+            priority=request.scheduling.priority,
+            submitted_ms=tracked.submitted_ns // _MS,
+        )
+        names[number] = self._num_learned, name
+
+    def tidy(self, used: Callable[[], Set[int]]) -> None:
+        """Drops names that nobody uses, if there are many of them.
+
+        `used`: the numbers that may still be told. One that comes back is learned again.
+        """
+        is_forgotten = self._num_said > self._max_names
+        if len(self._names) <= self._limit and not is_forgotten:
+            return
+        numbers = used()
+        self._names = {number: named for number, named in self._names.items() if number in numbers}
+        self._without_end &= self._names.keys()
+        self._limit = min(self._max_names, max(self._max_names // _KEPT_PART, 2 * len(self._names)))
+        if is_forgotten:
+            self._generation += 1
+            self._num_said = len(self._names)
+
+    def tell(
+        self, before: NamesMark | None, now: NamesMark, told: live.WatchSchedulerResponse
+    ) -> None:
+        """Adds to `told` the names up to `now` that are not known at `before`."""
+        # What was learned since `now` is told with the moment that shows it.
+        is_forgotten = before is not None and before.generation != now.generation
+        told.forgets_requests = is_forgotten
+        known = 0 if before is None or is_forgotten else before.num_learned
+        new: list[live.LiveRequest] = []
+        for place, name in reversed(self._names.values()):
+            if place <= known:
+                break
+            if place <= now.num_learned:
+                new.append(name)
+        told.new_requests.extend(reversed(new))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -49,20 +50,23 @@ def block_states(pool: BlockPool, given_back: Sequence[int], moved: Collection[i
     return states
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PoolMap:
-    """What one watcher was told of a pool."""
+    """A pool at one moment. `states`, `holders`: [num_blocks], and nobody writes to them."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._block_size = block_size
-        self._states: ByteArray = np.zeros(num_blocks, np.uint8)
-        self._holders: Int64Array = np.zeros(num_blocks, np.int64)
+    block_size: int
+    states: ByteArray
+    holders: Int64Array
 
-    def tell(self, states: ByteArray, holders: Int64Array, told: live.LivePool) -> None:
-        """Adds to `told` where they differ from the last ones, which they are from now on."""
-        changed = np.flatnonzero((states != self._states) | (holders != self._holders))
-        told.num_blocks = len(states)
-        told.block_size = self._block_size
+    def tell_changes(self, before: PoolMap | None, told: live.LivePool) -> None:
+        """Adds to `told` where it differs from `before`; None for a pool that is free and blank."""
+        if before is None:
+            differs = (self.states != 0) | (self.holders != 0)
+        else:
+            differs = (self.states != before.states) | (self.holders != before.holders)
+        changed = np.flatnonzero(differs)
+        told.num_blocks = len(self.states)
+        told.block_size = self.block_size
         told.changed.extend(changed.tolist())
-        told.states = states[changed].tobytes()
-        told.holders.extend(holders[changed].tolist())
-        self._states, self._holders = states, holders
+        told.states = self.states[changed].tobytes()
+        told.holders.extend(self.holders[changed].tolist())

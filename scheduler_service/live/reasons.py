@@ -18,6 +18,7 @@ _LACKS: Mapping[Hindrance, live.LiveLack] = MappingProxyType(
         Obstacle.UNFIT: live.LIVE_LACK_FITTING_EXECUTOR,
         Obstacle.OTHERS_WAIT_THERE: live.LIVE_LACK_BUDGET,
         Obstacle.NONE: live.LIVE_LACK_TURN,
+        Obstacle.BETTER_IS_BUSY: live.LIVE_LACK_TURN,
         Lack.ADAPTER_SLOT: live.LIVE_LACK_ADAPTER_SLOT,
         Lack.BLOCKS: live.LIVE_LACK_BLOCKS,
         Lack.ROWS: live.LIVE_LACK_ROWS,

@@ -10,13 +10,14 @@ import grpc.aio
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.events import OperatorCalled
 from scheduler_service.cluster import Cluster
-from scheduler_service.live.live_view import LiveView
+from scheduler_service.live.live_view import MAX_MOMENTS_PER_SECOND, LiveView
 from scheduler_service.service.caller_names import CallerNames
 from splitserve.scheduler.v1 import live_pb2, live_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
 
-MAX_FRAMES_PER_SECOND = 10
 _NS_PER_S = 1_000_000_000
+# Sleep may end a little early, which would still be the moment before.
+_LATE_NS = 1_000_000
 
 
 class LiveServicer(live_pb2_grpc.LiveServiceServicer):
@@ -40,18 +41,19 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
     async def WatchScheduler(
         self, request: live_pb2.WatchSchedulerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[live_pb2.WatchSchedulerResponse]:
-        """Each frame is made when the one before it is on its way."""
+        """Each frame is of when the one before it is on its way, and the next moment there."""
         name = self._names.of_call(context)
         self._audit.record(OperatorCalled("WatchScheduler", context.peer(), name))
         rate = request.frames_per_second
-        if not 1 <= rate <= MAX_FRAMES_PER_SECOND:
-            message = f"frames_per_second is {rate}; allowed: 1 to {MAX_FRAMES_PER_SECOND}"
+        if not 1 <= rate <= MAX_MOMENTS_PER_SECOND:
+            message = f"frames_per_second is {rate}; allowed: 1 to {MAX_MOMENTS_PER_SECOND}"
             raise DomainError("WATCH_RATE_INVALID", message)
         with self._view.watching(self._cluster) as watcher:
-            due_ns = self._cluster.now_ns()
             while True:
                 yield watcher.frame()
-                # Whoever was late, or read late, is not sent more of them afterwards.
-                now_ns = self._cluster.now_ns()
-                due_ns = max(due_ns + _NS_PER_S // rate, now_ns)
-                await self._sleep((due_ns - now_ns) / _NS_PER_S)
+                # All wake up together, so that they share what is made for them; whoever was late,
+                # or read late, is not sent more of them afterwards.
+                period_ns = _NS_PER_S // rate
+                await self._sleep(
+                    (period_ns - self._cluster.now_ns() % period_ns + _LATE_NS) / _NS_PER_S
+                )

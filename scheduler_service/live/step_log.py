@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -49,8 +48,8 @@ class LoggedStep:
     is_failed: bool = False
 
     @property
-    def numbers(self) -> list[int]:
-        """Of the requests of its first rows."""
+    def request_numbers(self) -> list[int]:
+        """Of the requests of its first rows, as watchers are told of them."""
         found: list[int] = self.owners[0, self.work.row_ids[:MAX_ROWS]].tolist()
         return found
 
@@ -64,6 +63,11 @@ class LoggedStep:
         """How many each of the first rows computes."""
         found: list[int] = self.work.num_inputs[:MAX_ROWS].tolist()
         return found
+
+    @property
+    def num_rows(self) -> int:
+        """Of all."""
+        return len(self.work.row_ids)
 
     @property
     def num_sampled(self) -> int:
@@ -126,10 +130,6 @@ class StepLog:
             if outcome.status is StepStatus.OK:
                 step.counts = outcome.counts
             self.answered.append(step)
-
-    def since(self, number: int) -> Iterable[LoggedStep]:
-        """Those that were answered after `number` of them were, as far as they are remembered."""
-        return (step for step in self.answered if step.number > number)
 
 
 def _kinds(work: RowWork, num_prompt: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_service.core.plan import StepEvents, StepPlan
+from scheduler_service.core.plan import StepEvents, StepPlan, TokenEvent
 from scheduler_service.core.request import Request
 from scheduler_service.metrics.token_gaps import TokenGaps
 from splitserve_metrics.bulk_histogram import BulkHistogram
@@ -19,7 +20,7 @@ _S = 1e9
 
 @dataclass(slots=True)
 class _Open:
-    """An unfinished request. `last_ns`: the latest token of each sequence that is told apart."""
+    """An unfinished request. `last_ns`: the latest token of each of several sequences."""
 
     submitted_ns: int
     has_begun: bool = False
@@ -42,14 +43,14 @@ class RequestTimes:
         )
         self._gaps = self.between_tokens.labels()
         self._open: dict[int, _Open] = {}
-        # Of requests with plain tokens. Apart from the above: steps go through it.
-        self._plain = TokenGaps(self._gaps)
+        # Of requests of one sequence. Apart from the above: steps go through it.
+        self._of_one = TokenGaps(self._gaps)
         self._recovering: set[int] = set()
 
     @property
     def num_remembered(self) -> int:
         """Of requests, and of sets of them."""
-        return len(self._open) + self._plain.num_remembered
+        return len(self._open) + self._of_one.num_remembered
 
     def submitted(self, request: Request) -> None:
         """It was taken."""
@@ -59,7 +60,7 @@ class RequestTimes:
         """It is over."""
         key = request.client_key
         known = self._open.pop(key, None)
-        self._plain.ended(key)
+        self._of_one.ended(key)
         self._recovering.discard(key)
         if known is not None:
             self._duration.observe((self._now_ns() - known.submitted_ns) / _S)
@@ -85,22 +86,29 @@ class RequestTimes:
         """Clients get these tokens."""
         now_ns = self._now_ns()
         if len(events.client_keys):
-            self._plain_tokens(events.client_keys, now_ns)
-        for event in events.tokens:
-            self._token(event.sequence.request.client_key, event.sequence.index, now_ns)
+            self._tokens_of_one(events.client_keys, now_ns)
+        if events.tokens:
+            # What one gets that was just preempted comes here, too; before and after it plain ones.
+            told = [_key_and_index(token) for token in events.tokens]
+            of_one = [key for key, index in told if index is None]
+            if of_one:
+                self._tokens_of_one(np.array(of_one, np.int64), now_ns)
+            for (key, index), num_tokens in Counter(told).items():
+                if index is not None:
+                    self._tokens_of_several(key, index, num_tokens, now_ns)
 
-    def _plain_tokens(self, keys: npt.NDArray[np.int64], now_ns: int) -> None:
+    def _tokens_of_one(self, keys: npt.NDArray[np.int64], now_ns: int) -> None:
         """A token for each of `keys`, of which some may be there several times."""
         self._output_tokens.inc(len(keys))
         if self._recovering:
             for key in self._recovering.intersection(keys.tolist()):
                 self._recovered(key, now_ns)
-        for key in self._plain.add(keys, now_ns, self._open):
+        for key in self._of_one.add(keys, now_ns, self._open):
             self._first_token.observe((now_ns - self._open[key].submitted_ns) / _S)
 
-    def _token(self, key: int, index: int, now_ns: int) -> None:
-        """A token of sequence `index`."""
-        self._output_tokens.inc()
+    def _tokens_of_several(self, key: int, index: int, num_tokens: int, now_ns: int) -> None:
+        """So many tokens of sequence `index`, which has siblings."""
+        self._output_tokens.inc(num_tokens)
         known = self._open.get(key)
         if known is None:
             return
@@ -108,7 +116,7 @@ class RequestTimes:
         if not known.last_ns:
             self._first_token.observe((now_ns - known.submitted_ns) / _S)
         elif index in known.last_ns:
-            self._gaps.add(now_ns - known.last_ns[index])
+            self._gaps.repeat((now_ns - known.last_ns[index]) / num_tokens, num_tokens)
         known.last_ns[index] = now_ns
 
     def _recovered(self, key: int, now_ns: int) -> None:
@@ -117,3 +125,10 @@ class RequestTimes:
         if known is not None and known.lost_ns is not None:
             self._recovery.observe((now_ns - known.lost_ns) / _S)
             known.lost_ns = None
+
+
+def _key_and_index(token: TokenEvent) -> tuple[int, int | None]:
+    """Of its request, and of its sequence if that has siblings."""
+    sequence = token.sequence
+    request = sequence.request
+    return request.client_key, sequence.index if len(request.sequences) > 1 else None

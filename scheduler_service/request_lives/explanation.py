@@ -79,6 +79,7 @@ def _encode(
         parts=[_encode_part(part, time_ns) for part, time_ns in parts],
         num_draft_tokens=life.num_drafts,
         num_more_tokens=life.num_more_tokens,
+        num_accepted_draft_tokens=life.num_accepted,
     )
     if life.ended_ns is None:
         message.current.CopyFrom(_encode_part(life.part, now_ns - life.since_ns))

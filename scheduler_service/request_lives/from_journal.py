@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from scheduler_service.assignment import AssignedFor, Assignment
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
@@ -29,6 +30,7 @@ class _Watched:
     def __init__(self, num_kept: int) -> None:
         self._now_ns = 0
         self._known: set[str] = set()
+        self._isolated: set[str] = set()
         self.recorder = LifeRecorder(num_kept, lambda: self._now_ns)
 
     def called(self, address: str, core: Scheduler, call: Call, result: object) -> None:
@@ -50,13 +52,22 @@ class _Watched:
                 self._ended(result)
 
     def _given(self, request: Request, address: str) -> None:
+        assignment = None
         if request.request_id not in self._known:
             self._known.add(request.request_id)
             name = RequestName.of_key(request.request_id, request.scheduling.tenant)
             self.recorder.request_submitted(request, name, 0)
-        self.recorder.request_given(request, address)
+        if request.num_trials_left:
+            assignment = Assignment(AssignedFor.TRIED_ALONE)
+            if request.request_id not in self._isolated:
+                self._isolated.add(request.request_id)
+                self.recorder.request_quarantined(request)
+        else:
+            self._isolated.discard(request.request_id)
+        self.recorder.request_given(request, address, assignment)
 
     def _ended(self, events: StepEvents) -> None:
         for request in events.finished:
             self._known.discard(request.request_id)
+            self._isolated.discard(request.request_id)
             self.recorder.request_ended(request)

@@ -27,7 +27,8 @@ class Life:
     kept. `executor`: who has it, or had it last.
     `num_chunks` and `num_prompt_tokens`: steps that computed known tokens of it, and how many.
     `num_drafts`: guesses of its tokens that were tried; `num_more_tokens`: how many it got
-    beside the one that any step brings. `num_output_tokens`: once it has ended.
+    beside the one that any step brings, `num_accepted` of them as they were guessed, the others
+    because its executor ran on. `num_output_tokens`: once it has ended.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class Life:
         "has_begun",
         "has_token",
         "key",
+        "num_accepted",
         "num_chunks",
         "num_drafts",
         "num_left_out",
@@ -68,6 +70,7 @@ class Life:
         self.num_chunks = 0
         self.num_prompt_tokens = 0
         self.num_drafts = 0
+        self.num_accepted = 0
         self.num_more_tokens = 0
         self.num_output_tokens = 0
         self._parts: dict[Part, int] = {}

@@ -17,7 +17,8 @@ class LifeKind(Enum):
     In this order, if nothing is in the way: RECEIVED, GIVEN (to an executor, which has not begun
     it), BEGAN, FIRST_TOKEN, ENDED. WAITS: for another reason than before. PREEMPTED gave up its KV,
     SWAPPED_OUT has it in the host pool. KV_LOST: a step failed that it leaned on. TAKEN_BACK: from
-    an executor that is there, EXECUTOR_LOST: from one that is not. RESUMED: the first token since.
+    an executor that is there, EXECUTOR_LOST: from one that is not. QUARANTINED: executors may have
+    died of it, and it is tried alone from now on. RESUMED: the first token since.
     """
 
     REFUSED = "refused"
@@ -32,6 +33,7 @@ class LifeKind(Enum):
     KV_LOST = "kv_lost"
     TAKEN_BACK = "taken_back"
     EXECUTOR_LOST = "executor_lost"
+    QUARANTINED = "quarantined"
     RESUMED = "resumed"
     ENDED = "ended"
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, assert_never
 
+from scheduler_service.assignment import Assignment
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
 from scheduler_service.core.plan import StepOutcome, StepPlan
@@ -26,7 +27,14 @@ ABANDONED = "abandoned"
 # Lives of unfinished requests, beside as many as are kept of those that ended.
 _NUM_MORE_LIVING = 1024
 # Of several executors that a request waits for, that which is nearest says why.
-_NEAREST_FIRST = ("about_to_begin", "budget", "others_wait_there", "blocks_on_their_way", "blocks")
+_NEAREST_FIRST = (
+    "about_to_begin",
+    "awaits_better",
+    "budget",
+    "others_wait_there",
+    "blocks_on_their_way",
+    "blocks",
+)
 _FARTHEST = "does_not_fit"
 _WAITING = frozenset({Phase.GIVEN, Phase.PREEMPTED, Phase.SWAPPED, Phase.RECOVERING})
 
@@ -35,9 +43,11 @@ class LifeRecorder(NoObserver):
     """Keeps the lives of unfinished requests, and of the last `num_kept` that ended.
 
     What events say beside their kind: RECEIVED num_waiting (for an executor, before it),
-    num_prompt_tokens and num_resumed_tokens; BEGAN num_tokens that are known, of which num_cached
-    need not be computed, num_on_host of these come from the host pool; FIRST_TOKEN num_chunks that
-    computed num_prompt_tokens; ENDED num_output_tokens. `num_kept_at_most`: as `num_kept`.
+    num_prompt_tokens and num_resumed_tokens; GIVEN those of its `Assignment`; QUARANTINED
+    num_trials, tokens that it has to get alone; BEGAN num_tokens that are known, of which
+    num_cached need not be computed, num_on_host of these come from the host pool; FIRST_TOKEN
+    num_chunks that computed num_prompt_tokens; ENDED num_output_tokens.
+    `num_kept_at_most`: as `num_kept`.
     Its cost is per event, and nothing for steps that only decode.
     """
 
@@ -120,7 +130,7 @@ class LifeRecorder(NoObserver):
             numbers["num_resumed_tokens"] = num_resumed
         self._add(life, LifeKind.RECEIVED, numbers=numbers)
 
-    def request_given(self, request: Request, address: str) -> None:
+    def request_given(self, request: Request, address: str, assignment: Assignment | None) -> None:
         life = self._living.get(request.request_id)
         if life is None:
             return
@@ -128,7 +138,16 @@ class LifeRecorder(NoObserver):
         life.executor = address
         phase = Phase.RECOVERING if life.part.phase is Phase.RECOVERING else Phase.GIVEN
         life.enter(self._now_ns(), phase, "", address)
-        self._add(life, LifeKind.GIVEN)
+        if assignment is None:
+            self._add(life, LifeKind.GIVEN)
+        else:
+            self._add(life, LifeKind.GIVEN, assignment.why.value, _numbers_of(assignment))
+
+    def request_quarantined(self, request: Request) -> None:
+        life = self._living.get(request.request_id)
+        if life is not None:
+            life.enter(self._now_ns(), life.part.phase, LifeKind.QUARANTINED.value, life.executor)
+            self._add(life, LifeKind.QUARANTINED, "", {"num_trials": request.num_trials_left})
 
     def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
         self._leave(request, LifeKind.TAKEN_BACK, why.value)
@@ -279,10 +298,24 @@ def _end_of(request: Request) -> str:
     return ABANDONED if request.finish_reason is None else request.finish_reason.value
 
 
+def _numbers_of(assignment: Assignment) -> dict[str, int]:
+    """Of an executor without prompts before it, or with nobody running, that is not said."""
+    numbers = {
+        "num_cached": assignment.num_cached or None,
+        "num_ahead": assignment.num_ahead or None,
+        "num_running": assignment.num_running or None,
+        "cost_us": assignment.cost_us,
+        "num_cached_elsewhere": assignment.num_cached_elsewhere or None,
+        "cost_elsewhere_us": assignment.cost_elsewhere_us,
+    }
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
 def _end_numbers(life: Life) -> dict[str, int]:
     numbers = {"num_output_tokens": life.num_output_tokens}
     if life.num_more_tokens:
         numbers["num_more_tokens"] = life.num_more_tokens
     if life.num_drafts:
         numbers["num_drafts"] = life.num_drafts
+        numbers["num_accepted"] = life.num_accepted
     return numbers

@@ -30,9 +30,11 @@ class StepRows:
     _owners: dict[int, Life] = field(default_factory=dict)
     _awaiting: dict[int, Life] = field(default_factory=dict)
     _sent: deque[_Sent] = field(default_factory=deque)
-    # By row: which stay it is, the guesses tried for it, and the tokens it got beside one a step.
+    # By row: which stay it is, the guesses tried for it, those of them that were right, and the
+    # tokens it got beside one a step.
     _stay_ids: Int64Array = field(default_factory=lambda: _NO_STAYS)
     _num_drafts: Int64Array = field(default_factory=lambda: _NO_STAYS)
+    _num_accepted: Int64Array = field(default_factory=lambda: _NO_STAYS)
     _num_more: Int64Array = field(default_factory=lambda: _NO_STAYS)
 
     def sent(self, plan: StepPlan, life_of: Callable[[str], Life | None]) -> None:
@@ -102,23 +104,34 @@ class StepRows:
         if most > len(self._stay_ids):
             num_more = most - len(self._stay_ids)
             self._stay_ids = np.append(self._stay_ids, np.full(num_more, -1))
-            self._num_drafts = np.append(self._num_drafts, np.zeros(num_more, np.int64))
-            self._num_more = np.append(self._num_more, np.zeros(num_more, np.int64))
+            none = np.zeros(num_more, np.int64)
+            self._num_drafts = np.append(self._num_drafts, none)
+            self._num_accepted = np.append(self._num_accepted, none)
+            self._num_more = np.append(self._num_more, none)
         others = self._stay_ids[work.row_ids] != work.stay_ids
         for row_id in work.row_ids[others].tolist():
-            self._num_drafts[row_id] = self._num_more[row_id] = 0
+            self._clear(row_id)
         self._stay_ids[work.row_ids] = work.stay_ids
 
     def _count_more(self, work: RowWork, counts: Int32Array) -> None:
         is_same = self._stay_ids[work.row_ids] == work.stay_ids
         row_ids = work.row_ids[is_same]
-        self._num_more[row_ids] += np.maximum(counts[is_same] - 1, 0)
+        num_more = np.maximum(counts[is_same] - 1, 0)
+        self._num_more[row_ids] += num_more
         if work.drafts is not None:
-            self._num_drafts[row_ids] += work.drafts.counts[is_same]
+            num_drafts = work.drafts.counts[is_same]
+            self._num_drafts[row_ids] += num_drafts
+            # It runs on after guesses that were all right.
+            self._num_accepted[row_ids] += np.minimum(num_more, num_drafts)
 
     def _settle_row(self, row_id: int) -> None:
         owner = self._owners.get(row_id)
         if owner is not None and row_id < len(self._stay_ids):
             owner.num_drafts += int(self._num_drafts[row_id])
+            owner.num_accepted += int(self._num_accepted[row_id])
             owner.num_more_tokens += int(self._num_more[row_id])
-            self._num_drafts[row_id] = self._num_more[row_id] = 0
+            self._clear(row_id)
+
+    def _clear(self, row_id: int) -> None:
+        for counted in (self._num_drafts, self._num_accepted, self._num_more):
+            counted[row_id] = 0

@@ -53,7 +53,8 @@ class ReadinessWatch:
         readiness = self._judge.judge(facts, cluster.now_ns())
         if readiness is self.current:
             return
-        level = logging.INFO if readiness is Readiness.READY else logging.WARNING
+        is_wished = readiness in {Readiness.READY, Readiness.DRAINING}
+        level = logging.INFO if is_wished else logging.WARNING
         _log.log(
             level,
             "readiness_changed readiness=%s before=%s num_connected=%d num_unfinished=%d",

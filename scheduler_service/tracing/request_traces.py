@@ -11,6 +11,7 @@ import grpc.aio
 import numpy as np
 from opentelemetry.trace import Span
 
+from scheduler_service.assignment import Assignment
 from scheduler_service.callers.quotas import num_computed_outputs
 from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
@@ -114,9 +115,17 @@ class RequestTraces(NoObserver):
         }
         trace.end(attributes, "" if request.error is None else request.error[0])
 
-    def request_given(self, request: Request, address: str) -> None:
+    def request_given(self, request: Request, address: str, assignment: Assignment | None) -> None:
         if self._traces and (trace := self._traces.get(request.client_key)) is not None:
-            trace.note("given", {"splitserve.executor": address})
+            attributes: dict[str, str | int] = {"splitserve.executor": address}
+            if assignment is not None:
+                attributes["splitserve.reason"] = assignment.why.value
+                attributes["splitserve.num_cached_tokens"] = assignment.num_cached
+            trace.note("given", attributes)
+
+    def request_quarantined(self, request: Request) -> None:
+        if self._traces and (trace := self._traces.get(request.client_key)) is not None:
+            trace.note("quarantined", {"splitserve.num_trials": request.num_trials_left})
 
     def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
         if self._traces and (trace := self._traces.get(request.client_key)) is not None:

@@ -28,11 +28,12 @@ BODY = {"model": "", "prompt": "Once", "max_tokens": 4}
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """`folder`: what `setup` made. `environs`: of each service. `http`: the gateway's port."""
+    """`folder`: what `setup` made. `environs`: of each service. `http`, `live`: ports."""
 
     folder: Path
     environs: dict[str, dict[str, str]]
     http: str
+    live: str
 
     def run(
         self, service: str, *arguments: str, **changes: str
@@ -55,11 +56,17 @@ class Composed:
         added = self.run("operator", "splitserve_cli", "keys", "add", file, flag)
         return added.stdout.strip()
 
-    def client(self, key: str | None) -> httpx2.AsyncClient:
-        """Of the gateway; it believes the authority alone."""
+    def key_of(self, service: str) -> str:
+        """Which `setup` made for it."""
+        return (self.folder / service / "api.key").read_text().strip()
+
+    def client(self, key: str | None, port: str | None = None) -> httpx2.AsyncClient:
+        """Of the gateway's API, or of `port`; it believes the authority alone."""
         context = ssl.create_default_context(cafile=self.folder / "operator" / "ca.crt")
         return httpx2.AsyncClient(
-            base_url=f"https://localhost:{self.http}", verify=context, headers=dict(bearer(key))
+            base_url=f"https://localhost:{port or self.http}",
+            verify=context,
+            headers=dict(bearer(key)),
         )
 
     async def num_executors(self) -> int:
@@ -72,7 +79,9 @@ class Composed:
 def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     folder = tmp_path_factory.mktemp("splitserve")
     set_up(folder)
-    clients, cluster, executor, http = (reserve_address().rpartition(":")[2] for _ in range(4))
+    clients, cluster, executor, http, live = (
+        reserve_address().rpartition(":")[2] for _ in range(5)
+    )
     ours = {
         "scheduler": {"LISTEN": f"0.0.0.0:{clients}", "CLUSTER_LISTEN": f"0.0.0.0:{cluster}"},
         "executor": {
@@ -81,7 +90,12 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
             "NUM_DEVICE_BLOCKS": "64",
             "NUM_HOST_BLOCKS": "0",
         },
-        "gateway": {"HTTP": f"0.0.0.0:{http}", "SCHEDULERS": f"127.0.0.1:{clients}"},
+        "gateway": {
+            "HTTP": f"0.0.0.0:{http}",
+            "SCHEDULERS": f"127.0.0.1:{clients}",
+            "LIVE_LISTEN": f"0.0.0.0:{live}",
+            "LIVE_SCHEDULERS": f"127.0.0.1:{cluster}",
+        },
         "operator": {
             "ADDRESS": f"127.0.0.1:{clients}",
             "CLUSTER_ADDRESS": f"127.0.0.1:{cluster}",
@@ -104,7 +118,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
-        yield Composed(folder, environs, http)
+        yield Composed(folder, environs, http, live)
 
 
 @asynccontextmanager
@@ -132,6 +146,19 @@ async def test_caller_with_a_key_is_answered_and_nobody_else(composed: Composed)
         assert answer.json()["usage"]["completion_tokens"] == 4
     async with serving(composed, None) as client:
         assert (await client.post("/v1/completions", json=body)).status_code == 401
+
+
+async def test_live_page_shows_the_scheduler_to_operators_alone(composed: Composed) -> None:
+    async with serving(composed, None):
+        async with composed.client(composed.key_of("operator"), composed.live) as client:
+            assert "splitserve" in (await client.get("/")).text
+            async with client.stream("GET", "/feed") as answer:
+                assert answer.status_code == 200
+                frame = json.loads(await anext(answer.aiter_lines()))
+        assert [executor["state"] for executor in frame["executors"]] == ["serving"]
+        for key in (None, composed.key_of("gateway")):
+            async with composed.client(key, composed.live) as client:
+                assert (await client.get("/feed")).status_code in (401, 403)
 
 
 async def test_operator_is_told_of_executors(composed: Composed) -> None:

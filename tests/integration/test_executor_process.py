@@ -91,6 +91,39 @@ async def test_executor_registers_computes_and_exits_with_0_when_it_is_terminate
     assert (info.num_device_blocks, info.limits.max_num_rows, info.model.name) == (8, 4, "llama")
 
 
+# It loads for ever, and says so; what Python does as it ends would be said, too.
+_LOADS_FOR_EVER = """
+import atexit, sys, threading, types
+import executor_service.__main__ as process
+def load_engine(config, executor_epoch):
+    print("loads", file=sys.stderr, flush=True)
+    threading.Event().wait()
+sys.modules["executor_service.engine_loader"] = types.SimpleNamespace(load_engine=load_engine)
+atexit.register(print, "finalized", file=sys.stderr)
+sys.exit(process.main())
+"""
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_executor_that_is_stopped_while_it_loads_ends_beside_the_thread_that_loads(
+    log_format: str,
+) -> None:
+    # To finalize Python beside a thread in C++ code aborts: "terminate called without an ...".
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LOADS_FOR_EVER, "--model=bundled", f"--log-format={log_format}"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / r) for r in SOURCE_ROOTS)},
+    )
+    assert process.stderr is not None
+    assert any(re.search(r"\bloads\b", line) for line in process.stderr)
+    process.send_signal(signal.SIGTERM)
+    _, rest = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert "executor_stopped" in rest
+    assert "finalized" not in rest
+
+
 def test_executor_exits_with_2_and_one_line_when_the_model_is_missing(tmp_path: Path) -> None:
     errors = _end_with_2(f"--model={tmp_path / 'none'}", "--log-level=warning")
     assert re.fullmatch(r"splitserve executor: .*none: no such directory.*\n", errors)

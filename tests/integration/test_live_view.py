@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, aclosing
 
 import pytest
@@ -18,7 +19,7 @@ from scheduler_service.live.live_view import MAX_WATCHERS, LiveView
 from scheduler_service.live.pool_map import BlockState
 from scheduler_service.live.step_log import RowKind
 from scheduler_service.live.watcher import Watcher
-from scheduler_service.observer import NoObserver
+from scheduler_service.observer import NoObserver, Observers
 from scheduler_service.request_names import RequestName
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_client import AsyncClient, SamplingParams, SplitserveError
@@ -126,6 +127,12 @@ def states_seen(frames: Iterable[live.WatchSchedulerResponse]) -> set[int]:
     }
 
 
+def each_its_own() -> Callable[[int], int]:
+    """Whoever asks for a frame has it made of that moment."""
+    numbers = itertools.count()
+    return lambda _: next(numbers)
+
+
 def steps_of(frames: Iterable[live.WatchSchedulerResponse]) -> list[live.LiveStep]:
     return [step for frame in frames for executor in frame.executors for step in executor.steps]
 
@@ -143,13 +150,13 @@ async def complete_all(client: AsyncClient, num_requests: int) -> None:
 
 
 async def test_frames_say_what_cores_have_at_every_step_when_requests_are_swapped() -> None:
-    looks = WatchesEachStep()
+    looks, view = WatchesEachStep(), LiveView(lambda: UNIX_MS, each_its_own())
     executor = FakeExecutor(num_device_blocks=24, num_host_blocks=64)
     async with (
-        scheduler_in_process(executor, config=SWAPS, observer=looks) as scheduler,
+        scheduler_in_process(executor, config=SWAPS, observer=Observers(view, looks)) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):
-        with scheduler.view.watching(scheduler.cluster) as watcher:
+        with view.watching(scheduler.cluster) as watcher:
             looks.begin(scheduler.cluster, watcher)
             await complete_all(client, 6)
             last = scheduler.cluster.engines[0].scheduler
@@ -166,7 +173,7 @@ async def test_frames_say_what_cores_have_at_every_step_when_requests_are_swappe
             }  # fmt: skip
             names = {request.request_id for f in looks.frames for request in f.new_requests}
             assert names == {f"request-{number}" for number in range(6)}
-        assert scheduler.view.logs == {}
+        assert view.is_idle
 
 
 async def test_frame_says_what_the_first_that_waits_lacks_when_there_are_no_blocks() -> None:

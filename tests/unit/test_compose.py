@@ -29,6 +29,8 @@ FIXED = {
     "gateway": {
         "SPLITSERVE_HTTP": "0.0.0.0:8000",
         "SPLITSERVE_SCHEDULERS": "dns:scheduler:50051",
+        "SPLITSERVE_LIVE_LISTEN": "0.0.0.0:8001",
+        "SPLITSERVE_LIVE_SCHEDULERS": "dns:scheduler:50050",
         "SPLITSERVE_INSECURE": "${SPLITSERVE_INSECURE:-true}",
     },
 }

@@ -6,6 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler_service.assignment import AssignedFor
+from scheduler_service.core.lack import Lack
+from scheduler_service.fleet import hindrances
+from scheduler_service.observer import TakenBack
 from splitserve_cli.explain_text import describe_explanation, describe_queue, summary
 from splitserve_cli.explain_words import because, details_of, seconds
 from splitserve_client.explanations import (
@@ -57,7 +61,8 @@ def test_summary_begins_with_what_kept_it_longest_when_it_waited_for_several_thi
     assert summary(LIFE) == (
         "It waited 3.2 s until it began, 2.9 s of it because e0 had too few free KV blocks;"
         " its prompt took 400 ms; its tokens took 1.0 s; it was preempted;"
-        " all that kept it from going on for 1.0 s; it ended: length."
+        " all that kept it from going on for 1.0 s; it ended: length (it has as many tokens as it"
+        " asked for)."
     )
 
 
@@ -131,3 +136,57 @@ def test_times_have_few_digits() -> None:
         "61.0 s",
         "120 min",
     ]
+
+
+def test_given_says_why_this_executor_with_the_numbers_that_were_compared() -> None:
+    given = event(
+        1,
+        "given",
+        "e1",
+        "most_cached",
+        num_cached=32,
+        num_ahead=12,
+        num_running=1,
+        cost_us=2000,
+        cost_elsewhere_us=5500,
+    )
+    assert details_of(given) == (
+        "e1 has more of it in its caches than others; 32 tokens of it cached there;"
+        " 12 prompt tokens before it there; 1 sequence ran there;"
+        " estimated until its first token: 2 ms, elsewhere 5.5 ms with 0 cached"
+    )
+    assert details_of(event(1, "given", "e1")) == "e1"
+    assert details_of(event(1, "given", "e1", "{moonlight}")) == "{moonlight}; e1"
+    assert because("{moonlight}", "e0") == "{moonlight}"
+
+
+def test_every_reason_of_the_scheduler_has_its_words() -> None:
+    for why in AssignedFor:
+        assert why.value not in details_of(event(0, "given", "e0", why.value))
+    for reason in (*Lack, *hindrances.Obstacle, *TakenBack):
+        assert because(reason.value, "e0") != reason.value
+
+
+def test_several_tokens_a_step_are_summed_up() -> None:
+    end = event(9, "ended", "e0", "stop", num_output_tokens=30)
+    life = replace(
+        LIFE,
+        events=(*LIFE.events[:1], end),
+        num_draft_tokens=25,
+        num_more_tokens=20,
+        num_accepted_draft_tokens=14,
+    )
+    text = describe_explanation("r1", Explanation((life,), (), 0, 1, 10))
+    assert text.endswith(
+        "several tokens a step: 25 guessed, 14 of them right; 6 as the executor ran on;"
+        " 3.00 tokens for each step that brought some\n"
+    )
+
+
+def test_summary_says_that_executors_may_have_died_of_it() -> None:
+    quarantined = event(2, "quarantined", "e0", num_trials=3)
+    end = event(9, "ended", "", "EXECUTOR_LOST_REPEATEDLY")
+    life = replace(LIFE, events=(*LIFE.events[:2], quarantined, end))
+    assert "it was tried alone, as executors may have died of it" in summary(life)
+    assert "EXECUTOR_LOST_REPEATEDLY (executors were lost" in summary(life)
+    assert details_of(quarantined) == "e0; until it gets 3 tokens alone"

@@ -102,7 +102,7 @@ class ExplainResponse(_message.Message):
     def __init__(self, lives: _Optional[_Iterable[_Union[RequestLife, _Mapping]]] = ..., near_request_ids: _Optional[_Iterable[str]] = ..., num_living: _Optional[int] = ..., num_ended: _Optional[int] = ..., num_kept_at_most: _Optional[int] = ...) -> None: ...
 
 class RequestLife(_message.Message):
-    __slots__ = ("request_id", "tenant", "began_at", "duration_us", "unfinished", "events", "num_events_left_out", "parts", "current", "obstacles", "num_draft_tokens", "num_more_tokens")
+    __slots__ = ("request_id", "tenant", "began_at", "duration_us", "unfinished", "events", "num_events_left_out", "parts", "current", "obstacles", "num_draft_tokens", "num_more_tokens", "num_accepted_draft_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     BEGAN_AT_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class RequestLife(_message.Message):
     OBSTACLES_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_MORE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     began_at: _timestamp_pb2.Timestamp
@@ -127,7 +128,8 @@ class RequestLife(_message.Message):
     obstacles: _containers.RepeatedCompositeFieldContainer[ExecutorObstacle]
     num_draft_tokens: int
     num_more_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., began_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., duration_us: _Optional[int] = ..., unfinished: bool = ..., events: _Optional[_Iterable[_Union[LifeEvent, _Mapping]]] = ..., num_events_left_out: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[LifePart, _Mapping]]] = ..., current: _Optional[_Union[LifePart, _Mapping]] = ..., obstacles: _Optional[_Iterable[_Union[ExecutorObstacle, _Mapping]]] = ..., num_draft_tokens: _Optional[int] = ..., num_more_tokens: _Optional[int] = ...) -> None: ...
+    num_accepted_draft_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., began_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., duration_us: _Optional[int] = ..., unfinished: bool = ..., events: _Optional[_Iterable[_Union[LifeEvent, _Mapping]]] = ..., num_events_left_out: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[LifePart, _Mapping]]] = ..., current: _Optional[_Union[LifePart, _Mapping]] = ..., obstacles: _Optional[_Iterable[_Union[ExecutorObstacle, _Mapping]]] = ..., num_draft_tokens: _Optional[int] = ..., num_more_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class LifeEvent(_message.Message):
     __slots__ = ("at_us", "kind", "executor", "reason", "numbers")

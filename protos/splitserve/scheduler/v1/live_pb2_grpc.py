@@ -50,8 +50,9 @@ class LiveServiceServicer(object):
 
     def WatchScheduler(self, request, context):
         """Sends the state of this moment, and then what has changed, as often as is asked for. A watcher
-        that reads slowly gets fewer frames, each of the moment at which it is sent; no frame waits for
-        another. It costs nothing while nobody watches, and changes nothing.
+        that reads slowly gets fewer frames, each of a moment at most a tenth of a second before it is
+        sent; no frame waits for another. Ten moments a second are made for all who watch, and frames of
+        one rate are sent at the same times. It costs nothing while nobody watches, and changes nothing.
 
         A frame says of everything but blocks, steps and names of requests what is the case. Of those it
         says what was not said before in this stream: the first frame says all of it. The stream ends

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from scheduler_service.assignment import Assignment
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.fleet.fleet_queue import FleetQueue
 from scheduler_service.fleet.host_state import Host
@@ -26,6 +27,7 @@ class Fleet:
         self.now_ns = 0
         self.num_requests = 0
         self.taken_back: list[str] = []
+        self.assignments: dict[str, Assignment] = {}
 
     def push(
         self, name: str, prompt: int = 3, *, max_tokens: int = 50, **scheduling: object
@@ -47,10 +49,13 @@ class Fleet:
         """What goes where now, by the number of the core."""
         cores = [driver.core for driver in self.drivers]
         given = []
-        for request, host in self.queue.dispatch(self.now_ns, cores, None, self.take_back):
+        for request, host, assignment in self.queue.dispatch(
+            self.now_ns, cores, None, self.take_back
+        ):
             number = next(i for i, core in enumerate(cores) if core is host)
             cores[number].readmit(request)
             given.append((request.request_id, number))
+            self.assignments[request.request_id] = assignment
         return given
 
     def take_back(self, host: Host, name: str) -> None:

@@ -179,7 +179,7 @@ def test_nobody_is_looked_at_again_and_again_when_its_wait_is_over_and_no_host_i
 
     assert list(fleet.queue.dispatch(900, cores[:1])) == []
     assert fleet.queue.next_look_ns is None
-    assert [request.request_id for request, _ in fleet.queue.dispatch(901, cores)] == ["waits"]
+    assert [given.request.request_id for given in fleet.queue.dispatch(901, cores)] == ["waits"]
 
 
 def test_executor_that_lacked_blocks_is_asked_again_when_it_has_more() -> None:

@@ -2,81 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import pytest
 
-from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.fleet.fleet_queue import FleetQueue
 from scheduler_service.fleet.holds import MAX_PASSED
-from tests.support.core.driver import CoreDriver
-
-# 40 tokens of the same beginning, and what follows.
-SYSTEM = list(range(1, 41))
-STEP_US = 64_000
-TOKEN_NS = 1_000_000
-
-
-class Fleet:
-    """Cores of the same kind, or with these changes, that computed a step of 64 tokens in 64 ms."""
-
-    def __init__(self, *changes: Mapping[str, int], speeds: Sequence[int] = ()) -> None:
-        pool: dict[str, Any] = {"num_device_blocks": 256}
-        self.drivers = [CoreDriver(**(pool | dict(each))) for each in changes]
-        self.queue = FleetQueue("fcfs", {})
-        self.now_ns = 0
-        self.num_requests = 0
-        for index, driver in enumerate(self.drivers):
-            driver.add([90 + index] * 70, max_tokens=1)
-            while driver.plan() is not None:
-                driver.answer(compute_us=STEP_US * (speeds[index] if speeds else 1))
-
-    def push(self, prompt: list[int], **scheduling: object) -> Request:
-        self.num_requests += 1
-        request = CoreDriver().make_request(
-            prompt,
-            f"r{self.num_requests}",
-            scheduling=SchedulingParams(**scheduling),  # type: ignore[arg-type]
-            max_tokens=50,
-            ignore_eos=True,
-        )
-        request.arrival = self.num_requests
-        self.queue.push(request)
-        return request
-
-    def dispatch(self) -> dict[str, int]:
-        """What goes where now."""
-        cores = [driver.core for driver in self.drivers]
-        given = {}
-        for request, host in self.queue.dispatch(self.now_ns, cores):
-            number = next(i for i, core in enumerate(cores) if core is host)
-            cores[number].readmit(request)
-            given[request.request_id] = number
-        return given
-
-    def compute(self, number: int, prompt: list[int]) -> None:
-        """An executor has the blocks of a prompt, and nobody runs there."""
-        self.drivers[number].add(prompt, max_tokens=1)
-        while self.drivers[number].plan() is not None:
-            self.drivers[number].answer(compute_us=STEP_US)
-
-    def begin(self, number: int, prompt: list[int]) -> None:
-        """An executor computes a prompt that takes more than a step."""
-        self.drivers[number].add(prompt, max_tokens=100)
-        self.drivers[number].plan()
+from tests.unit.scheduler.fleet.prefix_fleet import (
+    LONG,
+    SYSTEM,
+    TOKEN_NS,
+    BusyHolder,
+    PrefixFleet,
+)
 
 
 @pytest.mark.parametrize("holder", [0, 1, 2])
 def test_request_goes_where_its_prefix_is(holder: int) -> None:
-    fleet = Fleet({}, {}, {})
+    fleet = PrefixFleet({}, {}, {})
     fleet.compute(holder, SYSTEM)
     fleet.push([*SYSTEM, 50, 51])
     assert fleet.dispatch() == {"r1": holder}
 
 
 def test_request_goes_elsewhere_when_those_that_run_there_cost_more_than_is_saved() -> None:
-    fleet = Fleet({}, {})
+    fleet = PrefixFleet({}, {})
     fleet.compute(0, SYSTEM)
     for number in range(4):
         fleet.drivers[0].add([60 + number], max_tokens=100)
@@ -87,13 +35,13 @@ def test_request_goes_elsewhere_when_those_that_run_there_cost_more_than_is_save
 
 def test_request_goes_to_the_faster_executor_when_nobody_has_its_prefix() -> None:
     for speeds in ((1, 4), (4, 1)):
-        fleet = Fleet({}, {}, speeds=speeds)
+        fleet = PrefixFleet({}, {}, speeds=speeds)
         fleet.push(SYSTEM)
         assert fleet.dispatch() == {"r1": speeds.index(1)}
 
 
 def test_longest_prefix_wins_when_block_sizes_differ() -> None:
-    fleet = Fleet({"block_size": 16}, {"block_size": 4})
+    fleet = PrefixFleet({"block_size": 16}, {"block_size": 4})
     fleet.compute(0, SYSTEM)
     fleet.compute(1, SYSTEM[:28])
     fleet.push([*SYSTEM, 50, 51])
@@ -104,7 +52,7 @@ def test_longest_prefix_wins_when_block_sizes_differ() -> None:
 
 def test_prefix_in_the_host_pool_counts() -> None:
     small = {"num_device_blocks": 30, "num_host_blocks": 64}
-    fleet = Fleet(small, small)
+    fleet = PrefixFleet(small, small)
     fleet.compute(1, SYSTEM)
     fleet.compute(1, [77] * 118)
     core = fleet.drivers[1].core
@@ -115,14 +63,14 @@ def test_prefix_in_the_host_pool_counts() -> None:
 
 
 def test_request_goes_to_the_executor_with_blank_blocks_when_another_would_evict() -> None:
-    fleet = Fleet({"num_device_blocks": 32}, {"num_device_blocks": 32})
+    fleet = PrefixFleet({"num_device_blocks": 32}, {"num_device_blocks": 32})
     fleet.compute(0, [77] * 100)
     fleet.push([*range(1, 60)])
     assert fleet.dispatch() == {"r1": 1}
 
 
 def test_requests_that_arrive_together_meet_where_the_first_goes() -> None:
-    fleet = Fleet({}, {}, {})
+    fleet = PrefixFleet({}, {}, {})
     for last in (50, 51):
         fleet.push([*SYSTEM, last])
     where = fleet.dispatch()
@@ -133,7 +81,7 @@ def test_requests_that_arrive_together_meet_where_the_first_goes() -> None:
 def test_family_has_a_home_that_is_the_same_in_the_next_life_of_a_fleet() -> None:
     homes = []
     for _ in range(2):
-        fleet = Fleet({}, {}, {}, {})
+        fleet = PrefixFleet({}, {}, {}, {})
         lives: list[int] = []
         for family in range(12):
             fleet.push([family + 1] * 24)
@@ -149,25 +97,6 @@ def test_family_has_a_home_that_is_the_same_in_the_next_life_of_a_fleet() -> Non
 
 
 # -- waiting for a busy one ------------------------------------------------------------------------
-
-
-LONG = [1 + at % 90 for at in range(160)]
-
-
-class BusyHolder(Fleet):
-    """The first executor has a long prefix, and prompts for all of the next step."""
-
-    def __init__(self) -> None:
-        super().__init__({"max_num_seqs": 32}, {"max_num_seqs": 32})
-        self.compute(0, LONG)
-        self.begin(0, [88] * 128)
-
-    def open_holder(self) -> None:
-        """The prompt is computed."""
-        while self.drivers[0].in_flight:
-            self.drivers[0].answer(compute_us=STEP_US)
-            if self.drivers[0].core.openings.num_pending_tokens:
-                self.drivers[0].plan()
 
 
 def test_request_waits_for_a_busy_executor_when_that_saves_more() -> None:

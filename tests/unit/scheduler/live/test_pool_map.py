@@ -65,18 +65,30 @@ def test_block_states_are_those_of_each_block_when_a_pool_was_used(data: st.Data
 def test_pool_map_brings_a_watcher_to_each_state_when_it_tells_what_changed(
     moments: list[tuple[bytes, int]],
 ) -> None:
-    told_of, seen = PoolMap(8, 16), Pool()
+    before, seen = None, Pool()
     for states, holder in moments:
         told = live.LivePool()
-        told_of.tell(np.frombuffer(states, np.uint8), np.full(8, holder), told)
+        now = PoolMap(16, np.frombuffer(states, np.uint8), np.full(8, holder))
+        now.tell_changes(before, told)
         seen.take(told)
         assert (bytes(seen.states), seen.holders) == (states, [holder] * 8)
         assert seen.block_size == 16
+        before = now
 
 
 def test_pool_map_tells_nothing_when_nothing_has_changed() -> None:
-    told_of, states, holders = PoolMap(4, 16), np.ones(4, np.uint8), np.arange(4)
-    told_of.tell(states, holders, live.LivePool())
+    before, now = (PoolMap(16, np.ones(4, np.uint8), np.arange(4)) for _ in range(2))
     again = live.LivePool()
-    told_of.tell(states.copy(), holders.copy(), again)
+    now.tell_changes(before, again)
     assert (again.num_blocks, list(again.changed), again.states) == (4, [], b"")
+
+
+def test_block_is_shared_when_more_have_it_than_a_byte_counts() -> None:
+    pool = BlockPool(NUM_BLOCKS)
+    shared, alone = pool.allocate(2)
+    for _ in range(300):
+        pool.share([shared])
+
+    states = block_states(pool, (), ())
+
+    assert (states[shared], states[alone]) == (BlockState.SHARED, BlockState.HELD)

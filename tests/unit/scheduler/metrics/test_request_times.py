@@ -37,15 +37,17 @@ class Watched:
         tokens = np.zeros(len(keys), np.int32)
         self.times.delivered(StepEvents(np.array(keys, np.int64), tokens))
 
-    def scored(self, request: Request, index: int) -> None:
+    def scored(self, request: Request, index: int, num_tokens: int = 1) -> None:
         event = TokenEvent(request.sequences[index], 5, None)
-        self.times.delivered(StepEvents(tokens=[event]))
+        self.times.delivered(StepEvents(tokens=[event] * num_tokens))
 
     def said(self, name: str) -> tuple[float, float]:
         """How many, and their sum."""
-        shown = Shown(Page(self.made.registry, [self.times.between_tokens.family()]))
-        number, total = shown.histogram(name)
+        number, total = self.shown().histogram(name)
         return number, round(total, 6)
+
+    def shown(self) -> Shown:
+        return Shown(Page(self.made.registry, [self.times.between_tokens.family()]))
 
 
 def test_times_are_of_each_request_when_steps_bring_tokens_of_some() -> None:
@@ -94,6 +96,34 @@ def test_sequences_are_told_apart_when_there_are_several() -> None:
     watched.scored(request, 0)
 
     assert (watched.said(FIRST), watched.said(BETWEEN)) == ((1, 1.0), (1, 2.0))
+
+
+def test_a_request_has_one_first_token_when_some_came_while_it_was_preempted() -> None:
+    watched = Watched()
+    preempted_later, preempted_first = watched.submit(1), watched.submit(2)
+    watched.now_s += 1
+    watched.plain(1)
+    watched.scored(preempted_first, 0)
+    watched.now_s += 2
+    watched.scored(preempted_later, 0)
+    watched.plain(2)
+    watched.now_s += 4
+    watched.plain(1, 2)
+
+    assert watched.said(FIRST) == (2, 2.0)
+    assert watched.said(BETWEEN) == (4, 12.0)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2])
+def test_tokens_with_scores_share_the_time_too_when_they_come_together(num_sequences: int) -> None:
+    watched = Watched()
+    request = watched.submit(1, num_sequences)
+    watched.scored(request, 0)
+    watched.now_s += 1.2
+    watched.scored(request, 0, num_tokens=3)
+
+    assert watched.said(BETWEEN) == (3, 1.2)
+    assert watched.shown().value(f"{BETWEEN}_bucket", le="0.5") == 3
 
 
 @pytest.mark.parametrize("is_plain", [True, False])

@@ -10,13 +10,14 @@ from scheduler_service.journal.journal import FileJournal
 from scheduler_service.request_lives.explanation import explain
 from scheduler_service.request_lives.from_journal import lives_of
 from scheduler_service.request_lives.life import Life
-from scheduler_service.request_lives.life_event import LifeKind, Phase
+from scheduler_service.request_lives.life_event import LifeEvent, LifeKind, Phase
 from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import turns
 from tests.support.core.told_fleet import ToldFleet
 
 # What the queue of all executors knows, and no core.
 _OF_THE_QUEUE = frozenset({LifeKind.RECEIVED, LifeKind.WAITS})
+_KNOWN_TO_CORES = frozenset({"tried_alone"})
 
 
 async def _recorded_run(path: Path) -> ToldFleet:
@@ -44,10 +45,17 @@ async def _recorded_run(path: Path) -> ToldFleet:
 
 def _story(life: Life) -> list[tuple[int, str, str, str]]:
     return [
-        (event.at_ns, event.kind.value, event.executor, event.reason)
+        (event.at_ns, event.kind.value, event.executor, _reason(event))
         for event in life.events
         if event.kind not in _OF_THE_QUEUE
     ]
+
+
+def _reason(event: LifeEvent) -> str:
+    """Without what the router compared, of which no core is told."""
+    if event.kind is LifeKind.GIVEN and event.reason not in _KNOWN_TO_CORES:
+        return ""
+    return event.reason
 
 
 async def test_journal_tells_the_same_of_requests_as_was_told_when_they_ran(
@@ -82,3 +90,49 @@ async def test_explanation_of_a_journal_is_the_same_each_time(tmp_path: Path) ->
     (life,) = first.lives
     assert (life.request_id, life.unfinished, life.HasField("began_at")) == ("r3", False, False)
     assert sum(part.duration_us for part in life.parts) == life.duration_us
+
+
+async def test_journal_tells_why_a_request_waits_at_an_executor_as_it_was_told(
+    tmp_path: Path,
+) -> None:
+    told = await _recorded_run(tmp_path / "journal")
+
+    told_of = {_waits(life) for life in told.recorder.ended}
+    assert {_waits(life) for life in lives_of(tmp_path / "journal", 10).ended} == told_of
+    assert {reason for waits in told_of for _, reason, _ in waits} >= {"blocks"}
+
+
+def _waits(life: Life) -> tuple[tuple[int, str, str], ...]:
+    """For what an executor lacks that has it."""
+    has_it, waits = "", []
+    for event in life.events:
+        if event.kind is LifeKind.GIVEN:
+            has_it = event.executor
+        elif event.kind in (LifeKind.EXECUTOR_LOST, LifeKind.TAKEN_BACK):
+            has_it = ""
+        elif event.kind is LifeKind.WAITS and has_it:
+            waits.append((event.at_ns, event.reason, event.executor))
+    return tuple(waits)
+
+
+async def test_journal_tells_who_was_tried_alone_when_executors_died_of_it(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "journal", 2**24, 1)
+    told = ToldFleet(ClusterConfig(max_executor_losses=1), journal=journal)
+    first, second = Machine("executor:1"), Machine("executor:2")
+    await told.fleet.join(first)
+    told.fleet.submit(1, 2)
+    await turns()
+    assert first.link is not None
+    first.link.break_off()
+    await turns()
+    await told.fleet.join(second)
+    await told.fleet.finish(second)
+    await told.close()
+    journal.close()
+
+    replayed = list(lives_of(tmp_path / "journal", 10).ended)
+    assert len(replayed) == 2
+    for life in replayed:
+        told_kinds = [kind for kind in told.kinds(int(life.request_id[1:])) if kind != "waits"]
+        assert [event.kind.value for event in life.events] == told_kinds
+        assert "quarantined" in told_kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import cast
 
 import pytest
@@ -230,4 +231,52 @@ async def test_life_tells_of_steps_that_failed_when_a_request_is_the_reason() ->
     assert end.reason == "EXECUTOR_LOST_REPEATEDLY"
     parts = told.life(1).parts(told.fleet.now_ns)
     assert Part(Phase.PROMPT, "again", "executor:1") in parts
+    await told.close()
+
+
+async def test_life_tells_that_it_is_tried_alone_and_where_when_executors_died_of_it() -> None:
+    told, machines = (
+        ToldFleet(ClusterConfig(max_executor_losses=1)),
+        [Machine(f"executor:{number}") for number in (1, 2, 3)],
+    )
+    await told.fleet.join(machines[0])
+    told.fleet.submit(1, 2)
+    await turns()
+    for machine, following in itertools.pairwise(machines):
+        assert machine.link is not None
+        machine.link.break_off()
+        await turns()
+        told.fleet.now_ns += S
+        await told.fleet.join(following)
+
+    for handle in (1, 2):
+        quarantined = told.event(handle, LifeKind.QUARANTINED)
+        assert (quarantined.at_ns, quarantined.numbers) == (0, {"num_trials": 1})
+        kinds = told.kinds(handle)
+        assert kinds[:4] == ["received", "given", "began", "executor_lost"]
+        again = [e for e in told.life(handle).events if e.kind is LifeKind.GIVEN][1]
+        assert (again.executor, again.reason) == ("executor:2", "tried_alone")
+        waited = told.life(handle).parts(told.fleet.now_ns)
+        assert waited[Part(Phase.RECOVERING, "quarantined", "executor:1")] == S
+    # Of the second executor only one of them was there at that moment: that one has failed.
+    assert [life.request_id for life in told.recorder.ended] == ["r1"]
+    assert told.event(1, LifeKind.ENDED).reason == "EXECUTOR_LOST_REPEATEDLY"
+    await told.close()
+
+
+async def test_life_says_why_it_was_given_to_an_executor() -> None:
+    told, machine = ToldFleet(), Machine("executor:1")
+    await told.fleet.join(machine)
+    told.submit_long(1, 9, 4)
+    await turns()
+    await told.fleet.finish(machine)
+    await told.fleet.join(Machine("executor:2"))
+    told.submit_long(1, 12, 4)
+    await turns()
+
+    given = told.event(1, LifeKind.GIVEN)
+    assert (given.executor, given.reason) == ("executor:1", "most_cached")
+    assert given.numbers["num_cached"] == 8
+    assert given.numbers["cost_us"] < given.numbers["cost_elsewhere_us"]
+    assert "num_cached_elsewhere" not in given.numbers
     await told.close()

@@ -36,6 +36,7 @@ class Rows:
         new: dict[int, str] | None = None,
         num_new_tokens: int = 1,
         drafts: dict[int, int] | None = None,
+        run_on: dict[int, int] | None = None,
         samples: bool = True,
     ) -> None:
         """A step with these rows, which have these stays."""
@@ -50,7 +51,7 @@ class Rows:
             np.zeros(num_rows, np.int32),
             np.zeros(num_rows * num_new_tokens, np.int32),
             None if samples else np.zeros(num_rows, np.bool_),
-            None,
+            None if run_on is None else np.array([run_on.get(row, 0) for row in rows], np.int32),
             None if drafts is None else Drafts(counts, np.zeros(counts.sum(), np.int32)),
         )
         new_rows = [
@@ -113,3 +114,15 @@ def test_drafts_and_more_tokens_are_those_of_the_stay_that_had_them() -> None:
 
     counted = {k: (each.num_drafts, each.num_more_tokens) for k, each in rows.lives.items()}
     assert counted == {"a": (5, 4), "b": (6, 1)}
+    assert {k: each.num_accepted for k, each in rows.lives.items()} == {"a": 4, "b": 1}
+
+
+def test_tokens_beyond_the_guesses_are_those_of_running_on() -> None:
+    rows = Rows("a", "b")
+    rows.send({0: 7, 2: 9}, {0: "a", 2: "b"}, drafts={0: 2}, run_on={0: 3, 2: 3})
+    rows.answer(5, 4)
+    for life in rows.lives.values():
+        rows.rows.settle(life)
+
+    counted = {k: (each.num_more_tokens, each.num_accepted) for k, each in rows.lives.items()}
+    assert counted == {"a": (4, 2), "b": (3, 0)}

@@ -1,0 +1,106 @@
+"""A scheduler at one moment, and the frames that bring watchers there from moments before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+from scheduler_service.cluster import Cluster
+from scheduler_service.live import reasons
+from scheduler_service.live.executor_view import MAX_WAITING, ExecutorView, view_executor
+from scheduler_service.live.names import Names, NamesMark
+from scheduler_service.live.step_log import StepLog
+from splitserve.scheduler.v1 import live_pb2 as live
+
+_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """All watchers who were at the same moment before are brought here by the same frame.
+
+    `number`: which moment it is. `told`: what every frame says. `executors`: by their lives.
+    """
+
+    number: int
+    told: live.WatchSchedulerResponse
+    executors: Mapping[tuple[str, int], ExecutorView]
+    names: Names
+    mark: NamesMark
+    # By the number of the moment before, None for none: no more of them than there are watchers.
+    frames: dict[int | None, live.WatchSchedulerResponse] = field(default_factory=dict)
+
+    def frame_after(self, before: Moment | None) -> live.WatchSchedulerResponse:
+        """What somebody is told who was told all of `before`; None for nothing.
+
+        It is shared, so nobody may change it. To be called before there is a later moment.
+        """
+        number = None if before is None else before.number
+        frame = self.frames.get(number)
+        if frame is None:
+            frame = self.frames[number] = self._frame_after(before)
+        return frame
+
+    def _frame_after(self, before: Moment | None) -> live.WatchSchedulerResponse:
+        frame = live.WatchSchedulerResponse()
+        frame.CopyFrom(self.told)
+        self.names.tell(None if before is None else before.mark, self.mark, frame)
+        for view in self.executors.values():
+            seen = None if before is None else before.executors.get(view.life)
+            told = frame.executors.add()
+            told.CopyFrom(view.told)
+            view.tell_changes(seen, told)
+        return frame
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What is remembered while somebody watches `cluster`. `logs`: of executors, by address."""
+
+    cluster: Cluster
+    names: Names
+    logs: dict[str, StepLog]
+
+    def log_of(self, address: str) -> StepLog:
+        """Steps of the executor that lives there."""
+        log = self.logs.get(address)
+        if log is None:
+            log = self.logs[address] = StepLog()
+        return log
+
+    def moment(self, number: int, unix_ms: int, before: Moment | None) -> Moment:
+        """Of now; to be called in the event loop, between steps of cores. `before`: the last."""
+        cluster, names = self.cluster, self.names
+        told = live.WatchSchedulerResponse(
+            unix_ms=unix_ms,
+            now_ms=cluster.now_ns() // _MS,
+            num_waiting=cluster.num_unassigned,
+            num_quarantined=cluster.num_quarantined,
+        )
+        engines = cluster.engines
+        waiting = cluster.first_waiting(MAX_WAITING)
+        told.waiting.extend(names.numbers_of(waiting))
+        if waiting:
+            told.reasons.extend(reasons.of_fleet(waiting[0], engines))
+        executors = {}
+        for engine in engines:
+            address, _ = life = engine.life
+            seen = None if before is None else before.executors.get(life)
+            executors[life] = view_executor(engine, names, self.log_of(address), seen)
+        names.tidy(lambda: self._used(told, executors))
+        return Moment(number, told, executors, names, names.mark)
+
+    def _used(
+        self,
+        told: live.WatchSchedulerResponse,
+        executors: Mapping[tuple[str, int], ExecutorView],
+    ) -> set[int]:
+        """Numbers of requests that frames of this moment, and steps of later ones, may name."""
+        views = [view.told for view in executors.values()]
+        steps = [step for log in self.logs.values() for step in (*log.answered, *log.in_flight)]
+        return {
+            *told.waiting,
+            *chain.from_iterable(chain(each.running, each.swapped, each.waiting) for each in views),
+            *chain.from_iterable(step.request_numbers for step in steps),
+        }
