@@ -78,9 +78,10 @@ async def serve(config: ExecutorConfig) -> bool:
     servicer = ExecutorServicer(None if metrics is None else metrics.answered)
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
     await running.set_serving(_HEALTH_SERVICES, False)
-    await running.server.start()
+    # First what may find its address taken: a server that has begun is to be stopped.
     if metrics is not None:
         await metrics.serve()
+    await running.server.start()
     _log.info("model_loading model=%s port=%d", config.model, running.port)
     looking = asyncio.create_task(CertificateEnds(config.security.shown).keep_looking())
     try:

@@ -126,10 +126,11 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         asyncio.create_task(work)
         for work in (readiness.run(changed), refreshing, ends.keep_looking())
     ]
-    for running in servers:
-        await running.server.start()
+    # First what may find its address taken: a server that has begun is to be stopped.
     if metrics is not None:
         await metrics.serve(cluster, lambda: readiness.current)
+    for running in servers:
+        await running.server.start()
     _log.info(
         "scheduler_started listen=%s port=%d cluster_port=%d",
         config.listen,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -205,6 +206,14 @@ def positive_seconds(text: str) -> float:
     if seconds <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
     return seconds
+
+
+def new_file(text: str) -> Path:
+    """Where a file can be written, as far as that is known before there is something to write."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written; allowed: a file")
+    return path
 
 
 def positive(text: str) -> float:

@@ -9,6 +9,7 @@ from splitserve_bench.arguments import (
     API_KEY_ENV,
     at_least_0,
     count,
+    new_file,
     positive,
     positive_seconds,
     stated,
@@ -163,6 +164,6 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         "--slo", type=stated(Slo.parse), metavar="METRIC=TIME,...",
         help="goodput is of requests within it, say ttft=200ms,itl=50ms",
     )  # fmt: skip
-    group.add_argument("--json", type=Path, metavar="FILE", help="the report")
-    group.add_argument("--picture", type=Path, metavar="FILE", help="the report as SVG")
+    group.add_argument("--json", type=new_file, metavar="FILE", help="the report")
+    group.add_argument("--picture", type=new_file, metavar="FILE", help="the report as SVG")
     group.add_argument("--quiet", action="store_true", help="no line that says how far it is")

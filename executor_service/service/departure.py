@@ -94,5 +94,5 @@ async def _leave(registry: Farewells, info: ExecutorInfo, timeout_s: float, paci
             await registry.leave(info, _SHARE_OF_REQUESTS * timeout_s)
             return
         except RegistrationFailed as failure:
-            _log.info("leave_failed %s", failure)
+            _log.info("leave_failed problem=%r", str(failure))
         await pacing.sleep(pacing.jittered(_RETRY_S))

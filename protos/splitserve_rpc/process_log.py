@@ -32,6 +32,7 @@ def start_logging(level: str, log_format: str = _TEXT) -> StandardError | None:
         # A warning of Python's is two lines otherwise, a traceback many.
         logging.captureWarnings(True)
         sys.excepthook = _uncaught
+        sys.unraisablehook = _unraisable
         threading.excepthook = lambda args: _uncaught(
             args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
         )
@@ -49,3 +50,12 @@ def _uncaught(
     if issubclass(kind, KeyboardInterrupt):
         return
     _log.critical("uncaught_exception", exc_info=(kind, error, traceback))
+
+
+def _unraisable(told: sys.UnraisableHookArgs) -> None:
+    """Of a finalizer, mostly; also while the interpreter ends, when standard error is no log."""
+    error = told.exc_value or told.exc_type()
+    where = told.err_msg or f"in {type(told.object).__qualname__}"
+    _log.error(
+        "ignored_exception where=%r", where, exc_info=(told.exc_type, error, told.exc_traceback)
+    )

@@ -40,7 +40,10 @@ class RequestRefused:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """A request that was taken is over. `reason`: as its finish says, or why it had none."""
+    """A request that was taken is over. `reason`: as its finish says, or why it had none.
+
+    `num_output_tokens`: that were computed here, without those that it was resumed with.
+    """
 
     tenant: str
     request_id: str

@@ -84,7 +84,7 @@ class RequestLog:
         """The same, whose end is told."""
         admission, request = accepted.admission, accepted.request
         name, tenant = admission.name.own_id, request.scheduling.tenant
-        charge = _Followed(admission.charge, self._audit, tenant, name)
+        charge = _Followed(admission.charge, self._audit, tenant, name, request)
         return replace(accepted, admission=replace(admission, charge=charge))
 
     @contextmanager
@@ -118,19 +118,22 @@ class RequestLog:
 
 
 class _Followed:
-    """Implements `Charge`."""
+    """Implements `Charge`. `request`: as it came, with the outputs that others computed."""
 
-    def __init__(self, charge: Charge, audit: Audit, tenant: str, request_id: str) -> None:
+    def __init__(
+        self, charge: Charge, audit: Audit, tenant: str, request_id: str, request: Request
+    ) -> None:
         self._charge = charge
         self._audit = audit
         self._tenant = tenant
         self._request_id = request_id
+        self._num_resumed_tokens = num_computed_outputs(request)
 
     def begin(self) -> None:
         self._charge.begin()
 
     def end(self, request: Request) -> None:
-        num_tokens = num_computed_outputs(request)
+        num_tokens = num_computed_outputs(request) - self._num_resumed_tokens
         how = _how_it_ended(request)
         self._audit.record(RequestEnded(self._tenant, self._request_id, how, num_tokens))
         self._charge.end(request)

@@ -73,6 +73,14 @@ class RequestTrace:
         """Something happened to it."""
         self.span.add_event(event, attributes, self._now_ns())
 
+    def resumed(self, num_tokens: int) -> None:
+        """It comes from another scheduler, which is gone, or from this one before its restart.
+
+        `num_tokens`: its client has so many already.
+        """
+        self._has_tokens = True
+        self.note("resumed", {"splitserve.num_resumed_tokens": num_tokens})
+
     def began(self, executor: str, num_cached: int, num_on_host: int) -> None:
         """It has rows there from now on; so many of its tokens need not be computed.
 

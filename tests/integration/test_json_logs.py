@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.integration.test_serve_cli import environ
 from tests.support.processes.addresses import reserve_address
@@ -115,3 +117,22 @@ def test_why_a_process_cannot_start_is_json(tmp_path: Path) -> None:
     assert ended.returncode == 2
     lines = [json.loads(line) for line in ended.stderr.splitlines()]
     assert "missing" in lines[-1]["message"]
+
+
+@pytest.mark.parametrize("process", ["scheduler", "executor"])
+def test_a_process_says_one_thing_when_the_address_of_its_metrics_is_taken(process: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = ["--listen", "127.0.0.1:0", "--metrics-listen", address, "--log-format", "json"]
+        ended = subprocess.run(
+            [sys.executable, "-m", f"{process}_service", *flags],
+            env=environ(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+
+    (line,) = (json.loads(line) for line in ended.stderr.splitlines())
+    assert ended.returncode == 1
+    assert f"cannot listen on {address}" in line["message"]

@@ -88,6 +88,17 @@ async def test_metrics_count_what_clients_got_when_requests_share_steps() -> Non
     assert shown.value("splitserve_step_tokens_sum") >= num_tokens + 9 - 3
 
 
+async def test_output_tokens_are_those_computed_here_when_a_request_is_resumed() -> None:
+    async with stack(FakeExecutor()) as running:
+        params = SamplingParams(seed=1, max_tokens=9)
+        events = running.client.generate([1, 2, 3], params, resume_token_ids=[4, 5, 6, 7])
+        assert [event async for event in events]
+        shown = running.read()
+
+    assert shown.value("splitserve_output_tokens_total") == 5
+    assert shown.value("splitserve_tenant_output_tokens_total", tenant="other") == 5
+
+
 async def test_metrics_have_all_of_the_table_when_everything_has_happened() -> None:
     small = FakeExecutor(num_device_blocks=24, num_host_blocks=16)
     config = ClusterConfig(max_num_seqs=8, reconnect_timeout_s=0.1, step_patience_s=300.0)
@@ -103,6 +114,9 @@ async def test_metrics_have_all_of_the_table_when_everything_has_happened() -> N
         address = small.address
 
     assert shown.total("splitserve_preemptions_total") == cores[0].num_preemptions > 0
+    # Of those who were preempted, too, while a step in flight sampled for them.
+    assert shown.value("splitserve_time_to_first_token_seconds_count") == 8
+    assert shown.value("splitserve_inter_token_latency_seconds_count") == 8 * 39
     assert {metric.name for metric in SCHEDULER_METRICS} <= shown.names
     for pool, num_blocks in (("device", 24), ("host", 16)):
         assert shown.total("splitserve_kv_blocks", executor=address, pool=pool) == num_blocks

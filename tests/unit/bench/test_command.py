@@ -80,6 +80,8 @@ def test_number_of_requests_is_known_only_where_it_is_certain(
         ([*OPEN, "--extra-body=[]"], "allowed: a JSON object"),
         ([*OPEN, "--extra-body={"], "--extra-body is no JSON"),
         ([*OPEN, "--api-key-file=other=x"], "names no target; allowed: NAME=FILE"),
+        ([*OPEN, "--json=/there/is/no/such/folder.json"], "--json: '/there/is"),
+        ([*OPEN, "--picture=/"], "--picture: '/' cannot be written; allowed: a file"),
         ([*OPEN, "--tls-cert=x"], "--tls-cert is given without --tls-key"),
         ([*OPEN, OPEN[0]], "allowed: a name each (NAME=URL)"),
         (["ftp://localhost", "--rate=1"], "is no target; allowed: grpc://HOST:PORT"),

@@ -56,6 +56,22 @@ raise ValueError("end")
     assert [line["error"]["type"] for line in lines] == ["ZeroDivisionError", "ValueError"]
 
 
+def test_errors_of_finalizers_are_one_line_each_even_at_the_very_end() -> None:
+    program = """
+class Fragile:
+    def __del__(self):
+        1 / 0
+
+Fragile()
+kept = Fragile()
+kept.itself = kept
+"""
+    lines = run(program)
+
+    assert [line["event"] for line in lines] == ["ignored_exception"] * 2
+    assert {line["error"]["type"] for line in lines} == {"ZeroDivisionError"}
+
+
 def test_warnings_are_lines_of_the_log() -> None:
     (line,) = run('warnings.warn("careful")')
 
