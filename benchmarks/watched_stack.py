@@ -9,11 +9,13 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import IO
 
 import httpx2
 import psutil
 
 from benchmarks.ceiling import cpu_s, wait_connected
+from benchmarks.serving import START_TIMEOUT_S
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.trace_collector import trace_collector
 
@@ -21,7 +23,8 @@ from tests.support.processes.trace_collector import trace_collector
 PARTS = ("metrics", "traces", "logs", "live", "lives")
 _SCRAPE_EVERY_S = 1.0
 _FRAMES_PER_S = 10
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0
+_RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,9 @@ class Measured:
     num_spans: int
 
     @property
-    def us_per_token(self) -> float:
-        """Of both."""
-        return self.scheduler_us + self.gateway_us
+    def gateway_ratio(self) -> float:
+        """Of a core."""
+        return self.gateway_us * self.tokens_per_s / 1e6
 
 
 class _Watchers:
@@ -107,20 +110,22 @@ async def measure(shape: Shape, parts: frozenset[str]) -> Measured:
         sizes = map(str, (shape.num_executors, shape.num_rows, shape.step_s))
         await start(_process("benchmarks.many_executors", address, *sizes))
         await wait_connected(address, shape.num_executors)
+        http = reserve_address()
         gateway = await start(
             _process(
                 "splitserve_gateway",
-                *("--http", reserve_address(), "--schedulers", address),
+                *("--http", http, "--schedulers", address),
                 *(("--live-listen", page) if "live" in parts else ()),
                 *(*both, *seen[1]),
             )
         )
+        served = [http] + [page] * ("live" in parts) + metrics * ("metrics" in parts)
+        await asyncio.gather(*map(_wait_listening, served))
         num_requests = str(shape.num_executors * shape.num_rows)
         load = await start(_process("benchmarks.session_load", address, num_requests))
         watchers = _Watchers()
         watching: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as tasks:
-            # Until everything is imported, listens, and is warm.
             await asyncio.sleep(shape.warm_up_s)
             if "metrics" in parts:
                 watching.append(tasks.create_task(watchers.scrape(metrics)))
@@ -135,6 +140,19 @@ async def measure(shape: Shape, parts: frozenset[str]) -> Measured:
                 task.cancel()
         num_spans = 0 if collector is None else len(collector.spans)
     return _between(before, after, num_spans)
+
+
+async def _wait_listening(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, int(port))
+            except ConnectionError:
+                await asyncio.sleep(_RETRY_S)
+            else:
+                writer.close()
+                return
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +171,11 @@ async def _read(
     load: subprocess.Popen[str],
     watchers: _Watchers,
 ) -> _Reading:
-    used = [cpu_s(psutil.Process(each.pid)) for each in (scheduler, gateway)]
+    scheduler_s, gateway_s = (cpu_s(psutil.Process(each.pid)) for each in (scheduler, gateway))
     num_tokens = await asyncio.to_thread(_num_tokens, load)
     now_s = asyncio.get_running_loop().time()
-    return _Reading(now_s, num_tokens, *used, watchers.num_scrapes, watchers.num_frames)
+    counts = watchers.num_scrapes, watchers.num_frames
+    return _Reading(now_s, num_tokens, scheduler_s, gateway_s, *counts)
 
 
 def _num_tokens(load: subprocess.Popen[str]) -> int:
@@ -181,17 +200,21 @@ def _between(before: _Reading, after: _Reading, num_spans: int) -> Measured:
     )
 
 
+def _start(module: str, arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+    )
+
+
 @asynccontextmanager
 async def _process(module: str, *arguments: str) -> AsyncIterator[subprocess.Popen[str]]:
     """A module that runs until the context ends. What it logs goes to a file, as it would."""
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
+        process = await asyncio.to_thread(_start, module, arguments, log)
         try:
             yield process
         finally:

@@ -85,8 +85,8 @@ class LiveView(NoObserver):
         for engine in watched.cluster.engines:
             if engine.link.info.address == address:
                 rows = engine.scheduler.placement.rows
-                step = watched.log_of(address).sent(plan, rows, watched.cluster.now_ns())
-                watched.names.see(step.requests)
+                new = watched.log_of(address).sent(plan, rows, watched.cluster.now_ns())
+                watched.names.see(new)
 
     def step_answered(self, address: str, outcome: StepOutcome) -> None:
         if self._watched is not None:

@@ -64,7 +64,10 @@ class Watched:
 
     def log_of(self, address: str) -> StepLog:
         """Steps of the executor that lives there."""
-        return self.logs.setdefault(address, StepLog())
+        log = self.logs.get(address)
+        if log is None:
+            log = self.logs[address] = StepLog()
+        return log
 
     def moment(self, number: int, unix_ms: int, before: Moment | None) -> Moment:
         """Of now; to be called in the event loop, between steps of cores. `before`: the last."""

@@ -35,7 +35,11 @@ def block_states(pool: BlockPool, given_back: Sequence[int], moved: Collection[i
     """
     counts = np.zeros(pool.num_blocks, np.int64)
     used = pool.reference_counts
-    counts[: len(used)] = used
+    try:
+        # The fastest way out of a list.
+        counts[: len(used)] = np.frombuffer(bytes(used), np.uint8)
+    except ValueError:
+        counts[: len(used)] = used  # more than 255 share a block
     states: ByteArray = np.minimum(counts, BlockState.SHARED).astype(np.uint8)
     states[pool.cached_blocks] = BlockState.CACHED
     if given_back:

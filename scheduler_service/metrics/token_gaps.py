@@ -14,10 +14,14 @@ from splitserve_metrics.bulk_histogram import BulkValues
 
 @dataclass(slots=True)
 class _Cohort:
-    """Requests whose last tokens came at the same time. `keys`: theirs, as bytes."""
+    """Requests whose last tokens came at the same time.
+
+    `keys`: theirs, as bytes; `members`: those of them that have had none since, and have not ended.
+    """
 
     keys: bytes
     last_ns: int
+    members: set[int]
 
 
 class TokenGaps:
@@ -42,29 +46,49 @@ class TokenGaps:
             self._gaps.repeat(now_ns - cohort.last_ns, len(keys))
             cohort.last_ns = now_ns
             return []
-        cohort = _Cohort(told, now_ns)
-        firsts, is_whole = [], True
-        for key, num_tokens in Counter(keys.tolist()).items():
+        counts = Counter(keys.tolist())
+        has_each_once = len(counts) == len(keys)
+        if has_each_once:
+            self._add_together(set(counts), now_ns)
+        else:
+            self._add_one_by_one(counts, now_ns)
+        new = [key for key in counts if key not in self._cohort_of]
+        firsts = [key for key in new if key in known]
+        # The others ended before their tokens came.
+        cohort = _Cohort(told, now_ns, set(counts).difference(new).union(firsts))
+        self._cohort_of.update(dict.fromkeys(cohort.members, cohort))
+        if has_each_once and len(firsts) == len(new):
+            self._whole[told] = cohort
+        return firsts
+
+    def _add_together(self, keys: set[int], now_ns: int) -> None:
+        """Mostly they are one cohort, but for a few: sets are compared, and not keys."""
+        while keys:
+            before = self._cohort_of.get(next(iter(keys)))
+            if before is None:
+                keys.pop()
+                continue
+            common = keys & before.members
+            self._gaps.repeat(now_ns - before.last_ns, len(common))
+            self._leave(before, common)
+            keys -= common
+
+    def _add_one_by_one(self, counts: Counter[int], now_ns: int) -> None:
+        for key, num_tokens in counts.items():
             before = self._cohort_of.get(key)
             if before is not None:
                 self._gaps.repeat((now_ns - before.last_ns) / num_tokens, num_tokens)
-                self._whole.pop(before.keys, None)
-            elif key in known:
-                firsts.append(key)
-            else:
-                is_whole = False  # it ended before its token came
-                continue
-            self._cohort_of[key] = cohort
-            is_whole = is_whole and num_tokens == 1
-        if is_whole:
-            self._whole[told] = cohort
-        return firsts
+                self._leave(before, {key})
+
+    def _leave(self, cohort: _Cohort, keys: set[int]) -> None:
+        cohort.members -= keys
+        self._whole.pop(cohort.keys, None)
 
     def ended(self, key: int) -> None:
         """It gets none any more."""
         cohort = self._cohort_of.pop(key, None)
         if cohort is not None:
-            self._whole.pop(cohort.keys, None)
+            self._leave(cohort, {key})
 
     @property
     def num_remembered(self) -> int:

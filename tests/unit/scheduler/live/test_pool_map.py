@@ -81,3 +81,14 @@ def test_pool_map_tells_nothing_when_nothing_has_changed() -> None:
     again = live.LivePool()
     now.tell_changes(before, again)
     assert (again.num_blocks, list(again.changed), again.states) == (4, [], b"")
+
+
+def test_block_is_shared_when_more_have_it_than_a_byte_counts() -> None:
+    pool = BlockPool(NUM_BLOCKS)
+    shared, alone = pool.allocate(2)
+    for _ in range(300):
+        pool.share([shared])
+
+    states = block_states(pool, (), ())
+
+    assert (states[shared], states[alone]) == (BlockState.SHARED, BlockState.HELD)
