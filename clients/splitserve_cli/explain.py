@@ -77,6 +77,8 @@ def _show(arguments: argparse.Namespace, explanation: Explanation) -> int:
     sys.stdout.write(
         json.dumps(asdict(explanation)) + "\n"
         if arguments.json
-        else describe_explanation(arguments.request, explanation)
+        else describe_explanation(
+            arguments.request, explanation, is_of_journal=arguments.journal is not None
+        )
     )
     return 0 if explanation.lives else 1

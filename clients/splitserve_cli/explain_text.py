@@ -17,14 +17,23 @@ from splitserve_rpc.printable import printable
 
 _NUM_FIRST = 16
 _NEARLY_ALL_RATIO = 0.95
+_REFUSALS = "of which docs/operations.md says what to do (What is refused)"
 _WAITING = ("queued", "given")
+_OF_JOURNAL = (
+    "from a journal, which begins when an executor is given a request: whether it waited for one"
+    " before is not in it"
+)
 
 
-def describe_explanation(request_id: str, explanation: Explanation) -> str:
+def describe_explanation(
+    request_id: str, explanation: Explanation, *, is_of_journal: bool = False
+) -> str:
     """All lives, or what is known instead."""
     if not explanation.lives:
-        return "\n".join(_unknown(request_id, explanation)) + "\n"
-    return "\n".join("\n".join(_life(life)) + "\n" for life in explanation.lives)
+        unknown = _unknown_to_journal if is_of_journal else _unknown
+        return "\n".join(unknown(request_id, explanation)) + "\n"
+    text = "\n".join("\n".join(_life(life)) + "\n" for life in explanation.lives)
+    return f"{text}\n{_OF_JOURNAL}\n" if is_of_journal else text
 
 
 def describe_queue(queue: QueueExplanation) -> str:
@@ -69,7 +78,7 @@ def _clauses(life: RequestLife) -> Iterator[str]:
     elif (last := life.events[-1]).kind == "ended":
         yield f"it ended: {ending(last.reason)}"
     elif last.kind == "refused":
-        yield f"it was refused: {printable(last.reason)}"
+        yield f"it was refused: {printable(last.reason)}, {_REFUSALS}"
 
 
 def _setbacks(life: RequestLife) -> Iterator[str]:
@@ -134,6 +143,15 @@ def _obstacles(obstacles: Iterable[Obstacle]) -> list[str]:
     ] or [f"  {because('no_executor', '')}"]
 
 
+def _unknown_to_journal(request_id: str, explanation: Explanation) -> Iterator[str]:
+    yield f"nothing is known of {printable(request_id)}"
+    yield (
+        f"the journal has {explanation.num_living + explanation.num_ended} requests; none of those"
+        " that were refused, or that no executor had yet"
+    )
+    yield from _alike(explanation)
+
+
 def _unknown(request_id: str, explanation: Explanation) -> Iterator[str]:
     yield f"nothing is known of {printable(request_id)}"
     if not explanation.num_kept_at_most:
@@ -142,8 +160,13 @@ def _unknown(request_id: str, explanation: Explanation) -> Iterator[str]:
     yield (
         f"known are {explanation.num_living} unfinished requests and {explanation.num_ended} that"
         f" ended; of these at most {explanation.num_kept_at_most} (--remember-requests): it may"
-        " have ended before them, or come to another scheduler"
+        " have ended before them, come to another scheduler, or been refused by a gateway, whose"
+        " answer and log say why"
     )
+    yield from _alike(explanation)
+
+
+def _alike(explanation: Explanation) -> Iterator[str]:
     if explanation.near_request_ids:
         yield "alike are: " + ", ".join(map(printable, explanation.near_request_ids))
 

@@ -62,7 +62,7 @@ OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
         "traces-asked-per-s",
         Kind.NUMBER,
         "most traces a second for callers that ask for one; a scheduler counts those that gateways "
-        "trace among them. Beyond it trace-sampling says which are",
+        "without a key of their own trace among them. Beyond it trace-sampling says which are",
         _OTHER,
         _STREAMING,
         50.0,

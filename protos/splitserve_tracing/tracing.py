@@ -86,10 +86,17 @@ class Tracing:
         self._headers = TraceContextTextMapPropagator()
 
     def begin(
-        self, received: TraceContext, name: str, attributes: Attributes, start_ns: int
+        self,
+        received: TraceContext,
+        name: str,
+        attributes: Attributes,
+        start_ns: int,
+        *,
+        is_decided: bool = False,
     ) -> tuple[Span | None, TraceContext]:
         """The first span of a request here, which came with `received`; None: it is not sampled.
 
+        `is_decided`: as of `Sampling.takes`.
         Also what to tell whoever works for it next, and in any case: who is told nothing decides
         anew, and a trace would have its end alone. Times are nanoseconds since 1970.
         """
@@ -99,7 +106,8 @@ class Tracing:
                 {"traceparent": received.traceparent, "tracestate": received.tracestate}, context
             )
         caller = trace.get_current_span(context).get_span_context()
-        if not self._sampling.takes(caller.trace_flags.sampled if caller.is_valid else None):
+        is_asked_for = caller.trace_flags.sampled if caller.is_valid else None
+        if not self._sampling.takes(is_asked_for, is_decided=is_decided):
             return None, self._unsampled(caller)
         span = self._tracer.start_span(
             name, context, SpanKind.SERVER, attributes, start_time=start_ns

@@ -55,6 +55,13 @@ class CallerChecks:
         _check_scope(caller, Scope.GENERATE, "to submit a request")
         return caller
 
+    def is_of_gateway(self, credential: str) -> bool:
+        """Whether it is known that a gateway has submitted a request with `credential`.
+
+        After `of_submit`, which lets nobody else do that.
+        """
+        return self._callers.knows_callers and bool(credential)
+
     def check_model(self, caller: Caller, model: str) -> None:
         """Raises DomainError(CALLER_NOT_ALLOWED) if the model is not for the caller.
 

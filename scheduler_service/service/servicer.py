@@ -177,7 +177,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 accepted.request.client_key = client_key(stream.number, handle)
                 stream.names[handle] = accepted.admission.name
                 sink = RequestSink(stream, handle)
-                with self._traced(accepted, submit.request):
+                is_of_gateway = self._checks.is_of_gateway(submit.credential)
+                with self._traced(accepted, submit.request, is_of_gateway=is_of_gateway):
                     self._cluster.submit(accepted.request, sink, accepted.admission)
             self._request_log.admitted(accepted, caller, self._cluster.served.model)
         except DomainError as error:
@@ -193,13 +194,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         accepted: Accepted,
         message: api.GenerateRequest,
         context: grpc.aio.ServicerContext | None = None,
+        *,
+        is_of_gateway: bool = False,
     ) -> Iterator[None]:
         """Within, the request is submitted. `context`: of a call that is about it alone."""
         own_id = accepted.admission.name.own_id
         if self._traces is None:
             trace_id = ""
         else:
-            trace_id = self._traces.begin(accepted.request, own_id, message, context)
+            trace_id = self._traces.begin(
+                accepted.request, own_id, message, context, is_of_gateway=is_of_gateway
+            )
         if context is not None:
             log_context.set(LogContext(own_id, trace_id))
         try:

@@ -69,11 +69,14 @@ class RequestTraces(NoObserver):
         request_id: str,
         message: api.GenerateRequest,
         context: grpc.aio.ServicerContext | None,
+        *,
+        is_of_gateway: bool = False,
     ) -> str:
         """`request`, which its caller calls `request_id`, is about to be submitted.
 
-        `message` brought it, in a call of its own if there is a `context`. Returns the id of its
-        trace; empty if it has none.
+        `message` brought it, in a call of its own if there is a `context`. `is_of_gateway`: by the
+        key of one, which has decided whether there is a trace. Returns the id of that; empty if
+        there is none.
         """
         received = _received(message, context)
         attributes: Attributes = {
@@ -82,7 +85,9 @@ class RequestTraces(NoObserver):
             "splitserve.num_sequences": request.params.num_sequences,
             "gen_ai.usage.input_tokens": request.sequences[0].num_prompt_tokens,
         }
-        span, _ = self._tracing.begin(received, "generate", attributes, self._now_ns())
+        span, _ = self._tracing.begin(
+            received, "generate", attributes, self._now_ns(), is_decided=is_of_gateway
+        )
         if span is None:
             return ""
         trace = RequestTrace(self._tracing, span, self._now_ns)

@@ -6,19 +6,23 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc.aio
 import pytest
 
+from scheduler_service.callers.caller import OpenDoor, Scope
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
+from scheduler_service.service.caller_checks import CallerChecks
 from scheduler_service.tracing.request_traces import RequestTraces
 from splitserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from splitserve_client import (
     AsyncClient,
+    Finish,
     RequestIdInUse,
     SamplingParams,
+    SessionRequest,
     TraceContext,
 )
 from splitserve_tracing.trace_config import TraceConfig
@@ -28,6 +32,7 @@ from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.patience import PATIENCE_S, PATIENT_AT_CALLS
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 from tests.support.processes.trace_collector import CollectedSpan, TraceCollector, trace_collector
+from tests.support.security.key_ring import KeyRing
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"
@@ -56,10 +61,14 @@ class Traced:
 async def traced(
     *executors: FakeExecutor,
     sampling_ratio: float = 0.0,
+    most_asked_per_s: float = 50.0,
     preemption_mode: str = "auto",
+    callers: KeyRing | None = None,
+    key: str | None = None,
 ) -> AsyncIterator[Traced]:
     async with trace_collector() as collector:
-        tracing = Tracing(TraceConfig(collector.url, sampling_ratio), "scheduler")
+        trace_config = TraceConfig(collector.url, sampling_ratio, most_asked_per_s)
+        tracing = Tracing(trace_config, "scheduler")
         traces = RequestTraces(tracing)
         async with (
             scheduler_in_process(
@@ -71,11 +80,16 @@ async def traced(
                 ),
                 observer=traces,
                 traces=traces,
+                callers=callers,
             ) as scheduler,
-            AsyncClient(scheduler.address, PATIENT_AT_CALLS) as client,
+            AsyncClient(scheduler.address, replace(PATIENT_AT_CALLS, api_key=key)) as client,
         ):
             yield Traced(client, collector, traces, scheduler)
         tracing.close()
+
+
+async def finish_of(request: SessionRequest) -> None:
+    assert isinstance([event async for event in request][-1], Finish)
 
 
 def children(spans: Sequence[CollectedSpan], parent: CollectedSpan) -> list[CollectedSpan]:
@@ -201,6 +215,34 @@ async def test_nothing_is_traced_when_a_caller_wants_none() -> None:
 
     assert len([span for span in spans if span.name == "generate"]) == 1
     assert TRACE_ID not in {span.trace_id for span in spans}
+
+
+async def test_trace_that_a_gateway_sampled_goes_on_whatever_callers_may_ask_for() -> None:
+    keys = KeyRing()
+    gateway, alice = keys.add("", Scope.GATEWAY), keys.add("a")
+    params = SamplingParams(seed=1, max_tokens=2)
+    async with (
+        traced(FakeExecutor(), most_asked_per_s=0.0, callers=keys, key=gateway) as running,
+        AsyncClient(
+            running.scheduler.address, replace(PATIENT_AT_CALLS, api_key=alice)
+        ) as stranger,
+    ):
+        other = TraceContext(f"00-{'a' * 32}-{PARENT_ID}-01")
+        await stranger.complete(PROMPT, params, trace_context=other)
+        async with stranger.session() as session:
+            await finish_of(session.submit(PROMPT, params, trace_context=other))
+        async with running.client.session() as session:
+            for context in (TraceContext(f"00-{'b' * 32}-{PARENT_ID}-00"), ASKED):
+                asked = session.submit(PROMPT, params, credential=alice, trace_context=context)
+                await finish_of(asked)
+        await running.collector.wait_for_names("generate")
+
+    assert [span.trace_id for span in running.collector.named("generate")] == [TRACE_ID]
+
+
+def test_credential_makes_nobody_a_gateway_where_nobody_is_known() -> None:
+    assert not CallerChecks(OpenDoor()).is_of_gateway("x")
+    assert not CallerChecks(KeyRing()).is_of_gateway("")
 
 
 @pytest.mark.parametrize(

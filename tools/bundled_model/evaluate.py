@@ -129,7 +129,7 @@ def answer(
             padding_side="left",
             return_tensors="pt",
         )
-        output = model.generate(  # type: ignore[misc]
+        output = model.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             max_new_tokens=MAX_NEW_TOKENS,

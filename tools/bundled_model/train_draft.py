@@ -99,7 +99,7 @@ def main() -> None:
     start_s = time.monotonic()
 
     target = LlamaForCausalLM.from_pretrained(TARGET_DIRECTORY, dtype=torch.float32)
-    target.eval()  # type: ignore[no-untyped-call]
+    target.eval()
     tokenizer = Tokenizer.from_file(str(TARGET_DIRECTORY / "tokenizer.json"))
     draft = build_draft(target, config.seed)
     say(f"parameters {draft.num_parameters():,}")
@@ -117,7 +117,7 @@ def main() -> None:
     save_model(draft, arguments.output)
     say(f"trained in {time.monotonic() - start_s:.0f} s")
     saved = LlamaForCausalLM.from_pretrained(arguments.output, dtype=torch.float32)
-    saved.eval()  # type: ignore[no-untyped-call]
+    saved.eval()
     say(json.dumps(agreement(saved, target, batches("held_out")), indent=2))
 
 

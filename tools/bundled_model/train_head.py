@@ -125,7 +125,7 @@ def agreement(head: Eagle3Head, teacher: Teacher, batches: Iterator[Batch]) -> l
 def train_head(config: TrainConfig, directory: Path) -> list[float]:
     """Train a head, write it to `directory`, and return its `agreement` on other texts."""
     target = LlamaForCausalLM.from_pretrained(TARGET_DIRECTORY, dtype=torch.float32)
-    target.eval()  # type: ignore[no-untyped-call]
+    target.eval()
     teacher = Teacher(target)
     tokenizer = Tokenizer.from_file(str(TARGET_DIRECTORY / "tokenizer.json"))
 

@@ -13,6 +13,7 @@ import type {
   SamplingParams,
   SchedulingParams,
   TokenIds,
+  TraceContext,
 } from "./types.js";
 
 /** A request in the making. */
@@ -43,8 +44,14 @@ const OPTION_NAMES: ReadonlySet<string> = new Set([
   "scheduling",
   "encoderTokenIds",
   "modelDigest",
+  "traceContext",
   "signal",
 ] satisfies (keyof RequestOptions)[]);
+
+const TRACE_NAMES: ReadonlySet<string> = new Set([
+  "traceparent",
+  "tracestate",
+] satisfies (keyof TraceContext)[]);
 
 const GRAMMAR_NAMES = new Set(api.GrammarSchema.fields.map((field) => field.localName));
 
@@ -133,6 +140,12 @@ export function encodeSchedulingParams(
   const { deadlineMs: _, ...same } = given(params);
   if (deadlineMs === undefined) return same;
   return { ...same, deadline: durationOf("deadlineMs", deadlineMs, "a finite number above 0") };
+}
+
+/** A part of a request. Throws InvalidRequest for a name that is none. */
+export function encodeTraceContext(context: TraceContext): GenerateRequestInit {
+  checkNames("TraceContext", context, TRACE_NAMES);
+  return given(context);
 }
 
 /** Throws InvalidRequest for what is no duration; `name`: the option that it comes from. */

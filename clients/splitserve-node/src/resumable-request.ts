@@ -2,11 +2,13 @@
 
 import { randomBytes } from "node:crypto";
 
+import { currentTrace } from "./current-trace.js";
 import { decodeFinish, decodeSequenceFinish, decodeTokens } from "./decoding.js";
 import {
   checkOptions,
   encodeSamplingParams,
   encodeSchedulingParams,
+  encodeTraceContext,
   tokenIdsOf,
   type GenerateRequestInit,
 } from "./encoding.js";
@@ -78,6 +80,7 @@ export class ResumableRequest {
       samplingParams: encodeSamplingParams({ ...params, seed }),
       encoderTokenIds: tokenIdsOf(options.encoderTokenIds ?? []),
       modelDigest: options.modelDigest ?? "",
+      ...encodeTraceContext(options.traceContext ?? currentTrace()),
     };
     this.#numPromptTokens = promptTokenIds.length;
     this.#scheduling = options.scheduling ?? {};

@@ -71,6 +71,15 @@ export interface SchedulingParams {
   readonly numPublicPrefixTokens?: number;
 }
 
+/**
+ * The span that a request belongs to (W3C Trace Context). Servers that write traces go on with it;
+ * nobody is refused for it.
+ */
+export interface TraceContext {
+  readonly traceparent: string;
+  readonly tracestate?: string;
+}
+
 /** What a request may have besides its prompt and its sampling params. */
 export interface RequestOptions {
   /** At most 128 characters; without one the client draws it. */
@@ -88,6 +97,11 @@ export interface RequestOptions {
    * when the request goes on.
    */
   readonly modelDigest?: string;
+  /**
+   * The span that it belongs to. Without one it is the active span of OpenTelemetry, if the
+   * application has `@opentelemetry/api`; `{ traceparent: "" }` for none.
+   */
+  readonly traceContext?: TraceContext;
   /** Aborts the request; who reads it then gets the signal's reason thrown. */
   readonly signal?: AbortSignal;
 }

@@ -50,6 +50,15 @@ def test_nobody_is_traced_for_asking_when_that_is_not_allowed() -> None:
     assert not sampling(most=0.0)[0].takes(True)
 
 
+def test_what_is_decided_already_is_gone_by_and_leaves_others_their_number() -> None:
+    made, _ = sampling(most=2.0)
+
+    assert all(made.takes(True, is_decided=True) for _ in range(100))
+    assert [made.takes(True) for _ in range(3)] == [True, True, False]
+    assert not made.takes(False, is_decided=True)
+    assert not made.takes(None, is_decided=True)
+
+
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 40)), max_size=30))
 def test_bound_holds_whatever_callers_do(bursts: list[tuple[float, int]]) -> None:
     made, clock = sampling(most=10.0)

@@ -307,8 +307,10 @@ def test_row_is_to_be_added_anew_when_its_grammar_is_lost_after_a_token(
     tokens.append(int(output.sampled_token_ids[0]))
     with monkeypatch.context() as broken:
         broken.setattr(RowGrammar, "is_pending", True)
-        output = steps.run([WorkRow(0, len(PROMPT), tokens[-1:])])
-    assert output.row_statuses.tolist() == [RowStatus.INPUT_UNAVAILABLE]
-    assert output.sampled_token_ids.tolist() == [-1]
-    steps.run([], removed=[0])
+        # Beside a row that samples: a step waits only for grammars without which it has nothing.
+        work = [WorkRow(0, len(PROMPT), tokens[-1:]), WorkRow(1, 0, PROMPT)]
+        output = steps.run(work, new=[plain_row(1)])
+    assert output.row_statuses.tolist() == [RowStatus.INPUT_UNAVAILABLE, RowStatus.OK]
+    assert output.sampled_token_ids[0] == -1
+    steps.run([], removed=[0, 1])
     steps.run([WorkRow(0, 0, tokens)], new=[row(0, history=tokens)])
