@@ -55,7 +55,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_requests_refused_total",
         _COUNTER,
-        "Requests that were not taken, and callers that were not let in",
+        "Requests that were not taken, and callers and executors that were not let in",
         "QUEUE_FULL: too little capacity; QUOTA_EXCEEDED: a tenant at its limit; CALLER_UNKNOWN: "
         "wrong keys; others: callers that are wrong",
         ("reason",),

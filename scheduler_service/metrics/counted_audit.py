@@ -10,6 +10,7 @@ from scheduler_service.audit.events import (
     CallerRefused,
     ExecutorDrained,
     ExecutorLost,
+    ExecutorRefused,
     ExecutorRegistered,
     RequestAdmitted,
     RequestEnded,
@@ -72,7 +73,7 @@ class CountedAudit:
                 tenant = self._label(event.tenant)
                 self._tenant_requests.labels(tenant).inc()
                 self._tenant_outputs.labels(tenant).inc(event.num_output_tokens)
-            case RequestRefused() | CallerRefused():
+            case RequestRefused() | CallerRefused() | ExecutorRefused():
                 self._refused.labels(event.reason).inc()
             case ExecutorRegistered():
                 self._changes.labels("joined").inc()

@@ -6,6 +6,7 @@ from scheduler_service.audit.events import (
     AuditEvent,
     CallerRefused,
     ExecutorLost,
+    ExecutorRefused,
     RequestAdmitted,
     RequestEnded,
     RequestRefused,
@@ -45,9 +46,11 @@ def test_refusals_and_losses_are_counted_by_what_they_are() -> None:
         RequestRefused("c", "t", "r", "QUEUE_FULL", ""),
         RequestRefused("c", "t", "r", "QUEUE_FULL", ""),
         CallerRefused("m", "ipv4:1", "CALLER_UNKNOWN"),
+        ExecutorRefused("a:2", "ipv4:2", "MODEL_MISMATCH"),
         ExecutorLost("a:1", 1, 3),
     )
 
     assert shown.value("splitserve_requests_refused_total", reason="QUEUE_FULL") == 2
     assert shown.value("splitserve_requests_refused_total", reason="CALLER_UNKNOWN") == 1
+    assert shown.value("splitserve_requests_refused_total", reason="MODEL_MISMATCH") == 1
     assert shown.value("splitserve_executor_changes_total", change="lost") == 1
