@@ -41,7 +41,7 @@ from splitserve_rpc.addresses import CannotListen, is_loopback
 from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.discovery import Discovery, discovery
 from splitserve_rpc.printable import printable
-from splitserve_rpc.process_log import start_logging
+from splitserve_rpc.process_log import say_why_not, start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
 from splitserve_rpc.watched_files import FilesUnusable
@@ -296,11 +296,10 @@ def main() -> int:
         start_again(["--cuda-graphs=off"], config.security.identity.token)
     except (ExecutorError, SecurityUnusable, FilesUnusable) as error:
         # Names that come from files may hold anything.
-        line = printable(" ".join(str(error).split()))
-        sys.stderr.write(f"splitserve executor: {line}\n")
+        say_why_not("executor", printable(" ".join(str(error).split())))
         return 2
     except CannotListen as error:
-        sys.stderr.write(f"splitserve executor: {error}\n")
+        say_why_not("executor", error)
         return 1
     return 0
 

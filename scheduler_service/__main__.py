@@ -44,7 +44,7 @@ from splitserve_rpc.addresses import CannotListen, is_loopback
 from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.discovery import Discovery, discovery
-from splitserve_rpc.process_log import start_logging
+from splitserve_rpc.process_log import say_why_not, start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
 from splitserve_rpc.watched_files import FilesUnusable
@@ -256,15 +256,15 @@ def main() -> int:
         config = SchedulerServiceConfig.from_options(values)
         opened = open_callers(config.callers)
     except (ValueError, SecurityUnusable, FilesUnusable) as error:
-        sys.stderr.write(f"splitserve scheduler: {error}\n")
+        say_why_not("scheduler", error)
         return 2
     try:
         asyncio.run(serve(config, opened))
     except CannotListen as error:
-        sys.stderr.write(f"splitserve scheduler: {error}\n")
+        say_why_not("scheduler", error)
         return 1
     except (JournalUnusable, AuditUnusable) as error:
-        sys.stderr.write(f"splitserve scheduler: {error}\n")
+        say_why_not("scheduler", error)
         return 2
     return 0
 

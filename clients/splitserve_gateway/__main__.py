@@ -17,7 +17,7 @@ from splitserve_gateway.server import Server
 from splitserve_options import options
 from splitserve_rpc.addresses import CannotListen, claim_address
 from splitserve_rpc.certificate_ends import CertificateEnds
-from splitserve_rpc.process_log import start_logging
+from splitserve_rpc.process_log import say_why_not, start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import stop_event
 from splitserve_rpc.watched_files import FilesUnusable
@@ -39,7 +39,7 @@ def main() -> int:
     try:
         config = GatewayConfig.from_options(values)
     except SecurityUnusable as error:
-        sys.stderr.write(f"splitserve gateway: {error}\n")
+        say_why_not("gateway", error)
         return 2
     try:
         address = claim_address(config.http)
@@ -48,13 +48,13 @@ def main() -> int:
         server = Server(config, address, metrics, traces)
         live = _open_live(config, server)
     except (CannotListen, FilesUnusable, CredentialsUnusable) as error:
-        sys.stderr.write(f"splitserve gateway: {error}\n")
+        say_why_not("gateway", error)
         return 1
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         try:
             runner.run(serve(config, server, address, _Beside(metrics, live)))
         except CannotListen as error:
-            sys.stderr.write(f"splitserve gateway: {error}\n")
+            say_why_not("gateway", error)
             return 1
     if traces is not None:
         traces.tracing.close()

@@ -40,6 +40,15 @@ def start_logging(level: str, log_format: str = _TEXT) -> StandardError | None:
     return errors
 
 
+def say_why_not(program: str, why: object) -> None:
+    """Why `splitserve PROGRAM` does not start: a line for people, an event where all is JSON."""
+    formatters = (handler.formatter for handler in logging.getLogger().handlers)
+    if any(isinstance(formatter, JsonFormatter) for formatter in formatters):
+        _log.critical("start_failed program=%s why=%r", program, str(why))
+    else:
+        sys.stderr.write(f"splitserve {program}: {why}\n")
+
+
 def _number(level: str) -> int:
     return logging.getLevelNamesMapping()[level.upper()]
 

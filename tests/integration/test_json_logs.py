@@ -115,8 +115,9 @@ def test_why_a_process_cannot_start_is_json(tmp_path: Path) -> None:
     )
 
     assert ended.returncode == 2
-    lines = [json.loads(line) for line in ended.stderr.splitlines()]
-    assert "missing" in lines[-1]["message"]
+    *_, why = (json.loads(line) for line in ended.stderr.splitlines())
+    assert (why["level"], why["event"]) == ("CRITICAL", "start_failed")
+    assert str(missing) in why["fields"]["why"]
 
 
 @pytest.mark.parametrize("program", ["scheduler_service", "executor_service"])
@@ -135,4 +136,5 @@ def test_a_process_says_one_thing_when_the_address_of_its_metrics_is_taken(progr
 
     (line,) = (json.loads(line) for line in ended.stderr.splitlines())
     assert ended.returncode == 1
-    assert f"cannot listen on {address}" in line["message"]
+    assert line["event"] == "start_failed"
+    assert f"cannot listen on {address}" in line["fields"]["why"]

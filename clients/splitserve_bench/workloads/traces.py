@@ -11,8 +11,9 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,6 +22,8 @@ from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
 MOONCAKE_BLOCK_TOKENS = 512
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOST_TOKENS = 2**31 - 1
+# A prompt of a million tokens is 16 kB of hashes.
+_MOST_LINE_CHARS = 2**20
 # When it came in, in seconds since any time, and what it asked.
 _Request = tuple[float, Turn]
 
@@ -35,17 +38,30 @@ def read_trace(path: Path) -> Iterator[Conversation]:
     Raises OSError and TraceUnreadable, the latter perhaps after some requests.
     """
     with path.open(encoding="utf-8", newline="") as file:
-        read = _reader_of(path, file.readline())
-        file.seek(0)
+        lines = _lines(path, file)
+        first = next(lines, "")
+        read = _reader_of(path, first)
         first_s, latest_s = None, 0.0
-        for at_s, turn in read(path, file):
+        for at_s, turn in read(path, chain([first], lines)):
             first_s = at_s if first_s is None else first_s
             # Where a recording goes back in time, it means at once.
             latest_s = max(latest_s, at_s - first_s)
             yield Conversation(latest_s, (turn,))
 
 
-def _reader_of(path: Path, first: str) -> Callable[[Path, TextIO], Iterator[_Request]]:
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    for number in count(1):
+        line = file.readline(_MOST_LINE_CHARS)
+        if not line:
+            return
+        if len(line) == _MOST_LINE_CHARS:
+            raise TraceUnreadable(
+                f"{path}:{number}: this is no line; allowed: {_MOST_LINE_CHARS - 1} characters"
+            )
+        yield line
+
+
+def _reader_of(path: Path, first: str) -> Callable[[Path, Iterable[str]], Iterator[_Request]]:
     if set(_AZURE_COLUMNS) <= {name.strip() for name in first.split(",")}:
         return _read_azure
     if first.lstrip().startswith("{"):
@@ -56,8 +72,8 @@ def _reader_of(path: Path, first: str) -> Callable[[Path, TextIO], Iterator[_Req
     )
 
 
-def _read_azure(path: Path, file: TextIO) -> Iterator[_Request]:
-    reader = csv.DictReader(file, skipinitialspace=True)
+def _read_azure(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
+    reader = csv.DictReader(lines, skipinitialspace=True)
     for number, row in enumerate(reader):
         where = f"{path}:{reader.line_num}"
         try:
@@ -70,8 +86,8 @@ def _read_azure(path: Path, file: TextIO) -> Iterator[_Request]:
         yield at_s, Turn((Piece(-1 - number, num_prompt),), num_output)
 
 
-def _read_mooncake(path: Path, file: TextIO) -> Iterator[_Request]:
-    for number, line in enumerate(file):
+def _read_mooncake(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
+    for number, line in enumerate(lines):
         if not line.strip():
             continue
         where = f"{path}:{number + 1}"

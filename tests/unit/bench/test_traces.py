@@ -91,6 +91,11 @@ def test_trace_never_goes_back_in_time(tmp_path: Path) -> None:
     assert times == pytest.approx([0, 0.004, 0.004])
 
 
+def test_trace_is_refused_when_a_line_does_not_end() -> None:
+    with pytest.raises(TraceUnreadable, match="/dev/zero:1: this is no line"):
+        next(read_trace(Path("/dev/zero")))
+
+
 def test_trace_is_read_as_it_is_needed(tmp_path: Path) -> None:
     text = mooncake(row(0, 8, 1)) + "and here it breaks\n"
 
