@@ -14,6 +14,8 @@ from splitserve_rpc.printable import printable
 # Of a line of /proc/net/tcp: what says that a socket listens, and the column of its inode.
 _LISTENS, _INODE = "0A", 9
 _OURS = "splitserve"
+# In a command line; wherever the interpreter lies, and whatever it is told to run.
+_PROGRAMS = ("splitserve", "scheduler_service", "executor_service")
 
 
 def check_port(option: str, address: str) -> Finding:
@@ -68,6 +70,7 @@ def _lines(path: Path) -> list[str]:
 
 def _name_of(process: Path) -> str:
     """Not its whole command line, in which there may be secrets."""
-    if _OURS in (process / "cmdline").read_bytes().decode(errors="replace"):
+    command = (process / "cmdline").read_bytes().decode(errors="replace")
+    if any(program in command for program in _PROGRAMS):
         return _OURS
     return printable((process / "comm").read_text().strip())

@@ -45,5 +45,6 @@ def test_owner_of_a_port_is_named_without_its_arguments(tmp_path: Path) -> None:
     _process(tmp_path, 4711, "python3 other.py --password secret")
 
     assert owner_of(8080, tmp_path) == "python3 (process 77)"
-    (tmp_path / "77" / "cmdline").write_bytes(b"python3\0-m\0splitserve_gateway")
-    assert owner_of(8080, tmp_path) == "splitserve (process 77)"
+    for program in (b"splitserve_gateway", b"scheduler_service", b"executor_service"):
+        (tmp_path / "77" / "cmdline").write_bytes(b"python3\0-m\0" + program)
+        assert owner_of(8080, tmp_path) == "splitserve (process 77)"
