@@ -9,6 +9,7 @@ from typing import Any, Self, TypedDict
 
 from splitserve_client.errors import ChatTemplateFailed
 from splitserve_client.template_sandbox import Sandbox
+from splitserve_rpc.json_text import parse_json
 
 Message = Mapping[str, Any]
 
@@ -239,8 +240,8 @@ def _text_of_part(part: object) -> str:
 def _parsed(arguments: str) -> object:
     """The object that `arguments` are; as they are if they are no JSON object."""
     try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = parse_json(arguments)
+    except ValueError:
         return arguments
     return value if isinstance(value, dict) else arguments
 

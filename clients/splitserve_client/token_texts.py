@@ -7,7 +7,6 @@ a stream. What a map makes of a token is asked of the library itself, once for e
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from typing import Any
 
 import tokenizers
 from tokenizers import decoders
+
+from splitserve_rpc.json_text import parse_json
 
 # What a byte stands for in the texts of byte-level tokens: itself if it is printable in Latin-1,
 # and the others in their order from 256 on.
@@ -71,7 +72,7 @@ def decoder_kind(tokenizer: tokenizers.Tokenizer) -> DecoderKind | None:
     """How `tokenizer` decodes; None where the text is only known when all tokens are."""
     if tokenizer.decoder is None:
         return DecoderKind(before=ElementMaps((), (lambda text: " " + text,)))
-    before, rest = _split_maps(_flatten(json.loads(tokenizer.decoder.__getstate__())))
+    before, rest = _split_maps(_flatten(parse_json(tokenizer.decoder.__getstate__())))
     if rest and rest[0]["type"] == "ByteLevel":
         is_alone = not before.later and all(stage["type"] == "Fuse" for stage in rest[1:])
         return DecoderKind(is_byte_level=True) if is_alone else None

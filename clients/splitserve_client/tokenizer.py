@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -15,6 +14,7 @@ from splitserve_client.chat_template import ChatTemplates, Message, TemplateOpti
 from splitserve_client.detokenizer import Detokenizer, make_detokenizer
 from splitserve_client.errors import ChatTemplateFailed, InvalidRequest, TokenizerUnavailable
 from splitserve_client.token_texts import TokenTexts
+from splitserve_rpc.json_text import parse_json
 
 T = TypeVar("T")
 
@@ -231,7 +231,7 @@ def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if name not in files:
         return {}
     try:
-        content = json.loads(files[name])
+        content = parse_json(files[name])
     except ValueError as error:
         raise TokenizerUnavailable(f"{name} is not readable: {error}") from error
     return content if isinstance(content, dict) else {}

@@ -6,7 +6,6 @@ Everything that can be wrong with files is found here, where it can be said in o
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from splitserve_options.model_folder import (
     check_special_kind,
     find_checkpoint,
 )
+from splitserve_rpc.json_text import parse_json
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -186,7 +186,7 @@ def _check_safetensors(path: Path) -> None:
     try:
         with path.open("rb") as file:
             file.seek(8)
-            header = json.loads(file.read(header_bytes))
+            header = parse_json(file.read(header_bytes))
         header.pop("__metadata__", None)
         data_bytes = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
         check_dtypes(path, header)
@@ -223,8 +223,8 @@ def _sampled_ranges(path: Path, size: int) -> Iterator[tuple[int, int]]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ModelUnreadable(f"{path}: not readable as JSON ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise ModelUnreadable(f"{path}: not a JSON object")

@@ -6,7 +6,6 @@ It is advice, so whatever is wrong with it costs a line in the log and the field
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from executor_service.steps.executor_info import DefaultSampling
+from splitserve_rpc.json_text import parse_json
 
 _log = logging.getLogger(__name__)
 
@@ -40,10 +40,10 @@ def read_generation_config(directory: Path, vocab_size: int) -> GenerationConfig
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ValueError(f"it has more than {_MAX_FILE_BYTES} bytes")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it is no JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         _log.warning("generation_config_ignored path=%s error=%r", path, str(error))
         return GenerationConfig()
     return GenerationConfig(

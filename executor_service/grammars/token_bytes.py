@@ -6,7 +6,6 @@ what concerns only the first token of a text, and what joins them, changes no to
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from splitserve_rpc.json_text import parse_json
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -33,7 +34,7 @@ def read_token_bytes(path: Path, vocab_size: int) -> list[bytes]:
     TokenizerUnsupported if `path` is no such file, or its decoder is none of those known here.
     """
     try:
-        spec = json.loads(path.read_bytes())
+        spec = parse_json(path.read_bytes())
         added: list[dict[str, Any]] = spec.get("added_tokens") or []
         pieces = dict(_pieces(spec["model"]["vocab"]))
         decode = _decoder(spec.get("decoder"))

@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from splitserve_grammars.lark_checks import OPTIONS_KEY, GrammarInvalid, check_lark
 from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
+from splitserve_rpc.json_text import parse_json
 
 # Whatever continues the text may be sampled, not only what the tokenizer would make of it.
 _TOP = '%llguidance {"no_forcing": true}\nstart: @output'
@@ -67,7 +68,7 @@ def _output(kind: str, texts: Sequence[str]) -> dict[str, Any]:
 
 def _lark_of_regex(text: str) -> str:
     try:
-        grammars: dict[str, Any] = json.loads(LLMatcher.grammar_from_regex(text))
+        grammars: dict[str, Any] = parse_json(LLMatcher.grammar_from_regex(text))
     except UnicodeEncodeError as error:
         raise GrammarInvalid("it has half of a surrogate pair") from error
     lark: str = grammars["grammars"][0]["lark_grammar"]
@@ -77,9 +78,7 @@ def _lark_of_regex(text: str) -> str:
 def _schema(text: str) -> dict[str, Any]:
     """With the options of the library in it."""
     try:
-        schema = json.loads(text, parse_constant=_no_constant)
-    except RecursionError as error:
-        raise GrammarInvalid("the schema is nested too deeply") from error
+        schema = parse_json(text, parse_constant=_no_constant)
     except ValueError as error:
         raise GrammarInvalid(f"the schema is no JSON: {error}") from error
     if isinstance(schema, bool):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from splitserve_grammars.limits import MAX_ADDRESS_BYTES, STACK_BYTES
 from splitserve_grammars.messages import TOO_LARGE, TOO_SLOW
+from splitserve_rpc.json_text import parse_json
 
 # What lies in the working directory is not imported, and this package need not be installed.
 _START = (
@@ -75,7 +76,7 @@ def decode_answer(line: bytes) -> Verdict:
     """Raises TrialTooSlow; TrialUnavailable, also if nobody was there to end the line."""
     if not line.endswith(b"\n"):
         raise TrialUnavailable("the process that tries grammars ended")
-    answer = json.loads(line)
+    answer = parse_json(line)
     return _verdict_on_exit(*answer) if len(answer) == 1 else Verdict(*answer)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import resource
 import signal
@@ -18,6 +17,7 @@ from splitserve_grammars.lark_checks import GrammarInvalid
 from splitserve_grammars.limits import MAX_COMPILED_BYTES, PARSER_LIMITS
 from splitserve_grammars.messages import NO_TEXT, TOO_LARGE, error_message
 from splitserve_grammars.trial import Verdict, encode_end, encode_verdict
+from splitserve_rpc.json_text import parse_json
 
 _NICENESS = 10  # streams that are open come first
 # Assumed where the C library does not tell: what schemas of 64 KiB take.
@@ -100,7 +100,7 @@ def _answer(tokenizer: LLTokenizer, line: bytes) -> bytes:
 
 
 def _answer_as_child(tokenizer: LLTokenizer, line: bytes, writer: int) -> None:
-    kind, texts, max_cpu_s = json.loads(line)
+    kind, texts, max_cpu_s = parse_json(line)
     # Ends the process by SIGPROF.
     signal.setitimer(signal.ITIMER_PROF, max_cpu_s)
     verdict = try_grammar(tokenizer, kind, texts)

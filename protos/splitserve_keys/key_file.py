@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from splitserve_keys.key_entry import EntryInvalid, KeyEntry, shown
+from splitserve_rpc.json_text import parse_json
 from splitserve_rpc.whole_files import read_whole
 
 VERSION = 1
@@ -37,8 +38,8 @@ def read_keys(path: Path) -> Keys:
 def parse_keys(content: bytes) -> Keys:
     """Raises ValueError, which says where."""
     try:
-        document = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(content.decode("utf-8"), object_pairs_hook=_object)
+    except ValueError as error:
         raise ValueError(f"is not valid JSON: {error}") from error
     if not isinstance(document, dict) or set(document) != {"version", "keys"}:
         raise ValueError("is no file of keys; allowed: an object with the fields version, keys")

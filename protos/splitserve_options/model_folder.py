@@ -5,9 +5,10 @@ Whoever starts executors asks this before it starts one; executors ask it before
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+
+from splitserve_rpc.json_text import parse_json
 
 # What `transformers` reads: whole, or in parts by an index. The first kind that is there counts.
 WEIGHT_FILES = (
@@ -88,9 +89,9 @@ def check_special_kind(directory: Path) -> None:
 
 def _adapter(directory: Path) -> str:
     try:
-        content = json.loads((directory / _ADAPTER).read_text(encoding="utf-8"))
+        content = parse_json((directory / _ADAPTER).read_text(encoding="utf-8"))
         base, kind = content.get("base_model_name_or_path"), content.get("peft_type")
-    except (OSError, ValueError, RecursionError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         base = kind = None
     adapter = f"{kind or 'PEFT'} adapter of the model {base or 'that it does not name'}"
     adapter = " ".join(adapter.split())

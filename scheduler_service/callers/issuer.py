@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import json
 import urllib.error
 
 from scheduler_service.callers.fetched import CannotFetch
 from scheduler_service.callers.hurried_http import hurried_opener
 from scheduler_service.callers_config import SAFE_URLS, is_safe_url
+from splitserve_rpc.json_text import parse_json
 
 _MAX_BYTES = 2**20
 _TIMEOUT_S = 5.0
@@ -19,9 +19,9 @@ def fetch_keys_of(issuer: str) -> bytes:
     """The key set of `issuer`, as OpenID Connect Discovery finds it. Raises CannotFetch."""
     url = issuer.rstrip("/") + _WELL_KNOWN
     try:
-        document = json.loads(fetch(url))
+        document = parse_json(fetch(url))
         said, keys_url = document["issuer"], document["jwks_uri"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CannotFetch(f"{url}: is no configuration of OpenID Connect") from error
     if said != issuer:
         raise CannotFetch(f"{url}: is that of the issuer {str(said)[:200]!r}; allowed: {issuer!r}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
+from splitserve_rpc.json_text import parse_json
 from splitserve_rpc.watched_files import FilesUnusable, read_bytes
 
 MAX_SET_BYTES = 2**20
@@ -49,8 +49,8 @@ def parse_token_keys(content: bytes) -> TokenKeys:
     if len(content) > MAX_SET_BYTES:
         raise ValueError(f"is too large; allowed: {MAX_SET_BYTES} bytes")
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(content)
+    except ValueError as error:
         raise ValueError(f"is not valid JSON: {error}") from error
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list) or len(entries) > _MAX_KEYS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 from splitserve_gateway.parsing.json_reading import is_json, read_string, read_value
 from splitserve_gateway.parsing.reader import NotAsExpected, Reader, Reading
 from splitserve_gateway.parsing.writer import AnswerWriter
+from splitserve_rpc.json_text import parse_json
 
 # Schemas of the tools' parameters by the tools' names.
 ToolSchemas = Mapping[str, Mapping[str, Any]]
@@ -140,7 +140,7 @@ def _object_text(value: str) -> str:
         return "{}"
     if not value.startswith('"') or len(value) > _MAX_QUOTED_CHARS:
         raise NotAsExpected
-    text = str(json.loads(value))
+    text = str(parse_json(value))
     if not (text.lstrip().startswith("{") and _is_unicode(text) and is_json(text)):
         raise NotAsExpected
     return text

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from splitserve_gateway.parsing.reader import NotAsExpected, Reader, Reading
+from splitserve_rpc.json_text import parse_json
 
 MAX_DEPTH = 128  # arrays and objects within one another
 _MAX_SCALAR_CHARS = 1024  # a number
@@ -58,7 +58,7 @@ def read_string(reader: Reader) -> Reading[str]:
     pieces: list[str] = []
     with reader.recording(pieces.append):
         yield from _skip_string(reader)
-    return str(json.loads("".join(pieces)))
+    return str(parse_json("".join(pieces)))
 
 
 def _open_or_scalar(reader: Reader, closers: list[str]) -> Reading[bool]:
