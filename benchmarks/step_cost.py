@@ -44,8 +44,15 @@ class Usage:
         """As the kernel counts it, of all threads that there are."""
         cpu_ns = num_switches = 0
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            cpu_ns += int((thread / "schedstat").read_text().split()[0])
-            lines = (thread / "status").read_text().splitlines()
+            try:
+                schedule, status = (
+                    (thread / "schedstat").read_text(),
+                    (thread / "status").read_text(),
+                )
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended since
+            cpu_ns += int(schedule.split()[0])
+            lines = status.splitlines()
             num_switches += sum(int(x.split()[1]) for x in lines if x.startswith("voluntary"))
         return cls(cpu_ns, num_switches)
 

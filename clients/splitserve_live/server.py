@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from importlib import resources
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -32,19 +33,26 @@ _HEADERS = (
 )  # fmt: skip
 _NDJSON = "application/x-ndjson"
 _DEFAULT_RATE = 10
+# Who takes no line for so long does not look, and keeps a place from somebody who would.
+_UNREAD_S = 30.0
 
 # Raises DomainError(CALLER_UNKNOWN or CALLER_NOT_ALLOWED), or UNAVAILABLE reasons.
 Check = Callable[[Request, str], Awaitable[None]]
 
 
-def build_page(feeds: Feeds, hosts: Sequence[str] | None, check: Check | None = None) -> ASGIApp:
+def build_page(
+    feeds: Feeds,
+    hosts: Sequence[str] | None,
+    check: Check | None = None,
+    unread_s: float = _UNREAD_S,
+) -> ASGIApp:
     """`hosts`: names under which it is asked for, beside addresses; None for any.
 
     A page of elsewhere, whose name leads here, is none of these: so it reads nothing where nobody
     is asked for a credential. `check`: whether a credential may watch; None to leave that to
-    schedulers.
+    schedulers. `unread_s`: how long a line may wait for its reader.
     """
-    page = _Page(feeds, check)
+    page = _Page(feeds, check, unread_s)
     static = Path(str(resources.files("splitserve_live") / "static"))
     middleware = [Middleware(_Headers)]
     if hosts is not None:
@@ -63,9 +71,10 @@ def build_page(feeds: Feeds, hosts: Sequence[str] | None, check: Check | None = 
 class _Page:
     """What the page asks for."""
 
-    def __init__(self, feeds: Feeds, check: Check | None) -> None:
+    def __init__(self, feeds: Feeds, check: Check | None, unread_s: float) -> None:
         self._feeds = feeds
         self._check = check
+        self._unread_s = unread_s
 
     async def schedulers(self, request: Request) -> Response:
         """Their addresses, and whether somebody who looks needs a credential."""
@@ -86,7 +95,7 @@ class _Page:
             lines = await stack.enter_async_context(opened)
         except (SplitserveError, DomainError, OSError, LookupError) as error:
             return _refusal(error)
-        return _FeedResponse(stack, lines)
+        return _FeedResponse(stack, lines, self._unread_s)
 
     async def life(self, request: Request) -> Response:
         """What was written down of a request."""
@@ -111,15 +120,29 @@ class _Page:
 
 
 class _FeedResponse(StreamingResponse):
-    """Lines of a feed; however it ends, the feed is closed."""
+    """Lines of a feed; however it ends, the feed is closed. Who does not read is cut off."""
 
-    def __init__(self, stack: AsyncExitStack, lines: AsyncIterator[bytes]) -> None:
+    def __init__(self, stack: AsyncExitStack, lines: AsyncIterator[bytes], unread_s: float) -> None:
         super().__init__(_until_broken(lines), media_type=_NDJSON)
         self._stack = stack
+        self._unread_s = unread_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._unread_s):
+                await send(message)
+
         async with self._stack:
-            await super().__call__(scope, receive, send)
+            try:
+                await super().__call__(scope, receive, send_in_time)
+            except (TimeoutError, ClientDisconnect):
+                cut = scope.get("state", {}).get("cut")
+                if cut is None:
+                    raise
+                cut()
+                # The server is to know before this request ends.
+                while (await receive())["type"] != "http.disconnect":
+                    pass
 
 
 async def _until_broken(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

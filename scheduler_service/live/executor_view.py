@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
-
+from scheduler_service.core.request import Int64Array, Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.live import reasons
@@ -19,8 +18,6 @@ from splitserve.scheduler.v1 import live_pb2 as live
 
 # Of a queue.
 MAX_WAITING = 32
-_MS = 1_000_000
-_US = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +39,7 @@ class ExecutorView:
         num_told = 0 if before is None else before.num_steps
         for step in self.steps:
             if step.number > num_told:
-                _tell_step(step, told.steps.add())
+                step.tell(told.steps.add())
         self.device.tell_changes(None if before is None else before.device, told.device)
         self.host.tell_changes(None if before is None else before.host, told.host)
 
@@ -55,7 +52,8 @@ def view_executor(
     `before`: of the moment before. Blocks that steps moved since then are on the move.
     """
     core = engine.scheduler
-    told = _tell(engine, core, names)
+    names.see(log.owners.refresh())
+    numbers: Int64Array = log.owners.now[0, core.placement.rows.order]
     steps = tuple(log.answered)
     num_before = 0 if before is None else before.num_steps
     late = [step for step in steps if step.number > num_before]
@@ -67,30 +65,36 @@ def view_executor(
     moved_on_host = set[int]().union(*(step.host_blocks for step in moving))
     return ExecutorView(
         engine.life,
-        told,
+        _tell(engine, core, names, numbers.tolist()),
         PoolMap(
             block_size,
             block_states(device, given_back, moved),
-            device_holders(placement, np.array(told.running, np.int64)),
+            device_holders(core, numbers),
         ),
-        PoolMap(block_size, block_states(host, (), moved_on_host), host_holders(placement)),
+        PoolMap(block_size, block_states(host, (), moved_on_host), host_holders(placement))
+        if host.num_blocks
+        else PoolMap.of_none(block_size),
         steps,
         log.num_answered,
     )
 
 
-def _tell(engine: EngineLoop, core: Scheduler, names: Names) -> live.LiveExecutor:
+def _tell(
+    engine: EngineLoop, core: Scheduler, names: Names, running: list[int]
+) -> live.LiveExecutor:
     told = live.LiveExecutor()
     rows, placement = core.placement.rows, core.placement
     told.address, told.life = engine.life
     told.state = _state_of(engine)
     order = rows.order
-    told.running.extend(names.numbers_of([sequence.request for sequence in rows.running]))
+    told.running.extend(running)
     told.num_tokens.extend(rows.num_known[order].tolist())
     told.num_computed.extend(rows.num_computed[order].tolist())
-    told.swapped.extend(names.numbers_of(placement.swapped))
-    told.waiting.extend(names.numbers_of(list(islice(placement.queued, MAX_WAITING))))
-    told.num_waiting = core.num_waiting
+    if placement.swapped:
+        told.swapped.extend(names.numbers_of(placement.swapped))
+    if placement.queued:
+        told.waiting.extend(names.numbers_of(first_queued(core)))
+        told.num_waiting = core.num_waiting
     reason = reasons.of_core(told.address, core)
     if reason is not None:
         told.reason.CopyFrom(reason)
@@ -101,20 +105,9 @@ def _tell(engine: EngineLoop, core: Scheduler, names: Names) -> live.LiveExecuto
     return told
 
 
-def _tell_step(step: LoggedStep, told: live.LiveStep) -> None:
-    told.step_id = step.step_id
-    told.sent_ms = step.sent_ns // _MS
-    told.round_trip_us = step.round_trip_ns // _US
-    told.compute_us = step.compute_us
-    told.rows.extend(step.request_numbers)
-    told.kinds = step.kinds
-    told.num_tokens.extend(step.num_tokens)
-    told.num_rows = step.num_rows
-    told.num_sampled = step.num_sampled
-    told.num_swapped_out = len(step.moves.swap_out)
-    told.num_swapped_in = len(step.moves.swap_in)
-    told.num_copied = len(step.moves.copy)
-    told.failed = step.is_failed
+def first_queued(core: Scheduler) -> list[Request]:
+    """Of those that wait there, the ones that are told."""
+    return list(islice(core.placement.queued, MAX_WAITING))
 
 
 def _state_of(engine: EngineLoop) -> live.LiveState:

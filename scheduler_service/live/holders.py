@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from scheduler_service.core.config import Feature
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.request import Int64Array
 from scheduler_service.core.row_columns import RELEASED
+from scheduler_service.core.scheduler import Scheduler
 
 
-def device_holders(placement: Placement, numbers: Int64Array) -> Int64Array:
+def device_holders(core: Scheduler, numbers: Int64Array) -> Int64Array:
     """Of each device block the number of one request whose row has it, or 0.
 
     `numbers`: of the requests of `placement.rows.order`.
     """
-    rows = placement.rows
+    placement, rows = core.placement, core.placement.rows
     holders = np.zeros(placement.blocks.device.num_blocks, np.int64)
     order = rows.order
     if len(order) == 0:
@@ -28,9 +30,10 @@ def device_holders(placement: Placement, numbers: Int64Array) -> Int64Array:
     blocks = rows.block_tables[np.repeat(order, counts), columns]
     # The most urgent of those that share a block is written last.
     holders[blocks[::-1]] = np.repeat(numbers, counts)[::-1]
-    for request in placement.requests.values():
-        if request.cross_blocks:
-            holders[request.cross_blocks] = request.arrival
+    if Feature.CROSS_ATTENTION in core.config.features:
+        for request in placement.requests.values():
+            if request.cross_blocks:
+                holders[request.cross_blocks] = request.arrival
     return holders
 
 

@@ -11,6 +11,7 @@ from scheduler_service.core.plan import StepOutcome, StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.live.moment import Moment, Watched
 from scheduler_service.live.names import Names
+from scheduler_service.live.pace import Pace
 from scheduler_service.live.watcher import Watcher
 from scheduler_service.observer import NoObserver
 from splitserve_rpc.domain_error import DomainError
@@ -39,8 +40,10 @@ class LiveView(NoObserver):
         self,
         unix_ms: Callable[[], int] = _unix_ms,
         number_of: Callable[[int], int] = moment_number,
+        pace: Pace | None = None,
     ) -> None:
         """`unix_ms`: asked once a moment. `number_of`: of the moment, by the clock in ns."""
+        self.pace = pace or Pace()
         self._unix_ms = unix_ms
         self._number_of = number_of
         # They begin with whoever watches first, and end with the last.
@@ -59,7 +62,8 @@ class LiveView(NoObserver):
         if watched is None:
             watched = self._watched = Watched(cluster, Names(cluster.tracked), {})
         try:
-            yield Watcher(lambda: self._now(watched))
+            clock = cluster.now_ns
+            yield Watcher(lambda: self._now(watched), lambda make: self.pace.make(make, clock))
         finally:
             self._num_watchers -= 1
             if self._num_watchers == 0:
@@ -71,8 +75,10 @@ class LiveView(NoObserver):
         return self._watched is None
 
     def _now(self, watched: Watched) -> Moment:
-        number = self._number_of(watched.cluster.now_ns())
-        if self._moment is None or self._moment.number != number:
+        now_ns = watched.cluster.now_ns()
+        number = self._number_of(now_ns)
+        is_due = now_ns >= self.pace.next_ns
+        if self._moment is None or (self._moment.number != number and is_due):
             self._moment = watched.moment(number, self._unix_ms(), self._moment)
         return self._moment
 
@@ -82,15 +88,15 @@ class LiveView(NoObserver):
         watched = self._watched
         if watched is None:
             return
-        for engine in watched.cluster.engines:
-            if engine.link.info.address == address:
-                rows = engine.scheduler.placement.rows
-                new = watched.log_of(address).sent(plan, rows, watched.cluster.now_ns())
-                watched.names.see(new)
+        log = watched.log_at(address)
+        if log is not None:
+            log.sent(plan, watched.cluster.now_ns(), watched.names)
 
     def step_answered(self, address: str, outcome: StepOutcome) -> None:
         if self._watched is not None:
-            self._watched.log_of(address).took(outcome, self._watched.cluster.now_ns())
+            log = self._watched.log_at(address)
+            if log is not None:
+                log.took(outcome, self._watched.cluster.now_ns())
 
     def executor_gone(self, address: str, requests: Iterable[Request], *, is_lost: bool) -> None:
         if self._watched is not None:

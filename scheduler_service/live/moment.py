@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
 from scheduler_service.cluster import Cluster
+from scheduler_service.core.request import Request
+from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.live import reasons
-from scheduler_service.live.executor_view import MAX_WAITING, ExecutorView, view_executor
+from scheduler_service.live.executor_view import (
+    MAX_WAITING,
+    ExecutorView,
+    first_queued,
+    view_executor,
+)
 from scheduler_service.live.names import Names, NamesMark
+from scheduler_service.live.row_owners import RowOwners
 from scheduler_service.live.step_log import StepLog
 from splitserve.scheduler.v1 import live_pb2 as live
 
@@ -62,11 +70,21 @@ class Watched:
     names: Names
     logs: dict[str, StepLog]
 
-    def log_of(self, address: str) -> StepLog:
-        """Steps of the executor that lives there."""
+    def log_of(self, engine: EngineLoop) -> StepLog:
+        """Its steps."""
+        address, rows = engine.life[0], engine.scheduler.placement.rows
+        log = self.logs.get(address)
+        if log is None or log.owners.rows is not rows:
+            log = self.logs[address] = StepLog(RowOwners(rows))
+        return log
+
+    def log_at(self, address: str) -> StepLog | None:
+        """Steps of the executor that lives there; to be called between steps, and by each."""
         log = self.logs.get(address)
         if log is None:
-            log = self.logs[address] = StepLog()
+            engines = (each for each in self.cluster.engines if each.life[0] == address)
+            engine = next(engines, None)
+            log = None if engine is None else self.log_of(engine)
         return log
 
     def moment(self, number: int, unix_ms: int, before: Moment | None) -> Moment:
@@ -85,10 +103,10 @@ class Watched:
             told.reasons.extend(reasons.of_fleet(waiting[0], engines))
         executors = {}
         for engine in engines:
-            address, _ = life = engine.life
+            life = engine.life
             seen = None if before is None else before.executors.get(life)
-            executors[life] = view_executor(engine, names, self.log_of(address), seen)
-        names.tidy(lambda: self._used(told, executors))
+            executors[life] = view_executor(engine, names, self.log_of(engine), seen)
+        names.tidy(lambda: self._used(told, executors), lambda: chain(waiting, _shown(engines)))
         return Moment(number, told, executors, names, names.mark)
 
     def _used(
@@ -104,3 +122,12 @@ class Watched:
             *chain.from_iterable(chain(each.running, each.swapped, each.waiting) for each in views),
             *chain.from_iterable(step.request_numbers for step in steps),
         }
+
+
+def _shown(engines: Iterable[EngineLoop]) -> Iterator[Request]:
+    """Requests that these have, as far as they are told."""
+    for engine in engines:
+        placement = engine.scheduler.placement
+        yield from (sequence.request for sequence in placement.rows.running)
+        yield from placement.swapped
+        yield from first_queued(engine.scheduler)

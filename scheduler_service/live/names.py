@@ -41,6 +41,8 @@ class Names:
         self._names: dict[int, tuple[int, live.LiveRequest]] = {}
         # Learned before an executor had them, which sets where they end.
         self._without_end: set[int] = set()
+        # Whether somebody had to do without a name since `tidy` made room.
+        self._lacks_some = False
         self._num_learned = 0
         self._generation = 0
         # At most so many does somebody know who has watched since the last of them were forgotten.
@@ -53,32 +55,29 @@ class Names:
         return NamesMark(self._generation, self._num_learned)
 
     def see(self, requests: Iterable[Request]) -> None:
-        """Learns the names of requests that have not ended."""
+        """Learns the names of requests that have not ended, as far as they were not known."""
+        names, without_end = self._names, self._without_end
         for request in requests:
-            if request.arrival not in self._names:
+            number = request.arrival
+            if number not in names or (number in without_end and request.stop_len):
                 self._learn(request)
 
     def numbers_of(self, requests: Collection[Request]) -> list[int]:
         """Of requests that have not ended, whose names watchers are to know at the next mark."""
         self.see(requests)
-        numbers = [request.arrival for request in requests]
-        if not self._without_end.isdisjoint(numbers):
-            for request in requests:
-                if request.stop_len and request.arrival in self._without_end:
-                    self._learn(request)
-        return numbers
+        return [request.arrival for request in requests]
 
     def _learn(self, request: Request) -> None:
         tracked = self._tracked(request.request_id)
         if tracked is None:
             return
         names, number = self._names, request.arrival
+        # What is known has a place among the latest anew, so that it is told again.
         names.pop(number, None)
         self._without_end.discard(number)
-        while len(names) >= self._max_names:
-            oldest = next(iter(names))
-            del names[oldest]
-            self._without_end.discard(oldest)
+        if len(names) >= self._max_names:
+            self._lacks_some = True
+            return
         if not request.stop_len:
             self._without_end.add(number)
         self._num_learned += 1
@@ -95,13 +94,15 @@ class Names:
         )
         names[number] = self._num_learned, name
 
-    def tidy(self, used: Callable[[], Set[int]]) -> None:
-        """Drops names that nobody uses, if there are many of them.
+    def tidy(self, used: Callable[[], Set[int]], shown: Callable[[], Iterable[Request]]) -> None:
+        """Drops names that nobody uses, if there are many of them, and learns what had no place.
 
         `used`: the numbers that may still be told. One that comes back is learned again.
+        `shown`: all requests whose names watchers are to know now.
         """
         is_forgotten = self._num_said > self._max_names
-        if len(self._names) <= self._limit and not is_forgotten:
+        lacks_some, self._lacks_some = self._lacks_some, False
+        if len(self._names) <= self._limit and not is_forgotten and not lacks_some:
             return
         numbers = used()
         self._names = {number: named for number, named in self._names.items() if number in numbers}
@@ -110,6 +111,8 @@ class Names:
         if is_forgotten:
             self._generation += 1
             self._num_said = len(self._names)
+        if lacks_some and len(self._names) < self._max_names:
+            self.see(shown())
 
     def tell(
         self, before: NamesMark | None, now: NamesMark, told: live.WatchSchedulerResponse

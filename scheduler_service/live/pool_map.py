@@ -27,24 +27,28 @@ class BlockState(IntEnum):
     ON_THE_MOVE = 5
 
 
+_SHARED, _CACHED = np.uint8(BlockState.SHARED), np.uint8(BlockState.CACHED)
+_NO_STATES, _NO_HOLDERS = np.empty(0, np.uint8), np.empty(0, np.int64)
+# That a byte does not count.
+_MANY = 255
+
+
 def block_states(pool: BlockPool, given_back: Sequence[int], moved: Collection[int]) -> ByteArray:
     """What each block of `pool` is, [num_blocks].
 
     `given_back`: one entry for each reference that ends with a step in flight. `moved`: blocks that
     steps fill from others, or others from them.
     """
-    counts = np.zeros(pool.num_blocks, np.int64)
-    used = pool.reference_counts
-    try:
-        # The fastest way out of a list.
-        counts[: len(used)] = np.frombuffer(bytes(used), np.uint8)
-    except ValueError:
-        counts[: len(used)] = used  # more than 255 share a block
-    states: ByteArray = np.minimum(counts, BlockState.SHARED).astype(np.uint8)
-    states[pool.cached_blocks] = BlockState.CACHED
+    states = np.zeros(pool.num_blocks, np.uint8)
+    counts = np.frombuffer(pool.reference_bytes, np.uint8)
+    published = np.frombuffer(pool.published_bytes, np.uint8)
+    used = states[: len(counts)]
+    np.minimum(counts, _SHARED, out=used)
+    used[published > counts] = _CACHED
     if given_back:
         blocks, references = np.unique(given_back, return_counts=True)
-        states[blocks[counts[blocks] == references]] = BlockState.GIVEN_BACK
+        last = (counts[blocks] == references) & (references < _MANY)
+        states[blocks[last]] = BlockState.GIVEN_BACK
     if moved:
         states[list(moved)] = BlockState.ON_THE_MOVE
     return states
@@ -58,15 +62,22 @@ class PoolMap:
     states: ByteArray
     holders: Int64Array
 
+    @classmethod
+    def of_none(cls, block_size: int) -> PoolMap:
+        """Of a pool that has no blocks."""
+        return cls(block_size, _NO_STATES, _NO_HOLDERS)
+
     def tell_changes(self, before: PoolMap | None, told: live.LivePool) -> None:
         """Adds to `told` where it differs from `before`; None for a pool that is free and blank."""
+        told.num_blocks = len(self.states)
+        told.block_size = self.block_size
         if before is None:
             differs = (self.states != 0) | (self.holders != 0)
         else:
             differs = (self.states != before.states) | (self.holders != before.holders)
-        changed = np.flatnonzero(differs)
-        told.num_blocks = len(self.states)
-        told.block_size = self.block_size
+        changed = differs.nonzero()[0]
+        if len(changed) == 0:
+            return
         told.changed.extend(changed.tolist())
         told.states = self.states[changed].tobytes()
         told.holders.extend(self.holders[changed].tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from types import MappingProxyType
 
 from scheduler_service.core.lack import Lack
@@ -50,7 +51,7 @@ def of_fleet(request: Request, engines: Iterable[EngineLoop]) -> Iterator[live.L
 def of_core(address: str, core: Scheduler) -> live.LiveReason | None:
     """Why the first that waits or is swapped out there has no row; None if nobody is."""
     placement = core.placement
-    request = next(iter([*placement.swapped, *placement.queued]), None)
+    request = next(chain(placement.swapped, placement.queued), None)
     if request is None:
         return None
     return _reason(address, core, request, _what_lacks(core, request) or Obstacle.NONE)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_service.core.plan import BlockMoves, RowWork, StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.request import Request
-from scheduler_service.core.row_columns import RowColumns
+from scheduler_service.core.request import Int32Array, Int64Array
+from scheduler_service.live.names import Names
+from scheduler_service.live.row_owners import RowOwners
+from splitserve.scheduler.v1 import live_pb2 as live
 
 # Steps that a frame tells, and rows of a step.
 MAX_STEPS = 32
 MAX_ROWS = 128
+_NS_PER_MS = 1_000_000
+_NS_PER_US = 1_000
 
 
 class RowKind(IntEnum):
@@ -27,24 +31,27 @@ class RowKind(IntEnum):
     RUN = 4
 
 
+_PREFILL, _DECODE = np.uint8(RowKind.PREFILL), np.uint8(RowKind.DECODE)
+
+
 @dataclass(slots=True)
 class LoggedStep:
     """A step that was sent. `number`: by which watchers know what they were told of.
 
-    `owners`: of each row the number of its request and how long the prompt is, [2, rows]; nobody
-    writes to it. What can be computed of a step is computed when a watcher is told: there are more
-    steps than frames, and one after another they cost less than each between steps of cores.
+    `owners`: as `RowOwners.now` of when it was planned. `token_ids`: what came of it, -1 for none.
+    What can be computed of a step is computed when a watcher is told: there are more steps than
+    frames, and one after another they cost less than each between steps of cores.
     """
 
     step_id: int
     sent_ns: int
     work: RowWork
-    owners: npt.NDArray[np.int64]
+    owners: Int64Array
     moves: BlockMoves
     number: int = 0
     round_trip_ns: int = 0
     compute_us: int = 0
-    counts: npt.NDArray[np.int32] | None = None
+    token_ids: Int32Array | None = None
     is_failed: bool = False
 
     @property
@@ -52,27 +59,6 @@ class LoggedStep:
         """Of the requests of its first rows, as watchers are told of them."""
         found: list[int] = self.owners[0, self.work.row_ids[:MAX_ROWS]].tolist()
         return found
-
-    @property
-    def kinds(self) -> bytes:
-        """What each of the first rows is."""
-        return _kinds(self.work, self.owners[1, self.work.row_ids[:MAX_ROWS]]).tobytes()
-
-    @property
-    def num_tokens(self) -> list[int]:
-        """How many each of the first rows computes."""
-        found: list[int] = self.work.num_inputs[:MAX_ROWS].tolist()
-        return found
-
-    @property
-    def num_rows(self) -> int:
-        """Of all."""
-        return len(self.work.row_ids)
-
-    @property
-    def num_sampled(self) -> int:
-        """Tokens that came of it."""
-        return 0 if self.counts is None else int(self.counts.sum())
 
     @property
     def device_blocks(self) -> set[int]:
@@ -86,35 +72,43 @@ class LoggedStep:
         """The same of the host pool."""
         return self.moves.host_destinations | {source for source, _ in self.moves.swap_in}
 
+    def tell(self, told: live.LiveStep) -> None:
+        """Fills `told`, which is blank."""
+        work = self.work
+        numbers, num_prompt = self.owners[:, work.row_ids[:MAX_ROWS]]
+        told.step_id = self.step_id
+        told.sent_ms = self.sent_ns // _NS_PER_MS
+        told.round_trip_us = self.round_trip_ns // _NS_PER_US
+        told.compute_us = self.compute_us
+        told.rows.extend(numbers.tolist())
+        told.kinds = _kinds(work, num_prompt).tobytes()
+        told.num_tokens.extend(work.num_inputs[:MAX_ROWS].tolist())
+        told.num_rows = len(work.row_ids)
+        if self.token_ids is not None:
+            told.num_sampled = int(np.count_nonzero(self.token_ids >= 0))
+        if self.moves:
+            told.num_swapped_out = len(self.moves.swap_out)
+            told.num_swapped_in = len(self.moves.swap_in)
+            told.num_copied = len(self.moves.copy)
+        told.failed = self.is_failed
 
-@dataclass(slots=True)
+
 class StepLog:
-    """Steps in flight, and the latest that were answered."""
+    """Steps in flight, and the latest that were answered; `owners`: of the rows."""
 
-    num_answered: int = 0
-    owners: npt.NDArray[np.int64] | None = None
-    in_flight: deque[LoggedStep] = field(default_factory=deque)
-    answered: deque[LoggedStep] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
+    def __init__(self, owners: RowOwners) -> None:
+        self.owners = owners
+        self.num_answered = 0
+        self.in_flight = deque[LoggedStep]()
+        self.answered = deque[LoggedStep](maxlen=MAX_STEPS)
 
-    def sent(self, plan: StepPlan, rows: RowColumns, now_ns: int) -> list[Request]:
-        """A step is on its way; `rows` are as they were when it was planned.
-
-        Returns the requests of rows that were not known.
-        """
-        # Whoever gets a row is new in a plan, so nobody else has to be looked up.
-        new = [(row.row_id, row.sequence) for row in plan.new_rows]
+    def sent(self, plan: StepPlan, now_ns: int, names: Names) -> None:
+        """A step is on its way, and rows are as they were when it was planned."""
         owners = self.owners
-        if owners is None:
-            owners = self.owners = np.zeros((2, len(rows.sequences)), np.int64)
-            new = [(row_id, each) for row_id, each in enumerate(rows.sequences) if each]
-        elif new:
-            owners = self.owners = owners.copy()
-        for row_id, sequence in new:
-            owners[0, row_id] = sequence.request.arrival
-            owners[1, row_id] = sequence.num_prompt_tokens
-        step = LoggedStep(plan.step_id, now_ns, plan.work, owners, plan.moves)
-        self.in_flight.append(step)
-        return [sequence.request for _, sequence in new]
+        # Whoever gets a row is new in a plan, so nobody else has to be looked up.
+        if plan.new_rows:
+            names.see(owners.refresh())
+        self.in_flight.append(LoggedStep(plan.step_id, now_ns, plan.work, owners.now, plan.moves))
 
     def took(self, outcome: StepOutcome, now_ns: int) -> None:
         """The oldest step in flight is answered; one that nobody saw go is passed over."""
@@ -126,20 +120,22 @@ class StepLog:
             step.number = self.num_answered
             step.round_trip_ns = now_ns - step.sent_ns
             step.compute_us = outcome.compute_us
-            step.is_failed = outcome.status in (StepStatus.FAILED, StepStatus.REFUSED)
-            if outcome.status is StepStatus.OK:
-                step.counts = outcome.counts
+            status = outcome.status
+            if status is StepStatus.OK:
+                step.token_ids = outcome.token_ids
+            else:
+                step.is_failed = status is not StepStatus.NEED_SNAPSHOT
             self.answered.append(step)
 
 
-def _kinds(work: RowWork, num_prompt: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+def _kinds(work: RowWork, num_prompt: Int64Array) -> npt.NDArray[np.uint8]:
     """What each of the first rows is, [len(num_prompt)]."""
     num = len(num_prompt)
-    kinds = np.full(num, RowKind.DECODE, np.uint8)
-    if work.num_run_on_tokens is not None:
-        kinds[work.num_run_on_tokens[:num] > 0] = RowKind.RUN
-    if work.drafts is not None:
-        kinds[work.drafts.counts[:num] > 0] = RowKind.DRAFT
     is_prompt = (work.num_new_tokens[:num] > 1) | (work.num_computed_tokens[:num] < num_prompt)
-    kinds[is_prompt] = RowKind.PREFILL
+    # Nearly always all rows are one of these two.
+    kinds: npt.NDArray[np.uint8] = np.where(is_prompt, _PREFILL, _DECODE)
+    if work.num_run_on_tokens is not None:
+        kinds[~is_prompt & (work.num_run_on_tokens[:num] > 0)] = RowKind.RUN
+    if work.drafts is not None:
+        kinds[~is_prompt & (work.drafts.counts[:num] > 0)] = RowKind.DRAFT
     return kinds

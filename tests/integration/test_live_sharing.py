@@ -14,6 +14,7 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
 from scheduler_service.core.plan import StepOutcome, StepPlan
 from scheduler_service.live.live_view import MAX_WATCHERS, LiveView
+from scheduler_service.live.pace import Pace
 from scheduler_service.live.watcher import Watcher
 from scheduler_service.observer import NoObserver, Observers
 from splitserve.scheduler.v1 import live_pb2 as live
@@ -108,7 +109,7 @@ async def complete_all(client: AsyncClient, num_requests: int, max_tokens: int =
 
 async def test_watchers_know_the_same_however_often_each_of_them_looks() -> None:
     moments = Moments()
-    view = LiveView(moments.unix_ms, moments.number_of)
+    view = LiveView(moments.unix_ms, moments.number_of, Pace(lambda: 0))
     looks = Looks(view, moments)
     executor = FakeExecutor(num_device_blocks=24, num_host_blocks=64)
     async with (
@@ -127,7 +128,7 @@ async def test_watchers_know_the_same_however_often_each_of_them_looks() -> None
 
 async def test_watchers_know_names_when_those_of_others_were_dropped() -> None:
     moments = Moments()
-    view = LiveView(moments.unix_ms, moments.number_of)
+    view = LiveView(moments.unix_ms, moments.number_of, Pace(lambda: 0))
     looks = Looks(view, moments)
     async with (
         scheduler_in_process(FakeExecutor(), observer=Observers(view, looks)) as scheduler,
@@ -143,7 +144,7 @@ async def test_watchers_know_names_when_those_of_others_were_dropped() -> None:
 
 async def test_frames_are_made_once_for_all_when_watchers_go_from_moment_to_moment() -> None:
     moments = Moments()
-    view = LiveView(moments.unix_ms, moments.number_of)
+    view = LiveView(moments.unix_ms, moments.number_of, Pace(lambda: 0))
     async with scheduler_in_process(FakeExecutor(), observer=view) as scheduler:
         with ExitStack() as stack:
             watchers = [
@@ -213,3 +214,55 @@ async def test_frames_are_sent_when_those_of_others_are(rate: int, period_ms: in
         await anext(frames)
     # A millisecond late rather than a moment early.
     assert slept[0] == pytest.approx((period_ms - 30 + 1) / 1000)
+
+
+@dataclass(slots=True)
+class Working:
+    """A loop whose clock goes on while frames are made, each of which takes 50 ms, and by sleep."""
+
+    now_ns: int = 10**12
+    made_ns: int = 0
+    asked: int = 0
+
+    def spent_ns(self) -> int:
+        # Asked before and after each frame.
+        self.asked += 1
+        if self.asked % 2 == 0:
+            self.made_ns += 50_000_000
+            self.now_ns += 50_000_000
+        return self.made_ns
+
+    async def sleep(self, duration_s: float) -> None:
+        self.now_ns += int(duration_s * 1e9)
+        await asyncio.sleep(0)
+
+
+async def test_frames_are_fewer_when_they_take_long() -> None:
+    working = Working()
+    begun_ns = working.now_ns
+    async with (
+        scheduler_in_process(
+            FakeExecutor(),
+            now_ns=lambda: working.now_ns,
+            live_sleep=working.sleep,
+            live_pace=Pace(working.spent_ns),
+        ) as scheduler,
+        AsyncClient(scheduler.address) as client,
+    ):
+        # Nor does it help to come anew for each.
+        for num_frames in (5, 1, 1, 1):
+            async with aclosing(client.watch(10)) as frames:
+                for _ in range(num_frames):
+                    await anext(frames)
+    elapsed_ns = max(working.now_ns, scheduler.view.pace.next_ns) - begun_ns
+    assert working.made_ns >= 8 * 50_000_000
+    assert working.made_ns * 20 <= elapsed_ns
+    # And no fewer than that.
+    assert elapsed_ns <= working.made_ns * 20 + (working.asked // 2) * 101_000_001
+
+
+def test_pace_adds_up_what_watchers_of_a_moment_take() -> None:
+    times = iter([0, 3, 3, 5])
+    pace = Pace(lambda: next(times))
+    assert [pace.make(lambda: "frame", lambda: 100) for _ in range(2)] == ["frame", "frame"]
+    assert pace.next_ns == 100 + 19 * (3 + 2)

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, aclosing
 
+import grpc.aio
 import pytest
 
 from scheduler_service.cluster import Cluster
@@ -16,15 +17,18 @@ from scheduler_service.core.plan import StepOutcome, StepPlan
 from scheduler_service.core.request import Request, SequenceStatus
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.live.live_view import MAX_WATCHERS, LiveView
+from scheduler_service.live.pace import Pace
 from scheduler_service.live.pool_map import BlockState
 from scheduler_service.live.step_log import RowKind
 from scheduler_service.live.watcher import Watcher
 from scheduler_service.observer import NoObserver, Observers
 from scheduler_service.request_names import RequestName
 from splitserve.scheduler.v1 import live_pb2 as live
+from splitserve.scheduler.v1 import live_pb2_grpc
 from splitserve_client import AsyncClient, SamplingParams, SplitserveError
 from splitserve_live.state import LiveState
 from splitserve_rpc.domain_error import DomainError
+from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.patience import PATIENCE_S
@@ -150,7 +154,7 @@ async def complete_all(client: AsyncClient, num_requests: int) -> None:
 
 
 async def test_frames_say_what_cores_have_at_every_step_when_requests_are_swapped() -> None:
-    looks, view = WatchesEachStep(), LiveView(lambda: UNIX_MS, each_its_own())
+    looks, view = WatchesEachStep(), LiveView(lambda: UNIX_MS, each_its_own(), Pace(lambda: 0))
     executor = FakeExecutor(num_device_blocks=24, num_host_blocks=64)
     async with (
         scheduler_in_process(executor, config=SWAPS, observer=Observers(view, looks)) as scheduler,
@@ -268,3 +272,30 @@ async def test_live_view_refuses_a_ninth_watcher_until_one_has_left() -> None:
                     stack.enter_context(view.watching(scheduler.cluster))
                 assert refused.value.reason == "TOO_MANY_WATCHERS"
             stack.enter_context(view.watching(scheduler.cluster))
+
+
+async def test_watcher_that_does_not_read_loses_its_place_and_is_told_why() -> None:
+    async with (
+        scheduler_in_process(
+            FakeExecutor(), live_sleep=lambda _: asyncio.sleep(0), live_unread_s=0.05
+        ) as scheduler,
+        grpc.aio.insecure_channel(scheduler.address) as channel,
+    ):
+        stub = live_pb2_grpc.LiveServiceStub(channel)
+        unread = stub.WatchScheduler(live.WatchSchedulerRequest(frames_per_second=10))
+
+        async def has_place() -> tuple[bool, None]:
+            return not scheduler.view.is_idle, None
+
+        async def has_none() -> tuple[bool, None]:
+            return scheduler.view.is_idle, None
+
+        await poll(has_place)
+        # Nobody reads: what is on the way fills up, and then a frame is not taken.
+        await poll(has_none)
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                async for _ in unread:
+                    pass
+        assert ended.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "a frame was not read for 0.05 s" in str(ended.value.details())

@@ -40,6 +40,8 @@ class BlockPool:
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._reference_counts: list[int] = []
         self._hashes: list[bytes | None] = []
+        # 1 for each that has a hash: who looks at all of them reads bytes, not objects.
+        self._has_hash = bytearray()
         self._published: dict[bytes, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -83,14 +85,17 @@ class BlockPool:
         return self._hashes[block_id] if block_id < len(self._hashes) else None
 
     @property
-    def reference_counts(self) -> list[int]:
-        """How many block tables name each of the blocks that were ever used, the first ones."""
-        return self._reference_counts.copy()
+    def reference_bytes(self) -> bytes:
+        """How many block tables name each of the blocks that were ever used, 255 for more."""
+        try:
+            return bytes(self._reference_counts)
+        except ValueError:
+            return bytes(min(count, 255) for count in self._reference_counts)
 
     @property
-    def cached_blocks(self) -> list[int]:
-        """Free blocks that can be found by what they hold."""
-        return list(self._evictable)
+    def published_bytes(self) -> bytes:
+        """Of the same blocks: 1 for those that can be found by what they hold, else 0."""
+        return bytes(self._has_hash)
 
     @property
     def free_blocks(self) -> list[int]:
@@ -161,6 +166,7 @@ class BlockPool:
         if self._published.setdefault(block_hash, block_id) != block_id:
             return False
         self._hashes[block_id] = block_hash
+        self._has_hash[block_id] = 1
         if self._listener is not None:
             self._listener.published(block_hash)
         return True
@@ -185,12 +191,14 @@ class BlockPool:
         count = min(count, self.num_blocks - first)
         self._reference_counts += [0] * count
         self._hashes += [None] * count
+        self._has_hash += bytes(count)
         return range(first, first + count)
 
     def _forget(self, block_id: int) -> bytes:
         block_hash = self._hashes[block_id]
         assert block_hash is not None
         self._hashes[block_id] = None
+        self._has_hash[block_id] = 0
         del self._published[block_hash]
         if self._listener is not None:
             self._listener.forgotten(block_hash)

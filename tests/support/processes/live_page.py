@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from playwright.async_api import Browser, async_playwright
+from starlette.types import ASGIApp
 
 from splitserve_client import ClientConfig
 from splitserve_gateway.server import HttpServer
@@ -29,19 +30,27 @@ async def live_page(
     schedulers: Sequence[str], hosts: Sequence[str] | None = None, check: Check | None = None
 ) -> AsyncIterator[str]:
     """The page of `schedulers`; its URL."""
-    address = reserve_address()
     feeds = Feeds(Listed(list(schedulers)), ClientConfig())
-    page = build_page(feeds, hosts, check)
+    async with serving(build_page(feeds, hosts, check)) as address:
+        try:
+            yield f"http://{address}/"
+        finally:
+            feeds.close()
+
+
+@asynccontextmanager
+async def serving(page: ASGIApp) -> AsyncIterator[str]:
+    """Its address."""
+    address = reserve_address()
     server = HttpServer(page, address, None, 64)
-    serving = asyncio.create_task(server.serve())
+    task = asyncio.create_task(server.serve())
     try:
         async with asyncio.timeout(PATIENCE_S):
             await server.is_listening.wait()
-        yield f"http://{address}/"
+        yield address
     finally:
-        feeds.close()
         server.should_exit = True
-        await serving
+        await task
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from scheduler_service.callers.caller import Callers, OpenDoor
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.live.live_view import LiveView
+from scheduler_service.live.pace import Pace
 from scheduler_service.live.servicer import LiveServicer
 from scheduler_service.observer import Observer, Observers
 from scheduler_service.request_limits import most_message_bytes
@@ -34,6 +35,7 @@ from splitserve.scheduler.v1 import (
 )
 from splitserve_rpc.access import Access
 from splitserve_rpc.address_rules import AddressRules
+from splitserve_rpc.interceptors import OnRefusal
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import DIGEST
@@ -67,33 +69,40 @@ async def scheduler_in_process(
     scheduler_epoch: int = 1,
     observer: Observer | None = None,
     live_sleep: Sleep = asyncio.sleep,
+    live_pace: Pace | None = None,
+    live_unread_s: float = PATIENCE_S,
     traces: RequestTraces | None = None,
+    counted_calls: Callable[[OnRefusal], OnRefusal] | None = None,
 ) -> AsyncIterator[SchedulerInProcess]:
-    """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
+    """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are.
+
+    `live_pace`: None for frames that take no time. `counted_calls`: as of SchedulerMetrics.
+    """
     audit = audit or NoAudit()
     config = config or ClusterConfig(reconnect_timeout_s=0.1, step_patience_s=PATIENCE_S)
     changed = asyncio.Event()
-    view = LiveView(lambda: UNIX_MS)
+    view = LiveView(lambda: UNIX_MS, pace=live_pace or Pace(lambda: 0))
     observers = Observers(view, *(() if observer is None else (observer,)))
     cluster = Cluster(
         config, scheduler_epoch, changed.set, now_ns=now_ns, audit=audit, observer=observers
     )
     callers = callers or OpenDoor()
     names = CallerNames(callers)
+    on_refusal = caller_refusals(audit, names)
+    if counted_calls is not None:
+        on_refusal = counted_calls(on_refusal)
     running = bind_server(
         "127.0.0.1:0",
         (),
         most_message_bytes(config.max_model_len),
         lambda: cluster.served.max_message_bytes,
-        ServerSecurity(
-            Access(scopes_of=scopes_of(callers)), on_refusal=caller_refusals(audit, names)
-        ),
+        ServerSecurity(Access(scopes_of=scopes_of(callers)), on_refusal=on_refusal),
     )
     servicer = SchedulerServicer(cluster, callers, audit, sleep, traces=traces)
     recorder = observer if isinstance(observer, LifeRecorder) else None
     admin = AdminServicer(cluster, names, audit, recorder=recorder)
     _add(running, cluster, servicer, admin, audit)
-    live = LiveServicer(cluster, view, names, audit, live_sleep)
+    live = LiveServicer(cluster, view, names, audit, live_sleep, live_unread_s)
     live_pb2_grpc.add_LiveServiceServicer_to_server(live, running.server)
     await running.server.start()
     try:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
 import httpx2
 import pytest
 from starlette.requests import Request
@@ -11,6 +17,8 @@ from splitserve_live.feeds import Feeds
 from splitserve_live.server import build_page
 from splitserve_rpc.discovery import Listed
 from splitserve_rpc.domain_error import DomainError
+from tests.support.processes.live_page import serving
+from tests.support.processes.patience import PATIENCE_S
 
 NOBODY = "127.0.0.1:1"
 HOSTS = ("localhost",)
@@ -102,3 +110,44 @@ async def test_page_lets_a_browser_load_nothing_from_elsewhere() -> None:
         assert answer.headers["content-security-policy"].startswith("default-src 'self'")
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "access-control-allow-origin" not in answer.headers
+
+
+class EndlessFeeds(Feeds):
+    """One feed whose lines are long and never end."""
+
+    def __init__(self) -> None:
+        super().__init__(Listed([NOBODY]), ClientConfig())
+        self.has_ended = asyncio.Event()
+
+    @asynccontextmanager
+    async def open(
+        self, scheduler: str, credential: str, frames_per_second: int
+    ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+        try:
+            yield self._long_lines()
+        finally:
+            self.has_ended.set()
+
+    async def _long_lines(self) -> AsyncGenerator[bytes, None]:
+        while True:
+            yield b"x" * 2**20
+            await asyncio.sleep(0)
+
+
+async def test_who_looks_but_does_not_read_loses_the_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    feeds = EndlessFeeds()
+    loop = asyncio.get_running_loop()
+    with socket.socket() as visit, caplog.at_level(logging.ERROR):
+        visit.setblocking(False)
+        async with serving(build_page(feeds, None, unread_s=0.05)) as address:
+            host, _, port = address.rpartition(":")
+            await loop.sock_connect(visit, (host, int(port)))
+            await loop.sock_sendall(visit, b"GET /feed HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                await feeds.has_ended.wait()
+                # And then it has an end.
+                while await loop.sock_recv(visit, 2**20):
+                    pass
+    assert not caplog.records

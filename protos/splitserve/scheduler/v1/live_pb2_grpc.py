@@ -52,7 +52,9 @@ class LiveServiceServicer(object):
         """Sends the state of this moment, and then what has changed, as often as is asked for. A watcher
         that reads slowly gets fewer frames, each of a moment at most a tenth of a second before it is
         sent; no frame waits for another. Ten moments a second are made for all who watch, and frames of
-        one rate are sent at the same times. It costs nothing while nobody watches, and changes nothing.
+        one rate are sent at the same times. Where frames take long, as of many executors, there are
+        fewer, so that making them takes the scheduler a twentieth of its time at most; a moment is then
+        as old as that. It costs nothing while nobody watches, and changes nothing.
 
         A frame says of everything but blocks, steps and names of requests what is the case. Of those it
         says what was not said before in this stream: the first frame says all of it. The stream ends
@@ -60,6 +62,7 @@ class LiveServiceServicer(object):
 
         Errors: INVALID_ARGUMENT WATCH_RATE_INVALID, see WatchSchedulerRequest.frames_per_second;
         RESOURCE_EXHAUSTED TOO_MANY_WATCHERS, eight watch already, with RetryInfo;
+        RESOURCE_EXHAUSTED STREAM_NOT_READ, the caller took no frame for 30 s;
         and what scheduler.proto says of every method.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -64,7 +64,7 @@ class Serving:
             request = some_request(self.num_seen)
             self.requests[request.request_id] = request
         numbers = self.names.numbers_of(self.requests.values())
-        self.names.tidy(lambda: set(numbers))
+        self.names.tidy(lambda: set(numbers), self.requests.values)
         return self.names.mark
 
 
@@ -98,3 +98,24 @@ def test_names_are_told_once_while_nothing_changes() -> None:
     frame = live.WatchSchedulerResponse()
     serving.names.tell(watcher.mark, serving.go_on(0, 0, 0), frame)
     assert not frame.new_requests
+
+
+def test_names_of_those_who_run_are_kept_when_more_come_than_are_remembered() -> None:
+    serving, watcher = Serving(), Told()
+    serving.go_on(4, 0, 0)
+    first = list(serving.requests.values())
+    # Between two looks, more come and go than names are kept.
+    for number in range(100, 100 + 2 * MAX_NAMES):
+        gone = some_request(number)
+        serving.requests[gone.request_id] = gone
+        serving.names.see([gone])
+        del serving.requests[gone.request_id]
+    watcher.take(serving.names, serving.go_on(3, 0, 0))
+    assert {*watcher.names} >= {request.arrival for request in [*first, *serving.requests.values()]}
+
+
+def test_name_is_told_anew_when_it_is_known_where_the_request_ends() -> None:
+    serving, watcher = Serving(), Told()
+    watcher.take(serving.names, serving.go_on(2, 0, 0))
+    watcher.take(serving.names, serving.go_on(0, 0, 1))
+    assert [watcher.names[number].stop_len for number in (1, 2)] == [9, 0]
