@@ -40,6 +40,7 @@ from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
 from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.discovery import Discovery, discovery
+from splitserve_rpc.interceptors import ignore_refusal
 from splitserve_rpc.printable import printable
 from splitserve_rpc.process_log import say_why_not, start_logging
 from splitserve_rpc.security import SecurityUnusable
@@ -72,9 +73,10 @@ async def serve(config: ExecutorConfig) -> bool:
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s + _STOP_GRACE_S)
     identity = config.security.identity
     has_reflection = is_loopback(config.listen)
-    security = ServerSecurity(Access(identity), identity.tls, has_reflection=has_reflection)
-    running = bind_server(config.listen, (SERVICE,), security=security)
     metrics = _open_metrics(config)
+    on_refusal = ignore_refusal if metrics is None else metrics.refused
+    security = ServerSecurity(Access(identity), identity.tls, has_reflection, on_refusal)
+    running = bind_server(config.listen, (SERVICE,), security=security)
     servicer = ExecutorServicer(None if metrics is None else metrics.answered)
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
     await running.set_serving(_HEALTH_SERVICES, False)

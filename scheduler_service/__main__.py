@@ -44,6 +44,7 @@ from splitserve_rpc.addresses import CannotListen, is_loopback
 from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.discovery import Discovery, discovery
+from splitserve_rpc.interceptors import OnRefusal
 from splitserve_rpc.process_log import say_why_not, start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
@@ -77,7 +78,10 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     if metrics is not None:
         audit = metrics.counted(audit, partial(_is_configured, config, opened))
     for_clients, for_cluster = _bind(
-        config, opened.callers, audit, lambda: cluster.served.max_message_bytes
+        config,
+        opened.callers,
+        _on_refusal(metrics, audit, opened.callers),
+        lambda: cluster.served.max_message_bytes,
     )
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
@@ -174,6 +178,12 @@ def _open_metrics(config: SchedulerServiceConfig) -> SchedulerMetrics | None:
     return SchedulerMetrics(config.metrics, time.monotonic_ns)
 
 
+def _on_refusal(metrics: SchedulerMetrics | None, audit: Audit, callers: Callers) -> OnRefusal:
+    """What servers tell of calls that they refuse."""
+    on_refusal = caller_refusals(audit, CallerNames(callers))
+    return on_refusal if metrics is None else metrics.counted_calls(on_refusal)
+
+
 def _open_traces(config: SchedulerServiceConfig) -> RequestTraces | None:
     """None if nobody is to have any: then nothing is imported."""
     if config.traces is None:
@@ -210,7 +220,7 @@ async def _addresses(peers: Discovery | None) -> tuple[str, ...]:
 def _bind(
     config: SchedulerServiceConfig,
     callers: Callers,
-    audit: Audit,
+    on_refusal: OnRefusal,
     message_limit: Callable[[], int],
 ) -> tuple[RunningServer, RunningServer]:
     """The servers for clients and for the cluster: one, if they have the same address."""
@@ -218,7 +228,6 @@ def _bind(
     identity = config.security.identity
     believed = (Role.OPERATOR,) if config.no_operator_token else ()
     access = Access(identity, scopes_of(callers), believed)
-    on_refusal = caller_refusals(audit, CallerNames(callers))
     has_one = config.cluster_listen == config.listen
     services = (SERVICE, *(_CLUSTER_SERVICES if has_one else ()))
     for_clients = bind_server(

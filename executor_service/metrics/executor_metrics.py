@@ -16,6 +16,7 @@ from splitserve_metrics.address import MetricsAddress
 from splitserve_metrics.executor_table import EXECUTOR_METRICS
 from splitserve_metrics.instruments import Instruments, LiveFamily, Page
 from splitserve_metrics.listener import MetricsListener
+from splitserve_metrics.refused_calls import counted_refusals
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
 
 _ROW_OK = pb.ROW_STATUS_OK
@@ -33,7 +34,10 @@ class _Loaded:
 
 
 class ExecutorMetrics:
-    """`answered` is told of each result; all is to be called in the event loop."""
+    """`answered` is told of each result, `refused` of each call that is refused.
+
+    All is to be called in the event loop.
+    """
 
     def __init__(self, address: MetricsAddress) -> None:
         """Raises FilesUnusable."""
@@ -53,6 +57,7 @@ class ExecutorMetrics:
         self._rows = made.histogram("splitserve_executor_step_rows")
         self._tokens = made.counter("splitserve_executor_output_tokens_total")
         self._failures = made.counter("splitserve_executor_row_failures_total")
+        self.refused = counted_refusals(made.counter("splitserve_executor_calls_refused_total"))
         self._listener = MetricsListener(address, self.page)
 
     async def serve(self) -> str:

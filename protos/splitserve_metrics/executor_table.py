@@ -57,6 +57,14 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         "requests end with ROW_FAILED, or are computed again: the log of the scheduler has why",
     ),
     Metric(
+        "splitserve_executor_calls_refused_total",
+        Kind.COUNTER,
+        "Calls that ended with an error of ours",
+        "CALLER_UNKNOWN, CALLER_NOT_ALLOWED: somebody who is no scheduler of this cluster; "
+        "STREAM_SUPERSEDED: two schedulers believe that they have it",
+        ("reason",),
+    ),
+    Metric(
         "splitserve_executor_steps_in_flight",
         Kind.GAUGE,
         "Batches that are not answered",

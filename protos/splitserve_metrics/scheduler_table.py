@@ -61,6 +61,15 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         ("reason",),
     ),
     Metric(
+        "splitserve_calls_refused_total",
+        _COUNTER,
+        "Calls that ended with an error of ours, by whomever; a request that has a call of its "
+        "own is refused in both",
+        "METHOD_UNKNOWN, MESSAGE_UNDECODABLE: callers of other versions, or at the wrong address; "
+        "INVARIANT_BROKEN: a fault, and the log has it; others: as of requests",
+        ("reason",),
+    ),
+    Metric(
         "splitserve_prompt_tokens_total",
         _COUNTER,
         "Prompt tokens of requests that were taken",

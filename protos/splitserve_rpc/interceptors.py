@@ -31,7 +31,6 @@ OnRefusal = Callable[[str, grpc.aio.ServicerContext, str], None]
 # Anybody may call it, and a call keeps its message as long as it is open.
 _HEALTH = "/grpc.health.v1.Health/"
 _MAX_HEALTH_BYTES = 1024
-_OF_CALLERS = frozenset({"CALLER_UNKNOWN", "CALLER_NOT_ALLOWED"})
 
 
 def ignore_refusal(method: str, context: grpc.aio.ServicerContext, reason: str) -> None:
@@ -45,7 +44,7 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     UNKNOWN and a traceback, and leave a stream's generator to the garbage collector. So it is given
     handlers of bytes. `access` is asked before anything else. `message_limit`: bytes that a message
     may have now; looked at before it is decoded. What nobody expected becomes INTERNAL with a fixed
-    text. `on_refusal` hears of callers that may not do what they tried.
+    text. `on_refusal` hears of every call that ends with an error of ours.
     """
 
     def __init__(
@@ -67,7 +66,8 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         name = handler_call_details.method
         handler = await continuation(handler_call_details)
         if handler is None:
-            return _refusing(DomainError("METHOD_UNKNOWN", f"no method {name} here"))
+            refusal = DomainError("METHOD_UNKNOWN", f"no method {name} here")
+            return _refusing(refusal, partial(self._tell, name))
         try:
             self._access.check_metadata(name, handler_call_details.invocation_metadata or ())
         except DomainError as refusal:
@@ -88,8 +88,7 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         )
 
     def _tell(self, name: str, context: grpc.aio.ServicerContext, refusal: DomainError) -> None:
-        if refusal.reason in _OF_CALLERS:
-            self._on_refusal(name, context, refusal.reason)
+        self._on_refusal(name, context, refusal.reason)
 
     def _decode(self, name: str, deserialize: Decode, message: bytes) -> Any:  # noqa: ANN401
         limit = self._message_limit()
@@ -151,16 +150,16 @@ async def _answer_stream(
             await context.write(response)
 
 
-def _refusing(refusal: DomainError, tell: Tell | None = None) -> grpc.RpcMethodHandler:
+def _refusing(refusal: DomainError, tell: Tell) -> grpc.RpcMethodHandler:
     """A handler that reads no message, so none has to be received."""
 
     async def refuse(request: object, context: grpc.aio.ServicerContext) -> NoReturn:
         raise refusal
 
-    return grpc.stream_stream_rpc_method_handler(_guarded(refuse, tell=tell))
+    return grpc.stream_stream_rpc_method_handler(_guarded(refuse, None, tell))
 
 
-def _guarded(call: Call, check: Check | None = None, tell: Tell | None = None) -> Call:
+def _guarded(call: Call, check: Check | None, tell: Tell) -> Call:
     async def guarded(request: object, context: grpc.aio.ServicerContext) -> object:
         try:
             if check is not None:
@@ -176,8 +175,7 @@ def _guarded(call: Call, check: Check | None = None, tell: Tell | None = None) -
             _log.exception("unexpected_error")
             text = "internal error; the server's log has the details"
             refusal = DomainError("INVARIANT_BROKEN", text)
-        if tell is not None:
-            tell(context, refusal)
+        tell(context, refusal)
         return await context.abort_with_status(status_of(refusal))
 
     return guarded

@@ -67,7 +67,7 @@ class RunningServer:
 class ServerSecurity:
     """Who may call what, over what. `tls`: None for plain text.
 
-    `on_refusal`: told the method, the call and the reason when somebody may not do what they tried.
+    `on_refusal`: told the method, the call and the reason of every call that is refused.
     """
 
     access: Access

@@ -15,7 +15,9 @@ from scheduler_service.service.readiness import Readiness
 from splitserve_metrics.address import MetricsAddress
 from splitserve_metrics.instruments import Instruments, Page
 from splitserve_metrics.listener import MetricsListener
+from splitserve_metrics.refused_calls import counted_refusals
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
+from splitserve_rpc.interceptors import OnRefusal
 
 
 class SchedulerMetrics:
@@ -32,6 +34,11 @@ class SchedulerMetrics:
     def counted(self, audit: Audit, has_numbers: Callable[[str], bool]) -> CountedAudit:
         """To be called once. `has_numbers`: whether the configuration names a tenant."""
         return CountedAudit(audit, self._instruments, has_numbers)
+
+    def counted_calls(self, on_refusal: OnRefusal) -> OnRefusal:
+        """To be called once. What the servers are to tell, before `on_refusal`."""
+        counter = self._instruments.counter("splitserve_calls_refused_total")
+        return counted_refusals(counter, on_refusal)
 
     async def serve(self, cluster: Cluster, readiness: Callable[[], Readiness]) -> str:
         """Answers readers from now on; returns where. Raises CannotListen and FilesUnusable."""

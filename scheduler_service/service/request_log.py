@@ -31,13 +31,16 @@ from splitserve_rpc.interceptors import OnRefusal
 # Its client is gone, or the scheduler was stopped, while it ran.
 _ABANDONED = "abandoned"
 _MAX_TEXT_CHARS = 128
+_OF_CALLERS = frozenset({"CALLER_UNKNOWN", "CALLER_NOT_ALLOWED"})
 _SUBMIT = "/splitserve.scheduler.v1.SchedulerService/Session"
 
 
 def caller_refusals(audit: Audit, names: CallerNames) -> OnRefusal:
-    """Tells `audit` of callers that a server refuses."""
+    """Tells `audit` of callers that may not do what they tried."""
 
     def tell(method: str, context: grpc.aio.ServicerContext, reason: str) -> None:
+        if reason not in _OF_CALLERS:
+            return
         name = names.of_refused(context, reason)
         audit.record(CallerRefused(method, context.peer(), reason, name))
 

@@ -56,7 +56,11 @@ async def stack(
     audit = metrics.counted(ListedAudit(), lambda _: False)
     async with (
         scheduler_in_process(
-            *executors, config=config, audit=audit, observer=metrics.observer
+            *executors,
+            config=config,
+            audit=audit,
+            observer=metrics.observer,
+            counted_calls=metrics.counted_calls,
         ) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):

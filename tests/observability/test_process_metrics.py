@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import grpc.aio
+import pytest
+
 from splitserve_metrics.executor_table import EXECUTOR_METRICS
 from splitserve_metrics.gateway_table import GATEWAY_METRICS
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 from tests.support.observability.observed import observed
 from tests.support.observability.prometheus import needs_prometheus, prometheus
 from tests.support.processes.addresses import reserve_address
-from tests.support.processes.patience import PATIENT
+from tests.support.processes.patience import PATIENCE_S, PATIENT
 from tests.support.processes.processes import LightProcesses
 from tests.support.security.cluster import Certificates
 
@@ -23,11 +26,19 @@ SERVER_NAMES = {
 }
 
 
+async def call_unknown(address: str) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        with pytest.raises(grpc.RpcError, match="no method"):
+            await channel.unary_unary("/some.Service/Method")(b"", timeout=PATIENCE_S)
+
+
 async def test_processes_show_what_they_did(tmp_path: Path) -> None:
     async with observed(tmp_path, num_executors=1) as running:
         assert await running.complete([1, 2, 3], [4, 5]) == []
         assert await running.ask_gateway() == 200
         refused = await running.http.post("/v1/completions", json={"prompt": []})
+        for address in (running.client.address, *running.processes.executors):
+            await call_unknown(address)
         scheduler, executor, gateway = [
             await running.read(job) for job in ("scheduler", "executor", "gateway")
         ]
@@ -39,6 +50,9 @@ async def test_processes_show_what_they_did(tmp_path: Path) -> None:
     assert scheduler.value("splitserve_output_tokens_total") == num_tokens
     # What had been sent when a request ended is sampled, too.
     assert executor.value("splitserve_executor_output_tokens_total") >= num_tokens
+    assert scheduler.value("splitserve_calls_refused_total", reason="METHOD_UNKNOWN") == 1
+    unknown = executor.value("splitserve_executor_calls_refused_total", reason="METHOD_UNKNOWN")
+    assert unknown == 1
     steps = executor.value("splitserve_executor_steps_total", status="ok")
     assert executor.value("splitserve_executor_step_rows_count") == steps
     assert executor.total("splitserve_executor_info", model="light") == 1

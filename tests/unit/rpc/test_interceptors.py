@@ -7,8 +7,10 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 
 from splitserve_rpc.access import Access
+from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.interceptors import BoundaryInterceptor
 
 
@@ -24,23 +26,39 @@ class Context:
         raise Refused
 
 
-async def handler_of_lengths(limit: int, decoded: list[bytes]) -> Any:  # noqa: ANN401
+Heard = list[tuple[str, str]]
+CHECK = "/grpc.health.v1.Health/Check"
+
+
+def boundary(limit: int, heard: Heard) -> BoundaryInterceptor:
+    """It appends to `heard` what it refuses."""
+
+    def hear(method: str, _context: object, reason: str) -> None:
+        heard.append((method, reason))
+
+    return BoundaryInterceptor(lambda: limit, Access(), hear)
+
+
+async def handler_of_lengths(limit: int, decoded: list[bytes], heard: Heard | None = None) -> Any:  # noqa: ANN401
     """A method that says how many bytes its message has, behind a boundary."""
 
     def decode(message: bytes) -> bytes:
         decoded.append(message)
+        if message == b"?":
+            raise DecodeError
         return message
 
     async def method(message: bytes, _context: object) -> int:
+        if not message:
+            raise DomainError("PROMPT_EMPTY", "nothing is in it")
         return len(message)
 
     async def continuation(_details: object) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(method, decode, str)
 
-    details = SimpleNamespace(method="/grpc.health.v1.Health/Check", invocation_metadata=())
-    handler = await BoundaryInterceptor(lambda: limit, Access()).intercept_service(
-        continuation, details
-    )
+    details = SimpleNamespace(method=CHECK, invocation_metadata=())
+    watched = boundary(limit, [] if heard is None else heard)
+    handler = await watched.intercept_service(continuation, details)
     return handler.unary_unary
 
 
@@ -61,3 +79,27 @@ async def test_message_is_decoded_when_it_is_as_large_as_it_may_be() -> None:
     call = await handler_of_lengths(10, decoded)
     assert await call(bytes(10), Context()) == 10
     assert decoded == [bytes(10)]
+
+
+async def test_whoever_counts_refusals_hears_of_each_wherever_it_comes_from() -> None:
+    heard: Heard = []
+    call = await handler_of_lengths(10, [], heard)
+    for message in (bytes(11), b"?", b""):
+        with pytest.raises(Refused):
+            await call(message, Context())
+    assert await call(b"12", Context()) == 2
+    expected = ["MESSAGE_TOO_LARGE", "MESSAGE_UNDECODABLE", "PROMPT_EMPTY"]
+    assert heard == [(CHECK, reason) for reason in expected]
+
+
+async def test_method_that_nobody_wrote_is_heard_of() -> None:
+    heard: Heard = []
+
+    async def continuation(_details: object) -> None:
+        return None
+
+    details = SimpleNamespace(method="/some/Method", invocation_metadata=())
+    handler = await boundary(10, heard).intercept_service(continuation, details)
+    with pytest.raises(Refused):
+        await handler.stream_stream(None, Context())
+    assert heard == [("/some/Method", "METHOD_UNKNOWN")]
