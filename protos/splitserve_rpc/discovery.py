@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -23,9 +24,15 @@ from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
 MAX_SCHEDULERS = 64
 _MAX_FILE_BYTES = 64 * 1024
 _DNS, _FILE = "dns:", "file:"
-# A name server is not asked more often, nor waited for longer.
+# A name server that answers is not asked more often, nor is one waited for longer.
 _FRESH_S = 5.0
 _TIMEOUT_S = 5.0
+# A resolver whose packet was lost says nothing for 5 s or more: who knows what the last answer was
+# does not wait, and asks again beside that.
+_PATIENCE_S = 0.5
+_AGAIN_S = 2.0
+_MAX_QUESTIONS = 4
+_NO_ANSWER = "it does not answer"
 
 _log = logging.getLogger(__name__)
 
@@ -78,44 +85,61 @@ class Named:
         name: str,
         look_up: LookUp | None = None,
         clock: Callable[[], float] = time.monotonic,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`name`: `host:port`."""
+        """`name`: `host:port`. `patience_s`: for an answer, if another is known."""
         self.host, _, port = name.rpartition(":")
         self._port = int(port)
         self._look_up = look_up or _look_up
         self._clock = clock
+        self._patience_s = patience_s
         self._known: tuple[str, ...] = ()
         self._problem = ""
-        self._asked_at_s: float | None = None
-        self._asking: asyncio.Task[tuple[str, ...]] | None = None
+        self._asked_at_s = -math.inf
+        self._num_asked = self._num_heard = 0
+        # Those that are not answered: each is a thread, and may take a minute.
+        self._questions: set[asyncio.Task[None]] = set()
 
     async def addresses(self) -> tuple[str, ...]:
-        now_s = self._clock()
-        if self._asked_at_s is None or now_s - self._asked_at_s >= _FRESH_S or not self._known:
-            self._asked_at_s = now_s
-            await self._ask()
+        asked = self._ask() if self._is_due() else set()
+        if self._known:
+            # What comes later than this is there for the next who asks.
+            await _wait(asked, self._patience_s)
+            return self._known
+        await _wait(self._questions, _TIMEOUT_S)
+        if not self._known:
+            if self._questions:
+                self._note(_NO_ANSWER)
+            raise OSError(f"{_DNS}{self.host}: {self._problem}")
         return self._known
 
-    async def _ask(self) -> None:
-        """One question at a time: a name server that says nothing would take all threads."""
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._answer())
-            # Perhaps nobody waits any more when it fails.
-            self._asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
-        try:
-            self._known = await asyncio.wait_for(asyncio.shield(self._asking), _TIMEOUT_S)
-            self._problem = ""
-        except (OSError, ValueError) as error:  # TimeoutError is one, too
-            self._note(str(error) or f"no answer within {_TIMEOUT_S:g} s")
-            if not self._known:
-                raise OSError(f"{_DNS}{self.host}: {self._problem}") from error
+    def _is_due(self) -> bool:
+        age_s = self._clock() - self._asked_at_s
+        if self._questions:
+            return age_s >= _AGAIN_S and len(self._questions) < _MAX_QUESTIONS
+        return age_s >= _FRESH_S or not self._known
 
-    async def _answer(self) -> tuple[str, ...]:
+    def _ask(self) -> set[asyncio.Task[None]]:
+        """The question, in a set."""
+        if self._questions:
+            self._note(_NO_ANSWER)
+        self._asked_at_s = self._clock()
+        self._num_asked += 1
+        question = asyncio.create_task(self._answer(self._num_asked))
+        self._questions.add(question)
+        question.add_done_callback(self._questions.discard)
+        return {question}
+
+    async def _answer(self, number: int) -> None:
         try:
             found = await self._look_up(self.host, self._port)
-            return _checked(sorted(_joined(address, self._port) for address in found))
-        finally:
-            self._asking = None
+            known = _checked(sorted(_joined(address, self._port) for address in found))
+        except (OSError, ValueError) as error:
+            self._note(str(error))
+            return
+        # One that was asked earlier may be answered later.
+        if number > self._num_heard:
+            self._num_heard, self._known, self._problem = number, known, ""
 
     def _note(self, problem: str) -> None:
         """Logs it, but not each time that somebody looks."""
@@ -149,6 +173,12 @@ def check_schedulers(schedulers: str) -> None:
         discovery(schedulers)
     elif not path.strip():
         raise ValueError(f"{schedulers!r} is not allowed; it takes a path after {_FILE}")
+
+
+async def _wait(questions: Collection[asyncio.Task[None]], timeout_s: float) -> None:
+    """For one of them."""
+    if questions:
+        await asyncio.wait(questions, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _after(form: str, schedulers: str) -> str | None:

@@ -25,6 +25,11 @@ class Caller:
     may_operate: bool = False
 
     @property
+    def is_served(self) -> bool:
+        """Whether one of `upstreams` can be reached, as far as known; or there is none of them."""
+        return not self.upstreams or any(each.served is not None for each in self.upstreams)
+
+    @property
     def party(self) -> str | None:
         """Whose part of the gateway it uses; None where nobody is known: there are no parts.
 

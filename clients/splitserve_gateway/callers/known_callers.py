@@ -93,7 +93,8 @@ class KnownCallers:
         if caller is None:
             return None
         self._known.move_to_end(digest)
-        return caller if now_s < until_s else None
+        # Those that know it are gone, and others may have come.
+        return caller if now_s < until_s and caller.is_served else None
 
     def _asked(self, digest: bytes, credential: str, origin: str) -> asyncio.Task[Caller | None]:
         task = self._asking.get(digest)

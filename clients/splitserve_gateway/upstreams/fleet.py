@@ -18,6 +18,8 @@ from splitserve_rpc.discovery import Discovery
 _LOOK_S = 1.0
 # How long a request waits for what a scheduler serves to be read.
 _READING_S = 10.0
+# How long after a scheduler was lost its executors are expected at one that has none.
+_MOVING_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ class Fleet:
         # Of those that could not be taken: why, as it is in the log.
         self._unusable: dict[str, str] = {}
         self._watcher: asyncio.Task[None] | None = None
+        # Set, and another in its place, when something is known anew of a scheduler.
+        self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         await self._renew()
@@ -89,7 +93,7 @@ class Fleet:
     async def _join(self, address: str) -> None:
         """If it cannot be now, it is tried again; the others are not to suffer from it."""
         try:
-            upstream = Upstream(address, self._config, self.unread, self._find_other)
+            upstream = Upstream(address, self._config, self.unread, self)
             self._upstreams.append(await upstream.__aenter__())
             self._unusable.pop(address, None)
         except SplitserveError as error:
@@ -134,6 +138,8 @@ class Fleet:
             async with asyncio.timeout(_READING_S):
                 for upstream in [each for each in self._upstreams if each.is_reading]:
                     await upstream.wait_read()
+                while not self.reachable(allowed) and self._executors_move():
+                    await self._news.wait()
 
     def choose(
         self, model: str | None, allowed: Collection[Upstream] | None = None
@@ -153,7 +159,38 @@ class Fleet:
         # One that takes none now may soon: it is lost, or its executor is. Any other is better.
         return min(fitting, key=lambda pair: (not pair[0].takes_requests, pair[0].num_open))
 
-    def _find_other(self, lost: Upstream, digest: str) -> Upstream | None:
+    def _executors_move(self) -> bool:
+        """Whether a scheduler that has none will soon have those of one that was lost."""
+        since_s = asyncio.get_running_loop().time() - _MOVING_S
+        return any(upstream.will_serve for upstream in self._upstreams) and any(
+            upstream.lost_s is not None and upstream.lost_s > since_s
+            for upstream in self._upstreams
+        )
+
+    def tell_news(self) -> None:
+        """Something is known anew of a scheduler."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def wait_other(
+        self, stopping: Upstream, digest: str, patience_s: float | None
+    ) -> Upstream | None:
+        """As `find_other`, once there is one.
+
+        None: none can be expected, or not within `patience_s`. The executors of a scheduler that is
+        being stopped go to others when it has ended; until then those may have none.
+        """
+        most_s = self._config.retry.give_up_after_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s if patience_s is None else min(patience_s, most_s)):
+                while (other := self.find_other(stopping, digest)) is None:
+                    if not any(each.will_serve for each in self._upstreams if each is not stopping):
+                        return None
+                    await self._news.wait()
+                return other
+        return None
+
+    def find_other(self, lost: Upstream, digest: str) -> Upstream | None:
         """Another that takes requests for the model with this digest."""
         fitting = [
             upstream

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from splitserve_client import (
     AsyncClient,
@@ -45,6 +45,8 @@ _GATEWAY = "gateway"
 # Of a scheduler that was reached.
 _KNOWN = (ModelNotReady, *_REFUSALS)
 _UNREACHABLE = "UNREACHABLE"
+# Of one that may have executors soon; health is asked after this, and may be late.
+_BEGINNING = (Readiness.NO_EXECUTOR.value, Readiness.READY.value)
 _MAX_SAID = 8
 _LOSSES = (ServerUnreachable, ModelNotReady, *_REFUSALS)
 
@@ -59,6 +61,21 @@ class Served:
     tokenizer: Tokenizer | None
 
 
+class Others(Protocol):
+    """All schedulers of the gateway, as one of them needs them."""
+
+    def find_other(self, lost: Upstream, digest: str) -> Upstream | None:
+        """Another that takes requests for the model with this digest."""
+
+    async def wait_other(
+        self, stopping: Upstream, digest: str, patience_s: float | None
+    ) -> Upstream | None:
+        """The same, once there is one; None: none can be expected."""
+
+    def tell_news(self) -> None:
+        """Something is known anew of one of them."""
+
+
 class Upstream:
     """Use it as `async with Upstream(address) as upstream`.
 
@@ -71,11 +88,13 @@ class Upstream:
         address: str,
         config: ClientConfig | None,
         unread: UnreadBudget,
-        find_other: Callable[[Upstream, str], Upstream | None],
+        others: Others,
     ) -> None:
         self.address = address
         self.served: Served | None = None
-        self._find_other = find_other
+        # When it was lost the last time, in seconds of the loop.
+        self.lost_s: float | None = None
+        self._others = others
         self._is_serving = False
         self._readiness = _UNREACHABLE
         self._digest = ""
@@ -127,6 +146,11 @@ class Upstream:
     def readiness(self) -> str:
         """What the scheduler says of itself, as far as known; UNREACHABLE and REFUSED are ours."""
         return self._readiness
+
+    @property
+    def will_serve(self) -> bool:
+        """Whether it takes no requests yet: it has no executor, or that it has one is news."""
+        return self.is_reading or (not self._is_serving and self._readiness in _BEGINNING)
 
     @property
     def is_reading(self) -> bool:
@@ -183,7 +207,11 @@ class Upstream:
 
     def find_other(self, model_digest: str) -> Upstream | None:
         """Another that takes requests for this model."""
-        return self._find_other(self, model_digest)
+        return self._others.find_other(self, model_digest)
+
+    async def wait_other(self, model_digest: str, patience_s: float | None) -> Upstream | None:
+        """The same when this one is being stopped, whose executors another may be about to get."""
+        return await self._others.wait_other(self, model_digest, patience_s)
 
     def submit(
         self,
@@ -209,8 +237,10 @@ class Upstream:
         except _REFUSALS:
             await self._check_own_key(own)
             raise
-        except (Draining, ModelNotReady):
+        except (Draining, ModelNotReady) as error:
             self._is_serving = False
+            if isinstance(error, Draining):
+                self._readiness = Readiness.DRAINING.value
             raise
         finally:
             del self._requests[request]
@@ -244,6 +274,7 @@ class Upstream:
         if self.served is not None:
             _log.warning("upstream_lost address=%s error=%r", self.address, str(error))
             self._digest, self.served = self.served.model.digest, None
+            self.lost_s = asyncio.get_running_loop().time()
             self._said.add(str(error))
         # Asked again and again: the other may come later than this one went.
         if isinstance(error, ServerUnreachable) and self.find_other(self._digest):
@@ -280,6 +311,7 @@ class Upstream:
                 # A scheduler that starts with us is not there for a moment.
                 if num_failures > 1 and not isinstance(error, _KNOWN):
                     self._say_unreachable(str(error))
+            self._others.tell_news()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await self._is_doubtful.wait()

@@ -18,6 +18,7 @@ from splitserve_client import (
     SchedulingParams,
     ServerUnreachable,
     SessionRequest,
+    SplitserveError,
     Tokens,
     TraceContext,
 )
@@ -116,12 +117,21 @@ class UpstreamRequest:
                 raise
             except _ELSEWHERE as error:
                 _end(call, error)
-                upstream = upstream.find_other(self._model_digest)
+                upstream = await self._next(upstream, error, began_s)
                 if upstream is None or self._is_aborted:
                     raise
             except BaseException as error:
                 _end(call, error)
                 raise
+
+    async def _next(
+        self, upstream: Upstream, error: SplitserveError, began_s: float
+    ) -> Upstream | None:
+        """Where it goes on after `error` of `upstream`; None: nowhere."""
+        if isinstance(error, Draining):
+            patience_s = self._remaining(began_s).deadline_s
+            return await upstream.wait_other(self._model_digest, patience_s)
+        return upstream.find_other(self._model_digest)
 
     def _next_id(self) -> str:
         """Another for each try: a scheduler that was lost may be back, and not know of that yet."""

@@ -62,6 +62,7 @@ class FakeScheduler(
     before_token: Callable[[int], None] = lambda number: None
     before_request: Callable[[scheduler_pb2.GenerateRequest], None] = lambda request: None
     before_abort: Callable[[], None] = lambda: None
+    before_model: Callable[[], None] = lambda: None
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
     name: str = "fake"
     model_digest: str = "00ff"
@@ -218,6 +219,7 @@ class FakeScheduler(
         return scheduler_pb2.AbortResponse()
 
     async def GetModel(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
+        self.before_model()
         return scheduler_pb2.GetModelResponse(
             name=self.name,
             digest=self.model_digest,

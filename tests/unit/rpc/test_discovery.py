@@ -72,17 +72,33 @@ def test_file_is_refused_when_it_is_unusable_at_first(tmp_path: Path) -> None:
 class _Names:
     """A name server that answers from a list, and a clock."""
 
-    def __init__(self, *answers: Sequence[str] | OSError) -> None:
+    def __init__(
+        self,
+        *answers: Sequence[str] | OSError | asyncio.Future[list[str]],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.answers = list(answers)
+        self.given: dict[asyncio.Future[list[str]], asyncio.Event] = {}
         self.now_s = 0.0
-        self.named = Named("schedulers:50050", self.look_up, lambda: self.now_s)
+        self.named = Named("schedulers:50050", self.look_up, lambda: self.now_s, patience_s)
+
+    async def heard(self, answer: asyncio.Future[list[str]]) -> None:
+        """Until whoever asked has it."""
+        await self.given[answer].wait()
+        await asyncio.sleep(0)
 
     async def look_up(self, host: str, port: int) -> Sequence[str]:
         assert (host, port) == ("schedulers", 50050)
         answer = self.answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
-        return answer
+        if not isinstance(answer, asyncio.Future):
+            return answer
+        given = self.given[answer] = asyncio.Event()
+        try:
+            return await answer
+        finally:
+            given.set()
 
 
 async def test_name_stands_for_all_its_addresses() -> None:
@@ -112,6 +128,50 @@ async def test_name_means_what_it_meant_when_it_cannot_be_resolved(
         "schedulers_not_resolved host=schedulers problem='gone'",
         "schedulers_not_resolved host=schedulers problem='0 schedulers; allowed: 1 to 64'",
     ]
+
+
+def unanswered() -> asyncio.Future[list[str]]:
+    """An answer that is yet to come."""
+    return asyncio.get_running_loop().create_future()
+
+
+async def test_name_means_what_it_meant_while_its_server_takes_its_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    slow, again = unanswered(), unanswered()
+    names = _Names(["10.0.0.1"], slow, again, patience_s=0.01)
+    await names.named.addresses()
+    names.now_s += 5
+    assert await names.named.addresses() == ("10.0.0.1:50050",)
+    names.now_s += 1.9
+    # Nobody asks again so soon, or waits.
+    assert await names.named.addresses() == ("10.0.0.1:50050",)
+    assert len(names.answers) == 1
+    assert not caplog.records
+    names.now_s += 0.1
+    assert await names.named.addresses() == ("10.0.0.1:50050",)
+    assert "schedulers_not_resolved host=schedulers problem='it does not answer'" in caplog.text
+    # The second question is answered first, and what comes to the first is old.
+    again.set_result(["10.0.0.2"])
+    await names.heard(again)
+    assert await names.named.addresses() == ("10.0.0.2:50050",)
+    slow.set_result(["10.0.0.3"])
+    await names.heard(slow)
+    assert await names.named.addresses() == ("10.0.0.2:50050",)
+
+
+async def test_name_server_that_says_nothing_is_not_asked_without_end() -> None:
+    questions = [unanswered() for _ in range(5)]
+    names = _Names(["10.0.0.1"], *questions, patience_s=0.01)
+    await names.named.addresses()
+    for _ in range(6):
+        names.now_s += 5
+        assert await names.named.addresses() == ("10.0.0.1:50050",)
+    assert len(names.answers) == 1
+    questions[0].set_exception(OSError("gone"))
+    await names.heard(questions[0])
+    assert await names.named.addresses() == ("10.0.0.1:50050",)
+    assert names.answers == []
 
 
 async def test_name_is_asked_again_at_once_when_nothing_is_known() -> None:

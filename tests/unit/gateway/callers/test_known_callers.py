@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.callers.known_callers import AskAgain, KnownCallers, Memory
 from splitserve_gateway.http.errors import ApiError, no_scheduler
+from splitserve_gateway.upstreams.upstream import Upstream
 
 MEMORY = Memory(
     known_s=5.0, unknown_s=1.0, max_known=2, max_unknown=2, max_strangers=2, max_waiting=0
 )
+
+
+class Reachable:
+    """As much of a scheduler as is looked at here."""
+
+    served: object | None = object()
 
 
 class Asked:
@@ -90,6 +98,18 @@ async def test_revoked_caller_is_refused_when_the_answer_is_old(asked: Asked) ->
     asked.now_s = 6.0
     assert await asked.status("a") == 200
     assert asked.credentials == ["a"] * 3
+
+
+async def test_caller_is_asked_about_again_when_no_scheduler_that_knows_it_is_left(
+    asked: Asked,
+) -> None:
+    lost = Reachable()
+    asked.callers["a"] = Caller("a", upstreams=frozenset([cast("Upstream", lost)]))
+    assert await asked.status("a") == 200
+    lost.served = None
+    joined = asked.callers["a"] = Caller("a", upstreams=frozenset())
+    assert await asked.known.identify("a") is joined
+    assert asked.credentials == ["a", "a"]
 
 
 async def test_one_question_serves_all_who_ask_the_same(asked: Asked) -> None:

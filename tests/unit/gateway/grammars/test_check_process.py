@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import uvloop
 
@@ -30,13 +31,14 @@ each_loop = pytest.mark.parametrize("new_loop", LOOPS)
 
 
 def children() -> set[int]:
-    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {int(child) for path in found for child in path.read_text().split()}
+    return {child.pid for child in psutil.Process().children()}
 
 
 def is_alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def until(holds: Callable[[], bool]) -> None:

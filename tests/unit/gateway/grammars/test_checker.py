@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -172,9 +173,7 @@ async def test_grammar_is_refused_when_it_takes_too_much_memory() -> None:
 
 
 def children() -> set[int]:
-    me = os.getpid()
-    found = Path(f"/proc/{me}/task").glob("*/children")
-    return {int(child) for path in found for child in path.read_text().split()}
+    return {child.pid for child in psutil.Process().children()}
 
 
 def checking() -> set[asyncio.Task[object]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 
 import pytest
@@ -16,11 +14,8 @@ from splitserve_client import (
     Draining,
     ModelNotReady,
     RetryPolicy,
-    SamplingParams,
-    SchedulingParams,
     ServerUnreachable,
     SplitserveError,
-    Tokens,
     UnreadBudget,
 )
 from splitserve_gateway.http.errors import error_of
@@ -28,84 +23,11 @@ from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams import upstream as upstream_module
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream import Upstream
-from splitserve_rpc.discovery import Listed
 from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.server import RunningServer
-from tests.contract.stranger.process import poll
-from tests.support.fakes.fake_generation import expected_tokens
+from tests.support.fakes.fake_fleet import EXPECTED, Schedulers, refuse, schedulers
 from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, start
 
-PROMPT = [3, 4, 5]
-PARAMS = SamplingParams(seed=7, max_tokens=6)
-EXPECTED = expected_tokens(PROMPT, 7, 6)
-
-
-@pytest.fixture(autouse=True)
-def _asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_module, "_POLL_S", 3600.0)
-
-
-@pytest.fixture
-def _asked_often(_asked_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_module, "_POLL_S", 0.01)
-
-
-@dataclass(frozen=True, slots=True)
-class Schedulers:
-    """Schedulers, and a fleet that knows that all of them take requests."""
-
-    fleet: Fleet
-    fakes: list[FakeScheduler]
-    servers: list[RunningServer]
-
-    @property
-    def num_requests(self) -> list[int]:
-        """Of each, how many it was sent."""
-        return [len(fake.requests) for fake in self.fakes]
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async def look() -> tuple[bool, object]:
-            return holds(), None
-
-        await poll(look)
-
-    def addresses_taking(self) -> list[str]:
-        return [up.address for up in self.fleet._upstreams if up.served and up.takes_requests]
-
-    async def generate(self) -> list[int]:
-        upstream, served = self.fleet.choose(None)
-        request = upstream.request(PROMPT, PARAMS, SchedulingParams(), served.model.digest)
-        return [
-            token_id
-            async for event in request.events()
-            if isinstance(event, Tokens)
-            for token_id in event.token_ids
-        ]
-
-
-@asynccontextmanager
-async def schedulers(
-    count: int, config: ClientConfig | None = None, digests: Sequence[str] = ()
-) -> AsyncIterator[Schedulers]:
-    async with AsyncExitStack() as stack:
-        fakes = [FakeScheduler() for _ in range(count)]
-        for fake, digest in zip(fakes, digests, strict=False):
-            fake.model_digest = digest
-        servers = [await start(fake) for fake in fakes]
-        for server in servers:
-            stack.push_async_callback(server.server.stop, None)
-        addresses = [f"127.0.0.1:{server.port}" for server in servers]
-        fleet = await stack.enter_async_context(Fleet(Listed(addresses), UnreadBudget(), config))
-        running = Schedulers(fleet, fakes, servers)
-        await running.until(lambda: running.addresses_taking() == addresses)
-        yield running
-
-
-def refuse(reason: str) -> Callable[[object], None]:
-    def before_request(_: object) -> None:
-        raise DomainError(reason, "not here")
-
-    return before_request
+pytestmark = pytest.mark.usefixtures("asked_once")
 
 
 @pytest.mark.parametrize("reason", ["DRAINING", "MODEL_NOT_READY"])
@@ -131,7 +53,7 @@ async def test_request_is_refused_when_no_scheduler_takes_any(
         assert running.num_requests == [1, 1, 1]
 
 
-@pytest.mark.usefixtures("_asked_often")
+@pytest.mark.usefixtures("asked_often")
 async def test_scheduler_is_left_out_while_it_does_not_serve() -> None:
     async with schedulers(2) as running:
         first = running.addresses_taking()[0]
@@ -146,7 +68,7 @@ async def test_scheduler_is_left_out_while_it_does_not_serve() -> None:
         assert running.num_requests == [1, 1]
 
 
-@pytest.mark.usefixtures("_asked_often")
+@pytest.mark.usefixtures("asked_often")
 async def test_only_scheduler_is_still_asked_when_it_does_not_serve() -> None:
     async with schedulers(1) as running:
         # Its executor may be back in a moment; it is for the scheduler to say whether it waits.
@@ -155,7 +77,7 @@ async def test_only_scheduler_is_still_asked_when_it_does_not_serve() -> None:
         assert await running.generate() == EXPECTED
 
 
-@pytest.mark.usefixtures("_asked_often")
+@pytest.mark.usefixtures("asked_often")
 async def test_stream_goes_on_elsewhere_when_its_scheduler_has_no_more_time_for_it() -> None:
     async with schedulers(2) as running:
         held = asyncio.Event()
@@ -178,7 +100,7 @@ async def test_stream_goes_on_elsewhere_when_its_scheduler_has_no_more_time_for_
         assert known == EXPECTED[: len(known)]
 
 
-@pytest.mark.usefixtures("_asked_often")
+@pytest.mark.usefixtures("asked_often")
 async def test_stream_ends_with_a_clear_error_when_only_another_model_is_served_elsewhere() -> None:
     config = ClientConfig(retry=RetryPolicy(first_delay_s=0.01, give_up_after_s=0.1))
     async with schedulers(2, config, ["aa", "bb"]) as running:
@@ -216,7 +138,7 @@ class _Named:
         return self.known
 
 
-@pytest.mark.usefixtures("_asked_often")
+@pytest.mark.usefixtures("asked_often")
 async def test_schedulers_come_and_go_as_discovery_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "_LOOK_S", 0.01)
     named = _Named()
@@ -257,7 +179,7 @@ class _Troubled(Upstream):
         raise ServerUnreachable("gone")
 
 
-@pytest.mark.usefixtures("_asked_often")
+@pytest.mark.usefixtures("asked_often")
 async def test_schedulers_still_join_when_one_could_not_be_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -289,7 +211,7 @@ async def test_schedulers_still_join_when_one_could_not_be_used(
     )
 
 
-@pytest.mark.usefixtures("_asked_often")
+@pytest.mark.usefixtures("asked_often")
 async def test_request_goes_to_another_scheduler_when_it_waits_where_nobody_computes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

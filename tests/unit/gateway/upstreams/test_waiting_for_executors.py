@@ -1,0 +1,133 @@
+"""Requests that wait while executors are on their way from one scheduler to another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from splitserve_client import (
+    ClientConfig,
+    Draining,
+    RetryPolicy,
+    SchedulingParams,
+)
+from splitserve_gateway.http.errors import ApiError
+from splitserve_gateway.upstreams.upstream import Upstream
+from splitserve_rpc.domain_error import DomainError
+from tests.support.fakes.fake_fleet import EXPECTED, PARAMS, PROMPT, Schedulers, refuse, schedulers
+from tests.support.fakes.fake_scheduler import FakeScheduler
+
+pytestmark = pytest.mark.usefixtures("asked_often")
+
+
+def refuse_model() -> None:
+    raise DomainError("MODEL_NOT_READY", "no executor has come yet")
+
+
+@asynccontextmanager
+async def second_without_executor(give_up_after_s: float = 240.0) -> AsyncIterator[Schedulers]:
+    """Two schedulers; the second has no executor, and the fleet knows that."""
+    config = ClientConfig(retry=RetryPolicy(give_up_after_s=give_up_after_s))
+    async with schedulers(2, config) as running:
+        running.fakes[1].before_model = refuse_model
+        first, second = running.fleet._upstreams
+        await running.until(lambda: running.addresses_taking() == [first.address])
+        assert second.will_serve
+        yield running
+
+
+def have_executors(fake: FakeScheduler) -> None:
+    fake.before_model = lambda: None
+
+
+async def test_request_waits_for_the_executors_of_a_scheduler_that_is_being_stopped() -> None:
+    async with second_without_executor() as running:
+        running.fakes[0].before_request = refuse("DRAINING")
+        generating = [asyncio.create_task(running.generate()) for _ in range(3)]
+        await running.until(lambda: running.num_requests == [3, 0])
+        looks = [asyncio.create_task(running.fleet._news.wait()) for _ in range(2)]
+        await asyncio.gather(*looks)
+        assert not any(each.done() for each in generating)
+        # They go there when the first has ended.
+        await running.servers[0].server.stop(None)
+        have_executors(running.fakes[1])
+        assert await asyncio.gather(*generating) == [EXPECTED] * 3
+        assert running.num_requests == [3, 3]
+
+
+async def test_request_waits_until_it_is_read_what_the_other_scheduler_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_read = asyncio.Event()
+
+    async def read_late(_: Upstream) -> None:
+        await is_read.wait()
+
+    async with second_without_executor() as running:
+        running.fakes[0].before_request = refuse("DRAINING")
+        generating = asyncio.create_task(running.generate())
+        await running.until(lambda: running.num_requests == [1, 0])
+        monkeypatch.setattr(Upstream, "_read_tokenizer", read_late)
+        have_executors(running.fakes[1])
+        await running.until(lambda: running.fleet._upstreams[1].is_reading)
+        # What is news of the first meanwhile, ends no wait.
+        for _ in range(3):
+            await running.fleet._news.wait()
+        assert not generating.done()
+        is_read.set()
+        assert await generating == EXPECTED
+
+
+async def test_request_is_refused_when_the_executors_do_not_come() -> None:
+    async with second_without_executor(give_up_after_s=0.1) as running:
+        running.fakes[0].before_request = refuse("DRAINING")
+        with pytest.raises(Draining):
+            await running.generate()
+    async with second_without_executor() as running:
+        running.fakes[0].before_request = refuse("DRAINING")
+        upstream, served = running.fleet.choose(None)
+        params = SchedulingParams(deadline_s=0.1)
+        request = upstream.request(PROMPT, PARAMS, params, served.model.digest)
+        with pytest.raises(Draining):
+            await anext(request.events())
+
+
+async def test_request_is_refused_when_the_other_scheduler_turns_out_to_serve_another_model() -> (
+    None
+):
+    async with second_without_executor() as running:
+        running.fakes[0].before_request = refuse("DRAINING")
+        generating = asyncio.create_task(running.generate())
+        await running.until(lambda: running.num_requests == [1, 0])
+        running.fakes[1].model_digest = "another"
+        have_executors(running.fakes[1])
+        with pytest.raises(Draining):
+            await generating
+
+
+async def test_new_request_waits_for_the_executors_of_a_scheduler_that_was_lost() -> None:
+    async with second_without_executor() as running:
+        await running.servers[0].server.stop(None)
+        await running.until(lambda: not running.fleet.reachable())
+        waiting = asyncio.create_task(running.fleet.wait_read(None))
+        looks = [asyncio.create_task(running.fleet._news.wait()) for _ in range(2)]
+        await asyncio.gather(*looks)
+        assert not waiting.done()
+        have_executors(running.fakes[1])
+        await waiting
+        assert await running.generate() == EXPECTED
+        assert running.num_requests == [0, 1]
+
+
+async def test_new_request_is_told_at_once_when_nobody_serves_and_nobody_was_lost() -> None:
+    async with schedulers(1) as running:
+        running.fakes[0].before_model = refuse_model
+        upstream = running.fleet._upstreams[0]
+        await running.until(lambda: upstream.will_serve)
+        upstream.lost_s = None
+        await running.fleet.wait_read(None)
+        with pytest.raises(ApiError, match="no scheduler"):
+            running.fleet.choose(None)
