@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import secrets
@@ -23,6 +22,7 @@ from splitserve_bench.workloads.distributions import Distribution
 from splitserve_bench.workloads.limited import Limits
 from splitserve_bench.workloads.synthetic import SharedPrefix, SyntheticLoad
 from splitserve_bench.workloads.traces import read_trace
+from splitserve_rpc.json_text import parse_json
 from splitserve_rpc.security import check_pair
 from splitserve_rpc.tls import TlsFiles
 
@@ -131,7 +131,7 @@ def _workload(
 
 def _asking(arguments: argparse.Namespace) -> AskOptions:
     try:
-        extra_body = json.loads(arguments.extra_body)
+        extra_body = parse_json(arguments.extra_body)
     except ValueError as error:
         raise ValueError(f"--extra-body is no JSON: {error}") from error
     if not isinstance(extra_body, dict):

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 from splitserve_cli.checks.cluster import check_executors, check_model
@@ -36,9 +37,11 @@ from splitserve_client.client_config import ClientConfig
 from splitserve_client.errors import CredentialsUnusable
 from splitserve_client.types import Model
 from splitserve_options.option import COMMANDS, Command
+from splitserve_rpc.discovery import discovery
 from splitserve_rpc.printable import printable
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.tls import TlsFiles
+from splitserve_rpc.watched_files import FilesUnusable
 
 _EPILOG = """\
 exit code: 0 nothing is wrong, though there may be warnings; 1 something is. Without --address and
@@ -118,11 +121,8 @@ async def _remote_findings(arguments: argparse.Namespace) -> list[Finding]:
 async def _scheduler_findings(
     arguments: argparse.Namespace,
 ) -> tuple[list[Finding], Model | None]:
-    files = (arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
-    findings = await check_connection(
-        arguments.address, arguments.tls_ca, wants_tls=any(file is not None for file in files)
-    )
-    if any(each.state is State.WRONG for each in findings):
+    findings, is_one_well = await _connection_findings(arguments)
+    if not is_one_well:
         return findings, None
     try:
         config: ClientConfig = operators_config(arguments)
@@ -136,6 +136,24 @@ async def _scheduler_findings(
         lambda: ask(arguments, config, lambda operators: operators.list_executors()), model
     )
     return findings, model
+
+
+async def _connection_findings(arguments: argparse.Namespace) -> tuple[list[Finding], bool]:
+    """Of all schedulers that the address stands for, and whether one of them can be asked."""
+    files = (arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    wants_tls = any(file is not None for file in files)
+    try:
+        known = discovery(arguments.address)
+        addresses = await known.addresses()
+    except (ValueError, FilesUnusable, OSError) as error:
+        remedy = "give --address HOST:PORT, or several as the handbook says"
+        return [wrong("address", str(error), "nobody can be asked", remedy)], False
+    by_server = [
+        await check_connection(address, arguments.tls_ca, wants_tls=wants_tls, tls_name=known.host)
+        for address in addresses
+    ]
+    is_one_well = any(all(each.state is State.OK for each in found) for found in by_server)
+    return list(chain.from_iterable(by_server)), is_one_well
 
 
 async def _gateway_findings(arguments: argparse.Namespace, model: Model | None) -> list[Finding]:

@@ -50,15 +50,22 @@ async def _watch(client: AsyncClient, arguments: argparse.Namespace) -> None:
     async with aclosing(client.watch(arguments.rate)) as frames:
         if arguments.json:
             await _write_json(frames, is_once=arguments.once)
-        elif arguments.once or not sys.stdout.isatty():
-            state = LiveState()
-            # The first says what is the case, the second what was done since.
-            for _ in range(2):
-                state.take(await anext(frames))
-            width = shutil.get_terminal_size((_WIDTH, 24)).columns
-            Console(width=width, highlight=False).print(screen(state, width))
+        elif arguments.once or not sys.stdout.isatty() or Console().is_dumb_terminal:
+            await _draw_once(frames)
         else:
             await _draw(frames)
+
+
+async def _draw_once(frames: AsyncIterator[WatchSchedulerResponse]) -> None:
+    """The first frame says what is the case, the second what was done since."""
+    state, num_frames = LiveState(), 0
+    async for frame in frames:
+        state.take(frame)
+        num_frames += 1
+        if num_frames == 2:
+            break
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+    Console(width=width, highlight=False).print(screen(state, width))
 
 
 async def _write_json(frames: AsyncIterator[WatchSchedulerResponse], *, is_once: bool) -> None:

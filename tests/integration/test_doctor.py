@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from scheduler_service.callers.caller import Scope
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.forked import run_process
@@ -39,6 +41,37 @@ async def test_doctor_says_what_is_wrong_when_no_scheduler_and_no_gateway_is_the
     code, found = await doctor(f"--address={address}", f"--gateway=http://{address}")
     assert code == 1
     assert found[f"connection to {address}"]["state"] == "wrong"
+
+
+async def test_doctor_asks_whoever_is_there_of_several_schedulers(tmp_path: Path) -> None:
+    listed = tmp_path / "schedulers"
+    async with scheduler_in_process(FakeExecutor()) as scheduler:
+        async with scheduler_in_process() as gone:
+            pass
+        listed.write_text(f"{gone.address}\n{scheduler.address}\n")
+        code, found = await doctor(f"--address=file:{listed}")
+        _, alike = await doctor(f"--address={gone.address},{scheduler.address}")
+    assert code == 1
+    assert found[f"connection to {gone.address}"]["state"] == "wrong"
+    assert found[f"connection to {scheduler.address}"]["state"] == "ok"
+    assert found["clock of the scheduler"]["state"] == "ok"
+    assert found.keys() == alike.keys()
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ("localhost", "'localhost' is not allowed; it takes host:port"),
+        ("localhost:70000", "'localhost:70000' is not allowed; it takes host:port"),
+        ("file:/nowhere", "file:/nowhere: No such file or directory"),
+    ],
+)
+async def test_doctor_says_what_is_allowed_when_an_address_is_none(
+    address: str, found: str
+) -> None:
+    code, findings = await doctor(f"--address={address}")
+    assert code == 1
+    assert findings["address"]["found"].startswith(found)
 
 
 async def test_doctor_says_what_to_give_when_the_key_is_none_or_another(tmp_path: Path) -> None:

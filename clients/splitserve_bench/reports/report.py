@@ -12,6 +12,7 @@ from splitserve_bench.figures.intervals import Estimate, estimate
 from splitserve_bench.figures.log_histogram import LogHistogram, merged
 from splitserve_bench.figures.recorder import Recorder
 from splitserve_bench.figures.request_figures import METRICS
+from splitserve_rpc.json_text import parse_json
 
 FORMAT = "splitserve-bench 1"
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -108,7 +109,7 @@ def write_report(path: Path, load: Mapping[str, Any], targets: list[TargetReport
 def read_report(path: Path) -> list[TargetReport]:
     """The targets of a report. Raises OSError, ReportUnreadable."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ReportUnreadable(f"{path}: format {content['format']!r}; allowed: {FORMAT!r}")
         return [_target(entry) for entry in content["targets"]]

@@ -11,7 +11,7 @@ from splitserve_bench.targets.scheduler_target import SchedulerTarget
 from splitserve_bench.targets.target import Target
 from splitserve_client import ClientConfig, RetryPolicy
 from splitserve_client.api_key import ApiKey
-from splitserve_rpc.tls import TlsFiles
+from splitserve_rpc.tls import TlsFiles, load_files
 
 # What is refused or lost is counted, not hidden behind another attempt.
 _NO_RETRY = RetryPolicy(give_up_after_s=0.0)
@@ -43,7 +43,7 @@ def parse_target(text: str) -> TargetAddress:
 
 
 def open_target(address: TargetAddress, options: AskOptions) -> Target:
-    """Connects to nobody yet. Raises TargetRefused, SplitserveError, OSError."""
+    """Connects to nobody yet. Raises TargetRefused, SplitserveError, FilesUnusable."""
     if address.url.startswith("grpc://"):
         config = ClientConfig(
             connect_timeout_s=_CONNECT_TIMEOUT_S,
@@ -85,9 +85,11 @@ def _headers(address: TargetAddress) -> Mapping[str, str]:
 
 
 def _tls_context(files: TlsFiles | None) -> ssl.SSLContext | bool:
+    """Raises FilesUnusable."""
     if files is None:
         return True
-    context = ssl.create_default_context(cafile=files.ca)
-    if files.cert is not None:
-        context.load_cert_chain(files.cert, files.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    load_files(context, files)
+    if files.ca is None:
+        context.load_default_certs()
     return context

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from splitserve_bench.targets.event_lines import EventLines
 from splitserve_bench.targets.target import Answered, AskFailed
+from splitserve_rpc.json_text import parse_json
 
+_MOST_TOKENS = 2**31 - 1
 # Where an event's text may be, of completions and of chats.
 _TEXTS = ("content", "reasoning_content", "reasoning", "text")
 
@@ -49,20 +50,20 @@ class AnswerReader:
 
     def _read(self, line: bytes) -> bool:
         try:
-            event = json.loads(line)
+            event = parse_json(line)
         except ValueError as error:
             raise AskFailed("bad_answer", "an event is not JSON") from error
         if not isinstance(event, dict):
             raise AskFailed("bad_answer", "an event is no object")
         if event.get("error"):
             raise AskFailed("failed_in_stream", error_message(event))
-        choices = event.get("choices") or ()
+        choices = _objects(event.get("choices") or [])
         self._read_usage(event.get("usage"), is_running=bool(choices))
         came = False
         for choice in choices:
             # The last of a stream that says no [DONE].
             self._is_over |= choice.get("finish_reason") is not None
-            source = choice.get("delta") or choice
+            (source,) = _objects([choice.get("delta") or choice])
             texts = [source[name] for name in _TEXTS if isinstance(source.get(name), str)]
             self._texts += texts
             came |= any(texts) or bool(source.get("tool_calls"))
@@ -82,8 +83,15 @@ class AnswerReader:
         )
 
 
+def _objects(values: object) -> list[dict[str, Any]]:
+    """Raises AskFailed if they are no list of objects."""
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise AskFailed("bad_answer", "an event has choices that are no objects")
+    return values
+
+
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
+    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else None
 
 
 def error_message(body: object) -> str:

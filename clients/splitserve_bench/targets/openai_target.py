@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import lru_cache
 from types import TracebackType
@@ -16,6 +15,7 @@ from splitserve_bench.targets.options import AskOptions
 from splitserve_bench.targets.target import Answered, AskFailed, Part, Tokens
 from splitserve_bench.workloads.conversation import Piece, Turn
 from splitserve_bench.workloads.prompt_tokens import PromptTokens
+from splitserve_rpc.json_text import parse_json
 
 _MOST_ERROR_BYTES = 64 * 1024
 # Texts of so many words are asked for first, to learn how many tokens a word has.
@@ -63,7 +63,7 @@ class OpenAiTarget:
         if response.status_code != 200:
             raise _refused(response.status_code, response.content)
         try:
-            name = response.json()["data"][0]["id"]
+            name = parse_json(response.content)["data"][0]["id"]
         except (ValueError, LookupError, TypeError) as error:
             raise AskFailed("bad_answer", "/models names no model; give --model") from error
         return str(name)
@@ -166,7 +166,7 @@ async def _beginning(response: httpx2.Response) -> bytes:
 
 def _refused(status: int, content: bytes) -> AskFailed:
     try:
-        message = error_message(json.loads(content))
+        message = error_message(parse_json(content))
     except ValueError:
         message = content.decode(errors="replace")
     return AskFailed(f"http_{status}", message)

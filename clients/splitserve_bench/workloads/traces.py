@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import csv
-import json
+import gzip
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain, count
@@ -18,10 +19,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
+from splitserve_rpc.json_text import parse_json
 
 MOONCAKE_BLOCK_TOKENS = 512
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOST_TOKENS = 2**31 - 1
+_GZIP_MAGIC = b"\x1f\x8b"
 # A prompt of a million tokens is 16 kB of hashes.
 _MOST_LINE_CHARS = 2**20
 # When it came in, in seconds since any time, and what it asked.
@@ -37,9 +40,11 @@ def read_trace(path: Path) -> Iterator[Conversation]:
 
     Raises OSError and TraceUnreadable, the latter perhaps after some requests.
     """
-    with path.open(encoding="utf-8", newline="") as file:
+    with _open(path) as file:
         lines = _lines(path, file)
-        first = next(lines, "")
+        first = next(lines, None)
+        if first is None:
+            raise _empty(path)
         read = _reader_of(path, first)
         first_s, latest_s = None, 0.0
         for at_s, turn in read(path, chain([first], lines)):
@@ -47,11 +52,27 @@ def read_trace(path: Path) -> Iterator[Conversation]:
             # Where a recording goes back in time, it means at once.
             latest_s = max(latest_s, at_s - first_s)
             yield Conversation(latest_s, (turn,))
+        if first_s is None:
+            raise _empty(path)
+
+
+def _open(path: Path) -> TextIO:
+    """As text, unpacked if it is packed. What Windows wrote may begin with a mark (BOM)."""
+    with path.open("rb") as file:
+        is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    if is_packed:
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[str]:
     for number in count(1):
-        line = file.readline(_MOST_LINE_CHARS)
+        try:
+            line = file.readline(_MOST_LINE_CHARS)
+        except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise TraceUnreadable(
+                f"{path}:{number}: {error}; allowed: text in UTF-8, as it is or in gzip"
+            ) from error
         if not line:
             return
         if len(line) == _MOST_LINE_CHARS:
@@ -62,7 +83,7 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
 
 
 def _reader_of(path: Path, first: str) -> Callable[[Path, Iterable[str]], Iterator[_Request]]:
-    if set(_AZURE_COLUMNS) <= {name.strip() for name in first.split(",")}:
+    if set(_AZURE_COLUMNS) <= set(next(csv.reader([first], skipinitialspace=True))):
         return _read_azure
     if first.lstrip().startswith("{"):
         return _read_mooncake
@@ -92,7 +113,7 @@ def _read_mooncake(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
             continue
         where = f"{path}:{number + 1}"
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             raise TraceUnreadable(f"{where}: this is not JSON: {error}") from error
         if not isinstance(row, dict):
@@ -126,6 +147,10 @@ def _count(where: str, row: Mapping[str, Any], name: str) -> int:
     if not 0 <= count <= _MOST_TOKENS:
         raise _unreadable(where, name, value, f"0 to {_MOST_TOKENS}")
     return max(count, 1)
+
+
+def _empty(path: Path) -> TraceUnreadable:
+    return TraceUnreadable(f"{path}: no request is in it; allowed: a trace")
 
 
 def _unreadable(where: str, name: str, value: object, allowed: str) -> TraceUnreadable:

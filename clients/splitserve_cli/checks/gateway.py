@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from splitserve_cli.checks.clocks import check_clock
 from splitserve_cli.checks.connection import TIMEOUT_S
 from splitserve_cli.checks.finding import Finding, ok, warning, wrong
 from splitserve_client.types import Model
+from splitserve_rpc.json_text import parse_json
 
 _MAX_BYTES = 1 << 20
 _DIGEST_CHARS = 12
@@ -94,8 +94,7 @@ def _check_models(gateway: GatewayAddress, model: Model | None) -> Finding:
         return wrong(name, f"{answer.code}", "our credential is none, or not for this", remedy)
     if answer.code != http.HTTPStatus.OK:
         return wrong(name, f"{answer.code}", "it does not say what it serves", "its log")
-    models = json.loads(answer.body).get("data", [])
-    served = {str(each.get("id")): str(each.get("digest", "")) for each in models}
+    served = _served(answer.body)
     shown = ", ".join(served) or "none"
     if model is not None and (digest := served.get(model.name)) and digest != model.digest:
         found = f"{model.name} (digest {digest[:_DIGEST_CHARS]})"
@@ -108,6 +107,15 @@ def _check_models(gateway: GatewayAddress, model: Model | None) -> Finding:
         meaning = f"the scheduler that we asked serves {model.name}: it is that of another"
         return warning(name, shown, meaning, "look at its --schedulers")
     return ok(name, shown)
+
+
+def _served(body: bytes) -> dict[str, str]:
+    """The digest of each model, empty if it is not said. Raises ValueError."""
+    content = parse_json(body)
+    models = content.get("data", []) if isinstance(content, dict) else None
+    if not isinstance(models, list) or not all(isinstance(each, dict) for each in models):
+        raise ValueError("/v1/models is no list of models")
+    return {str(each.get("id")): str(each.get("digest", "")) for each in models}
 
 
 def _get(gateway: GatewayAddress, path: str) -> _Answer:

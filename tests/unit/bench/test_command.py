@@ -130,6 +130,8 @@ def test_key_goes_only_to_the_target_that_it_is_given_for(tmp_path: Path) -> Non
         (["localhost:1", "--rate=1"], "localhost:1: cannot connect to localhost:1 in plain text"),
         (["http://localhost:1/v1", "--rate=1"], "[unreachable]"),
         (["http://localhost:1/v1", "--rate=1", "--api-key-file=/nowhere"], "No such file"),
+        (["https://localhost:1/v1", "--rate=1", "--tls-ca=/nowhere"], "/nowhere: "),
+        (["https://localhost:1/v1", "--rate=1", f"--tls-ca={__file__}"], f"{__file__}: "),
     ],
 )
 def test_command_is_one_line_and_1_when_no_server_answers(

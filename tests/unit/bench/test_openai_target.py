@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from splitserve_bench.load.generator import Pace
 from splitserve_bench.load.local_load import LocalLoad, TargetUnusable
 from splitserve_bench.reports.report import TargetReport, report_of
 from splitserve_bench.runs import RunConfig, run_load
+from splitserve_bench.targets.openai_answer import AnswerReader
 from splitserve_bench.targets.openai_target import OpenAiTarget
 from splitserve_bench.targets.options import AskOptions
+from splitserve_bench.targets.target import AskFailed
 from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
 from tests.support.bench.openai_server import Answer, OpenAiServer, delta, end, event, text, usage
 from tests.support.bench.scripted import at, run_virtually
 
+NAMES = st.sampled_from([
+    "choices", "delta", "content", "text", "finish_reason", "tool_calls", "usage", "error",
+    "completion_tokens", "prompt_tokens", "prompt_tokens_details", "cached_tokens", "message",
+])  # fmt: skip
 GOOD = Answer([(0.3, text("a")), (0.2, text("b", "length")), (0.1, end(10, 2, 4))])
 
 
@@ -161,6 +170,10 @@ def test_reasoning_and_calls_of_tools_are_tokens_and_a_role_is_not() -> None:
         (Answer([(0, text("a"))]), "stream_cut", "no end"),
         (Answer([(0, text("a")), (0, b"data: {\n\n")]), "bad_answer", "not JSON"),
         (Answer([(0, b"data: 5\n\n")]), "bad_answer", "no object"),
+        (Answer([(0, b"data: " + b"[" * 100_000 + b"\n\n")]), "bad_answer", "not JSON"),
+        (Answer([(0, event({"choices": "a"}))]), "bad_answer", "choices"),
+        (Answer([(0, event({"choices": [{"delta": 5}]}))]), "bad_answer", "choices"),
+        (Answer([(0, b"[" * 30_000)], 500), "http_500", "[[["),
         (Answer([(0, event({"error": {"message": "oh"}}))]), "failed_in_stream", "oh"),
         (Answer([(0, end(3, 0))]), "empty_answer", "no tokens"),
         (Answer(error=httpx2.ConnectError("refused")), "unreachable", "refused"),
@@ -180,6 +193,24 @@ def test_failure_has_a_kind(answer: Answer, kind: str, message: str) -> None:
     assert found[0] == kind
     assert message in found[1]["first"]
     assert report.content["requests"]["num_failed"] == 1
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(NAMES, values, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.dictionaries(NAMES, JSON, max_size=4), max_size=4))
+def test_events_of_any_content_are_read_or_refused(events: list[dict[str, object]]) -> None:
+    reader = AnswerReader()
+    with suppress(AskFailed):
+        for each in events:
+            came, num_tokens = reader.feed(event(each))
+            assert num_tokens is None or 0 < num_tokens < 2**31
+            assert came in (True, False)
+        reader.finish()
 
 
 def test_event_without_an_end_is_given_up_when_it_is_too_large() -> None:

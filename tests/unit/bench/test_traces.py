@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -109,7 +110,10 @@ def test_trace_is_read_as_it_is_needed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "trace:1: this is no trace; allowed: CSV with TIMESTAMP"),
+        ("", "trace: no request is in it; allowed: a trace"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "trace: no request is in it"),
+        ('{"timestamp": 0, "input_length": 3, "output_length": 1}\n' + "[" * 100_000, "too deeply"),
+        ("\n", "trace:1: this is no trace; allowed: CSV with TIMESTAMP"),
         ("a,b\n1,2\n", "trace:1: this is no trace"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nsoon,1,2\n", "trace:2: TIMESTAMP is 'soon'"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10,x,2\n", "ContextTokens is 'x'"),
@@ -130,3 +134,31 @@ def test_trace_is_refused_by_its_line_when_it_makes_no_sense(
         list(read_trace(write(tmp_path, text)))
 
     assert problem in str(caught.value)
+
+
+def test_azure_trace_may_have_its_names_in_quotes(tmp_path: Path) -> None:
+    first, rest = AZURE_2023.split("\n", 1)
+    quoted = ",".join(f'"{name}"' for name in first.split(","))
+    plain = list(read_trace(write(tmp_path, AZURE_2023)))
+
+    assert list(read_trace(write(tmp_path, f"{quoted}\n{rest}"))) == plain
+
+
+@pytest.mark.parametrize("text", [AZURE_2023, AZURE_2024, mooncake(row(0, 6, 2, 46))])
+def test_trace_is_read_packed_and_with_a_byte_order_mark(tmp_path: Path, text: str) -> None:
+    plain = list(read_trace(write(tmp_path, text)))
+
+    for content in (text.encode("utf-8-sig"), gzip.compress(text.encode())):
+        (tmp_path / "other").write_bytes(content)
+
+        assert list(read_trace(tmp_path / "other")) == plain
+
+
+@pytest.mark.parametrize(
+    "content", [AZURE_2023.encode("utf-16"), gzip.compress(AZURE_2023.encode())[:-12]]
+)
+def test_trace_is_refused_by_its_name_when_it_is_not_text(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "trace").write_bytes(content)
+
+    with pytest.raises(TraceUnreadable, match=r"trace:\d+: .*allowed: text in UTF-8"):
+        list(read_trace(tmp_path / "trace"))

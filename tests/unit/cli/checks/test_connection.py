@@ -51,6 +51,19 @@ async def test_unknown_name_is_wrong() -> None:
     assert finding.state is State.WRONG
 
 
+async def test_name_that_cannot_be_one_is_wrong() -> None:
+    (finding,) = await check_connection("a..b:1", None, wants_tls=False)
+    assert finding.state is State.WRONG
+
+
+async def test_certificate_is_looked_at_for_the_name_that_several_share(made: Certificates) -> None:
+    ca = made.directory / "ca.crt"
+    async with server(made) as address:
+        for name, state in (("localhost", State.OK), ("elsewhere.invalid", State.WRONG)):
+            findings = await check_connection(address, ca, wants_tls=True, tls_name=name)
+            assert findings[-1].state is state
+
+
 async def test_plain_text_is_well_unless_tls_is_expected() -> None:
     async with server(None) as address:
         findings = await check_connection(address, None, wants_tls=False)

@@ -18,12 +18,12 @@ MODEL = Model("toy", "d" * 64, "float32", 97, 200, (3,), readiness=Readiness.REA
 
 
 @contextmanager
-def gateway_with(*models: dict[str, str]) -> Iterator[GatewayAddress]:
-    """It is ready, and says that it serves these."""
+def gateway_that_says(models: bytes) -> Iterator[GatewayAddress]:
+    """It is ready, and says that of its models."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps({"data": models}).encode() if self.path == "/v1/models" else b""
+            body = models if self.path == "/v1/models" else b""
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -44,7 +44,7 @@ def gateway_with(*models: dict[str, str]) -> Iterator[GatewayAddress]:
 
 
 def models_of(*models: dict[str, str]) -> Finding:
-    with gateway_with(*models) as address:
+    with gateway_that_says(json.dumps({"data": models}).encode()) as address:
         findings = check_gateway(address, MODEL)
     return next(each for each in findings if each.name.startswith("models of"))
 
@@ -66,3 +66,23 @@ def test_both_digests_are_named_when_they_differ() -> None:
     found = models_of({"id": "toy", "digest": "e" * 64})
     assert "e" * 12 in found.found
     assert "d" * 12 in found.meaning
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        b"[]",
+        b"null",
+        b'{"data": 5}',
+        b'{"data": [1]}',
+        b'{"data": {"id": 1}}',
+        b"\xff",
+        b"[" * 9**5,
+    ],
+    ids=lambda models: models[:12].decode(errors="replace"),
+)
+def test_gateway_that_says_nonsense_is_wrong(models: bytes) -> None:
+    with gateway_that_says(models) as address:
+        (finding,) = check_gateway(address, MODEL)
+    assert finding.state is State.WRONG
+    assert "is it a gateway" in finding.remedy
