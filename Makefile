@@ -24,7 +24,7 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 	clients/splitserve_cli clients/splitserve_gateway clients/splitserve_bench clients/splitserve_live benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help setup serve test check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
+.PHONY: help setup serve test test-all check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
 	check-protos fix protos options bench bench-scheduler bench-peers bench-tokens gpu-check models soak fuzz simulate chaos \
 	compose-test \
 	clean
@@ -32,7 +32,8 @@ PIP := -m pip --disable-pip-version-check install --quiet
 help:
 	@echo 'make setup         .venv with everything (done once)'
 	@echo 'make serve         scheduler and executor on this machine; options: ARGS="--model ..."'
-	@echo 'make test          the whole suite: lint, types, import rules, all tests'
+	@echo 'make test          lint, types, import rules, all tests but the thorough ones'
+	@echo 'make test-all      the whole suite, as CI runs it'
 	@echo 'make check         before a commit: lint, types, import rules, protos, quick tests'
 	@echo 'make fix           formats, and fixes what ruff can'
 	@echo 'make protos        generates the Python and TypeScript code of the protos'
@@ -75,10 +76,13 @@ PYTEST := PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --nu
 SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=$(WORKERS) --output-sync
 
 # All of it runs to the end, so that one look shows everything. What lint says comes last.
-test: $(READY) $(CLIENTS) $(NODE)
+# A test marked `thorough` says what the others have in its place.
+TIER :=
+test: TIER := -m 'not thorough'
+test test-all: $(READY) $(CLIENTS) $(NODE)
 	@failed=0; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	$(MAKE) $(SIDE_BY_SIDE) lint >"$$said" 2>&1 & \
-	$(PYTEST) || failed=1; wait $$! || failed=1; cat "$$said"; exit $$failed
+	$(PYTEST) $(TIER) || failed=1; wait $$! || failed=1; cat "$$said"; exit $$failed
 
 # Quick: what starts processes, compiles or interprets kernels is left to `make test`.
 QUICK := tests/unit tests/contract tests/property tests/replay --ignore=tests/unit/executor/gpu \

@@ -46,6 +46,12 @@ def pytest_runtest_setup() -> None:
     torch.manual_seed(0)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from tests.support.thorough import check_reasons  # once its assertions are rewritten
+
+    check_reasons(items)
+
+
 @pytest.fixture(scope="session")
 def native_library() -> NativeLibrary:
     """The CPU kernels; whoever needs them is skipped where they cannot be compiled."""

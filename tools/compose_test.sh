@@ -149,7 +149,9 @@ gather_wheels() {
     python3 - >"$scratch/requirements" <<'PYTHON'
 import re
 text = open("pyproject.toml").read()
-for name in ("requires", "dependencies", "executor", "gateway", "security"):
+installed = re.findall(r'\.whl\)\[([a-z,-]+)\]', open("Dockerfile").read())
+extras = sorted({extra for extras in installed for extra in extras.split(",")})
+for name in ("requires", "dependencies", *extras):
     block = re.search(rf"^{name} = \[(.*?)\]", text, re.M | re.S).group(1)
     print(*re.findall(r'"([^"]+)"', block), sep="\n")
 PYTHON

@@ -52,10 +52,11 @@ def _results(output: str) -> list[dict[str, Any]]:
         ("http", "--streams 20 --tokens 10 --seconds 0.2", {"cpu_s"}),
         ("grammars", "--vocab 400 --rows 2 --steps 4", {"vocab_size"}),
         ("callers", "--runs 10 --keys 10", {"door_us", "known_us"}),
-        (
+        pytest.param(
             "observability_cost",
             "--executors 1 --rows 4 --step-ms 2 --seconds 0.5 --warm-up 0.2 --rounds 1",
             {"tokens_per_s"},
+            marks=pytest.mark.thorough("a stack for each thing watched: a minute; `serving` stays"),
         ),
     ],
 )
@@ -67,6 +68,7 @@ def test_benchmark_prints_its_figures_when_it_is_run(
     assert all(figures <= result.keys() for result in results)
 
 
+@pytest.mark.thorough("processes that import everything; `serving` stays")
 def test_startup_prints_its_figures_when_it_is_run_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.startup", "--runs", "1"],
@@ -82,6 +84,7 @@ def test_startup_prints_its_figures_when_it_is_run_as_a_module() -> None:
     assert result["median_s"] > 0
 
 
+@pytest.mark.thorough("stacks under a load; `wire` and `serving` stay")
 def test_step_cost_knows_what_a_step_costs_each_process() -> None:
     with step_cost.open_stack({}, max_run_ahead=1, threads=1) as stack:
         cost = stack.ask(num_rows=1, num_tokens=4)
@@ -124,6 +127,7 @@ def test_serving_says_what_the_services_cost_when_it_is_run(
     assert started == [("bundled", 1)]
 
 
+@pytest.mark.thorough("it takes a model apart; `serving` stays")
 def test_profile_names_every_part_when_it_takes_steps_apart(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

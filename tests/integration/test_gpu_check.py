@@ -116,6 +116,9 @@ def test_what_has_flash_attention_3_is_told_to_executors_by_their_option(
     assert flash_attention_3.is_asked_for
 
 
+@pytest.mark.thorough(
+    "all parts, interpreted: a minute; tests/kernels/gpu, and all else here, stay"
+)
 def test_gpu_check_runs_every_part_when_it_is_a_smoke_test(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     # A server is a start of both processes; `make gpu-check ARGS=--smoke` has it, too.

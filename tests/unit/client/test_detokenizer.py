@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from splitserve_client import Detokenizer, Tokenizer
 from tests.support.models import tiny_tokenizers
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "30"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TEXTS = st.text(max_size=40) | st.text(alphabet="the fox\n ü🦊▁你" + REPLACEMENT, max_size=40)
 MAIN_KINDS = ["byte_level", "sentencepiece", "gemma"]

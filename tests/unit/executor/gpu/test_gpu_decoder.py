@@ -70,16 +70,11 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
-# A replay is no other whatever the weights are, but it may be if less is in sight than there is.
-RECORDED_WITHOUT_GPU = ("llama", "mistral, window")
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
     directory: Path
     reference: Any
     device: torch.device
-    is_recorded: bool = True
 
     def load(self, dtype: str = "float32") -> LoadedModel:
         config = ModelConfig(str(self.directory), str(self.device), dtype)
@@ -93,9 +88,7 @@ def case(
     architecture, overrides = MODELS[request.param]
     directory = tmp_path_factory.mktemp(architecture)
     make_tiny_model(architecture, directory, seed=3, overrides=overrides)
-    # Interpreted kernels take long, and a recording of them is to run them again, several times.
-    is_recorded = device.type != "cpu" or request.param in RECORDED_WITHOUT_GPU
-    return Case(directory, load_reference(directory), device, is_recorded)
+    return Case(directory, load_reference(directory), device)
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +128,8 @@ def test_runner_samples_what_hugging_face_generates_when_our_decoder_computes(
 ) -> None:
     loaded = case.load()
     make_model = _making(GpuDecoder(loaded, backend))
-    if case.is_recorded:
-        make_model = RecordedModels(make_model, 2, 10, make_recorder=_make_recorder).make
-    runner = build_runner(loaded, _config(), make_model)
+    recorded = RecordedModels(make_model, 2, 10, make_recorder=_make_recorder)
+    runner = build_runner(loaded, _config(), recorded.make)
     sequences = [
         DrivenSequence(prompt, NUM_OUTPUT_TOKENS, start_step=2 * i)
         for i, prompt in enumerate(_prompts(case))
@@ -204,7 +196,7 @@ def test_decoder_says_what_the_model_says_when_pools_have_8_bits(
     kv_scales = (scales,) * len(loaded.layers)
     loaded = replace(loaded, kv_dtype=torch.float8_e4m3fn, kv_scales=kv_scales)
     expected = _logits(loaded, TransformersModel(loaded, _cache(loaded), reference))
-    decoder = GpuDecoder(loaded, reference)
+    decoder = build_gpu_decoder(loaded, reference, BLOCK_SIZE)
     actual = _logits(loaded, DecoderModel(decoder, _cache(loaded)))
     # A key that is on the border of two numbers of 8 bits may be rounded to the other one.
     assert _relative_error(actual, expected) < TOLERANCE

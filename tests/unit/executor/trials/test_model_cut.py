@@ -44,12 +44,15 @@ def test_cut_has_the_first_layers_of_every_kind_when_the_model_is_large(
 ) -> None:
     loaded = _load(tmp_path, architecture, "bfloat16", **overrides)
     monkeypatch.setattr(model_cut, "_SMALL_BYTES", 0)
+    model: Any = loaded.model
+    # Some parameters of some models are float32 in any type.
+    before = [parameter.dtype for parameter in model.parameters()]
+    assert torch.bfloat16 in before
     cut = _cut(loaded)
     assert len(cut.model.layers) == num_layers
     assert {parameter.dtype for parameter in cut.parameters()} == {torch.float32}
-    model: Any = loaded.model
     assert len(model.model.layers) == 4
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert [parameter.dtype for parameter in model.parameters()] == before
 
 
 def test_cut_says_what_the_model_says_when_no_layer_is_left_out(tmp_path: Path) -> None:
