@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,8 @@ class Child:
 
     `cluster_token` reaches it through a pipe, each time that it starts: what is on a disk or in an
     environment outlives its use, and command lines are read by everybody (`ps`). `errors`: where
-    its output goes; None: to our standard error.
+    its output goes; None: to our standard error. `listening`: a socket that it gets under our
+    number, each time that it starts.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class Child:
         environ: Mapping[str, str],
         cluster_token: str | None = None,
         errors: TextIO | None = None,
+        listening: socket.socket | None = None,
     ) -> None:
         self.name = name
         self._cluster_token = cluster_token
@@ -39,6 +42,7 @@ class Child:
         )  # fmt: skip
         self._environ = dict(environ)
         self._errors = errors or sys.stderr
+        self._listening = listening
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -53,6 +57,7 @@ class Child:
             os.close(pipe)
 
     async def _start(self, more_options: Sequence[str], *inherited: int) -> None:
+        sockets = () if self._listening is None else (self._listening.fileno(),)
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             *more_options,
@@ -60,7 +65,7 @@ class Child:
             stdout=self._errors.fileno(),
             stderr=self._errors.fileno(),
             env=self._environ,
-            pass_fds=inherited,
+            pass_fds=(*inherited, *sockets),
             start_new_session=True,
         )
 

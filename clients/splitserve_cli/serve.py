@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ from splitserve_cli.supervisor import Supervisor
 from splitserve_options import options
 from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, ENV_PREFIX, Command, Kind
 from splitserve_options.options import Value
-from splitserve_rpc.addresses import CannotListen, claim_address, is_loopback
+from splitserve_rpc.addresses import CannotListen, claim_address, is_loopback, listen_at
 from splitserve_rpc.grpc_threads import with_fewer_threads
 
 # What each process of ours gets told otherwise than by the options of the same name.
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         listen = claim_address(str(values["listen"]))
         cluster = _claim_cluster(values["cluster_listen"], listen)
         http = None if values["no_http"] else _claim_http(str(values["http"]))
-        live = None if http is None or values["no_live"] else _claim_live(values["live_listen"])
+        live = None if http is None or values["no_live"] else claim_live(values["live_listen"])
     except (CannotServe, CannotListen) as error:
         sys.stderr.write(f"splitserve serve: {error}\n")
         return 1
@@ -94,14 +95,32 @@ def _claim_http(http: str) -> str:
     return claim_address(http)
 
 
-def _claim_live(live: Value) -> str:
-    """Where it is said, or where there is room."""
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """Where the live page is. `listening`: there already, for the gateway."""
+
+    address: str
+    listening: socket.socket | None = None
+
+    @property
+    def flags(self) -> list[str]:
+        """What the gateway is told."""
+        flags = [f"--live-listen={self.address}"]
+        if self.listening is not None:
+            flags.append(f"--live-socket={self.listening.fileno()}")
+        return flags
+
+
+def claim_live(live: Value) -> _Live:
+    """Where it is said, or where there is room: which is kept, as others look for some, too."""
     if live is not None:
-        return claim_address(str(live))
+        return _Live(claim_address(str(live)))
     try:
-        return claim_address(_LIVE)
+        listening = listen_at(_LIVE)
     except CannotListen:
-        return claim_address("127.0.0.1:0")
+        listening = listen_at("127.0.0.1:0")
+    host, port = listening.getsockname()
+    return _Live(f"{host}:{port}", listening)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +130,7 @@ class _Addresses:
     listen: str
     cluster: str
     http: str | None
-    live: str | None
+    live: _Live | None
 
 
 def _supervisor(
@@ -162,7 +181,7 @@ def _supervisor(
         started_at=started_at,
         http_tls=http_tls(values),
         needs_key=needs_key(values),
-        live=None if live is None else reachable_address(live),
+        live=None if live is None else reachable_address(live.address),
     )
     scheduling = Child(
         "the scheduler", "scheduler_service", scheduler_options, environ, token, errors
@@ -172,18 +191,20 @@ def _supervisor(
         gateway_options = [
             f"--http={http}",
             f"--schedulers={address}",
-            *([] if live is None else _live_flags(live, cluster)),
+            *([] if live is None else live.flags),
+            f"--live-schedulers={reachable_address(cluster)}",
             *for_gateway,
             *_flags("gateway", values),
         ]
         gateway = Child(
-            "the gateway", "splitserve_gateway", gateway_options, environ, errors=errors
+            "the gateway",
+            "splitserve_gateway",
+            gateway_options,
+            environ,
+            errors=errors,
+            listening=None if live is None else live.listening,
         )
     return Supervisor(config, scheduling, executors, gateway)
-
-
-def _live_flags(live: str, cluster: str) -> list[str]:
-    return [f"--live-listen={live}", f"--live-schedulers={reachable_address(cluster)}"]
 
 
 def _flags(command: Command, values: Mapping[str, Value]) -> list[str]:

@@ -22,10 +22,14 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class LiveConfig:
-    """Where the live page is served, and where its schedulers listen for operators."""
+    """Where the live page is served, and where its schedulers listen for operators.
+
+    `socket`: the descriptor of one that listens there already; None: there is none.
+    """
 
     listen: str
     schedulers: str
+    socket: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,8 @@ def _live(values: Mapping[str, Any]) -> LiveConfig | None:
     listen = values["live_listen"]
     if listen is None:
         return None
-    return LiveConfig(listen, values["live_schedulers"] or values["schedulers"])
+    schedulers = values["live_schedulers"] or values["schedulers"]
+    return LiveConfig(listen, schedulers, values["live_socket"])
 
 
 def _http_tls(values: Mapping[str, Any]) -> TlsFiles | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from functools import partial
 
@@ -34,7 +35,8 @@ class LivePage:
         self, config: GatewayConfig, live: LiveConfig, callers: Callable[[], KnownCallers]
     ) -> None:
         """`callers`: asked where callers are known. Raises FilesUnusable and CannotListen."""
-        self._address = claim_address(live.listen)
+        self._listening = None if live.socket is None else [socket.socket(fileno=live.socket)]
+        self._address = live.listen if self._listening else claim_address(live.listen)
         knows_callers = config.gateway_key_file is not None
         self._feeds = Feeds(discovery(live.schedulers), ClientConfig(tls=config.scheduler_tls))
         host = self._address.rpartition(":")[0]
@@ -50,7 +52,7 @@ class LivePage:
 
     def start(self) -> None:
         """Serves from now on."""
-        self._serving = asyncio.create_task(self._server.serve())
+        self._serving = asyncio.create_task(self._server.serve(self._listening))
         _log.info("live_page_served address=%s", self._address)
 
     async def is_listening(self) -> None:

@@ -94,6 +94,16 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         default_text="no page",
     ),
     Option(
+        "live-socket",
+        Kind.INTEGER,
+        "a file descriptor that listens at live-listen already, of the parent that found it free",
+        _HTTP,
+        _GATEWAY,
+        minimum=0,
+        maximum=2**31 - 1,
+        hidden=True,
+    ),
+    Option(
         "live-schedulers",
         Kind.SCHEDULERS,
         "where schedulers listen for operators (cluster-listen), for the live page; as schedulers",

@@ -17,6 +17,13 @@ class CannotListen(Exception):
 
 def claim_address(listen: str) -> str:
     """`listen` (`host:port`), with a free port instead of port 0. Raises CannotListen."""
+    host, _, _ = listen.rpartition(":")
+    with listen_at(listen) as probe:
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def listen_at(listen: str) -> socket.socket:
+    """A socket that listens at `listen` (`host:port`). Raises CannotListen."""
     host, _, port = listen.rpartition(":")
     try:
         found = socket.getaddrinfo(
@@ -25,15 +32,16 @@ def claim_address(listen: str) -> str:
     except OSError as error:
         raise CannotListen(f"cannot listen on {listen}: unknown host {host}") from error
     family, kind, protocol, _, target = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(target)
-            probe.listen()
-        except OSError as error:
-            problem = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
-            raise CannotListen(f"cannot listen on {listen}: {problem}") from error
-        return f"{host}:{probe.getsockname()[1]}"
+    listening = socket.socket(family, kind, protocol)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(target)
+        listening.listen()
+    except OSError as error:
+        listening.close()
+        problem = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise CannotListen(f"cannot listen on {listen}: {problem}") from error
+    return listening
 
 
 def is_address(text: str) -> bool:

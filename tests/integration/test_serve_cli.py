@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -235,6 +237,11 @@ def test_serve_starts_the_gateway_again_when_it_was_killed(serve: Serve) -> None
     gateway.kill()
 
     serve.read_until("the gateway ended (killed by SIGKILL); starting it again")
+    page = re.search(r"The live page is at (\S+)", serve.output)
+    assert page is not None
+    # Where it is did not change hands, so who asks meanwhile waits.
+    with urllib.request.urlopen(page[1], timeout=PATIENCE_S) as answer:
+        assert answer.status == 200
 
 
 def test_serve_starts_an_executor_again_when_it_was_killed(serve: Serve) -> None:

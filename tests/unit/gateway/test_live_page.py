@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,9 +31,15 @@ async def whose(credential: str) -> Caller | None:
 
 
 @asynccontextmanager
-async def page(key_file: Path | None) -> AsyncIterator[httpx2.AsyncClient]:
+async def page(
+    key_file: Path | None, listening: socket.socket | None = None
+) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of one that runs. `key_file`: of the gateway, if callers are known."""
     live = LiveConfig(reserve_address(), SCHEDULER)
+    if listening is not None:
+        # A copy, as a parent's child has.
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        live = LiveConfig(address, SCHEDULER, os.dup(listening.fileno()))
     config = GatewayConfig(gateway_key_file=key_file, live=live)
     running = LivePage(config, live, lambda: KnownCallers(whose, time.monotonic))
     running.start()
@@ -60,6 +68,13 @@ async def test_live_page_answers_who_is_near_where_nobody_is_known() -> None:
         assert (await client.get("/schedulers")).json() == {"schedulers": [SCHEDULER]}
         elsewhere = await client.get("/schedulers", headers={"host": "evil.example"})
         assert elsewhere.status_code == 400
+
+
+async def test_live_page_is_served_where_a_parent_listens_however_often_it_is_started() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        for _ in range(2):
+            async with page(None, listening) as client:
+                assert (await client.get("/schedulers")).status_code == 200
 
 
 def test_gateway_refuses_to_show_the_page_to_everybody() -> None:
