@@ -196,7 +196,7 @@ async def test_frame_says_whose_rows_steps_had_when_the_first_frame_was_late() -
             await completing
             state, frame = LiveState(), watcher.frame()
             state.take(frame)
-        rows = {number for step in steps_of([frame]) for number in step.rows}
+        rows = sorted({number for step in steps_of([frame]) for number in step.rows})
         assert [request.request_id for request in state.requests(rows)] == ["first"]
 
 
