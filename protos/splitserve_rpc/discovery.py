@@ -97,49 +97,62 @@ class Named:
         self._problem = ""
         self._asked_at_s = -math.inf
         self._num_asked = self._num_heard = 0
-        # Those that are not answered: each is a thread, and may take a minute.
-        self._questions: set[asyncio.Task[None]] = set()
+        # By number those that are not answered: each is a thread, and may take a minute.
+        self._questions: dict[int, asyncio.Task[None]] = {}
 
     async def addresses(self) -> tuple[str, ...]:
-        asked = self._ask() if self._is_due() else set()
+        asked = [self._ask()] if self._is_due() else []
         if self._known:
             # What comes later than this is there for the next who asks.
-            await _wait(asked, self._patience_s)
+            await _is_answered(asked, self._patience_s)
             return self._known
-        await _wait(self._questions, _TIMEOUT_S)
+        if not await _is_answered(self._questions.values(), _TIMEOUT_S):
+            self._note(_NO_ANSWER)
         if not self._known:
-            if self._questions:
-                self._note(_NO_ANSWER)
             raise OSError(f"{_DNS}{self.host}: {self._problem}")
         return self._known
 
+    @property
+    def _is_waited_for(self) -> bool:
+        """Whether the latest question is not answered; what comes to earlier ones is old."""
+        return self._num_asked in self._questions
+
     def _is_due(self) -> bool:
+        if len(self._questions) >= _MAX_QUESTIONS:
+            return False
         age_s = self._clock() - self._asked_at_s
-        if self._questions:
-            return age_s >= _AGAIN_S and len(self._questions) < _MAX_QUESTIONS
+        if self._is_waited_for:
+            return age_s >= _AGAIN_S
         return age_s >= _FRESH_S or not self._known
 
-    def _ask(self) -> set[asyncio.Task[None]]:
-        """The question, in a set."""
-        if self._questions:
+    def _ask(self) -> asyncio.Task[None]:
+        if self._is_waited_for:
             self._note(_NO_ANSWER)
         self._asked_at_s = self._clock()
         self._num_asked += 1
         question = asyncio.create_task(self._answer(self._num_asked))
-        self._questions.add(question)
-        question.add_done_callback(self._questions.discard)
-        return {question}
+        self._questions[self._num_asked] = question
+        return question
 
     async def _answer(self, number: int) -> None:
+        known, problem = self._known, ""
         try:
             found = await self._look_up(self.host, self._port)
             known = _checked(sorted(_joined(address, self._port) for address in found))
         except (OSError, ValueError) as error:
-            self._note(str(error))
-            return
+            problem = str(error)
+        finally:
+            del self._questions[number]
         # One that was asked earlier may be answered later.
-        if number > self._num_heard:
-            self._num_heard, self._known, self._problem = number, known, ""
+        if number < self._num_heard:
+            return
+        if problem:
+            self._note(problem)
+            return
+        self._num_heard, self._known = number, known
+        # A server that is late each time is in the log once.
+        if number == self._num_asked:
+            self._problem = ""
 
     def _note(self, problem: str) -> None:
         """Logs it, but not each time that somebody looks."""
@@ -175,10 +188,13 @@ def check_schedulers(schedulers: str) -> None:
         raise ValueError(f"{schedulers!r} is not allowed; it takes a path after {_FILE}")
 
 
-async def _wait(questions: Collection[asyncio.Task[None]], timeout_s: float) -> None:
-    """For one of them."""
-    if questions:
-        await asyncio.wait(questions, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+async def _is_answered(questions: Collection[asyncio.Task[None]], timeout_s: float) -> bool:
+    """Waits for one of them. Returns whether it came."""
+    if not questions:
+        return False
+    first = asyncio.FIRST_COMPLETED
+    done, _ = await asyncio.wait(questions, timeout=timeout_s, return_when=first)
+    return bool(done)
 
 
 def _after(form: str, schedulers: str) -> str | None:
@@ -212,7 +228,7 @@ def _read(path: Path) -> tuple[str, ...]:
 
 
 async def _look_up(host: str, port: int) -> list[str]:
-    """In a thread that nobody waits for.
+    """In a thread that nobody waits for. Raises OSError.
 
     Those of the loop are waited for at its end, and a name server may take a minute to say nothing.
     """
@@ -228,7 +244,10 @@ async def _look_up(host: str, port: int) -> list[str]:
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(_settle, looking, found)
 
-    threading.Thread(target=work, name="look-up", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="look-up", daemon=True).start()
+    except RuntimeError as error:  # there are too many
+        raise OSError(f"{error}") from error
     return await looking
 
 

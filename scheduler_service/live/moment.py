@@ -71,11 +71,12 @@ class Watched:
     logs: dict[str, StepLog]
 
     def log_of(self, engine: EngineLoop) -> StepLog:
-        """Its steps."""
+        """Its steps from now on; whose rows are taken already is known."""
         address, rows = engine.life[0], engine.scheduler.placement.rows
         log = self.logs.get(address)
         if log is None or log.owners.rows is not rows:
             log = self.logs[address] = StepLog(RowOwners(rows))
+            self.names.see(log.owners.refresh())
         return log
 
     def log_at(self, address: str) -> StepLog | None:

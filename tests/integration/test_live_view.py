@@ -180,6 +180,26 @@ async def test_frames_say_what_cores_have_at_every_step_when_requests_are_swappe
         assert view.is_idle
 
 
+async def test_frame_says_whose_rows_steps_had_when_the_first_frame_was_late() -> None:
+    watch = StepWatch()
+    async with (
+        scheduler_in_process(FakeExecutor(fault=watch)) as scheduler,
+        AsyncClient(scheduler.address) as client,
+    ):
+        watch.hold(after=3)
+        params = SamplingParams(seed=1, max_tokens=8)
+        completing = asyncio.create_task(client.complete([1] * 20, params, request_id="first"))
+        await watch.wait_held()
+        # Whoever comes soon after a long frame waits for the first of its own; steps do not.
+        with scheduler.view.watching(scheduler.cluster) as watcher:
+            watch.release()
+            await completing
+            state, frame = LiveState(), watcher.frame()
+            state.take(frame)
+        rows = sorted({number for step in steps_of([frame]) for number in step.rows})
+        assert [request.request_id for request in state.requests(rows)] == ["first"]
+
+
 async def test_frame_says_what_the_first_that_waits_lacks_when_there_are_no_blocks() -> None:
     watch, submissions = StepWatch(), Submissions()
     executor = FakeExecutor(num_device_blocks=8, fault=watch)

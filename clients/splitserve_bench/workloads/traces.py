@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
@@ -56,13 +58,17 @@ def read_trace(path: Path) -> Iterator[Conversation]:
             raise _empty(path)
 
 
-def _open(path: Path) -> TextIO:
-    """As text, unpacked if it is packed. What Windows wrote may begin with a mark (BOM)."""
+@contextmanager
+def _open(path: Path) -> Iterator[TextIO]:
+    """As text, unpacked if it is packed. What Windows wrote may begin with a mark (BOM).
+
+    It is opened once: of a pipe nothing can be read again.
+    """
     with path.open("rb") as file:
-        is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-    if is_packed:
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+        is_packed = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
+        content = gzip.GzipFile(fileobj=file) if is_packed else file
+        with io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as text:
+            yield text
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[str]:
@@ -83,10 +89,11 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
 
 
 def _reader_of(path: Path, first: str) -> Callable[[Path, Iterable[str]], Iterator[_Request]]:
-    if set(_AZURE_COLUMNS) <= set(next(csv.reader([first], skipinitialspace=True))):
-        return _read_azure
     if first.lstrip().startswith("{"):
         return _read_mooncake
+    with suppress(csv.Error):
+        if set(_AZURE_COLUMNS) <= set(next(csv.reader([first], skipinitialspace=True))):
+            return _read_azure
     raise TraceUnreadable(
         f"{path}:1: this is no trace; allowed: CSV with {','.join(_AZURE_COLUMNS)} (Azure), or JSON"
         " lines with timestamp, input_length, output_length and hash_ids (Mooncake)"
@@ -94,9 +101,7 @@ def _reader_of(path: Path, first: str) -> Callable[[Path, Iterable[str]], Iterat
 
 
 def _read_azure(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
-    reader = csv.DictReader(lines, skipinitialspace=True)
-    for number, row in enumerate(reader):
-        where = f"{path}:{reader.line_num}"
+    for number, (where, row) in enumerate(_azure_rows(path, lines)):
         try:
             at = datetime.fromisoformat(row["TIMESTAMP"])
         except (TypeError, ValueError) as error:
@@ -105,6 +110,16 @@ def _read_azure(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
         at_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
         num_prompt, num_output = (_count(where, row, name) for name in _AZURE_COLUMNS[1:])
         yield at_s, Turn((Piece(-1 - number, num_prompt),), num_output)
+
+
+def _azure_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each with where it is."""
+    reader = csv.DictReader(lines, skipinitialspace=True)
+    try:
+        for row in reader:
+            yield f"{path}:{reader.line_num}", row
+    except csv.Error as error:
+        raise TraceUnreadable(f"{path}:{reader.line_num}: {error}") from error
 
 
 def _read_mooncake(path: Path, lines: Iterable[str]) -> Iterator[_Request]:

@@ -26,8 +26,10 @@ class Caller:
 
     @property
     def is_served(self) -> bool:
-        """Whether one of `upstreams` can be reached, as far as known; or there is none of them."""
-        return not self.upstreams or any(each.served is not None for each in self.upstreams)
+        """Whether one of `upstreams` can be chosen, as far as known; or there is none of them."""
+        return not self.upstreams or any(
+            each.is_named and each.served is not None for each in self.upstreams
+        )
 
     @property
     def party(self) -> str | None:

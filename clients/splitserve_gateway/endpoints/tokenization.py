@@ -19,6 +19,7 @@ from splitserve_gateway.generation.serving import tokenizer_of
 from splitserve_gateway.http.errors import invalid, too_many_requests
 from splitserve_gateway.schemas.tokenization import DetokenizeRequest, TokenizeRequest
 from splitserve_gateway.sharing.turn_places import TooManyWait
+from splitserve_gateway.upstreams.upstream import Served
 
 router = APIRouter()
 
@@ -28,15 +29,15 @@ async def tokenize(request: Request) -> Response:
     """The token ids of a prompt or a chat."""
     gateway = gateway_of(request)
     async with gateway.reading(request, TokenizeRequest) as body:
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("one of prompt and messages is required", "prompt")
+        served = (await gateway.choose(body.model)).served
         is_small = body.messages is None and len(body.prompt or "") <= SMALL_SIZE
         async with _turn(gateway, is_small):
-            return await _tokenize(gateway, body)
+            return await _tokenize(served, body)
 
 
-async def _tokenize(gateway: Gateway, body: TokenizeRequest) -> Response:
-    if (body.prompt is None) == (body.messages is None):
-        raise invalid("one of prompt and messages is required", "prompt")
-    served = (await gateway.choose(body.model)).served
+async def _tokenize(served: Served, body: TokenizeRequest) -> Response:
     tokenizer = tokenizer_of(served)
     token_ids: list[int] | None = None
     if body.messages is not None:
@@ -65,15 +66,13 @@ async def _tokenize(gateway: Gateway, body: TokenizeRequest) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, with that of special tokens unless they are to be skipped."""
     gateway = gateway_of(request)
-    async with (
-        gateway.reading(request, DetokenizeRequest) as body,
-        _turn(gateway, len(body.tokens) <= SMALL_SIZE),
-    ):
-        return await _detokenize(gateway, body)
+    async with gateway.reading(request, DetokenizeRequest) as body:
+        served = (await gateway.choose(body.model)).served
+        async with _turn(gateway, len(body.tokens) <= SMALL_SIZE):
+            return await _detokenize(served, body)
 
 
-async def _detokenize(gateway: Gateway, body: DetokenizeRequest) -> Response:
-    served = (await gateway.choose(body.model)).served
+async def _detokenize(served: Served, body: DetokenizeRequest) -> Response:
     tokenizer = tokenizer_of(served)
     vocab_size = served.model.vocab_size
     if body.tokens and max(body.tokens) >= vocab_size:
@@ -89,7 +88,10 @@ async def _detokenize(gateway: Gateway, body: DetokenizeRequest) -> Response:
 
 @asynccontextmanager
 async def _turn(gateway: Gateway, is_small: bool) -> AsyncIterator[None]:
-    """The turn of the caller's tenant in the tokenizer's threads; what is small needs none."""
+    """The turn of the caller's tenant in the tokenizer's threads; what is small needs none.
+
+    Nobody who has one waits for schedulers.
+    """
     if is_small:
         yield
         return

@@ -46,6 +46,8 @@ class Fleet:
         # Of those that could not be taken: why, as it is in the log.
         self._unusable: dict[str, str] = {}
         self._watcher: asyncio.Task[None] | None = None
+        # When schedulers that served a model were lost the last time, by its name.
+        self._lost_s: dict[str, float] = {}
         # Set, and another in its place, when something is known anew of a scheduler.
         self._news = asyncio.Event()
 
@@ -80,6 +82,8 @@ class Fleet:
             known = {upstream.address for upstream in self._upstreams}
             self._upstreams = [upstream for upstream in self._upstreams if upstream not in gone]
             self._retired += gone
+            for upstream in gone:
+                upstream.is_named = False
             self._unusable = {
                 each: why for each, why in self._unusable.items() if each in addresses
             }
@@ -88,6 +92,8 @@ class Fleet:
                     await self._join(address)
         for upstream in [retired for retired in self._retired if not retired.num_session_requests]:
             self._retired.remove(upstream)
+            if upstream.served is not None:
+                self.tell_lost(upstream.served)
             await _leave(upstream)
 
     async def _join(self, address: str) -> None:
@@ -131,14 +137,13 @@ class Fleet:
 
         `model`, `allowed`: as of `choose`.
         """
-        served = [each.name for each in self.models(allowed)]
-        if model in served or (model is None and served):
+        if self._is_served(model, allowed):
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(_READING_S):
                 for upstream in [each for each in self._upstreams if each.is_reading]:
                     await upstream.wait_read()
-                while not self.reachable(allowed) and self._executors_move():
+                while not self._is_served(model, allowed) and self._is_moving(model, allowed):
                     await self._news.wait()
 
     def choose(
@@ -159,13 +164,28 @@ class Fleet:
         # One that takes none now may soon: it is lost, or its executor is. Any other is better.
         return min(fitting, key=lambda pair: (not pair[0].takes_requests, pair[0].num_open))
 
-    def _executors_move(self) -> bool:
-        """Whether a scheduler that has none will soon have those of one that was lost."""
+    def _is_served(self, model: str | None, allowed: Collection[Upstream] | None) -> bool:
+        """Whether `choose` finds somebody."""
+        names = [each.name for each in self.models(allowed)]
+        return bool(names) if model is None else model in names
+
+    def _is_moving(self, model: str | None, allowed: Collection[Upstream] | None) -> bool:
+        """Whether `choose` may soon find somebody: executors go from one scheduler to another.
+
+        One of `allowed` has none yet, and one that served `model` was lost, or is being left.
+        """
         since_s = asyncio.get_running_loop().time() - _MOVING_S
-        return any(upstream.will_serve for upstream in self._upstreams) and any(
-            upstream.lost_s is not None and upstream.lost_s > since_s
+        moving = {name for name, lost_s in self._lost_s.items() if lost_s > since_s}
+        moving |= {each.served.model.name for each in self._retired if each.served is not None}
+        can_come = any(
+            upstream.will_serve and (allowed is None or upstream in allowed)
             for upstream in self._upstreams
         )
+        return can_come and (bool(moving) if model is None else model in moving)
+
+    def tell_lost(self, served: Served) -> None:
+        """A scheduler that served this is gone."""
+        self._lost_s[served.model.name] = asyncio.get_running_loop().time()
 
     def tell_news(self) -> None:
         """Something is known anew of a scheduler."""
@@ -175,7 +195,7 @@ class Fleet:
     async def wait_other(
         self, stopping: Upstream, digest: str, patience_s: float | None
     ) -> Upstream | None:
-        """As `find_other`, once there is one.
+        """As `find_other`, once there is one; or `stopping` itself, if it has begun anew by then.
 
         None: none can be expected, or not within `patience_s`. The executors of a scheduler that is
         being stopped go to others when it has ended; until then those may have none.
@@ -183,7 +203,7 @@ class Fleet:
         most_s = self._config.retry.give_up_after_s
         with suppress(TimeoutError):
             async with asyncio.timeout(most_s if patience_s is None else min(patience_s, most_s)):
-                while (other := self.find_other(stopping, digest)) is None:
+                while (other := self._find(digest)) is None:
                     if not any(each.will_serve for each in self._upstreams if each is not stopping):
                         return None
                     await self._news.wait()
@@ -192,10 +212,13 @@ class Fleet:
 
     def find_other(self, lost: Upstream, digest: str) -> Upstream | None:
         """Another that takes requests for the model with this digest."""
+        return self._find(digest, without=lost)
+
+    def _find(self, digest: str, without: Upstream | None = None) -> Upstream | None:
         fitting = [
             upstream
             for upstream in self._upstreams
-            if upstream is not lost
+            if upstream is not without
             and upstream.takes_requests
             and upstream.served is not None
             and upstream.served.model.digest == digest

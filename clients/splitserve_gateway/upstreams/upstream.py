@@ -70,7 +70,10 @@ class Others(Protocol):
     async def wait_other(
         self, stopping: Upstream, digest: str, patience_s: float | None
     ) -> Upstream | None:
-        """The same, once there is one; None: none can be expected."""
+        """The same, or `stopping` when it has begun anew; None: none can be expected."""
+
+    def tell_lost(self, served: Served) -> None:
+        """One that served this is gone."""
 
     def tell_news(self) -> None:
         """Something is known anew of one of them."""
@@ -92,8 +95,8 @@ class Upstream:
     ) -> None:
         self.address = address
         self.served: Served | None = None
-        # When it was lost the last time, in seconds of the loop.
-        self.lost_s: float | None = None
+        # Whether it is one of those that the gateway was told of, still.
+        self.is_named = True
         self._others = others
         self._is_serving = False
         self._readiness = _UNREACHABLE
@@ -210,7 +213,7 @@ class Upstream:
         return self._others.find_other(self, model_digest)
 
     async def wait_other(self, model_digest: str, patience_s: float | None) -> Upstream | None:
-        """The same when this one is being stopped, whose executors another may be about to get."""
+        """As `Fleet.wait_other`, when this one is being stopped."""
         return await self._others.wait_other(self, model_digest, patience_s)
 
     def submit(
@@ -273,8 +276,8 @@ class Upstream:
             _log.error("upstream_refused address=%s error=%r", self.address, str(error))
         if self.served is not None:
             _log.warning("upstream_lost address=%s error=%r", self.address, str(error))
+            self._others.tell_lost(self.served)
             self._digest, self.served = self.served.model.digest, None
-            self.lost_s = asyncio.get_running_loop().time()
             self._said.add(str(error))
         # Asked again and again: the other may come later than this one went.
         if isinstance(error, ServerUnreachable) and self.find_other(self._digest):

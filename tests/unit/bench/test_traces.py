@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,12 @@ def test_trace_is_read_as_it_is_needed(tmp_path: Path) -> None:
         ('{"timestamp": 0, "input_length": 3, "output_length": 1}\n' + "[" * 100_000, "too deeply"),
         ("\n", "trace:1: this is no trace; allowed: CSV with TIMESTAMP"),
         ("a,b\n1,2\n", "trace:1: this is no trace"),
+        ("x" * 2**18 + "\n", "trace:1: this is no trace"),
+        ('{"a": "' + "x" * 2**18 + '"}\n', "trace:1: timestamp is 'None'"),
+        (
+            'TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10,"' + "1\n" * 2**17,
+            "field larger than field limit",
+        ),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nsoon,1,2\n", "trace:2: TIMESTAMP is 'soon'"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10,x,2\n", "ContextTokens is 'x'"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10,1\n", "GeneratedTokens is 'None'"),
@@ -152,6 +160,18 @@ def test_trace_is_read_packed_and_with_a_byte_order_mark(tmp_path: Path, text: s
         (tmp_path / "other").write_bytes(content)
 
         assert list(read_trace(tmp_path / "other")) == plain
+
+
+@pytest.mark.parametrize("content", [AZURE_2023.encode(), gzip.compress(AZURE_2023.encode())])
+def test_trace_is_read_from_a_pipe(tmp_path: Path, content: bytes) -> None:
+    plain = list(read_trace(write(tmp_path, AZURE_2023)))
+    os.mkfifo(tmp_path / "pipe")
+    writing = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[content], daemon=True)
+    writing.start()
+
+    # What it was read for once is gone.
+    assert list(read_trace(tmp_path / "pipe")) == plain
+    writing.join()
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,72 @@ async def test_name_means_what_it_meant_while_its_server_takes_its_time(
     assert await names.named.addresses() == ("10.0.0.2:50050",)
 
 
+async def test_name_is_fresh_while_only_old_questions_are_not_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lost = unanswered()
+    names = _Names(["10.0.0.1"], lost, ["10.0.0.2"], ["10.0.0.3"], patience_s=0.01)
+    for now_s in (0, 5, 7):
+        names.now_s = now_s
+        await names.named.addresses()
+    caplog.clear()
+    # What the server says now it says at once, so it is asked as seldom as ever.
+    names.now_s = 11.9
+    assert await names.named.addresses() == ("10.0.0.2:50050",)
+    names.now_s = 12
+    assert await names.named.addresses() == ("10.0.0.3:50050",)
+    lost.set_exception(OSError("gone"))
+    await names.heard(lost)
+    assert not caplog.records
+
+
+async def test_slow_name_server_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    slow = [unanswered() for _ in range(4)]
+    names = _Names(["10.0.0.1"], *slow, patience_s=0.01)
+    await names.named.addresses()
+    names.now_s = 5
+    await names.named.addresses()
+    for number, question in enumerate(slow[:-1]):
+        # Each is answered when the next was asked.
+        names.now_s += 2
+        await names.named.addresses()
+        question.set_result([f"10.0.0.{number + 2}"])
+        await names.heard(question)
+    assert await names.named.addresses() == ("10.0.0.4:50050",)
+    assert [record.message for record in caplog.records] == [
+        "schedulers_not_resolved host=schedulers problem='it does not answer'"
+    ]
+
+
+async def test_name_that_is_not_known_says_what_was_answered_while_others_are_open() -> None:
+    first, second = unanswered(), unanswered()
+    names = _Names(first, second)
+    asking = asyncio.create_task(names.named.addresses())
+    await asyncio.sleep(0)
+    names.now_s = 2
+    again = asyncio.create_task(names.named.addresses())
+    await asyncio.sleep(0)
+    first.set_exception(OSError("no such name"))
+    for each in (asking, again):
+        with pytest.raises(OSError, match="dns:schedulers: no such name"):
+            await each
+    second.set_result(["10.0.0.1"])
+    await names.heard(second)
+    assert await names.named.addresses() == ("10.0.0.1:50050",)
+
+
+async def test_name_is_not_resolved_when_there_is_no_thread_to_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    named = Named("localhost:50050")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="dns:localhost: can't start new thread"):
+        await named.addresses()
+
+
 async def test_name_server_that_says_nothing_is_not_asked_without_end() -> None:
     questions = [unanswered() for _ in range(5)]
     names = _Names(["10.0.0.1"], *questions, patience_s=0.01)

@@ -22,6 +22,7 @@ class Reachable:
     """As much of a scheduler as is looked at here."""
 
     served: object | None = object()
+    is_named = True
 
 
 class Asked:

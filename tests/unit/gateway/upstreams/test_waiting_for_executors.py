@@ -14,8 +14,11 @@ from splitserve_client import (
     RetryPolicy,
     SchedulingParams,
 )
+from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.http.errors import ApiError
+from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams.upstream import Upstream
+from splitserve_rpc.discovery import Listed
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_fleet import EXPECTED, PARAMS, PROMPT, Schedulers, refuse, schedulers
 from tests.support.fakes.fake_scheduler import FakeScheduler
@@ -43,9 +46,21 @@ def have_executors(fake: FakeScheduler) -> None:
     fake.before_model = lambda: None
 
 
+async def stop_first(running: Schedulers) -> None:
+    """The first is being stopped: it takes no requests, and says so of its health."""
+    running.fakes[0].before_request = refuse("DRAINING")
+    await running.servers[0].set_serving(("",), False)
+
+
+async def looked(running: Schedulers, num_looks: int = 6) -> None:
+    """Both schedulers were asked meanwhile what they serve."""
+    for _ in range(num_looks):
+        await running.fleet._news.wait()
+
+
 async def test_request_waits_for_the_executors_of_a_scheduler_that_is_being_stopped() -> None:
     async with second_without_executor() as running:
-        running.fakes[0].before_request = refuse("DRAINING")
+        await stop_first(running)
         generating = [asyncio.create_task(running.generate()) for _ in range(3)]
         await running.until(lambda: running.num_requests == [3, 0])
         looks = [asyncio.create_task(running.fleet._news.wait()) for _ in range(2)]
@@ -67,7 +82,7 @@ async def test_request_waits_until_it_is_read_what_the_other_scheduler_serves(
         await is_read.wait()
 
     async with second_without_executor() as running:
-        running.fakes[0].before_request = refuse("DRAINING")
+        await stop_first(running)
         generating = asyncio.create_task(running.generate())
         await running.until(lambda: running.num_requests == [1, 0])
         monkeypatch.setattr(Upstream, "_read_tokenizer", read_late)
@@ -83,11 +98,11 @@ async def test_request_waits_until_it_is_read_what_the_other_scheduler_serves(
 
 async def test_request_is_refused_when_the_executors_do_not_come() -> None:
     async with second_without_executor(give_up_after_s=0.1) as running:
-        running.fakes[0].before_request = refuse("DRAINING")
+        await stop_first(running)
         with pytest.raises(Draining):
             await running.generate()
     async with second_without_executor() as running:
-        running.fakes[0].before_request = refuse("DRAINING")
+        await stop_first(running)
         upstream, served = running.fleet.choose(None)
         params = SchedulingParams(deadline_s=0.1)
         request = upstream.request(PROMPT, PARAMS, params, served.model.digest)
@@ -99,7 +114,7 @@ async def test_request_is_refused_when_the_other_scheduler_turns_out_to_serve_an
     None
 ):
     async with second_without_executor() as running:
-        running.fakes[0].before_request = refuse("DRAINING")
+        await stop_first(running)
         generating = asyncio.create_task(running.generate())
         await running.until(lambda: running.num_requests == [1, 0])
         running.fakes[1].model_digest = "another"
@@ -122,12 +137,90 @@ async def test_new_request_waits_for_the_executors_of_a_scheduler_that_was_lost(
         assert running.num_requests == [0, 1]
 
 
+async def test_request_goes_on_where_it_was_when_its_scheduler_has_begun_anew() -> None:
+    async with second_without_executor() as running:
+        await stop_first(running)
+        generating = asyncio.create_task(running.generate())
+        await running.until(lambda: running.num_requests == [1, 0])
+        await looked(running)
+        assert not generating.done()
+        # It comes back, and it is there that its executors go.
+        running.fakes[0].before_request = lambda _: None
+        await running.servers[0].set_serving(("",), True)
+        assert await generating == EXPECTED
+        assert running.num_requests == [2, 0]
+
+
+async def test_new_request_waits_for_the_executors_of_a_scheduler_that_is_named_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "_LOOK_S", 0.01)
+    async with second_without_executor() as running:
+        first, second = running.fleet._upstreams
+        # A name server leaves out who is being stopped, which has its executors until its end.
+        held = running.fakes[0].hold = asyncio.Event()
+        generating = asyncio.create_task(running.generate())
+        await running.until(lambda: running.num_requests == [1, 0])
+        before = Caller("key", upstreams=frozenset([first]))
+        assert before.is_served
+        running.fleet._schedulers = Listed([second.address])
+        await running.until(lambda: running.fleet._upstreams == [second])
+        assert not before.is_served
+        waiting = asyncio.create_task(running.fleet.wait_read(None))
+        await looked(running)
+        assert not waiting.done()
+        held.set()
+        assert await generating == EXPECTED
+        await running.until(lambda: not running.fleet._retired)
+        await looked(running)
+        assert not waiting.done()
+        have_executors(running.fakes[1])
+        await waiting
+        assert running.fleet.reachable() == [second]
+
+
+async def test_new_request_waits_for_the_model_that_was_lost_while_another_is_served() -> None:
+    async with schedulers(3, digests=["aa", "aa", "bb"]) as running:
+        running.fakes[2].name = "other"
+        running.fakes[1].before_model = refuse_model
+        first, second, third = running.fleet._upstreams
+        await running.until(lambda: running.addresses_taking() == [first.address, third.address])
+        await running.until(lambda: third.served is not None and third.served.model.name == "other")
+        await running.servers[0].server.stop(None)
+        await running.until(lambda: running.fleet.reachable() == [third])
+        waiting = asyncio.create_task(running.fleet.wait_read("fake"))
+        # What nobody served is not waited for.
+        await running.fleet.wait_read("unheard")
+        await looked(running)
+        assert not waiting.done()
+        have_executors(running.fakes[1])
+        await waiting
+        assert running.fleet.choose("fake")[0] is second
+
+
+async def test_new_request_waits_for_no_scheduler_that_its_caller_may_not_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "_READING_S", 3600.0)
+    async with second_without_executor() as running:
+        first, second = running.fleet._upstreams
+        await running.servers[0].server.stop(None)
+        await running.until(lambda: not running.fleet.reachable())
+        for allowed in ([], [first]):
+            await running.fleet.wait_read(None, allowed)
+        waiting = asyncio.create_task(running.fleet.wait_read(None, [first, second]))
+        await looked(running)
+        assert not waiting.done()
+        have_executors(running.fakes[1])
+        await waiting
+
+
 async def test_new_request_is_told_at_once_when_nobody_serves_and_nobody_was_lost() -> None:
     async with schedulers(1) as running:
         running.fakes[0].before_model = refuse_model
         upstream = running.fleet._upstreams[0]
         await running.until(lambda: upstream.will_serve)
-        upstream.lost_s = None
+        running.fleet._lost_s.clear()
         await running.fleet.wait_read(None)
         with pytest.raises(ApiError, match="no scheduler"):
             running.fleet.choose(None)
