@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -144,15 +145,15 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     if opened.callers.knows_callers and not config.security.identity.is_proof:
         # Whoever registers as an executor is sent the prompts of all callers.
         _log.warning("executors_not_known cluster_listen=%s", config.cluster_listen)
+    # What is there now stays: the collector need not look at it again, while steps wait.
+    gc.collect()
+    gc.freeze()
     await stop.wait()
     _log.info("scheduler_draining num_unfinished=%d", cluster.num_unfinished)
     for task in beside:
         task.cancel()
     await for_cluster.set_serving(_CLUSTER_SERVICES, False)
-    draining = asyncio.create_task(cluster.drain(config.drain_timeout_s, await _addresses(peers)))
-    await asyncio.sleep(0)  # so that it has begun
-    await readiness.look()
-    await draining
+    await _drain(cluster, readiness, config.drain_timeout_s, await _addresses(peers))
     await asyncio.gather(*(running.stop(_STOP_GRACE_S) for running in servers))
     if metrics is not None:
         await metrics.close()
@@ -161,6 +162,16 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     journal.close()
     await asyncio.to_thread(audit.close)
     _log.info("scheduler_stopped")
+
+
+async def _drain(
+    cluster: Cluster, readiness: ReadinessWatch, patience_s: float, peers: tuple[str, ...]
+) -> None:
+    """Clients are told of it at once."""
+    draining = asyncio.create_task(cluster.drain(patience_s, peers))
+    await asyncio.sleep(0)  # so that it has begun
+    await readiness.look()
+    await draining
 
 
 def _add_operators(running: RunningServer, admin: AdminServicer, live: LiveServicer) -> None:

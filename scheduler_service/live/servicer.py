@@ -63,7 +63,7 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
             while True:
                 await self._send(context, watcher.frame())
                 # All wake up together, so that they share what is made for them; whoever was late,
-                # or read late, is not sent more of them afterwards. Nobody is sent a moment twice.
+                # or read late, is not sent more of them afterwards.
                 period_ns, now_ns = _NS_PER_S // rate, self._cluster.now_ns()
                 due_ns = max(now_ns, self._view.pace.next_ns)
                 pause_ns = due_ns - now_ns + period_ns - due_ns % period_ns + _LATE_NS

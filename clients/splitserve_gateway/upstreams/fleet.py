@@ -185,7 +185,10 @@ class Fleet:
 
     def tell_lost(self, served: Served) -> None:
         """A scheduler that served this is gone."""
-        self._lost_s[served.model.name] = asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time()
+        # Names are what schedulers say: those that do not count any more are not kept.
+        self._lost_s = {k: s for k, s in self._lost_s.items() if s > now_s - _MOVING_S}
+        self._lost_s[served.model.name] = now_s
 
     def tell_news(self) -> None:
         """Something is known anew of a scheduler."""
