@@ -26,7 +26,7 @@ _ERROR = 2
 
 needs_phoenix = pytest.mark.skipif(
     not (_FOLDER / ".ready").exists(),
-    reason="it is not installed: bash .ci/fetch_phoenix .tools/phoenix",
+    reason="it is not installed: bash tests/observability/install_phoenix .tools/phoenix",
 )
 
 
