@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -24,7 +24,7 @@ from scheduler_service.fleet.fleet_queue import FleetQueue, Given
 from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
-from scheduler_service.observer import Head, Observer, TakenBack
+from scheduler_service.observer import AcquittedBy, Head, Observer, TakenBack
 from splitserve_rpc.domain_error import DomainError
 
 # By then the clock is past that time.
@@ -137,7 +137,8 @@ class Dispatcher:
 
     def take(self, request: Request, admission: Admission) -> None:
         """A new request, which has been checked, waits or begins."""
-        self.tracked[request.request_id] = Tracked(request, admission, self._now_ns())
+        request.submitted_ns = now_ns = self._now_ns()
+        self.tracked[request.request_id] = Tracked(request, admission, now_ns)
         self._queue.push(request)
         self._dispatch([])
 
@@ -206,6 +207,14 @@ class Dispatcher:
         for request in verdict.failed:
             own_id = self.tracked[request.request_id].admission.name.own_id
             _log.error("request_kills_executors request_id=%r why=%r", own_id, request.error)
+        self.tell_acquitted(verdict.excused, AcquittedBy.ANOTHER_FAILED)
+
+    def tell_acquitted(self, requests: Iterable[Request], why: AcquittedBy) -> None:
+        """Operators learn who is not tried alone any more."""
+        for request in requests:
+            own_id = self.tracked[request.request_id].admission.name.own_id
+            _log.info("request_acquitted request_id=%r why=%s", own_id, why.value)
+            self._observer.request_acquitted(request, why)
 
     def refill(self, engine: EngineLoop) -> None:
         """An executor plans a step: it may begin what waits."""
