@@ -14,8 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from splitserve_bench.arguments import BenchConfig, bench_config
+from splitserve_bench.figures.quantities import seconds_text
 from splitserve_bench.load.local_load import LocalLoad
 from splitserve_bench.load.process_load import ProcessLoad
+from splitserve_bench.load.watcher import GivenUp
 from splitserve_bench.parser import build_parser
 from splitserve_bench.problems import PROBLEMS, problem_text
 from splitserve_bench.reports.comparison import comparison_text
@@ -90,7 +92,12 @@ async def _measure(config: BenchConfig, argv: Sequence[str]) -> tuple[list[Targe
     total = None if config.num_requests is None else config.num_requests * num_runs
     with ProgressLine(total, show=config.shows_progress, clock=time.monotonic) as line:
         load = _load(config, argv)
-        measured = await run_load(load, num_targets, config.run, line.add, stop)
+
+        def warn(given_up: GivenUp) -> None:
+            behind = seconds_text(given_up.behind_s)
+            line.say(f"splitserve bench: {behind} behind this load: nothing more is sent")
+
+        measured = await run_load(load, num_targets, config.run, line.add, stop, warn)
     reports = [
         report_of(address.name, address.url, model, recorder)
         for address, (model, recorder) in zip(config.targets, measured, strict=True)
