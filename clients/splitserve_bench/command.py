@@ -38,6 +38,7 @@ from splitserve_rpc.security import SecurityUnusable
 
 # As shells call what Ctrl-C ended. There is a report all the same.
 _STOPPED = 130
+_SAYS_NOTHING = {"burstiness": 1.0, "speed": 1.0, "shared_prefix": "0:1", "turns": "1"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,13 +117,17 @@ def _load(config: BenchConfig, argv: Sequence[str]) -> Load:
 
 
 def _title(config: BenchConfig) -> str:
-    """The flags that make the load, those that were given a value."""
+    """The flags that make the load, those that say anything."""
     names = (
         *("rate", "burstiness", "concurrency", "trace", "speed"),
         *("prompt_tokens", "output_tokens", "shared_prefix", "turns"),
     )
-    said = {name: config.load[name] for name in names if config.load[name] is not None}
-    flags = [f"{name.replace('_', ' ')} {value}" for name, value in said.items()]
+    said = {name: config.load[name] for name in names}
+    flags = [
+        f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else value}"
+        for name, value in said.items()
+        if value is not None and value != _SAYS_NOTHING.get(name)
+    ]
     return f"splitserve bench: {', '.join(flags)}"
 
 

@@ -198,3 +198,14 @@ def test_picture_of_latencies_rises_to_the_right() -> None:
     points = [tuple(map(float, point.split(","))) for point in first.attrib["points"].split()]
     assert all(a[0] < b[0] and a[1] >= b[1] for a, b in itertools.pairwise(points))
     assert points[0][1] > points[-1][1]
+
+
+def test_picture_has_all_of_a_long_title_and_names_a_load_that_was_not_put_on() -> None:
+    made = report("ours")
+    given_up = [{"round": 0, "behind_s": 30.0, "after_s": 31.0, "num_begun": 5}]
+    target = TargetReport("ours", {**made.content, "given_up": given_up}, made.parts)
+
+    root = ElementTree.fromstring(picture("long " * 38, [target]))
+    head, *others = root.iter("{http://www.w3.org/2000/svg}text")
+    assert head.attrib["style"] == "font-size: 8.0px"
+    assert "ours (not put on as asked)" in {each.text for each in others}
