@@ -175,7 +175,7 @@ def _unknown(request_id: str, explanation: Explanation) -> Iterator[str]:
     forgotten = "ended and is no longer remembered, or " if num_ended >= num_kept else ""
     yield (
         f"so, if that is its id, it {forgotten}came before this scheduler was started, or to"
-        " another, or was refused by a gateway, whose answer and log say why"
+        " another, or was refused by a gateway, whose answer said why"
     )
     yield from _alike(explanation)
 
