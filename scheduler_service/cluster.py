@@ -22,7 +22,7 @@ from scheduler_service.executors.engines import Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.journal import Journal, NoJournal
-from scheduler_service.observer import Head, NoObserver, Observer
+from scheduler_service.observer import AcquittedBy, Head, NoObserver, Observer
 from scheduler_service.request_names import RequestName
 from scheduler_service.served import Served
 from scheduler_service.streams.delivery import Delivery
@@ -332,6 +332,7 @@ class Cluster:
     def _deliver(self, events: StepEvents) -> None:
         self.delivery.deliver(events)
         self.observer.tokens_delivered(events)
+        self._dispatcher.tell_acquitted(events.acquitted, AcquittedBy.CAME_THROUGH)
         self._dispatcher.charge(events.num_sampled)
         for request in events.finished:
             self._untrack(request.request_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -24,8 +24,9 @@ from scheduler_service.fleet.fleet_queue import FleetQueue, Given
 from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
-from scheduler_service.observer import Head, Observer, TakenBack
+from scheduler_service.observer import AcquittedBy, Head, Observer, TakenBack
 from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.log_context import LogContext, logging_about
 
 # By then the clock is past that time.
 _PAST_TIME_S = 0.001
@@ -137,7 +138,8 @@ class Dispatcher:
 
     def take(self, request: Request, admission: Admission) -> None:
         """A new request, which has been checked, waits or begins."""
-        self.tracked[request.request_id] = Tracked(request, admission, self._now_ns())
+        request.submitted_ns = now_ns = self._now_ns()
+        self.tracked[request.request_id] = Tracked(request, admission, now_ns)
         self._queue.push(request)
         self._dispatch([])
 
@@ -198,14 +200,26 @@ class Dispatcher:
     def _tell(self, verdict: Verdict) -> None:
         """Operators learn whom executors died of; `RequestEnded` tells the audit log of an end."""
         for request in verdict.isolated:
-            own_id = self.tracked[request.request_id].admission.name.own_id
-            num_trials = request.num_trials_left
-            _log.warning("request_quarantined request_id=%r num_trials=%d", own_id, num_trials)
-            self._audit.record(RequestQuarantined(request.scheduling.tenant, own_id))
+            context = self._log_context(request)
+            with logging_about(context):
+                _log.warning("request_quarantined num_trials=%d", request.num_trials_left)
+            self._audit.record(RequestQuarantined(request.scheduling.tenant, context.request_id))
             self._observer.request_quarantined(request)
         for request in verdict.failed:
-            own_id = self.tracked[request.request_id].admission.name.own_id
-            _log.error("request_kills_executors request_id=%r why=%r", own_id, request.error)
+            with logging_about(self._log_context(request)):
+                _log.error("request_kills_executors why=%r", request.error)
+        self.tell_acquitted(verdict.excused, AcquittedBy.ANOTHER_FAILED)
+
+    def tell_acquitted(self, requests: Iterable[Request], why: AcquittedBy) -> None:
+        """Operators learn who is not tried alone any more."""
+        for request in requests:
+            with logging_about(self._log_context(request)):
+                _log.info("request_acquitted why=%s", why.value)
+            self._observer.request_acquitted(request, why)
+
+    def _log_context(self, request: Request) -> LogContext:
+        admission = self.tracked[request.request_id].admission
+        return LogContext(admission.name.own_id, admission.trace_id)
 
     def refill(self, engine: EngineLoop) -> None:
         """An executor plans a step: it may begin what waits."""

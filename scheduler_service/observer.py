@@ -16,6 +16,13 @@ from scheduler_service.core.request import Request
 from scheduler_service.request_names import RequestName
 
 
+class AcquittedBy(Enum):
+    """Why a request is no longer tried alone: it got as far as it had to; another was guilty."""
+
+    CAME_THROUGH = "came_through"
+    ANOTHER_FAILED = "another_failed"
+
+
 class TakenBack(Enum):
     """Why an executor that is there gave a request away that it had not begun, or could not end."""
 
@@ -39,8 +46,8 @@ class Observer(Protocol):
         """Whether it wants to be told by `heads_wait`: that has to be found out."""
         ...
 
-    def request_refused(self, name: RequestName, tenant: str, reason: str) -> None:
-        """It was not taken."""
+    def request_refused(self, name: RequestName, tenant: str, reason: str, detail: str) -> None:
+        """It was not taken. `detail`: what its client was told, with values and limits."""
         ...
 
     def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
@@ -60,6 +67,10 @@ class Observer(Protocol):
 
     def request_quarantined(self, request: Request) -> None:
         """Executors may have died of it: from now on it is tried alone, `num_trials_left` times."""
+        ...
+
+    def request_acquitted(self, request: Request, why: AcquittedBy) -> None:
+        """It is no longer tried alone, and runs with the others."""
         ...
 
     def heads_wait(self, heads: Sequence[Head]) -> None:
@@ -92,7 +103,7 @@ class NoObserver:
 
     watches_heads = False
 
-    def request_refused(self, name: RequestName, tenant: str, reason: str) -> None:
+    def request_refused(self, name: RequestName, tenant: str, reason: str, detail: str) -> None:
         pass
 
     def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
@@ -105,6 +116,9 @@ class NoObserver:
         pass
 
     def request_quarantined(self, request: Request) -> None:
+        pass
+
+    def request_acquitted(self, request: Request, why: AcquittedBy) -> None:
         pass
 
     def heads_wait(self, heads: Sequence[Head]) -> None:
@@ -136,9 +150,9 @@ class Observers:
     def watches_heads(self) -> bool:
         return any(each.watches_heads for each in self._all)
 
-    def request_refused(self, name: RequestName, tenant: str, reason: str) -> None:
+    def request_refused(self, name: RequestName, tenant: str, reason: str, detail: str) -> None:
         for each in self._all:
-            each.request_refused(name, tenant, reason)
+            each.request_refused(name, tenant, reason, detail)
 
     def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
         for each in self._all:
@@ -155,6 +169,10 @@ class Observers:
     def request_quarantined(self, request: Request) -> None:
         for each in self._all:
             each.request_quarantined(request)
+
+    def request_acquitted(self, request: Request, why: AcquittedBy) -> None:
+        for each in self._all:
+            each.request_acquitted(request, why)
 
     def heads_wait(self, heads: Sequence[Head]) -> None:
         for each in self._all:

@@ -55,7 +55,13 @@ def bench_config(arguments: argparse.Namespace, environ: Mapping[str, str]) -> B
     prompt_seed = arguments.prompt_seed
     if prompt_seed is None:
         prompt_seed = secrets.randbits(32)
-    pace = Pace(arguments.concurrency, arguments.max_open, arguments.timeout, arguments.duration)
+    pace = Pace(
+        arguments.concurrency,
+        arguments.max_open,
+        arguments.timeout,
+        arguments.duration,
+        arguments.max_behind,
+    )
     run = RunConfig(
         pace,
         arguments.slo or Slo(),
@@ -176,8 +182,8 @@ def _as_said(arguments: argparse.Namespace, prompt_seed: int) -> dict[str, Any]:
     names = (
         "rate", "burstiness", "concurrency", "requests", "duration", "warm_up", "trace", "speed",
         "prompt_tokens", "output_tokens", "shared_prefix", "turns", "think_time", "endpoint",
-        "max_prompt_tokens", "max_output_tokens", "max_open", "timeout", "rounds", "seed",
-        "processes",
+        "max_prompt_tokens", "max_output_tokens", "max_open", "max_behind", "timeout", "rounds",
+        "seed", "processes",
         "temperature", "stop_at_end", "token_range", "extra_body",
     )  # fmt: skip
     said = {name: _plain(getattr(arguments, name)) for name in names}

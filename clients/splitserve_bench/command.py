@@ -14,8 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from splitserve_bench.arguments import BenchConfig, bench_config
+from splitserve_bench.figures.quantities import seconds_text
 from splitserve_bench.load.local_load import LocalLoad
 from splitserve_bench.load.process_load import ProcessLoad
+from splitserve_bench.load.watcher import GivenUp
 from splitserve_bench.parser import build_parser
 from splitserve_bench.problems import PROBLEMS, problem_text
 from splitserve_bench.reports.comparison import comparison_text
@@ -36,6 +38,7 @@ from splitserve_rpc.security import SecurityUnusable
 
 # As shells call what Ctrl-C ended. There is a report all the same.
 _STOPPED = 130
+_SAYS_NOTHING = {"burstiness": 1.0, "speed": 1.0, "shared_prefix": "0:1", "turns": "1"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,7 +93,12 @@ async def _measure(config: BenchConfig, argv: Sequence[str]) -> tuple[list[Targe
     total = None if config.num_requests is None else config.num_requests * num_runs
     with ProgressLine(total, show=config.shows_progress, clock=time.monotonic) as line:
         load = _load(config, argv)
-        measured = await run_load(load, num_targets, config.run, line.add, stop)
+
+        def warn(given_up: GivenUp) -> None:
+            behind = seconds_text(given_up.behind_s)
+            line.say(f"splitserve bench: {behind} behind this load: nothing more is sent")
+
+        measured = await run_load(load, num_targets, config.run, line.add, stop, warn)
     reports = [
         report_of(address.name, address.url, model, recorder)
         for address, (model, recorder) in zip(config.targets, measured, strict=True)
@@ -109,13 +117,17 @@ def _load(config: BenchConfig, argv: Sequence[str]) -> Load:
 
 
 def _title(config: BenchConfig) -> str:
-    """The flags that make the load, those that were given a value."""
+    """The flags that make the load, those that say anything."""
     names = (
         *("rate", "burstiness", "concurrency", "trace", "speed"),
         *("prompt_tokens", "output_tokens", "shared_prefix", "turns"),
     )
-    said = {name: config.load[name] for name in names if config.load[name] is not None}
-    flags = [f"{name.replace('_', ' ')} {value}" for name, value in said.items()]
+    said = {name: config.load[name] for name in names}
+    flags = [
+        f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else value}"
+        for name, value in said.items()
+        if value is not None and value != _SAYS_NOTHING.get(name)
+    ]
     return f"splitserve bench: {', '.join(flags)}"
 
 

@@ -76,6 +76,10 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
         help="conversations at a time in an open loop; who waits for that is late (default: 4096)",
     )  # fmt: skip
     group.add_argument(
+        "--max-behind", type=positive_seconds, default=30.0, metavar="TIME",
+        help="an open loop that is so late begins nothing more, and says so (default: 30s)",
+    )  # fmt: skip
+    group.add_argument(
         "--processes", type=count, default=1, metavar="N",
         help="so many share the load, where one cannot keep up (default: 1)",
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 from splitserve_bench.figures.recorder import Recorder
 from splitserve_bench.figures.slo import Slo
 from splitserve_bench.load.generator import Pace
-from splitserve_bench.load.watcher import Watcher
+from splitserve_bench.load.watcher import GivenUp, Watcher
 
 _Result = TypeVar("_Result")
 
@@ -54,15 +54,17 @@ async def run_load(
     config: RunConfig,
     progress: Callable[[int], None],
     stop: asyncio.Event | None = None,
+    warn: Callable[[GivenUp], None] = lambda _given_up: None,
 ) -> list[tuple[str, Recorder]]:
     """Each target's model, and what was measured. `progress`: is told of each request's tokens.
 
+    `warn`: of a round that cannot be put on as it is meant.
     `stop`: when it is set the run ends; what is not answered then is counted nowhere.
     All get the same load, one after another, in the other order every second round, so that what
     drifts meanwhile meets all alike. Raises what the load raises.
     """
     stop = stop or asyncio.Event()
-    recorders = [Recorder(config.slo, config.warm_up_s, progress) for _ in range(num_targets)]
+    recorders = [Recorder(config.slo, config.warm_up_s, progress, warn) for _ in range(num_targets)]
     models = [""] * num_targets
     clock = asyncio.get_running_loop().time
     async with load:

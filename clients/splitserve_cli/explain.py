@@ -18,7 +18,7 @@ from splitserve_client.explanations import Explanation, decode_explanation
 
 _EPILOG = """\
 exit code: 0 something is known of it; 1 nothing is, or nobody can be asked. A journal knows what
-executors were told: who waits for one is not in it.
+executors were told, and when those requests came; not who was refused, nor why they waited before.
 """
 
 
@@ -33,7 +33,8 @@ def main(argv: Sequence[str]) -> int:
         "request",
         nargs="?",
         metavar="REQUEST",
-        help="its id; or the id of an answer of the gateway, or the x-request-id of one",
+        help="its id; or the id of an answer of the gateway, or the x-request-id of one; or six or"
+        " more characters that it begins with, if only one does",
     )
     parser.add_argument("--next", action="store_true", help="why the first in the queue wait")
     parser.add_argument("--journal", metavar="FILE", type=Path, help="ask a journal, no scheduler")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from splitserve_cli.explain_words import because, details_of, doing, ending, kind_of, seconds
 from splitserve_client.explanations import (
     Explanation,
+    LifeEvent,
     LifePart,
     Obstacle,
     QueueExplanation,
@@ -20,9 +21,10 @@ _NEARLY_ALL_RATIO = 0.95
 _REFUSALS = "of which docs/operations.md says what to do (What is refused)"
 _WAITING = ("queued", "given")
 _OF_JOURNAL = (
-    "from a journal, which begins when an executor is given a request: whether it waited for one"
-    " before is not in it"
+    "from a journal, which has what executors were told: for what a request waited that none of"
+    " them had is not in it; a running scheduler knows"
 )
+_NOT_RECORDED = "not_recorded"
 
 
 def describe_explanation(
@@ -76,9 +78,14 @@ def _clauses(life: RequestLife) -> Iterator[str]:
     if life.current is not None:
         yield f"now, since {seconds(life.current.duration_s)}, {doing(life.current)}"
     elif (last := life.events[-1]).kind == "ended":
-        yield f"it ended: {ending(last.reason)}"
+        yield f"it ended: {_with_detail(last)}"
     elif last.kind == "refused":
-        yield f"it was refused: {printable(last.reason)}, {_REFUSALS}"
+        yield f"it was refused: {_with_detail(last)}, {_REFUSALS}"
+
+
+def _with_detail(event: LifeEvent) -> str:
+    detail = f" ({printable(event.detail)})" if event.detail else ""
+    return f"{ending(event.reason)}{detail}"
 
 
 def _setbacks(life: RequestLife) -> Iterator[str]:
@@ -87,6 +94,7 @@ def _setbacks(life: RequestLife) -> Iterator[str]:
         "its executor was lost": ("executor_lost",),
         "a step failed that had it": ("kv_lost",),
         "it was tried alone, as executors may have died of it": ("quarantined",),
+        "it was acquitted of that": ("acquitted",),
     }
     for text, kinds in numbers.items():
         if number := sum(event.kind in kinds for event in life.events):
@@ -113,7 +121,8 @@ def _life(life: RequestLife) -> list[str]:
         lines.append(f"{event.at_s:+11.3f} s {kind_of(event):20} {details_of(event)}".rstrip())
     if life.obstacles:
         lines += ["", "what keeps it now:", *_obstacles(life.obstacles)]
-    lines += ["", "its time:", *map(_part, life.parts)]
+    if life.parts:
+        lines += ["", "its time:", *map(_part, life.parts)]
     if life.num_draft_tokens or life.num_more_tokens:
         lines.append("several tokens a step: " + "; ".join(_more_tokens(life)))
     return lines
@@ -147,7 +156,8 @@ def _unknown_to_journal(request_id: str, explanation: Explanation) -> Iterator[s
     yield f"nothing is known of {printable(request_id)}"
     yield (
         f"the journal has {explanation.num_living + explanation.num_ended} requests; none of those"
-        " that were refused, or that no executor had yet"
+        " that were refused, that no executor had yet, or that one had before this file begins"
+        " (FILE.1 has what was before FILE)"
     )
     yield from _alike(explanation)
 
@@ -157,11 +167,15 @@ def _unknown(request_id: str, explanation: Explanation) -> Iterator[str]:
     if not explanation.num_kept_at_most:
         yield "this scheduler writes nothing down: start it with --remember-requests above 0"
         return
+    num_ended, num_kept = explanation.num_ended, explanation.num_kept_at_most
     yield (
-        f"known are {explanation.num_living} unfinished requests and {explanation.num_ended} that"
-        f" ended; of these at most {explanation.num_kept_at_most} (--remember-requests): it may"
-        " have ended before them, come to another scheduler, or been refused by a gateway, whose"
-        " answer and log say why"
+        f"known are {explanation.num_living} unfinished requests and {num_ended} that ended; of"
+        f" these the last {num_kept} are remembered (--remember-requests)"
+    )
+    forgotten = "ended and is no longer remembered, or " if num_ended >= num_kept else ""
+    yield (
+        f"so, if that is its id, it {forgotten}came before this scheduler was started, or to"
+        " another, or was refused by a gateway, whose answer said why"
     )
     yield from _alike(explanation)
 

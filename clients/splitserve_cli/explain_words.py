@@ -28,11 +28,14 @@ _BECAUSE: Mapping[str, str] = MappingProxyType(
         "results": "steps under way at {} still concerned it",
         "does_not_fit": "no executor that was there could ever run it",
         "urgency": "a more urgent request needed its place at {}",
+        "not_recorded": "of what the journal does not say",
         "begins_sooner_elsewhere": "another executor than {} could begin it sooner",
         "drained": "{} was sent away",
         "executor_lost": "{} was lost",
         "step_failed": "a step of {} failed",
         "quarantined": "executors may have died of it, and it is tried alone",
+        "came_through": "it got as far alone as it had to",
+        "another_failed": "executors died of another request",
         "again": "tokens that were known had to be computed again at {}",
     }
 )
@@ -79,6 +82,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "taken_back": "taken back",
         "executor_lost": "executor lost",
         "quarantined": "quarantined",
+        "acquitted": "acquitted",
         "resumed": "goes on",
         "ended": "ended",
     }
@@ -120,10 +124,12 @@ def details_of(event: LifeEvent) -> str:
     parts = []
     if event.kind == "ended":
         parts.append(ending(event.reason))
-    elif event.kind in ("waits", "preempted", "swapped_out", "taken_back"):
+    elif event.kind in ("waits", "preempted", "swapped_out", "taken_back", "acquitted"):
         parts.append(because(event.reason, event.executor))
     elif event.reason:
         parts.append(printable(event.reason))
+    if event.detail:
+        parts.append(printable(event.detail))
     if event.executor and event.kind not in ("waits", "taken_back"):
         parts.append(printable(event.executor))
     known = [name for name in _NUMBERS if name in event.numbers]

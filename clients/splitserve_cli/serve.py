@@ -182,6 +182,7 @@ def _supervisor(
         http_tls=http_tls(values),
         needs_key=needs_key(values),
         live=None if live is None else reachable_address(live.address),
+        operators=None if cluster == listen else reachable_address(cluster),
     )
     scheduling = Child(
         "the scheduler", "scheduler_service", scheduler_options, environ, token, errors

@@ -33,7 +33,7 @@ class ServeConfig:
 
     `address` and `http`: under which scheduler and gateway are reached from here; None without a
     gateway. `started_at`: monotonic seconds. `needs_key`: whether callers are known. `live`: where
-    the live page is, None without it.
+    the live page is, None without it. `operators`: where they ask, None if at `address`.
     """
 
     address: str
@@ -45,6 +45,7 @@ class ServeConfig:
     http_tls: HttpTls = HttpTls.NONE
     needs_key: bool = False
     live: str | None = None
+    operators: str | None = None
 
 
 class CannotServe(Exception):

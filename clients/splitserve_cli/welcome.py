@@ -25,6 +25,7 @@ from splitserve_client.text_calls import stream_text
 from splitserve_client.text_stream import Piece
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import SamplingParams
+from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS
 from splitserve_rpc.local_http import local_http
 
 _DEMO_PROMPT = "Tell me a story about a fox."
@@ -143,6 +144,8 @@ async def _demo(client: AsyncClient, tokenizer: Tokenizer) -> None:
 def _how_to_call(config: ServeConfig, *, has_tokenizer: bool) -> str:
     address = config.address
     where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    is_elsewhere = config.operators not in (None, DEFAULT_CLUSTER_ADDRESS)
+    operators = f" --cluster-address {config.operators}" if is_elsewhere else ""
     prompt = '"Tell me a story about a dragon."' if has_tokenizer else "--token-ids 1,2,3"
     body = '{"prompt_token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}'
     setting = f"  export {API_KEY_ENV}=...\n" if config.needs_key else ""
@@ -151,7 +154,7 @@ def _how_to_call(config: ServeConfig, *, has_tokenizer: bool) -> str:
     return f"""
 From another terminal:
 {setting}{curl}  {_program()} generate{where} {prompt}
-  {_program()} info{where}
+  {_program()} info{where}{operators}
   grpcurl -plaintext{bearer} -d '{body}' \\
     {address} splitserve.scheduler.v1.SchedulerService/Generate
 {_what_else_it_takes(config, shows_curl=bool(curl))}Ctrl-C stops the server.

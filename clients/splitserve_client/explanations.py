@@ -14,7 +14,7 @@ _US_S = 1e6
 class LifeEvent:
     """Something happened, `at_s` after the first event.
 
-    Names are those of `LifeEvent` in admin.proto; `executor`, `reason`: empty for none.
+    Names are those of `LifeEvent` in admin.proto; `executor`, `reason`, `detail`: empty for none.
     """
 
     at_s: float
@@ -22,6 +22,7 @@ class LifeEvent:
     executor: str
     reason: str
     numbers: Mapping[str, int]
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def _decode_life(life: admin_pb2.RequestLife) -> RequestLife:
         duration_s=life.duration_us / _US_S,
         is_unfinished=life.unfinished,
         events=tuple(
-            LifeEvent(e.at_us / _US_S, e.kind, e.executor, e.reason, dict(e.numbers))
+            LifeEvent(e.at_us / _US_S, e.kind, e.executor, e.reason, dict(e.numbers), e.detail)
             for e in life.events
         ),
         num_events_left_out=life.num_events_left_out,

@@ -53,6 +53,11 @@ class ProgressLine:
             self._written_s = self._clock()
             self._write("")
 
+    def say(self, text: str) -> None:
+        """A line of its own, also where the other one is not shown."""
+        self._file.write(f"\r\x1b[K{text}\n" if self._is_shown else f"{text}\n")
+        self._file.flush()
+
     def _write(self, end: str) -> None:
         count, bar = str(self._num_items), ""
         if self._total:

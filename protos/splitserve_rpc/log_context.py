@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -21,6 +23,16 @@ class LogContext:
 
 # Of a task: what it starts inherits it, its siblings do not.
 log_context: ContextVar[LogContext | None] = ContextVar("log_context", default=None)
+
+
+@contextmanager
+def logging_about(context: LogContext) -> Iterator[None]:
+    """Lines within are about this request, whoever's code it is that writes them."""
+    token = log_context.set(context)
+    try:
+        yield
+    finally:
+        log_context.reset(token)
 
 
 def context_fields() -> dict[str, str]:

@@ -36,7 +36,11 @@ FREE: Charge = _Free()
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """`name`: what the request is called; its `request_id` is the key of that."""
+    """`name`: what the request is called; its `request_id` is the key of that.
+
+    `trace_id`: of its trace, empty if there is none.
+    """
 
     name: RequestName
     charge: Charge = FREE
+    trace_id: str = ""

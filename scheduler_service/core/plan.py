@@ -262,7 +262,8 @@ class StepEvents:
     `client_keys[i]` got `token_ids[i]`: requests of one sequence without logprobs, perhaps several
     times. `tokens`: those of all others. `prompt_logprobs` come before the tokens,
     `finished_sequences` (of requests of several) after them, and `finished` last. `num_sampled`:
-    output tokens of each tenant, where the queue policy charges for them.
+    output tokens of each tenant, where the queue policy charges for them. `acquitted`: for those
+    who watch, requests from quarantine of which enough was seen.
     """
 
     client_keys: Int64Array = field(default_factory=lambda: _NO_KEYS)
@@ -272,6 +273,7 @@ class StepEvents:
     finished_sequences: list[Sequence] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
     num_sampled: Mapping[str, int] = field(default_factory=dict)
+    acquitted: Items[Request] = ()
 
     @property
     def any_ended(self) -> bool:

@@ -163,7 +163,8 @@ class Request:
     the encoder's keys and values, `host_cross_blocks` the same while it is swapped; `is_encoded`: a
     step was planned that writes them. `search`, `num_forks` and `num_candidates` (logprobs asked
     for in each row) belong to a beam search.
-    `completions`: the result, where tokens are not streamed.
+    `completions`: the result, where tokens are not streamed. `submitted_ns`: when its owner took
+    it, by the core's clock, which decides nothing; None if that is not known.
     """
 
     request_id: str
@@ -199,6 +200,7 @@ class Request:
     num_candidates: int = 0
     num_forks: int = 0
     completions: list[Completion] = field(default_factory=list)
+    submitted_ns: int | None = None
 
     @classmethod
     def create(

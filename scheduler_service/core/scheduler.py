@@ -366,7 +366,7 @@ class Scheduler:
             self._lateness.observe(plan, outcome.compute_us)
             self._planner.observe(plan, outcome)
             if placement.suspects:
-                self._losses.survive(plan, outcome.counts)
+                events.acquitted = self._losses.survive(plan, outcome.counts)
             try:
                 self._results.take(plan, outcome, events)
             except Exception:

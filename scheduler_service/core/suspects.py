@@ -68,15 +68,20 @@ class Suspects:
                 request.trial_size = min(size, request.trial_size or size)
                 self.add(request)
 
-    def survive(self, request: Request) -> None:
-        """The request got a token: it is acquitted, or others are tried before it is again."""
+    def survive(self, request: Request) -> bool:
+        """The request got a token: it is acquitted, or others are tried before it is again.
+
+        Returns whether it came from quarantine and is acquitted.
+        """
         if self._requests.get(request.request_id) is None:
-            return
+            return False
         if request.num_trials_left <= 1:
+            is_from_quarantine = request.num_trials_left == 1
             self.acquit(request)
-        else:
-            request.num_trials_left -= 1
-            self._requests[request.request_id] = self._requests.pop(request.request_id)
+            return is_from_quarantine
+        request.num_trials_left -= 1
+        self._requests[request.request_id] = self._requests.pop(request.request_id)
+        return False
 
     def acquit(self, request: Request) -> None:
         """The request is a suspect no longer, or has ended."""

@@ -30,11 +30,13 @@ REASON = "EXECUTOR_LOST_REPEATEDLY"
 class Verdict:
     """What follows from a loss: requests that are isolated from now on, and that have failed.
 
-    `released`: others that waited here, and are to wait with everybody else.
+    `excused`: those that were isolated before and are not any more, as another has failed.
+    `released`: of these, who waited here, and is to wait with everybody else.
     """
 
     isolated: list[Request] = field(default_factory=list)
     failed: list[Request] = field(default_factory=list)
+    excused: list[Request] = field(default_factory=list)
     released: list[Request] = field(default_factory=list)
 
 
@@ -84,7 +86,11 @@ class Quarantine:
         for request in accused:
             self._accuse(request, verdict, loss, is_alone=len(in_flight) == 1)
         come_back = {request.request_id for request in requests}
-        verdict.released = [r for r in self._release() if r.request_id not in come_back]
+        excused = self._release()
+        verdict.released = [r for r in excused if r.request_id not in come_back]
+        # Who was isolated a moment ago was never tried.
+        verdict.excused = [r for r in excused if r not in verdict.isolated]
+        verdict.isolated = [r for r in verdict.isolated if r not in excused]
         return verdict
 
     def _losses_of(self, request: Request) -> RequestLosses:

@@ -52,6 +52,8 @@ def encode_request(request: Request) -> journal.JournaledRequest:
     encode_fields(request.scheduling, message.scheduling)
     if request.encoder_token_ids is not None:
         message.encoder_token_ids = request.encoder_token_ids.tobytes()
+    if request.submitted_ns is not None:
+        message.submitted_ns = request.submitted_ns
     if request.search is not None:
         message.search.CopyFrom(_encode_search(request.search.state))
     return message
@@ -66,6 +68,8 @@ def decode_request(message: journal.JournaledRequest) -> Request:
     )
     if message.HasField("encoder_token_ids"):
         request.encoder_token_ids = _tokens(message.encoder_token_ids)
+    if message.HasField("submitted_ns"):
+        request.submitted_ns = message.submitted_ns
     prompt = _tokens(message.prompt_token_ids)
     request.sequences = [_decode_sequence(s, request, prompt) for s in message.sequences]
     if not request.sequences:

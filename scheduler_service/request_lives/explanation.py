@@ -72,6 +72,7 @@ def _encode(
                 executor=event.executor,
                 reason=event.reason,
                 numbers=event.numbers,
+                detail=event.detail,
             )
             for event in life.events
         ],

@@ -9,7 +9,7 @@ from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal.replay import Call, replay
-from scheduler_service.observer import TakenBack
+from scheduler_service.observer import AcquittedBy, TakenBack
 from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.request_names import RequestName
 
@@ -17,7 +17,8 @@ from scheduler_service.request_names import RequestName
 def lives_of(path: Path, num_kept: int) -> LifeRecorder:
     """What the segment in `path` says of requests. Raises JournalUnreadable.
 
-    It says what executors were told: of refusals, and of what waits for one, it knows nothing.
+    It says what executors were told: of refusals, and of who waits for the first, it knows nothing;
+    of those that had one, when they came and not why they waited.
     """
     watched = _Watched(num_kept)
     replay(path, watched)
@@ -47,6 +48,8 @@ class _Watched:
                 self.recorder.step_sent(address, result, 0)
             case "apply", (StepOutcome() as outcome, StepEvents() as events):
                 self.recorder.step_answered(address, outcome)
+                for request in events.acquitted:
+                    self._acquitted(request, AcquittedBy.CAME_THROUGH)
                 self._ended(events)
             case "take_ended", StepEvents():
                 self._ended(result)
@@ -55,16 +58,29 @@ class _Watched:
         assignment = None
         if request.request_id not in self._known:
             self._known.add(request.request_id)
-            name = RequestName.of_key(request.request_id, request.scheduling.tenant)
-            self.recorder.request_submitted(request, name, 0)
+            self._came(request)
         if request.num_trials_left:
             assignment = Assignment(AssignedFor.TRIED_ALONE)
             if request.request_id not in self._isolated:
                 self._isolated.add(request.request_id)
                 self.recorder.request_quarantined(request)
-        else:
-            self._isolated.discard(request.request_id)
+        elif request.request_id in self._isolated:
+            # It waited for its trial when that was no longer needed; when exactly is not known.
+            self._acquitted(request, AcquittedBy.ANOTHER_FAILED)
         self.recorder.request_given(request, address, assignment)
+
+    def _came(self, request: Request) -> None:
+        """It is told of by when it came, if the journal says that."""
+        now_ns = self._now_ns
+        if request.submitted_ns is not None:
+            self._now_ns = min(request.submitted_ns, now_ns)
+        name = RequestName.of_key(request.request_id, request.scheduling.tenant)
+        self.recorder.request_found(request, name)
+        self._now_ns = now_ns
+
+    def _acquitted(self, request: Request, why: AcquittedBy) -> None:
+        self._isolated.discard(request.request_id)
+        self.recorder.request_acquitted(request, why)
 
     def _ended(self, events: StepEvents) -> None:
         for request in events.finished:

@@ -17,14 +17,26 @@ _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "req_")
 
 
 def find_lives(recorder: LifeRecorder, request_id: str) -> list[Life]:
-    """Those that `request_id` may mean, the latest first, unfinished ones before others."""
+    """Those that `request_id` may mean, the latest first, unfinished ones before others.
+
+    If there is none: those whose id begins so, where it can only be one.
+    """
     wanted = {request_id[:MAX_ID_CHARS], _without_prefix(request_id[:MAX_ID_CHARS])}
     found = [
-        life
-        for life in chain(recorder.ended, recorder.living)
-        if life.request_id in wanted or not wanted.isdisjoint(_parts(life.request_id))
-    ]
+        life for life in _all(recorder) if not wanted.isdisjoint(_names(life.request_id))
+    ] or _begun(recorder, _without_prefix(request_id[:MAX_ID_CHARS]))
     return found[: -MAX_FOUND - 1 : -1]
+
+
+def _begun(recorder: LifeRecorder, beginning: str) -> list[Life]:
+    """Those of the one request, or answer, that is called something with this beginning."""
+    if len(beginning) < _NUM_ALIKE_CHARS:
+        return []
+    meant: dict[str, list[Life]] = {}
+    for life in _all(recorder):
+        if any(name.startswith(beginning) for name in _names(life.request_id)):
+            meant.setdefault(_names(life.request_id)[-1], []).append(life)
+    return next(iter(meant.values())) if len(meant) == 1 else []
 
 
 def near_ids(recorder: LifeRecorder, request_id: str) -> list[str]:
@@ -47,13 +59,14 @@ def _without_prefix(request_id: str) -> str:
     return request_id
 
 
-def _parts(request_id: str) -> list[str]:
-    """What the gateway has joined: the id its caller gave, that of the answer, which prompt.
+def _names(request_id: str) -> list[str]:
+    """Itself, and what the gateway has joined in it; last what all requests of an answer share.
 
-    After that, if it tried again elsewhere, the number of the try.
+    These are the id its caller gave, that of the answer, and which prompt; after that, if it tried
+    again elsewhere, the number of the try.
     """
     answer, _, prompt = request_id.rpartition(".")
     if not prompt.partition("~")[0].isdecimal():
-        return []
+        return [request_id]
     own, _, answer_id = answer.rpartition(".")
-    return [answer, answer_id, own] if own else [answer]
+    return [request_id, answer_id, own, answer] if own else [request_id, answer]

@@ -17,6 +17,7 @@ MAX_EVENTS = 64
 _NUM_FIRST = 16
 # Parts of its time that are told apart.
 _MAX_PARTS = 32
+_MAX_DETAIL_CHARS = 300
 
 
 class Life:
@@ -102,11 +103,14 @@ class Life:
         kind: LifeKind,
         reason: str = "",
         numbers: Mapping[str, int] = NO_NUMBERS,
+        detail: str = "",
     ) -> LifeEvent:
         """Something has happened at its executor, if it has one."""
         if kind is not LifeKind.WAITS:
             self._reasons.clear()
-        return self._keep(LifeEvent(now_ns, kind, self.executor, reason, numbers))
+        if len(detail) > _MAX_DETAIL_CHARS:
+            detail = f"{detail[:_MAX_DETAIL_CHARS]}..."
+        return self._keep(LifeEvent(now_ns, kind, self.executor, reason, numbers, detail))
 
     def wait(self, now_ns: int, reason: str, executor: str) -> LifeEvent | None:
         """It waits for this; the event, if that is news since something else happened."""

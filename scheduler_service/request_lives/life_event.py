@@ -18,7 +18,8 @@ class LifeKind(Enum):
     it), BEGAN, FIRST_TOKEN, ENDED. WAITS: for another reason than before. PREEMPTED gave up its KV,
     SWAPPED_OUT has it in the host pool. KV_LOST: a step failed that it leaned on. TAKEN_BACK: from
     an executor that is there, EXECUTOR_LOST: from one that is not. QUARANTINED: executors may have
-    died of it, and it is tried alone from now on. RESUMED: the first token since.
+    died of it, and it is tried alone from now on; ACQUITTED: it no longer is. RESUMED: the first
+    token since.
     """
 
     REFUSED = "refused"
@@ -34,6 +35,7 @@ class LifeKind(Enum):
     TAKEN_BACK = "taken_back"
     EXECUTOR_LOST = "executor_lost"
     QUARANTINED = "quarantined"
+    ACQUITTED = "acquitted"
     RESUMED = "resumed"
     ENDED = "ended"
 
@@ -42,7 +44,8 @@ class LifeKind(Enum):
 class LifeEvent:
     """`executor`: its address, empty where it is about none. `reason`: a constant name, or empty.
 
-    `numbers`: by name, as `LifeRecorder` says them.
+    `numbers`: by name, as `LifeRecorder` says them. `detail`: of a refusal, or an end by an error,
+    what its client was told.
     """
 
     at_ns: int
@@ -50,6 +53,7 @@ class LifeEvent:
     executor: str = ""
     reason: str = ""
     numbers: Mapping[str, int] = field(default_factory=lambda: NO_NUMBERS)
+    detail: str = ""
 
 
 class Phase(Enum):

@@ -11,7 +11,7 @@ from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
 from scheduler_service.core.plan import StepOutcome, StepPlan
 from scheduler_service.core.request import Request
-from scheduler_service.observer import Head, NoObserver, TakenBack
+from scheduler_service.observer import AcquittedBy, Head, NoObserver, TakenBack
 from scheduler_service.request_lives.life import Life
 from scheduler_service.request_lives.life_event import NO_NUMBERS, LifeEvent, LifeKind, Phase
 from scheduler_service.request_lives.shared_places import SharedPlaces
@@ -24,6 +24,8 @@ Listener: TypeAlias = Callable[[Life, LifeEvent], None]
 BEHIND_OTHERS = "behind_others"
 NO_EXECUTOR = "no_executor"
 ABANDONED = "abandoned"
+# Of a journal: it was not with an executor, and why is not known.
+NOT_RECORDED = "not_recorded"
 # Lives of unfinished requests, beside as many as are kept of those that ended.
 _NUM_MORE_LIVING = 1024
 # Of several executors that a request waits for, that which is nearest says why.
@@ -103,7 +105,7 @@ class LifeRecorder(NoObserver):
 
     # -- Observer ------------------------------------------------------------------------------
 
-    def request_refused(self, name: RequestName, tenant: str, reason: str) -> None:
+    def request_refused(self, name: RequestName, tenant: str, reason: str, detail: str) -> None:
         if self._living.get(name.key) is not None:
             return  # an unfinished one has this id, and goes on
         now_ns = self._now_ns()
@@ -112,9 +114,18 @@ class LifeRecorder(NoObserver):
             life = Life(name.key, name.own_id, tenant, now_ns)
         life.end(now_ns)
         self._ended.add(life)
-        self._add(life, LifeKind.REFUSED, reason)
+        self._add(life, LifeKind.REFUSED, reason, detail=detail)
 
     def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
+        self._begin(request, name, BEHIND_OTHERS, {"num_waiting": num_waiting})
+
+    def request_found(self, request: Request, name: RequestName) -> None:
+        """It is known by a journal alone: when it came, and nothing of others before it."""
+        self._begin(request, name, NOT_RECORDED, {})
+
+    def _begin(
+        self, request: Request, name: RequestName, waits_for: str, numbers: dict[str, int]
+    ) -> None:
         now_ns = self._now_ns()
         life = Life(name.key, name.own_id, request.scheduling.tenant, now_ns)
         life.client_key = request.client_key
@@ -123,9 +134,8 @@ class LifeRecorder(NoObserver):
             life.events = before.events
             self._ended.remove(name.key)
         self._living.add(life)
-        life.enter(now_ns, Phase.QUEUED, BEHIND_OTHERS)
-        sequence = request.sequence
-        numbers = {"num_waiting": num_waiting, "num_prompt_tokens": sequence.num_prompt_tokens}
+        life.enter(now_ns, Phase.QUEUED, waits_for)
+        numbers = {**numbers, "num_prompt_tokens": request.sequence.num_prompt_tokens}
         if num_resumed := sum(each.num_output_tokens for each in request.sequences):
             numbers["num_resumed_tokens"] = num_resumed
         self._add(life, LifeKind.RECEIVED, numbers=numbers)
@@ -148,6 +158,13 @@ class LifeRecorder(NoObserver):
         if life is not None:
             life.enter(self._now_ns(), life.part.phase, LifeKind.QUARANTINED.value, life.executor)
             self._add(life, LifeKind.QUARANTINED, "", {"num_trials": request.num_trials_left})
+
+    def request_acquitted(self, request: Request, why: AcquittedBy) -> None:
+        life = self._living.get(request.request_id)
+        if life is not None:
+            if life.part.reason == LifeKind.QUARANTINED.value:
+                life.enter(self._now_ns(), life.part.phase, BEHIND_OTHERS)
+            self._add(life, LifeKind.ACQUITTED, why.value)
 
     def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
         self._leave(request, LifeKind.TAKEN_BACK, why.value)
@@ -209,7 +226,8 @@ class LifeRecorder(NoObserver):
         life.num_output_tokens = sum(each.num_output_tokens for each in request.sequences)
         life.end(self._now_ns())
         self._ended.add(life)
-        self._add(life, LifeKind.ENDED, _end_of(request), _end_numbers(life))
+        detail = "" if request.error is None else request.error[1]
+        self._add(life, LifeKind.ENDED, _end_of(request), _end_numbers(life), detail)
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -268,8 +286,9 @@ class LifeRecorder(NoObserver):
         kind: LifeKind,
         reason: str = "",
         numbers: Mapping[str, int] = NO_NUMBERS,
+        detail: str = "",
     ) -> None:
-        self._tell(life, life.add(self._now_ns(), kind, reason, numbers))
+        self._tell(life, life.add(self._now_ns(), kind, reason, numbers, detail))
 
     def _tell(self, life: Life, event: LifeEvent) -> None:
         for listener in self._listeners:

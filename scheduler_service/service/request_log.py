@@ -77,7 +77,7 @@ class RequestLog:
             self._audit.record(refused)
             if request_id:
                 name = RequestName(request_id, self._tenant_of_ids(caller))
-                self._observer.request_refused(name, tenant, error.reason)
+                self._observer.request_refused(name, tenant, error.reason, str(error))
             raise
 
     def _tenant_of_ids(self, caller: Caller) -> str | None:

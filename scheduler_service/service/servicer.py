@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from scheduler_service.audit.audit import Audit
+from scheduler_service.callers.admission import Admission
 from scheduler_service.callers.caller import Callers, OpenDoor, Scope
 from scheduler_service.cluster import Cluster
 from scheduler_service.executors.broken_core import MESSAGE, REASON
@@ -98,10 +99,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 accepted = self._request_log.followed(self._intake.accept(request, caller))
                 accepted.request.client_key = client_key(stream.number, 0)
                 stream.request_id = accepted.admission.name.own_id
-                with self._traced(accepted, request, context):
-                    self._cluster.submit(
-                        accepted.request, RequestSink(stream, 0), accepted.admission
-                    )
+                with self._traced(accepted, request, context) as admission:
+                    self._cluster.submit(accepted.request, RequestSink(stream, 0), admission)
             self._request_log.admitted(accepted, caller, self._cluster.served.model)
             while (response := await stream.outbox.get()) is not None:
                 yield response
@@ -178,8 +177,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 stream.names[handle] = accepted.admission.name
                 sink = RequestSink(stream, handle)
                 is_of_gateway = self._checks.is_of_gateway(submit.credential)
-                with self._traced(accepted, submit.request, is_of_gateway=is_of_gateway):
-                    self._cluster.submit(accepted.request, sink, accepted.admission)
+                traced = self._traced(accepted, submit.request, is_of_gateway=is_of_gateway)
+                with traced as admission:
+                    self._cluster.submit(accepted.request, sink, admission)
             self._request_log.admitted(accepted, caller, self._cluster.served.model)
         except DomainError as error:
             stream.names.pop(handle, None)
@@ -196,8 +196,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext | None = None,
         *,
         is_of_gateway: bool = False,
-    ) -> Iterator[None]:
-        """Within, the request is submitted. `context`: of a call that is about it alone."""
+    ) -> Iterator[Admission]:
+        """Within, the request is submitted, on these terms.
+
+        `context`: of a call that is about it alone.
+        """
         own_id = accepted.admission.name.own_id
         if self._traces is None:
             trace_id = ""
@@ -205,14 +208,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             trace_id = self._traces.begin(
                 accepted.request, own_id, message, context, is_of_gateway=is_of_gateway
             )
-        if context is not None:
-            log_context.set(LogContext(own_id, trace_id))
         try:
-            yield
+            yield replace(accepted.admission, trace_id=trace_id)
         except DomainError as error:
             if self._traces is not None:
                 self._traces.refused(accepted.request, error.reason)
             raise
+        if context is not None:
+            # Not before: what others are woken up for by that is not about this request alone.
+            log_context.set(LogContext(own_id, trace_id))
 
     async def Abort(
         self, request: api.AbortRequest, context: grpc.aio.ServicerContext

@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 import grpc.aio
 import pytest
 
+from scheduler_service.callers.admission import Admission
 from scheduler_service.callers.caller import OpenDoor, Scope
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
+from scheduler_service.core.request import Request
 from scheduler_service.service.caller_checks import CallerChecks
+from scheduler_service.streams.sinks import Sink
 from scheduler_service.tracing.request_traces import RequestTraces
 from splitserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from splitserve_client import (
@@ -25,6 +28,7 @@ from splitserve_client import (
     SessionRequest,
     TraceContext,
 )
+from splitserve_rpc.log_context import context_fields
 from splitserve_tracing.trace_config import TraceConfig
 from splitserve_tracing.tracing import Tracing
 from tests.support.fakes.fake_executor import FakeExecutor
@@ -95,6 +99,27 @@ async def finish_of(request: SessionRequest) -> None:
 def children(spans: Sequence[CollectedSpan], parent: CollectedSpan) -> list[CollectedSpan]:
     found = [span for span in spans if span.parent_id == parent.span_id]
     return sorted(found, key=lambda span: span.start_ns)
+
+
+async def test_lines_about_a_request_have_its_trace_and_those_about_others_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with traced(FakeExecutor()) as running:
+        cluster, woken, admitted = running.scheduler.cluster, [], []
+        submit = cluster.submit
+
+        def watched(request: Request, sink: Sink, admission: Admission) -> None:
+            # As executors are woken up by it, and plan steps for everybody.
+            asyncio.get_running_loop().call_soon(lambda: woken.append(context_fields()))
+            admitted.append(admission.trace_id)
+            submit(request, sink, admission)
+
+        monkeypatch.setattr(cluster, "submit", watched)
+        alone = running.client.generate(PROMPT, SamplingParams(max_tokens=2), trace_context=ASKED)
+        assert [event async for event in alone]
+
+    assert admitted == [TRACE_ID]
+    assert woken == [{}]
 
 
 async def test_a_resumed_request_says_so_and_has_no_other_first_token() -> None:

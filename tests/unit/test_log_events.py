@@ -3,33 +3,81 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from splitserve_rpc.log_lines import LOGGING_PACKAGES
+
 ROOT = Path(__file__).resolve().parents[2]
-LOGGING_PACKAGES = (
-    "scheduler_service",
-    "executor_service",
-    "protos/splitserve_rpc",
-    "protos/splitserve_options",
-    "protos/splitserve_metrics",
-    "protos/splitserve_tracing",
-    "clients/splitserve_client",
-    "clients/splitserve_cli",
-    "clients/splitserve_gateway",
-)
-METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+# Sentences about compiling, which the document has in words.
+WITHOUT_EVENTS = "splitserve_kernels"
+FOLDERS = {
+    name: next(
+        folder for root in ("", "protos", "clients") if (folder := ROOT / root / name).is_dir()
+    )
+    for name in LOGGING_PACKAGES
+    if name != WITHOUT_EVENTS
+}
+# Where what a process says of itself stands; the rooms that several share are in any part.
+PARTS = {
+    "scheduler_service": ("Scheduler",),
+    "executor_service": ("Executor, while it starts", "Executor, while it serves"),
+    "splitserve_gateway": ("Gateway",),
+}
+SHARED_PARTS = ("Every process", "Several of them")
+# Empty: one that is found out when it is logged.
+LEVELS = {
+    "debug": "debug",
+    "info": "info",
+    "warning": "warning",
+    "error": "error",
+    "exception": "error",
+    "critical": "critical",
+    "log": "",
+}
+METHODS = LEVELS.keys()
+ANY_NAME = r"\w+"
 MAY_LOG = re.compile(rf"log\w*\s*\.\s*({'|'.join(METHODS)})\b")
 # `registration.py` logs lines, so that it can tell whether they changed.
 LINES = {"registered", "registration_refused", "scheduler_unreachable"}
 REGISTRATION = ROOT / "executor_service" / "service" / "registration.py"
 
 
-def logged_texts() -> Iterator[str]:
-    """The constant texts of all calls of a logger, wherever they stand in the call or its file."""
-    for package in LOGGING_PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A call of a logger: its constant text, as which level, and of which package."""
+
+    text: str
+    level: str
+    package: str
+
+    @property
+    def pattern(self) -> str:
+        """Of the event's name."""
+        return re.split(r"[ :]", self.text)[0].replace("%s", ANY_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A row of the document."""
+
+    level: str
+    part: str
+
+
+@functools.cache
+def log_calls() -> tuple[Logged, ...]:
+    """All calls of a logger, wherever their texts stand in the call or its file."""
+    # Those of `registration.py` have their names elsewhere: LINES.
+    return tuple(each for each in _logged() if each.pattern != ANY_NAME)
+
+
+def _logged() -> Iterator[Logged]:
+    for package, folder in FOLDERS.items():
+        for path in sorted(folder.rglob("*.py")):
             source = path.read_text()
             # Most do not, and parsing takes a second and a half of each process of tests.
             if not MAY_LOG.search(source):
@@ -44,7 +92,8 @@ def logged_texts() -> Iterator[str]:
             }
             for node in ast.walk(tree):
                 if isinstance(node, ast.Call) and is_logging(node.func):
-                    yield text_of(node, named)
+                    assert isinstance(node.func, ast.Attribute)
+                    yield Logged(text_of(node, named), LEVELS[node.func.attr], package)
 
 
 def is_logging(function: ast.expr) -> bool:
@@ -65,16 +114,50 @@ def text_of(call: ast.Call, named: dict[str, ast.expr]) -> str:
     return str(message.value)
 
 
-def test_operations_lists_the_events_that_are_logged() -> None:
+def listed() -> dict[str, Listed]:
+    """What the document has, by the event's name."""
     document = (ROOT / "docs" / "operations.md").read_text()
     section = document.partition("\n## What the log says\n")[2].partition("\n## ")[0]
-    listed = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
-    formats = {re.split(r"[ :]", text)[0] for text in logged_texts()} - {"%s"}
-    patterns = {name.replace("%s", r"\w+") for name in formats} | LINES
+    found: dict[str, Listed] = {}
+    part = ""
+    for line in section.splitlines():
+        if heading := re.fullmatch(r"\*\*(.+)\*\*", line):
+            part = heading[1]
+        elif row := re.match(r"\| `(\w+)` \| ([\w ]+) \|", line):
+            assert row[1] not in found, row[1]
+            found[row[1]] = Listed(row[2], part)
+    return found
 
-    assert sorted(listed) == sorted(set(listed))
-    assert [name for name in listed if not any(re.fullmatch(p, name) for p in patterns)] == []
-    assert [p for p in patterns if not any(re.fullmatch(p, name) for name in listed)] == []
+
+def test_operations_lists_the_events_that_are_logged() -> None:
+    patterns = {each.pattern for each in log_calls()} | LINES
+
+    names = listed()
+    assert [name for name in names if not any(re.fullmatch(p, name) for p in patterns)] == []
+    assert [p for p in patterns if not any(re.fullmatch(p, name) for name in names)] == []
+
+
+def test_operations_has_each_event_in_the_part_of_its_process_and_with_its_level() -> None:
+    misplaced, mislevelled = set(), set()
+    for each in log_calls():
+        for name, row in listed().items():
+            if not re.fullmatch(each.pattern, name):
+                continue
+            if row.part not in (*PARTS.get(each.package, (row.part,)), *SHARED_PARTS):
+                misplaced.add((name, each.package, row.part))
+            if each.level and each.pattern == name and not fits(each.level, row.level):
+                mislevelled.add((name, each.level, row.level))
+    assert misplaced == set()
+    assert mislevelled == set()
+
+
+def fits(level: str, said: str) -> bool:
+    """Whether it is one of those that a row says: `info or warning`, `info to error`."""
+    first, _, last = said.partition(" to ")
+    if last:
+        order = list(dict.fromkeys(LEVELS.values()))
+        return order.index(first) <= order.index(level) <= order.index(last)
+    return level in said.split(" or ")
 
 
 def test_registration_still_says_its_lines() -> None:

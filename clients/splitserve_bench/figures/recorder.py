@@ -12,6 +12,7 @@ from splitserve_bench.figures.request_figures import METRICS, RequestFigures
 from splitserve_bench.figures.slo import Slo
 from splitserve_bench.figures.timeline import Timeline
 from splitserve_bench.load.outcome import Outcome
+from splitserve_bench.load.watcher import GivenUp
 
 # Kinds come from servers, too.
 _MOST_KINDS = 32
@@ -23,7 +24,8 @@ _MOST_MESSAGE = 300
 class Counts:
     """Of requests that were measured, and their tokens. `num_good`: complete and within the SLO.
 
-    `num_held`: those that waited since as many as may be were open.
+    `num_held`: those that waited since as many as may be were open. `num_interrupted`: those that
+    had no end yet when the run was stopped, which are in no other number.
     """
 
     num_completed: int = 0
@@ -36,6 +38,7 @@ class Counts:
     num_preemptions: int = 0
     num_warm_up: int = 0
     num_held: int = 0
+    num_interrupted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Recorder:
     slo: Slo
     warm_up_s: float
     progress: Callable[[int], None] = lambda _num_tokens: None
+    warn: Callable[[GivenUp], None] = lambda _given_up: None
     counts: Counts = field(default_factory=Counts)
     errors: Counter[str] = field(default_factory=Counter)
     # The first message of each kind.
@@ -76,6 +80,8 @@ class Recorder:
     timelines: list[Timeline] = field(default_factory=list)
     # Of generators: how much of each second they were computing.
     busy: LogHistogram = field(default_factory=LogHistogram)
+    # By round, of those that were not put on as they should have been.
+    given_up: dict[int, GivenUp] = field(default_factory=dict)
     _round: _RoundSoFar = field(default_factory=lambda: _RoundSoFar(0.0))
 
     def begin_round(self, now_s: float) -> None:
@@ -104,9 +110,24 @@ class Recorder:
     def worked(self, busy_ratio: float) -> None:
         self.busy.record(busy_ratio)
 
+    def gave_up(self, given_up: GivenUp) -> None:
+        number = len(self.timelines) - 1
+        other = self.given_up.get(number)
+        if other is None:
+            self.given_up[number] = given_up
+            self.warn(given_up)
+            return
+        # Several processes share the load.
+        self.given_up[number] = GivenUp(
+            max(other.behind_s, given_up.behind_s),
+            max(other.after_s, given_up.after_s),
+            other.num_begun + given_up.num_begun,
+        )
+
     def ended(self, outcome: Outcome) -> None:
         self.timelines[-1].add(outcome)
         if outcome.is_interrupted:
+            self.counts.num_interrupted += 1
             return
         has_failed = outcome.failed is not None
         self.progress(outcome.num_output_tokens)

@@ -18,7 +18,7 @@ class Span:
     num_sent: int = 0
     num_completed: int = 0
     num_failed: int = 0
-    num_tokens: int = 0
+    num_tokens: float = 0
     open_s: float = 0.0
     waiting_s: float = 0.0
 
@@ -49,8 +49,9 @@ class Timeline:
             last.num_failed += outcome.failed is not None
             last.num_completed += outcome.failed is None
         self._at(sent_s).num_sent += 1
-        for arrival_s, num_tokens in zip(outcome.arrivals_s, outcome.num_tokens, strict=True):
-            self._at(arrival_s - self._begin_s).num_tokens += num_tokens or 1
+        arrivals = zip(outcome.arrivals_s, outcome.tokens_of_arrivals, strict=True)
+        for arrival_s, num_tokens in arrivals:
+            self._at(arrival_s - self._begin_s).num_tokens += num_tokens
         first_s = outcome.arrivals_s[0] - self._begin_s if outcome.arrivals_s else ended_s
         for span, seconds in self._within(sent_s, ended_s):
             span.open_s += seconds

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitserve_bench.load.outcome import Outcome
+from splitserve_bench.load.watcher import GivenUp
 
 _LENGTH = struct.Struct("!Q")
 
@@ -49,6 +50,7 @@ class Told:
 
     outcomes: list[Outcome]
     busy_ratios: list[float]
+    given_up: list[GivenUp]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from splitserve_bench.load.exchange_timing import time_exchange
 from splitserve_bench.load.outcome import Outcome
-from splitserve_bench.load.watcher import Watcher
+from splitserve_bench.load.watcher import GivenUp, Watcher
 from splitserve_bench.targets.target import Dialog
 from splitserve_bench.workloads.conversation import Conversation
 
@@ -24,12 +24,16 @@ _LEAD_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`concurrency`: of a closed loop; None: an open one, of `max_open` conversations at most."""
+    """`concurrency`: of a closed loop; None: an open one, of `max_open` conversations at most.
+
+    That begins none more once it is `max_behind_s` behind the times of its load.
+    """
 
     concurrency: int | None = None
     max_open: int = 4096
     timeout_s: float = 600.0
     duration_s: float | None = None
+    max_behind_s: float = 30.0
 
 
 class Generator:
@@ -53,7 +57,7 @@ class Generator:
     async def _run_open(self, conversations: Iterator[Conversation], begin_s: float) -> None:
         clock = asyncio.get_running_loop().time
         places = asyncio.Semaphore(self._pace.max_open)
-        free_s = begin_s
+        free_s, num_begun = begin_s, 0
 
         async def converse(
             conversation: Conversation, dialog: Dialog, due_s: float, held_s: float
@@ -69,7 +73,12 @@ class Generator:
                 await _until(due_s - _LEAD_S)
                 # Beyond the bound it waits here, and that counts as its latency.
                 was_full = places.locked()
-                await places.acquire()
+                latest_s = due_s + self._pace.max_behind_s
+                if clock() > latest_s or not await _acquire(places, latest_s):
+                    behind_s, after_s = clock() - due_s, clock() - begin_s
+                    self._watcher.gave_up(GivenUp(behind_s, after_s, num_begun))
+                    break
+                num_begun += 1
                 if was_full:
                     free_s = clock()
                 # Those that come next are held by the same wait.
@@ -114,6 +123,17 @@ class Generator:
             if outcome.failed is not None:
                 return
             ended_s = outcome.ended_s
+
+
+async def _acquire(places: asyncio.Semaphore, latest_s: float) -> bool:
+    """Whether there is a place by then."""
+    if not places.locked():
+        return await places.acquire()
+    try:
+        async with asyncio.timeout_at(latest_s):
+            return await places.acquire()
+    except TimeoutError:
+        return False
 
 
 async def _until(at_s: float) -> None:

@@ -34,3 +34,11 @@ class Outcome:
         if self.answered.num_output_tokens is not None:
             return self.answered.num_output_tokens
         return sum(1 if number is None else number for number in self.num_tokens)
+
+    @property
+    def tokens_of_arrivals(self) -> list[float]:
+        """How many each arrival brought; where that is not said, as many as the others of those."""
+        known = [number for number in self.num_tokens if number is not None]
+        num_unsaid = len(self.num_tokens) - len(known)
+        each = max(self.num_output_tokens - sum(known), 0) / num_unsaid if num_unsaid else 0.0
+        return [each if number is None else number for number in self.num_tokens]

@@ -130,6 +130,8 @@ async def _follow(share: _Share, watcher: Watcher) -> None:
             watcher.ended(outcome)
         for busy_ratio in told.busy_ratios:
             watcher.worked(busy_ratio)
+        for given_up in told.given_up:
+            watcher.gave_up(given_up)
 
 
 async def _all_of(tasks: set[asyncio.Task[None]]) -> None:

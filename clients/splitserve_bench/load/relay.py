@@ -6,6 +6,7 @@ import asyncio
 
 from splitserve_bench.load.frames import Told, send
 from splitserve_bench.load.outcome import Outcome
+from splitserve_bench.load.watcher import GivenUp
 
 _EVERY_S = 0.1
 
@@ -17,12 +18,16 @@ class Relay:
         self._writer = writer
         self._outcomes: list[Outcome] = []
         self._busy_ratios: list[float] = []
+        self._given_up: list[GivenUp] = []
 
     def ended(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
 
     def worked(self, busy_ratio: float) -> None:
         self._busy_ratios.append(busy_ratio)
+
+    def gave_up(self, given_up: GivenUp) -> None:
+        self._given_up.append(given_up)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -32,7 +37,7 @@ class Relay:
 
     async def flush(self) -> None:
         """Everything so far."""
-        if self._outcomes or self._busy_ratios:
-            told = Told(self._outcomes, self._busy_ratios)
-            self._outcomes, self._busy_ratios = [], []
+        if self._outcomes or self._busy_ratios or self._given_up:
+            told = Told(self._outcomes, self._busy_ratios, self._given_up)
+            self._outcomes, self._busy_ratios, self._given_up = [], [], []
             await send(self._writer, told)

@@ -23,12 +23,14 @@ from splitserve_bench.reports.report import TargetReport
 from splitserve_rpc.printable import printable
 
 _HEAD = 64
+# A title of so many characters has room in letters of this size.
+_TITLE_CHARS, _TITLE_PX = 95, 16
 # Percentiles stand as far to the right as they are rare: from 0 to 99.9 %.
 _SHARES = (0.0, 0.5, 0.9, 0.99, 0.999)
 _NUM_POINTS = 120
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #222 }
-.title { font-weight: 600; font-size: 13px } .head { font-weight: 600; font-size: 16px }
+.title { font-weight: 600; font-size: 13px } .head { font-weight: 600 }
 .x { text-anchor: middle } .y { text-anchor: end }
 .grid { stroke: #ddd; fill: none } .line { fill: none; stroke-width: 2 }
 .behind { stroke-dasharray: 4 3; stroke-width: 1.5 }
@@ -43,7 +45,7 @@ def write_picture(path: Path, title: str, targets: Sequence[TargetReport]) -> No
 def picture(title: str, targets: Sequence[TargetReport]) -> str:
     """The SVG."""
     named = [
-        (target, printable(target.name), COLOURS[index % len(COLOURS)])
+        (target, _name_of(target), COLOURS[index % len(COLOURS)])
         for index, target in enumerate(targets)
     ]
     charts = [
@@ -65,12 +67,22 @@ def picture(title: str, targets: Sequence[TargetReport]) -> str:
             f' width="{width}" height="{height}" role="img">',
             f"<title>{escape(title)}</title><style>{_STYLE}</style>",
             f'<rect width="{width}" height="{height}" fill="#fff"/>',
-            f'<text class="head" x="16" y="26">{escape(title)}</text>',
+            f'<text class="head" style="font-size: {_title_px(title):.1f}px" x="16" y="26">'
+            f"{escape(title)}</text>",
             legend([(name, colour) for _, name, colour in named], 16, 50),
             *body,
             "</svg>\n",
         ]
     )
+
+
+def _title_px(title: str) -> float:
+    return _TITLE_PX * min(1.0, _TITLE_CHARS / len(title))
+
+
+def _name_of(target: TargetReport) -> str:
+    name = printable(target.name)
+    return f"{name} (not put on as asked)" if target.content.get("given_up") else name
 
 
 _Named = Sequence[tuple[TargetReport, str, str]]

@@ -50,6 +50,9 @@ def report_of(name: str, url: str, model: str, recorder: Recorder) -> TargetRepo
         "rates": _rates(recorder),
         "generator_busy_ratio": _busy_ratio(recorder.busy),
         "rounds": [asdict(each) for each in recorder.rounds],
+        "given_up": [
+            {"round": number, **asdict(given_up)} for number, given_up in recorder.given_up.items()
+        ],
         "latency_s": {metric: latency_of(parts[metric]) for metric in METRICS},
         "timelines": [timeline.as_json() for timeline in recorder.timelines],
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitserve_bench.figures.quantities import seconds_text
@@ -81,6 +81,12 @@ def _notes(content: Any) -> list[str]:  # noqa: ANN401
         f"  {entry['count']} failed with {printable(kind)}: {printable(entry['first'])}"
         for kind, entry in content["errors"].items()
     ]
+    if requests["num_interrupted"]:
+        notes.append(
+            f"  The run was stopped: {requests['num_interrupted']} requests had no end yet, and are"
+            " in no figure."
+        )
+    notes += [f"  {_given_up(each)}" for each in content["given_up"]]
     if requests["num_held"]:
         notes.append(
             f"  {requests['num_held']} requests waited since --max-open others had no end yet: the"
@@ -92,6 +98,18 @@ def _notes(content: Any) -> list[str]:  # noqa: ANN401
             " --processes, or a machine of its own."
         )
     return ["", *notes] if notes else []
+
+
+def _given_up(entry: Mapping[str, Any]) -> str:
+    """That a round was not put on as it was meant, and what that says of its figures."""
+    num_begun, after_s = entry["num_begun"], entry["after_s"]
+    return (
+        f"Round {entry['round'] + 1} was not put on as asked: after {seconds_text(after_s)} it was"
+        f" {seconds_text(entry['behind_s'])} behind, and nothing more was sent (--max-behind)."
+        f" {num_begun} conversations had begun, {num_begun / max(after_s, 1e-9):.1f} a second. What"
+        " was due and never sent is in no figure, so all look better than they are: give a lower"
+        " --rate, or find the most that the target can do by --concurrency."
+    )
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

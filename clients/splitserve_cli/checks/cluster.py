@@ -119,11 +119,21 @@ def _check_executor(each: Executor, model: Model | None, now_s: float | None) ->
             f"model of {each.address}", f"digest {own}, served is {served}", meaning, remedy
         )
     yield _check_contract(name, each.contract_version)
-    if now_s is not None and each.executor_epoch / 1e9 > now_s:
-        ahead_s = each.executor_epoch / 1e9 - now_s
-        found = f"it says that it started {ahead_s:.0f} s from now"
+    if now_s is not None:
+        yield _check_start(f"clock of {each.address}", each.executor_epoch / 1e9, now_s)
+
+
+def _check_start(name: str, started_s: float, now_s: float) -> Finding:
+    """Executors say no time but that of their start, so one that is behind looks only older.
+
+    One that is far behind is not here: it refuses a scheduler that is an hour ahead of it.
+    """
+    if started_s > now_s:
+        found = f"it says that it started {started_s - now_s:.0f} s from now"
         meaning = "its clock is ahead of the scheduler's: a next life may be taken for an older one"
-        yield wrong(f"clock of {each.address}", found, meaning, "chrony or another NTP on both")
+        return wrong(name, found, meaning, "chrony or another NTP on both")
+    date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(started_s))
+    return ok(name, f"not ahead: by it, it started at {date}")
 
 
 def _check_contract(name: str, version: tuple[int, int] | None) -> Finding:

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from types import MappingProxyType
 
 from splitserve_cli.checks.finding import Finding, ok, wrong
+from splitserve_rpc.tls import TlsFiles
 
 TIMEOUT_S = 5.0
+# A server that wants a certificate of ours hangs up at once; others may wait for us to speak.
+_HANGS_UP_S = 0.5
 _TLS = "TLS of {}"
+_OTHER_AUTHORITY = "give --tls-ca with the authority that signed its certificate"
+_OTHER_NAME = (
+    "give the address by a name that its certificate has; or it needs one with this name:"
+    " splitserve certs --host"
+)
+# By OpenSSL's numbers, X509_V_ERR_...
+_REMEDIES: Mapping[int, str] = MappingProxyType(
+    {
+        9: "look at the clocks of that machine and of this: it has not begun by ours",
+        10: "renew it there: running processes read the files again by themselves",
+        62: _OTHER_NAME,
+        64: _OTHER_NAME,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +40,27 @@ class _Server:
     tls_name: str
 
 
+@dataclass(frozen=True, slots=True)
+class TlsWords:
+    """What a server, and whoever asks it, is told to speak TLS: for remedies."""
+
+    server: str = "start it with --tls-cert and --tls-key"
+    with_tls: str = "give --tls-ca"
+    without: str = "leave --tls-ca away on a network you trust"
+
+
 async def check_connection(
-    address: str, ca: Path | None, *, wants_tls: bool, tls_name: str | None = None
+    address: str,
+    files: TlsFiles,
+    *,
+    wants_tls: bool,
+    tls_name: str | None = None,
+    words: TlsWords | None = None,
 ) -> list[Finding]:
     """`address`: `host:port`. `wants_tls`: whether we would speak TLS.
 
-    `ca`: whom we believe, None: as this machine; `tls_name`: whom we expect, None: the host.
+    `files`: whom we believe, without any: as this machine, and our own certificate, if we have one;
+    `tls_name`: whom we expect, None: the host.
     """
     host, _, port = address.rpartition(":")
     host, name = host.strip("[]"), f"connection to {address}"
@@ -38,28 +72,30 @@ async def check_connection(
         meaning = "a firewall drops what comes, or the machine is gone"
         return [wrong(name, "no answer", meaning, "look at both from that machine and from this")]
     except (OSError, UnicodeError) as error:  # the latter for a label that is too long
-        problem = getattr(error, "strerror", None) or str(error)
+        number = getattr(error, "errno", None) or 0
+        problem = (
+            os.strerror(number) if number > 0 else getattr(error, "strerror", "") or str(error)
+        )
         meaning = "nobody listens there, or the name is wrong"
         remedy = "is it started, and does its --listen let others in? docs/security.md"
         return [wrong(name, problem, meaning, remedy)]
     findings = [ok(name, "somebody listens")]
     has_tls = await _speaks_tls(server)
     if has_tls != wants_tls:
-        findings.append(_other_than_expected(address, has_tls=has_tls))
-    elif has_tls and (problem := await _mistrust(server, ca)):
-        remedy = "give --tls-ca with its authority, and the address by a name that it has"
-        findings.append(wrong(_TLS.format(address), problem, "it is not believed", remedy))
+        found = _other_than_expected(address, words or TlsWords(), has_tls=has_tls)
+        findings.append(found)
+    elif has_tls and (problem := await _problem_of_tls(server, files, address)) is not None:
+        findings.append(problem)
     return findings
 
 
-def _other_than_expected(address: str, *, has_tls: bool) -> Finding:
+def _other_than_expected(address: str, words: TlsWords, *, has_tls: bool) -> Finding:
     name = _TLS.format(address)
     if has_tls:
         meaning = "we would speak plain text, which it does not understand"
-        return wrong(name, "it speaks TLS", meaning, "give --tls-ca (a gateway: https://)")
+        return wrong(name, "it speaks TLS", meaning, words.with_tls)
     meaning = "we would speak TLS, which it does not understand"
-    remedy = "start it with --tls-cert and --tls-key; or leave --tls-ca away on a network you trust"
-    return wrong(name, "it speaks plain text", meaning, remedy)
+    return wrong(name, "it speaks plain text", meaning, f"{words.server}; or {words.without}")
 
 
 async def _connect(server: _Server, context: ssl.SSLContext | None) -> None:
@@ -83,21 +119,54 @@ async def _speaks_tls(server: _Server) -> bool:
     return True
 
 
-async def _mistrust(server: _Server, ca: Path | None) -> str:
-    """Why its certificate is not believed; empty if it is."""
-    context = _context()
+async def _problem_of_tls(server: _Server, files: TlsFiles, address: str) -> Finding | None:
+    """Why its certificate is not believed, or ours not there; None if all is well."""
+    name = _TLS.format(address)
     try:
-        if ca is None:
-            context.load_default_certs()
-        else:
-            context.load_verify_locations(ca)
         async with asyncio.timeout(TIMEOUT_S):
-            await _connect(server, context)
+            hangs_up = await _hangs_up(server, _context_of(files))
     except ssl.SSLCertVerificationError as error:
-        return error.verify_message
+        remedy = _REMEDIES.get(error.verify_code, _OTHER_AUTHORITY)
+        return wrong(name, error.verify_message, "it is not believed", remedy)
     except (OSError, TimeoutError) as error:
-        return str(error) or type(error).__name__
-    return ""
+        problem = str(error) or type(error).__name__
+        return wrong(name, problem, "it is not believed", _OTHER_AUTHORITY)
+    if not hangs_up:
+        return None
+    if files.cert is None:
+        meaning = "it wants a certificate of ours: it is for operators, or others that are known"
+        return wrong(name, "it hangs up on us", meaning, "give --tls-cert and --tls-key")
+    meaning = "it does not believe our certificate, most likely: another authority has signed it"
+    remedy = "give --tls-cert and --tls-key of the authority of that cluster"
+    return wrong(name, "it hangs up on us", meaning, remedy)
+
+
+async def _hangs_up(server: _Server, context: ssl.SSLContext) -> bool:
+    """Whether it ends the connection once it has seen who we are."""
+    reader, writer = await asyncio.open_connection(
+        server.host, server.port, ssl=context, server_hostname=server.tls_name
+    )
+    try:
+        async with asyncio.timeout(_HANGS_UP_S):
+            return not await reader.read(1)
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    finally:
+        # Without the farewell of TLS, which some do not return.
+        writer.transport.abort()
+
+
+def _context_of(files: TlsFiles) -> ssl.SSLContext:
+    context = _context()
+    if files.ca is None:
+        context.load_default_certs()
+    else:
+        context.load_verify_locations(files.ca)
+    if files.cert is not None and files.key is not None:
+        context.load_cert_chain(files.cert, files.key, password="")
+    return context
 
 
 def _context() -> ssl.SSLContext:

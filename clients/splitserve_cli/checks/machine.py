@@ -21,6 +21,7 @@ _LEAST_SHM_BYTES = 64 * 2**20
 _LEAST_FILES = 4096
 _MUCH_SWAPPED_RATIO = 0.5
 _MUCH_IN_POOLS_RATIO = 0.8
+_RECLAIMABLE = ("active_file", "inactive_file")
 _GPU_PATHS = ("dev/nvidiactl", "dev/kfd")
 # From the best to the least; the CPU kernels are compiled for one of the first three.
 _INSTRUCTION_SETS = ("avx512_bf16", "avx512f", "avx2", "asimd")
@@ -182,6 +183,11 @@ def check_file_limit(soft: int | None = None) -> Finding:
     return ok("open files", f"{'any number' if soft == resource.RLIM_INFINITY else soft} at most")
 
 
+def has_gpu(root: Path = ROOT) -> bool:
+    """Whether a driver of one is loaded."""
+    return any((root / path).exists() for path in _GPU_PATHS)
+
+
 def check_pools(pools: Sequence[Pools], root: Path = ROOT) -> Finding | None:
     """Whether the KV pools of executors on this machine fit its memory; None: there are none.
 
@@ -189,9 +195,9 @@ def check_pools(pools: Sequence[Pools], root: Path = ROOT) -> Finding | None:
     """
     if not pools or not any(each.block_bytes for each in pools):
         return None
-    has_gpu = any((root / path).exists() for path in _GPU_PATHS)
+    is_on_gpu = has_gpu(root)
     used = sum(
-        each.block_bytes * (each.num_host_blocks + (0 if has_gpu else each.num_device_blocks))
+        each.block_bytes * (each.num_host_blocks + (0 if is_on_gpu else each.num_device_blocks))
         for each in pools
     )
     lines = (line.partition(":") for line in _text(root / "proc/meminfo").splitlines())
@@ -215,9 +221,18 @@ def check_pools(pools: Sequence[Pools], root: Path = ROOT) -> Finding | None:
 
 
 def _cgroup_left(root: Path) -> int | None:
-    limit = _text(root / "sys/fs/cgroup/memory.max").strip()
-    used = _text(root / "sys/fs/cgroup/memory.current").strip()
-    return int(limit) - int(used) if limit.isdecimal() and used.isdecimal() else None
+    """As executors count it: files in the page cache make room when it is needed."""
+    folder = root / "sys/fs/cgroup"
+    limit, used = (_text(folder / name).strip() for name in ("memory.max", "memory.current"))
+    if not (limit.isdecimal() and used.isdecimal()):
+        return None
+    statistics = dict(
+        fields
+        for line in _text(folder / "memory.stat").splitlines()
+        if len(fields := line.split()) == 2
+    )
+    reclaimable = sum(int(statistics.get(name, 0)) for name in _RECLAIMABLE)
+    return max(0, int(limit) - max(0, int(used) - reclaimable))
 
 
 def _text(path: Path) -> str:

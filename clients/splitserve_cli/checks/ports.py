@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,20 +14,32 @@ from splitserve_rpc.printable import printable
 
 # Of a line of /proc/net/tcp: what says that a socket listens, and the column of its inode.
 _LISTENS, _INODE = "0A", 9
+# By these a scheduler is told to have one address for all.
+_MAY_BE_ONE = {"listen", "cluster-listen"}
 _OURS = "splitserve"
+_TAKEN = f"taken by {_OURS}"
 # In a command line; wherever the interpreter lies, and whatever it is told to run.
-_PROGRAMS = ("splitserve", "scheduler_service", "executor_service")
+_PROGRAMS = {
+    "scheduler_service": "splitserve scheduler",
+    "executor_service": "splitserve executor",
+    "splitserve_gateway": "splitserve gateway",
+    "splitserve": _OURS,
+}
 
 
-def check_port(option: str, address: str) -> Finding:
-    """Whether a process could listen at `address`, as `option` says."""
+def check_port(option: str, address: str, *, is_running: bool = False) -> Finding:
+    """Whether a process could listen at `address`, as `option` says.
+
+    `is_running`: splitserve is known to run, so that it is no news if it has the port.
+    """
     name = f"{option} {address}"
     try:
         claim_address(address)
     except CannotListen as problem:
         cause = problem.__cause__
         number = cause.errno if isinstance(cause, OSError) else None
-        return _refused(name, option, address, number, str(problem))
+        found = _refused(name, option, address, number, str(problem))
+        return ok(name, found.found) if is_running and found.found.startswith(_TAKEN) else found
     return ok(name, "free")
 
 
@@ -38,9 +51,22 @@ def _refused(name: str, option: str, address: str, number: int | None, problem: 
         return wrong(name, problem, nobody, f"--{option}: an address of this machine")
     owner = owner_of(int(address.rpartition(":")[2]))
     if _OURS in owner:
-        return ok(name, f"taken by {owner}")
+        meaning = "if that is what is meant to run, all is well; one more does not start there"
+        remedy = f"nothing; or end that, or another --{option}"
+        return warning(name, f"taken by {owner}", meaning, remedy)
     meaning = "a process of splitserve that is to listen there does not start"
     return warning(name, f"taken by {owner}", meaning, f"end that, or another --{option}")
+
+
+def check_twice(addresses: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """Options that name the same address, and whose processes cannot both have it."""
+    first: dict[str, str] = {}
+    for option, address in addresses:
+        other = first.setdefault(address, option)
+        if option == other or {option, other} == _MAY_BE_ONE or address.endswith(":0"):
+            continue
+        meaning = "only one of both can listen there: it does not start"
+        yield wrong(f"{option} {address}", f"also --{other}", meaning, f"another --{option}")
 
 
 def owner_of(port: int, proc: Path = Path("/proc")) -> str:
@@ -71,6 +97,7 @@ def _lines(path: Path) -> list[str]:
 def _name_of(process: Path) -> str:
     """Not its whole command line, in which there may be secrets."""
     command = (process / "cmdline").read_bytes().decode(errors="replace")
-    if any(program in command for program in _PROGRAMS):
-        return _OURS
+    for program, name in _PROGRAMS.items():
+        if program in command:
+            return name
     return printable((process / "comm").read_text().strip())

@@ -28,10 +28,24 @@ def check_settings(
 
 def listened_at(command: Command, values: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
     """The options that say where a process listens, and the addresses."""
-    seen: set[object] = set()
     for option in options_of(command):
         value = values.get(option.key)
         is_own = "listen" in option.name or option.name == "http"
-        if option.kind is Kind.ADDRESS and is_own and isinstance(value, str) and value not in seen:
-            seen.add(value)
-            yield option.name, value
+        if option.kind is Kind.ADDRESS and is_own and isinstance(value, str):
+            for address in _addresses(command, option.name, value, values):
+                yield option.name, address
+
+
+def _addresses(
+    command: Command, name: str, address: str, values: Mapping[str, Value]
+) -> Iterator[str]:
+    """Where `serve` has its processes read, each has an address of its own."""
+    host, _, port = address.rpartition(":")
+    if (command, name) != ("serve", "metrics-listen") or not int(port):
+        yield address
+        return
+    num_executors = values.get("num_executors") or 1
+    assert isinstance(num_executors, int)
+    # Scheduler, gateway, executors: as `serve_config.metrics_flags` has them.
+    for each in range(2 + num_executors):
+        yield f"{host}:{int(port) + each}"

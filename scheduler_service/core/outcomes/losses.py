@@ -56,16 +56,19 @@ class Losses:
                 self.lose_request(request)
         self._placement.suspects.step_failed(concerned)
 
-    def survive(self, plan: StepPlan, counts: Int32Array) -> None:
-        """Suspects that get a token from a step that had them did it no harm."""
+    def survive(self, plan: StepPlan, counts: Int32Array) -> list[Request]:
+        """Suspects that get a token from a step that had them did it no harm.
+
+        Returns those from quarantine that are acquitted by it.
+        """
         survivors: dict[Request, None] = {}
         for index in np.flatnonzero(counts).tolist():
             row_id, stay_id = int(plan.work.row_ids[index]), int(plan.work.stay_ids[index])
             sequence = self._placement.sequence_of(row_id, stay_id)
             if sequence is not None:
                 survivors[sequence.request] = None
-        for request in survivors:
-            self._placement.suspects.survive(request)
+        suspects = self._placement.suspects
+        return [request for request in survivors if suspects.survive(request)]
 
     def requests_of(self, plan: StepPlan) -> dict[Request, None]:
         """Requests that were to compute in a step, and that its result still concerns."""

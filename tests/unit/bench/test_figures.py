@@ -128,7 +128,7 @@ def test_interval_is_not_narrower_when_a_request_has_many_values_that_are_alike(
 
 def test_tail_that_was_not_seen_has_no_interval() -> None:
     parts = Parts(("ttft",))
-    for value in range(1, 201):
+    for value in np.random.default_rng(8).permutation(np.arange(1, 201)):
         parts.add([("ttft", float(value), 1.0)])
 
     mean, median, p95, p99 = estimate(parts.of("ttft"), [0.5, 0.95, 0.99])
@@ -136,6 +136,43 @@ def test_tail_that_was_not_seen_has_no_interval() -> None:
     assert None not in (mean.low, median.low, p95.low)
     assert (p99.low, p99.high) == (None, None)
     assert p99.value == pytest.approx(198, rel=0.002)
+
+
+def test_tail_of_one_stretch_of_a_run_has_no_interval() -> None:
+    """Ten values beyond p95, all of them of one bad moment: there may be one more, or none."""
+    parts = Parts(("ttft",))
+    for number in range(200):
+        parts.add([("ttft", 9.0 if 100 <= number < 111 else 1.0 + number % 7, 1.0)])
+
+    _, median, p95 = estimate(parts.of("ttft"), [0.5, 0.95])
+
+    assert median.low is not None
+    assert p95.value == pytest.approx(9.0, rel=0.002)
+    assert p95.low is None
+
+
+def test_few_requests_have_no_interval_however_many_tokens_they_have() -> None:
+    rng = np.random.default_rng(9)
+    for num_requests, is_told in ((2, False), (9, False), (10, True)):
+        parts = Parts(("itl",))
+        for pace in rng.lognormal(0, 0.5, num_requests):
+            parts.add([("itl", float(pace * value), 1.0) for value in rng.exponential(1, 100)])
+        mean, median, p90 = estimate(parts.of("itl"), [0.5, 0.9])
+        assert [each.low is not None for each in (mean, median, p90)] == [is_told] * 3
+
+
+def test_interval_of_few_requests_holds_the_median_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(10)
+    held = 0
+    for _ in range(150):
+        parts = Parts(("ttft",))
+        for value in rng.exponential(1.0, 12):
+            parts.add([("ttft", float(value), 1.0)])
+        _, median = estimate(parts.of("ttft"), [0.5])
+        assert median.low is not None
+        assert median.high is not None
+        held += median.low <= math.log(2) <= median.high
+    assert held >= 0.9 * 150
 
 
 def test_nothing_is_estimated_of_nothing() -> None:

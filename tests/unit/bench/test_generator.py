@@ -9,6 +9,7 @@ import pytest
 
 from splitserve_bench.load.generator import Generator, Pace
 from splitserve_bench.load.outcome import Outcome
+from splitserve_bench.load.watcher import GivenUp
 from splitserve_bench.targets.target import AskFailed
 from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
 from tests.support.bench.scripted import Script, ScriptedTarget, at, run_virtually
@@ -20,6 +21,10 @@ LEAD_S = 0.05
 class Seen:
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
+        self.given_up: list[GivenUp] = []
+
+    def gave_up(self, given_up: GivenUp) -> None:
+        self.given_up.append(given_up)
 
     def ended(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -68,6 +73,39 @@ def test_latency_counts_from_when_a_request_was_due_when_it_could_not_be_sent() 
     assert waits == pytest.approx([0, 0.9, 1.8], abs=1e-9)
     firsts = [outcome.arrivals_s[0] - outcome.due_s for outcome in seen.outcomes]
     assert firsts == pytest.approx([1.0, 1.9, 2.8])
+
+
+def test_open_loop_gives_up_when_it_is_too_far_behind_and_lets_what_runs_end() -> None:
+    target = always(1.0)
+
+    # A load that no target can bear, and that would never be over.
+    endless = (each for number in itertools.count() for each in at(number * 1e-9))
+    seen = Seen()
+    pace = Pace(max_open=2, max_behind_s=3.5)
+    run_virtually(Generator(lambda: target.begin(0), pace, seen).run(endless, begin_s=0.0))
+
+    assert len(seen.outcomes) == 8
+    assert {outcome.failed for outcome in seen.outcomes} == {None}
+    (given_up,) = seen.given_up
+    assert given_up.behind_s == pytest.approx(3.5, abs=1e-3)
+    assert given_up.after_s == pytest.approx(3.5, abs=1e-3)
+    assert given_up.num_begun == 8
+
+
+def test_open_loop_gives_up_while_nobody_ends_at_all() -> None:
+    seen = load(always(1000.0), at(0, 1, 1, 1), Pace(max_open=2, timeout_s=60, max_behind_s=5))
+
+    assert len(seen.outcomes) == 2
+    (given_up,) = seen.given_up
+    assert given_up.behind_s == pytest.approx(5)
+    assert given_up.num_begun == 2
+
+
+def test_open_loop_gives_nothing_up_when_it_catches_up() -> None:
+    seen = load(always(1.0), at(0, 0, 0, 0), Pace(max_open=1, max_behind_s=3.5))
+
+    assert len(seen.outcomes) == 4
+    assert seen.given_up == []
 
 
 def test_closed_loop_keeps_so_many_running_and_each_is_due_when_it_is_sent() -> None:

@@ -94,6 +94,9 @@ def test_tokens_of_a_gap_share_it_evenly_when_nobody_says_how_many_came() -> Non
 
     report = measure(lambda _number: script, at(0))
 
+    # The picture has as many tokens as there were.
+    assert sum(report.content["timelines"][0]["num_tokens"]) == pytest.approx(5)
+
     # Four tokens in two gaps of 0.6 s.
     assert figure(report, "itl", "mean") == pytest.approx(0.3)
     assert figure(report, "gap", "mean") == pytest.approx(0.6)

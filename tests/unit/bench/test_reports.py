@@ -12,6 +12,7 @@ import pytest
 from splitserve_bench.figures.recorder import Recorder
 from splitserve_bench.figures.slo import Slo
 from splitserve_bench.load.outcome import Outcome
+from splitserve_bench.load.watcher import GivenUp
 from splitserve_bench.reports.comparison import comparison_text
 from splitserve_bench.reports.picture import picture
 from splitserve_bench.reports.report import (
@@ -114,6 +115,25 @@ def test_table_names_the_target_when_requests_waited_for_others_to_end() -> None
     assert LIMIT not in text
 
 
+def test_table_says_that_a_round_was_not_put_on_as_asked_by_all_processes_together() -> None:
+    warned: list[GivenUp] = []
+    recorder = Recorder(Slo(), 0.0, warn=warned.append)
+    recorder.begin_round(0.0)
+    recorder.gave_up(GivenUp(30.0, 30.0, 60))
+    recorder.gave_up(GivenUp(31.0, 32.0, 36))
+    recorder.ended(Outcome(0.0, 1, 0.0, 1.0, is_interrupted=True))
+    recorder.end_round()
+    target = report_of("ours", "http://host/v1", "a-model", recorder)
+
+    text = text_of(target)
+    assert "Round 1 was not put on as asked: after 32.0 s it was 31.0 s behind" in text
+    assert "96 conversations had begun, 3.0 a second." in text
+    assert "The run was stopped: 1 requests had no end yet" in text
+    assert warned == [GivenUp(30.0, 30.0, 60)]
+    (said,) = target.content["given_up"]
+    assert said == {"round": 0, "behind_s": 31.0, "after_s": 32.0, "num_begun": 96}
+
+
 def test_table_is_there_when_everything_failed() -> None:
     recorder = Recorder(Slo(), 0.0)
     recorder.begin_round(0.0)
@@ -178,3 +198,14 @@ def test_picture_of_latencies_rises_to_the_right() -> None:
     points = [tuple(map(float, point.split(","))) for point in first.attrib["points"].split()]
     assert all(a[0] < b[0] and a[1] >= b[1] for a, b in itertools.pairwise(points))
     assert points[0][1] > points[-1][1]
+
+
+def test_picture_has_all_of_a_long_title_and_names_a_load_that_was_not_put_on() -> None:
+    made = report("ours")
+    given_up = [{"round": 0, "behind_s": 30.0, "after_s": 31.0, "num_begun": 5}]
+    target = TargetReport("ours", {**made.content, "given_up": given_up}, made.parts)
+
+    root = ElementTree.fromstring(picture("long " * 38, [target]))
+    head, *others = root.iter("{http://www.w3.org/2000/svg}text")
+    assert head.attrib["style"] == "font-size: 8.0px"
+    assert "ours (not put on as asked)" in {each.text for each in others}

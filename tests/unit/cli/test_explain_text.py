@@ -9,7 +9,7 @@ import pytest
 from scheduler_service.assignment import AssignedFor
 from scheduler_service.core.lack import Lack
 from scheduler_service.fleet import hindrances
-from scheduler_service.observer import TakenBack
+from scheduler_service.observer import AcquittedBy, TakenBack
 from splitserve_cli.explain_text import describe_explanation, describe_queue, summary
 from splitserve_cli.explain_words import because, details_of, seconds
 from splitserve_client.explanations import (
@@ -106,6 +106,8 @@ def test_names_of_others_cannot_move_the_cursor_when_a_life_is_shown() -> None:
     [
         (Explanation((), ("r12",), 4, 3, 10), "alike are: r12"),
         (Explanation((), (), 4, 3, 10), "known are 4 unfinished requests and 3 that ended"),
+        (Explanation((), (), 4, 3, 10), "so, if that is its id, it came before this"),
+        (Explanation((), (), 4, 10, 10), "is its id, it ended and is no longer remembered, or"),
         (Explanation((), (), 0, 0, 0), "writes nothing down"),
     ],
 )
@@ -163,7 +165,7 @@ def test_given_says_why_this_executor_with_the_numbers_that_were_compared() -> N
 def test_every_reason_of_the_scheduler_has_its_words() -> None:
     for why in AssignedFor:
         assert why.value not in details_of(event(0, "given", "e0", why.value))
-    for reason in (*Lack, *hindrances.Obstacle, *TakenBack):
+    for reason in (*Lack, *hindrances.Obstacle, *TakenBack, *AcquittedBy):
         assert because(reason.value, "e0") != reason.value
 
 
@@ -190,3 +192,26 @@ def test_summary_says_that_executors_may_have_died_of_it() -> None:
     assert "it was tried alone, as executors may have died of it" in summary(life)
     assert "EXECUTOR_LOST_REPEATEDLY (executors were lost" in summary(life)
     assert details_of(quarantined) == "e0; until it gets 3 tokens alone"
+    acquitted = event(3, "acquitted", "e0", "came_through")
+    assert "; it was acquitted of that; " in summary(
+        replace(life, events=(*life.events[:3], acquitted, end))
+    )
+    assert details_of(acquitted) == "it got as far alone as it had to; e0"
+
+
+def test_refusal_and_error_are_told_with_what_their_client_was_told() -> None:
+    refused = LifeEvent(0, "refused", "", "QUEUE_FULL", {}, "9 requests wait; allowed: \x1b9")
+    life = replace(LIFE, events=(refused,), parts=())
+    assert summary(life).startswith(
+        "It was refused: QUEUE_FULL (9 requests wait; allowed: \\x1b9), of which docs"
+    )
+    assert details_of(refused) == "QUEUE_FULL; 9 requests wait; allowed: \\x1b9"
+    end = LifeEvent(1, "ended", "e0", "ROW_FAILED", {}, "NaN")
+    assert summary(replace(LIFE, events=(end,))).endswith("it ended: ROW_FAILED (NaN).")
+
+
+def test_journal_says_what_it_does_not_know() -> None:
+    life = replace(LIFE, parts=(LifePart("queued", "not_recorded", "", 3.2),))
+    text = describe_explanation("r1", Explanation((life,), (), 0, 1, 10), is_of_journal=True)
+    assert "It waited 3.2 s until it began, because of what the journal does not say;" in text
+    assert text.endswith("is not in it; a running scheduler knows\n")

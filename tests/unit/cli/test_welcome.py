@@ -63,6 +63,22 @@ def test_welcome_says_what_else_its_commands_take(
 
 
 @pytest.mark.parametrize(
+    ("operators", "flag"),
+    [(None, ""), ("127.0.0.1:50050", ""), ("127.0.0.1:7", " --cluster-address 127.0.0.1:7")],
+)
+def test_welcome_says_where_operators_ask_when_that_is_elsewhere(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], operators: str | None, flag: str
+) -> None:
+    config = ServeConfig(
+        server.address, None, "model", False, 1.0, time.monotonic(), operators=operators
+    )
+
+    asyncio.run(welcome(config))
+
+    assert f" info --address {server.address}{flag}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("changes", "why_not"),
     [
         ({}, ""),

@@ -260,6 +260,7 @@ def test_progress_says_how_far_and_how_fast_when_it_is_shown() -> None:
     silent = io.StringIO()
     with ProgressLine(4, show=None, clock=lambda: now_s, file=silent) as line:
         line.add(1)
+        line.say("look out")
 
     assert file.getvalue().endswith("[############............] 2/4 (1.0/s, 10 tokens/s)\n")
-    assert silent.getvalue() == ""
+    assert silent.getvalue() == "look out\n"

@@ -132,7 +132,7 @@ class RequestLife(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., began_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., duration_us: _Optional[int] = ..., unfinished: bool = ..., events: _Optional[_Iterable[_Union[LifeEvent, _Mapping]]] = ..., num_events_left_out: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[LifePart, _Mapping]]] = ..., current: _Optional[_Union[LifePart, _Mapping]] = ..., obstacles: _Optional[_Iterable[_Union[ExecutorObstacle, _Mapping]]] = ..., num_draft_tokens: _Optional[int] = ..., num_more_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class LifeEvent(_message.Message):
-    __slots__ = ("at_us", "kind", "executor", "reason", "numbers")
+    __slots__ = ("at_us", "kind", "executor", "reason", "numbers", "detail")
     class NumbersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -145,12 +145,14 @@ class LifeEvent(_message.Message):
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     at_us: int
     kind: str
     executor: str
     reason: str
     numbers: _containers.ScalarMap[str, int]
-    def __init__(self, at_us: _Optional[int] = ..., kind: _Optional[str] = ..., executor: _Optional[str] = ..., reason: _Optional[str] = ..., numbers: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    detail: str
+    def __init__(self, at_us: _Optional[int] = ..., kind: _Optional[str] = ..., executor: _Optional[str] = ..., reason: _Optional[str] = ..., numbers: _Optional[_Mapping[str, int]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class LifePart(_message.Message):
     __slots__ = ("phase", "reason", "executor", "duration_us")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_cli.checks.connection import check_connection
+from splitserve_cli.checks.connection import TlsWords, check_connection
 from splitserve_cli.checks.finding import State
+from splitserve_rpc.tls import TlsFiles
 from tests.support.security.cluster import Certificates
 
 
@@ -21,8 +22,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @asynccontextmanager
-async def server(certificates: Certificates | None) -> AsyncIterator[str]:
-    """Its address; with TLS if it has certificates. It says nothing."""
+async def server(
+    certificates: Certificates | None, *, asks_clients: bool = False
+) -> AsyncIterator[str]:
+    """Its address; with TLS if it has certificates. It says nothing.
+
+    `asks_clients`: for a certificate of the same authority.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -34,6 +40,9 @@ async def server(certificates: Certificates | None) -> AsyncIterator[str]:
         assert files.cert is not None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(files.cert, files.key)
+        if asks_clients:
+            context.load_verify_locations(certificates.directory / "ca.crt")
+            context.verify_mode = ssl.CERT_REQUIRED
     running = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     async with running:
         yield f"127.0.0.1:{running.sockets[0].getsockname()[1]}"
@@ -42,17 +51,17 @@ async def server(certificates: Certificates | None) -> AsyncIterator[str]:
 async def test_nobody_listens_at_an_address_that_was_let_go() -> None:
     async with server(None) as address:
         pass
-    (finding,) = await check_connection(address, None, wants_tls=False)
+    (finding,) = await check_connection(address, TlsFiles(), wants_tls=False)
     assert (finding.state, "nobody listens" in finding.meaning) == (State.WRONG, True)
 
 
 async def test_unknown_name_is_wrong() -> None:
-    (finding,) = await check_connection("nowhere.invalid:1", None, wants_tls=False)
+    (finding,) = await check_connection("nowhere.invalid:1", TlsFiles(), wants_tls=False)
     assert finding.state is State.WRONG
 
 
 async def test_name_that_cannot_be_one_is_wrong() -> None:
-    (finding,) = await check_connection("a..b:1", None, wants_tls=False)
+    (finding,) = await check_connection("a..b:1", TlsFiles(), wants_tls=False)
     assert finding.state is State.WRONG
 
 
@@ -60,15 +69,17 @@ async def test_certificate_is_looked_at_for_the_name_that_several_share(made: Ce
     ca = made.directory / "ca.crt"
     async with server(made) as address:
         for name, state in (("localhost", State.OK), ("elsewhere.invalid", State.WRONG)):
-            findings = await check_connection(address, ca, wants_tls=True, tls_name=name)
+            findings = await check_connection(
+                address, TlsFiles(ca=ca), wants_tls=True, tls_name=name
+            )
             assert findings[-1].state is state
 
 
 async def test_plain_text_is_well_unless_tls_is_expected() -> None:
     async with server(None) as address:
-        findings = await check_connection(address, None, wants_tls=False)
+        findings = await check_connection(address, TlsFiles(), wants_tls=False)
         assert [each.state for each in findings] == [State.OK]
-        findings = await check_connection(address, None, wants_tls=True)
+        findings = await check_connection(address, TlsFiles(), wants_tls=True)
         assert [each.state for each in findings] == [State.OK, State.WRONG]
         assert findings[1].found == "it speaks plain text"
 
@@ -79,11 +90,47 @@ async def test_tls_is_well_if_it_is_expected_and_believed(
     ca = made.directory / "ca.crt"
     other = Certificates.make(tmp_path).directory / "ca.crt"
     async with server(made) as address:
-        findings = await check_connection(address, ca, wants_tls=True)
+        findings = await check_connection(address, TlsFiles(ca=ca), wants_tls=True)
         assert [each.state for each in findings] == [State.OK]
-        findings = await check_connection(address, ca, wants_tls=False)
+        findings = await check_connection(address, TlsFiles(ca=ca), wants_tls=False)
         assert findings[1].found == "it speaks TLS"
-        findings = await check_connection(address, other, wants_tls=True)
+        findings = await check_connection(address, TlsFiles(ca=other), wants_tls=True)
         assert findings[1].meaning == "it is not believed"
         name = address.replace("127.0.0.1", "127.0.0.2")
-        assert (await check_connection(name, ca, wants_tls=True))[0].state is State.WRONG
+        assert (await check_connection(name, TlsFiles(ca=ca), wants_tls=True))[
+            0
+        ].state is State.WRONG
+
+
+async def test_certificate_of_another_host_is_told_from_one_of_another_authority(
+    made: Certificates, tmp_path: Path
+) -> None:
+    ca = TlsFiles(ca=made.directory / "ca.crt")
+    other = TlsFiles(ca=Certificates.make(tmp_path).directory / "ca.crt")
+    async with server(made) as address:
+        named = await check_connection(address, ca, wants_tls=True, tls_name="elsewhere.invalid")
+        assert "by a name that its certificate has" in named[1].remedy
+        signed = await check_connection(address, other, wants_tls=True)
+        assert "the authority that signed" in signed[1].remedy
+
+
+async def test_server_that_wants_a_certificate_of_ours_is_named(
+    made: Certificates, tmp_path: Path
+) -> None:
+    ca, stranger = made.directory / "ca.crt", Certificates.make(tmp_path).files("operator")
+    ours = made.files("operator")
+    async with server(made, asks_clients=True) as address:
+        none = await check_connection(address, TlsFiles(ca=ca), wants_tls=True)
+        assert "it wants a certificate of ours" in none[1].meaning
+        strange = TlsFiles(stranger.cert, stranger.key, ca)
+        other = await check_connection(address, strange, wants_tls=True)
+        assert "another authority" in other[1].meaning
+        well = await check_connection(address, TlsFiles(ours.cert, ours.key, ca), wants_tls=True)
+        assert [each.state for each in well] == [State.OK]
+
+
+async def test_remedies_are_in_the_words_of_whom_is_asked() -> None:
+    words = TlsWords("start it so", "ask it so", "ask it otherwise")
+    async with server(None) as address:
+        findings = await check_connection(address, TlsFiles(), wants_tls=True, words=words)
+    assert findings[1].remedy == "start it so; or ask it otherwise"

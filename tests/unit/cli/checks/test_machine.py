@@ -152,3 +152,14 @@ def test_pools_say_nothing_when_blocks_have_no_size_or_nobody_is_here(tmp_path: 
     write(tmp_path, "proc/meminfo", f"MemTotal: {8 * GIB_KB} kB\n")
     assert check_pools([], tmp_path) is None
     assert check_pools([ListedPools(0, 9, 9)], tmp_path) is None
+
+
+def test_files_in_the_page_cache_are_no_memory_that_is_used_up(tmp_path: Path) -> None:
+    write(tmp_path, "proc/meminfo", f"MemTotal: {64 * GIB_KB} kB\nMemAvailable: {50 * GIB_KB} kB\n")
+    write(tmp_path, "sys/fs/cgroup/memory.max", f"{16 * 2**30}\n")
+    write(tmp_path, "sys/fs/cgroup/memory.current", f"{15 * 2**30}\n")
+    assert check_memory(tmp_path).state is State.WARNING
+    statistics = f"anon {5 * 2**30}\nactive_file {2 * 2**30}\ninactive_file {7 * 2**30}\n"
+    write(tmp_path, "sys/fs/cgroup/memory.stat", statistics)
+    found = check_memory(tmp_path)
+    assert (found.state, found.found) == (State.OK, "10.0 GiB are left of the container's limit")

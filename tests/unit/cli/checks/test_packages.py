@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from splitserve_cli.checks.finding import State
-from splitserve_cli.checks.packages import check_packages, check_python
+from splitserve_cli.checks.packages import check_packages, check_python, check_torch
 from splitserve_options.option import Command
 
 REQUIREMENTS = [
@@ -18,8 +18,13 @@ REQUIREMENTS = [
 INSTALLED = {"grpcio": "1.80.0", "protobuf": "7.1", "fastapi": "0.140", "torch": "2.13.0+cpu"}
 
 
+def no_requirements(_name: str) -> list[str]:
+    """No package says that it needs another."""
+    return []
+
+
 def states(command: Command, installed: dict[str, str]) -> list[tuple[str, State]]:
-    found = check_packages(command, REQUIREMENTS, installed.get)
+    found = check_packages(command, REQUIREMENTS, installed.get, requirements_of=no_requirements)
     return [(each.name, each.state) for each in found]
 
 
@@ -36,7 +41,10 @@ def test_packages_are_those_of_the_process_that_is_to_run() -> None:
 
 @pytest.mark.parametrize("version", ["8.0", "5.29"])
 def test_package_is_named_with_what_it_should_be_when_it_is_another_version(version: str) -> None:
-    found = check_packages("scheduler", REQUIREMENTS, (INSTALLED | {"protobuf": version}).get)[0]
+    installed = INSTALLED | {"protobuf": version}
+    found = check_packages(
+        "scheduler", REQUIREMENTS, installed.get, requirements_of=no_requirements
+    )[0]
     assert found.state is State.WRONG
     assert found.found == f"protobuf is {version}, not <8,>=6.31.0"
 
@@ -48,3 +56,49 @@ def test_packages_of_this_software_are_here() -> None:
 def test_python_is_wrong_when_it_is_older_than_needed() -> None:
     assert check_python((3, 9, 1), ">=3.11").state is State.WRONG
     assert check_python().state is State.OK
+
+
+def test_package_is_wrong_when_one_that_is_here_takes_another_version_of_it() -> None:
+    others = {
+        "protobuf": ["grpcio>=1.85.1", "sphinx; extra == 'docs'", "old; python_version < '3'"],
+        "grpcio": ["deep"],
+        "deep": ["deeper>=2", "grpcio"],
+    }
+    installed = INSTALLED | {"deep": "1", "deeper": "1.9"}
+    (found,) = check_packages(
+        "scheduler", REQUIREMENTS, installed.get, lambda name: others.get(name, [])
+    )
+    assert found.state is State.WRONG
+    assert found.found == "grpcio is 1.80.0, protobuf takes >=1.85.1, deeper is 1.9, deep takes >=2"
+
+
+def test_packages_for_traces_are_needed_where_there_are_traces() -> None:
+    found = check_packages(
+        "scheduler",
+        [*REQUIREMENTS, "opentelemetry-sdk>=1.40; extra == 'otel'"],
+        INSTALLED.get,
+        no_requirements,
+        has_traces=True,
+    )
+    assert [(each.name, each.state) for each in found] == [
+        ("packages of all", State.OK),
+        ("packages of otel", State.WRONG),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "has_gpu", "version", "state"),
+    [
+        ("cuda", False, "2.13.0+cpu", State.WRONG),
+        ("auto", True, "2.13.0+cpu", State.WARNING),
+        ("cpu", True, "2.13.0+cpu", None),
+        ("auto", False, "2.13.0+cpu", None),
+        ("cuda", True, "2.13.0", None),
+        ("cuda", True, None, None),
+    ],
+)
+def test_torch_without_cuda_is_told_where_a_gpu_is_to_be_used(
+    device: str, has_gpu: bool, version: str | None, state: State | None
+) -> None:
+    found = check_torch(device, has_gpu, version)
+    assert (found and found.state) is state

@@ -30,3 +30,13 @@ def test_addresses_are_those_that_a_process_listens_at() -> None:
     addresses = dict(listened_at("scheduler", values))
     assert addresses["cluster-listen"] == "127.0.0.1:7"
     assert "listen" in addresses
+
+
+def test_addresses_of_metrics_are_one_for_each_process_that_serve_starts() -> None:
+    _, values = check_settings(
+        "serve",
+        None,
+        {"SPLITSERVE_METRICS_LISTEN": "127.0.0.1:9100", "SPLITSERVE_NUM_EXECUTORS": "2"},
+    )
+    addresses = [address for option, address in listened_at("serve", values) if "metrics" in option]
+    assert addresses == [f"127.0.0.1:{port}" for port in (9100, 9101, 9102, 9103)]

@@ -268,7 +268,7 @@ def test_innocent_that_waits_for_an_executor_is_given_back_when_others_are_guilt
     # No executor takes the innocent one meanwhile.
     verdict = quarantine.executor_lost([poison], Loss(LossCause.DIED, 2, 0, has_answered=True))
     assert [request.request_id for request in verdict.failed] == ["r1"]
-    assert verdict.released == [innocent]
+    assert verdict.released == verdict.excused == [innocent]
     assert not quarantine.holds(innocent)
     assert quarantine.num_waiting == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from scheduler_service.config import ClusterConfig
@@ -10,10 +11,10 @@ from scheduler_service.journal.journal import FileJournal
 from scheduler_service.request_lives.explanation import explain
 from scheduler_service.request_lives.from_journal import lives_of
 from scheduler_service.request_lives.life import Life
-from scheduler_service.request_lives.life_event import LifeEvent, LifeKind, Phase
+from scheduler_service.request_lives.life_event import LifeEvent, LifeKind, Part, Phase
 from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import turns
-from tests.support.core.told_fleet import ToldFleet
+from tests.support.core.told_fleet import S, ToldFleet
 
 # What the queue of all executors knows, and no core.
 _OF_THE_QUEUE = frozenset({LifeKind.RECEIVED, LifeKind.WAITS})
@@ -135,4 +136,53 @@ async def test_journal_tells_who_was_tried_alone_when_executors_died_of_it(tmp_p
     for life in replayed:
         told_kinds = [kind for kind in told.kinds(int(life.request_id[1:])) if kind != "waits"]
         assert [event.kind.value for event in life.events] == told_kinds
-        assert "quarantined" in told_kinds
+        assert told_kinds[-2:] == ["acquitted", "ended"]
+
+
+async def test_journal_tells_who_was_acquitted_when_another_request_had_failed(
+    tmp_path: Path,
+) -> None:
+    journal = FileJournal(tmp_path / "journal", 2**24, 1)
+    told = ToldFleet(ClusterConfig(max_executor_losses=1), journal=journal)
+    machines = [Machine(f"executor:{number}") for number in (1, 2, 3)]
+    await told.fleet.join(machines[0])
+    told.fleet.submit(1, 2)
+    await turns()
+    for machine, following in itertools.pairwise(machines):
+        assert machine.link is not None
+        machine.link.break_off()
+        await turns()
+        await told.fleet.join(following)
+    await told.fleet.finish(machines[-1])
+    await told.close()
+    journal.close()
+
+    replayed = {life.request_id: life for life in lives_of(tmp_path / "journal", 10).ended}
+    acquitted = [e for e in replayed["r2"].events if e.kind is LifeKind.ACQUITTED]
+    assert [event.reason for event in acquitted] == ["another_failed"]
+    assert [e.kind for e in replayed["r2"].events[-1:]] == [LifeKind.ENDED]
+
+
+async def test_journal_tells_how_long_a_request_waited_for_an_executor_and_not_for_what(
+    tmp_path: Path,
+) -> None:
+    journal = FileJournal(tmp_path / "journal", 2**24, 1)
+    told = ToldFleet(journal=journal)
+    first, second = Machine("executor:1"), Machine("executor:2")
+    await told.fleet.join(first)
+    assert first.link is not None
+    first.link.break_off()
+    await turns()
+    told.fleet.now_ns += 2 * S
+    told.fleet.submit(1)
+    told.fleet.now_ns += 5 * S
+    await told.fleet.join(second)
+    await told.fleet.finish(second)
+    await told.close()
+    journal.close()
+
+    (life,) = lives_of(tmp_path / "journal", 10).ended
+    assert life.events[0].kind is LifeKind.RECEIVED
+    assert life.events[0].at_ns == told.life(1).events[0].at_ns == 2 * S
+    assert "num_waiting" not in life.events[0].numbers
+    assert life.parts(0)[Part(Phase.QUEUED, "not_recorded")] == 5 * S

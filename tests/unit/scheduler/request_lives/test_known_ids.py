@@ -59,6 +59,25 @@ def test_ids_that_begin_or_end_alike_are_named_when_there_is_none() -> None:
     assert near_ids(recorder, "z" * 100_000) == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "upstream"),
+    [
+        ("job-17", ["job-1735"]),
+        (f"req_{HEX[:9]}", [f"{HEX}.1", f"{HEX}.0"]),
+        (f"chatcmpl-{HEX[:9]}", [f"{HEX}.1", f"{HEX}.0"]),
+        ("batch-9", [f"batch-99.{HEX[::-1]}.0"]),
+        ("job-1", []),
+        ("job-18", []),
+    ],
+)
+def test_request_is_found_by_how_its_id_begins_when_that_is_of_one_alone(
+    asked: str, upstream: list[str]
+) -> None:
+    ids = ("job-1735", "job-181", "job-182", f"{HEX}.0", f"{HEX}.1", f"batch-99.{HEX[::-1]}.0")
+    recorder = recorder_of(*map(RequestName, ids))
+    assert [life.request_id for life in find_lives(recorder, asked)] == upstream
+
+
 def test_name_of_a_key_is_that_of_its_tenant() -> None:
     for name in (RequestName("r"), RequestName("r", "team"), RequestName("2:ab:r", "ab")):
         assert RequestName.of_key(name.key, name.tenant or "") == name

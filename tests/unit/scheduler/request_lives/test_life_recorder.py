@@ -166,9 +166,10 @@ def test_refused_request_is_known_by_its_id_and_goes_on_when_it_is_taken_at_last
     for _ in range(2):
         caller = Caller("c", "", frozenset({Scope.GENERATE}))
         with pytest.raises(DomainError), log.refusals(message, caller):
-            raise DomainError("QUEUE_FULL", "too many")
+            raise DomainError("QUEUE_FULL", "9 wait; allowed: 9")
     (refused,) = told.recorder.ended
     assert [event.reason for event in refused.events] == ["QUEUE_FULL", "QUEUE_FULL"]
+    assert [event.detail for event in refused.events] == ["9 wait; allowed: 9"] * 2
     assert (refused.request_id, refused.tenant, refused.client_key) == ("mine", "a", 0)
 
     name = RequestName("mine")
@@ -260,7 +261,33 @@ async def test_life_tells_that_it_is_tried_alone_and_where_when_executors_died_o
         assert waited[Part(Phase.RECOVERING, "quarantined", "executor:1")] == S
     # Of the second executor only one of them was there at that moment: that one has failed.
     assert [life.request_id for life in told.recorder.ended] == ["r1"]
-    assert told.event(1, LifeKind.ENDED).reason == "EXECUTOR_LOST_REPEATEDLY"
+    end = told.event(1, LifeKind.ENDED)
+    assert end.reason == "EXECUTOR_LOST_REPEATEDLY"
+    assert end.detail.startswith("2 executors were lost while they computed it")
+    # The other one is tried no more, as the losses are explained.
+    acquitted = told.event(2, LifeKind.ACQUITTED)
+    assert (acquitted.at_ns, acquitted.reason) == (S, "another_failed")
+    given = [e for e in told.life(2).events if e.kind is LifeKind.GIVEN][-1]
+    assert (given.executor, given.reason) == ("executor:3", "only_one")
+    await told.close()
+
+
+async def test_life_tells_that_it_came_through_when_it_was_tried_alone() -> None:
+    told = ToldFleet(ClusterConfig(max_executor_losses=1))
+    first, second = Machine("executor:1"), Machine("executor:2")
+    await told.fleet.join(first)
+    told.fleet.submit(1, 2)
+    await turns()
+    assert first.link is not None
+    first.link.break_off()
+    await turns()
+    await told.fleet.join(second)
+    await told.fleet.finish(second)
+
+    for handle in (1, 2):
+        assert told.kinds(handle)[-4:] == ["began", "first_token", "acquitted", "ended"]
+        acquitted = told.event(handle, LifeKind.ACQUITTED)
+        assert (acquitted.reason, acquitted.executor) == ("came_through", "executor:2")
     await told.close()
 
 

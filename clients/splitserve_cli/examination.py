@@ -1,0 +1,191 @@
+"""What `splitserve doctor` looks at, once its packages are known to be there."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+from splitserve_cli.checks.cluster import check_executors, check_model
+from splitserve_cli.checks.connection import TlsWords, check_connection
+from splitserve_cli.checks.finding import Finding, State, wrong
+from splitserve_cli.checks.gateway import GatewayAddress, check_gateway
+from splitserve_cli.checks.machine import (
+    check_file_limit,
+    check_instructions,
+    check_memory,
+    check_shared_memory,
+    check_swap,
+    check_threads,
+    has_gpu,
+    num_cores,
+)
+from splitserve_cli.checks.packages import (
+    check_packages,
+    check_python,
+    check_torch,
+    installed_version,
+)
+from splitserve_cli.checks.ports import check_port, check_twice
+from splitserve_cli.checks.process_files import check_process_files
+from splitserve_cli.checks.settings import check_settings, listened_at
+from splitserve_cli.checks.telling import tell
+from splitserve_cli.checks.tls_files import check_tls_files
+from splitserve_cli.command_line import environment_key
+from splitserve_cli.operators import add_operators_server, ask, operators_config
+from splitserve_client.api_key import ApiKey
+from splitserve_client.client import AsyncClient
+from splitserve_client.client_config import ClientConfig
+from splitserve_client.errors import CredentialsUnusable
+from splitserve_client.types import Model
+from splitserve_options.option import COMMANDS, Command
+from splitserve_rpc.discovery import discovery
+from splitserve_rpc.security import SecurityUnusable
+from splitserve_rpc.tls import TlsFiles
+from splitserve_rpc.watched_files import FilesUnusable
+
+_EPILOG = """\
+exit code: 0 nothing is wrong, though there may be warnings; 1 something is. Without --address and
+--gateway it looks at this machine alone. Nothing is changed.
+"""
+
+
+def examine(argv: Sequence[str]) -> int:
+    """Returns the exit code."""
+    arguments = _parse(argv)
+    findings = [*local_findings(arguments, os.environ), *asyncio.run(_remote_findings(arguments))]
+    return tell(findings, is_json=arguments.json, shows_all=arguments.verbose)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="splitserve doctor",
+        description="Looks for what is wrong, on this machine and at running processes.",
+        epilog=_EPILOG,
+    )
+    add_operators_server(parser)
+    # Only who names a server wants it to be asked.
+    parser.set_defaults(address=os.environ.get("SPLITSERVE_ADDRESS") or None)
+    parser.add_argument("--gateway", metavar="URL", help="a gateway, as http://localhost:8000")
+    parser.add_argument(
+        "--for",
+        dest="command",
+        choices=COMMANDS,
+        default="serve",
+        help="whose options, ports and certificates are looked at (default: serve)",
+    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="file with these options")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--verbose", action="store_true", help="also what is well, one by one")
+    return parser.parse_args(argv)
+
+
+def local_findings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Of this machine, and of the options of a process that is to run on it."""
+    command: Command = arguments.command
+    findings, values = check_settings(command, arguments.config, environ)
+    yield check_python()
+    yield from check_packages(command, has_traces=values.get("traces_to") is not None)
+    if "device" in values:
+        torch = check_torch(values["device"], has_gpu(), installed_version("torch"))
+        yield from [] if torch is None else [torch]
+    yield check_instructions()
+    yield check_memory()
+    yield check_swap()
+    yield check_shared_memory()
+    yield check_file_limit()
+    yield from findings
+    if values.get("device") != "cuda":
+        num_executors, threads = values.get("num_executors") or 1, values.get("threads")
+        assert isinstance(num_executors, int)
+        assert threads is None or isinstance(threads, int)
+        yield check_threads(environ, num_cores(), num_executors, threads)
+    addresses = list(listened_at(command, values))
+    yield from check_twice(addresses)
+    is_running = arguments.address is not None or arguments.gateway is not None
+    by_address = {address: option for option, address in reversed(addresses)}
+    for address, option in by_address.items():
+        yield check_port(option, address, is_running=is_running)
+    yield from check_process_files(command, values)
+    given = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    yield from check_tls_files(given)
+
+
+# What a gateway and its clients are told to speak TLS.
+_OF_HTTP = TlsWords(
+    "start it with --http-tls-cert and --http-tls-key", "give https://", "give http://"
+)
+
+
+async def _remote_findings(arguments: argparse.Namespace) -> list[Finding]:
+    findings: list[Finding] = []
+    model = None
+    if arguments.address is not None:
+        found, model = await _scheduler_findings(arguments)
+        findings += found
+    if arguments.gateway is not None:
+        findings += await _gateway_findings(arguments, model)
+    return findings
+
+
+async def _scheduler_findings(
+    arguments: argparse.Namespace,
+) -> tuple[list[Finding], Model | None]:
+    findings, is_one_well = await _connection_findings(arguments, arguments.address)
+    if not is_one_well:
+        return findings, None
+    try:
+        config: ClientConfig = operators_config(arguments)
+        async with AsyncClient(arguments.address, config) as client:
+            found, model = await check_model(client)
+    except (SecurityUnusable, CredentialsUnusable) as error:
+        problem = wrong("credentials", str(error), "nobody can be asked", "look at that file")
+        return [*findings, problem], None
+    findings += found
+    executors = await check_executors(
+        lambda: ask(arguments, config, lambda operators: operators.list_executors()), model
+    )
+    if any(each.name == "executors" and each.state is State.WRONG for each in executors):
+        # They may have been asked for at the other address.
+        found, _ = await _connection_findings(arguments, arguments.cluster_address)
+        findings += [each for each in found if each.state is State.WRONG]
+    return [*findings, *executors], model
+
+
+async def _connection_findings(
+    arguments: argparse.Namespace, address: str
+) -> tuple[list[Finding], bool]:
+    """Of all schedulers that the address stands for, and whether one of them can be asked."""
+    files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    wants_tls = files != TlsFiles()
+    try:
+        known = discovery(address)
+        addresses = await known.addresses()
+    except (ValueError, FilesUnusable, OSError) as error:
+        remedy = "give --address HOST:PORT, or several as the handbook says"
+        return [wrong("address", str(error), "nobody can be asked", remedy)], False
+    by_server = [
+        await check_connection(each, files, wants_tls=wants_tls, tls_name=known.host)
+        for each in addresses
+    ]
+    is_one_well = any(all(each.state is State.OK for each in found) for found in by_server)
+    return list(chain.from_iterable(by_server)), is_one_well
+
+
+async def _gateway_findings(arguments: argparse.Namespace, model: Model | None) -> list[Finding]:
+    try:
+        file = arguments.api_key_file
+        key = ApiKey(environment_key() if file is None else None, file)
+        headers = dict(key.current())
+        gateway = GatewayAddress.parse(arguments.gateway, arguments.tls_ca, headers)
+    except (ValueError, CredentialsUnusable) as error:
+        return [wrong("gateway", str(error), "it cannot be asked", "look at what was given")]
+    is_secured = gateway.scheme == "https"
+    files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    findings = await check_connection(gateway.address, files, wants_tls=is_secured, words=_OF_HTTP)
+    if any(each.state is State.WRONG for each in findings):
+        return findings
+    return [*findings, *await asyncio.to_thread(check_gateway, gateway, model)]
