@@ -81,4 +81,4 @@ async def _draw(frames: AsyncIterator[WatchSchedulerResponse]) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         async for frame in frames:
             state.take(frame)
-            live.update(screen(state, console.width), refresh=True)
+            live.update(screen(state, console.width, console.height), refresh=True)

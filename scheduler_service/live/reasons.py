@@ -17,7 +17,7 @@ from splitserve.scheduler.v1 import live_pb2 as live
 _LACKS: Mapping[Hindrance, live.LiveLack] = MappingProxyType(
     {
         Obstacle.UNFIT: live.LIVE_LACK_FITTING_EXECUTOR,
-        Obstacle.OTHERS_WAIT_THERE: live.LIVE_LACK_BUDGET,
+        Obstacle.OTHERS_WAIT_THERE: live.LIVE_LACK_OTHERS_FIRST,
         Obstacle.NONE: live.LIVE_LACK_TURN,
         Obstacle.BETTER_IS_BUSY: live.LIVE_LACK_TURN,
         Lack.ADAPTER_SLOT: live.LIVE_LACK_ADAPTER_SLOT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic_ns
@@ -23,10 +23,11 @@ from starlette.requests import Request
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
 from scheduler_service.request_lives.life_recorder import LifeRecorder
-from splitserve_client import AsyncClient, SamplingParams
+from splitserve_client import AsyncClient, SamplingParams, SchedulingParams
 from splitserve_live.state import LiveState
 from splitserve_live.words import BLOCK_STATES
 from splitserve_rpc.domain_error import DomainError
+from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.live_page import browser, live_page
@@ -38,7 +39,11 @@ SWAPS = ClusterConfig(
     step_patience_s=300.0,
     policies=PolicyConfig(preemption_mode=PreemptionMode.SWAP),
 )
+# Of these all begin; of more some wait for the executor.
 NUM_REQUESTS = 8
+MANY_REQUESTS = 28
+# As request_panel.js has it.
+MAX_SHOWN = 8
 DESKTOP: ViewportSize = {"width": 1360, "height": 900}
 PHONE: ViewportSize = {"width": 375, "height": 812}
 PATIENCE_MS = 1000 * PATIENCE_S
@@ -53,6 +58,7 @@ class Stack:
     watch: StepWatch
     url: str
     page: Page
+    asking: Mapping[str, asyncio.Task[object]]
 
     async def state(self) -> LiveState:
         """What the scheduler says now."""
@@ -60,6 +66,25 @@ class Stack:
         with self.scheduler.view.watching(self.scheduler.cluster) as watcher:
             state.take(watcher.frame())
         return state
+
+    async def holders(self) -> set[str]:
+        """Who holds blocks of the device, by their ids."""
+        state = await self.state()
+        (executor,) = state.executors.values()
+        return {state.request(number).request_id for number in executor.device.holders if number}
+
+    async def waiting(self) -> tuple[bool, list[str]]:
+        """Whether all have come, and who waits, in order."""
+        state = await self.state()
+        (executor,) = state.executors.values()
+        told, waiting = executor.told, [*state.frame.waiting, *executor.told.waiting]
+        known = {*waiting, *told.running, *told.swapped}
+        names = [request.request_id for request in state.requests(waiting)]
+        return len(known) == len(self.asking), names
+
+    def abort(self, request_id: str) -> None:
+        """Takes a request back."""
+        self.asking[request_id].cancel()
 
     async def speaks(self, selector: str, key: str) -> str:
         """What a key in a map or in steps has the page say."""
@@ -69,7 +94,9 @@ class Stack:
 
 @asynccontextmanager
 async def held_stack(
-    viewport: ViewportSize | None = None, scheme: Literal["light", "dark"] = "light"
+    viewport: ViewportSize | None = None,
+    scheme: Literal["light", "dark"] = "light",
+    num_requests: int = NUM_REQUESTS,
 ) -> AsyncIterator[Stack]:
     """Requests run, wait and are swapped out, and nothing moves."""
     watch = StepWatch()
@@ -86,12 +113,10 @@ async def held_stack(
         page.set_default_timeout(PATIENCE_MS)
         expect.set_options(timeout=PATIENCE_MS)
         params = SamplingParams(seed=1, max_tokens=30)
-        asking = [
-            asyncio.create_task(
-                client.complete([7] * 8 + [number], params, request_id=f"request-{number}")
-            )
-            for number in range(NUM_REQUESTS)
-        ]
+        asking = {
+            name: asyncio.create_task(client.complete([7] * 8 + [number], params, request_id=name))
+            for number, name in enumerate(f"request-{n:02}" for n in range(num_requests))
+        }
         try:
             watch.hold(after=3)
             await watch.wait_held()
@@ -100,12 +125,12 @@ async def held_stack(
                 await watch.wait_held()
             await page.goto(url)
             await expect(page.locator("#connection")).to_have_text("live")
-            yield Stack(scheduler, executor, watch, url, page)
+            yield Stack(scheduler, executor, watch, url, page, asking)
         finally:
             watch.release()
-            for task in asking:
+            for task in asking.values():
                 task.cancel()
-            await asyncio.wait(asking)
+            await asyncio.wait(asking.values())
 
 
 async def test_page_shows_what_the_scheduler_says_when_requests_are_swapped_out() -> None:
@@ -126,6 +151,9 @@ async def test_page_shows_what_the_scheduler_says_when_requests_are_swapped_out(
             counts = Counter(pool.states)
             text = await stack.page.locator(".card .counts").nth(index).inner_text()
             assert text.startswith(f"{len(pool.states)} blocks of 4 tokens: ")
+            # It is the legend, too.
+            signs = stack.page.locator(".card .counts").nth(index).locator(".sign")
+            await expect(signs).to_have_count(len(BLOCK_STATES))
             # What moved before the page looked is on the move for nobody else.
             for number in (1, 2):
                 if counts[number]:
@@ -179,6 +207,8 @@ async def test_request_has_its_end_when_it_was_chosen_before_it_began() -> None:
         await stack.page.locator("#queue button").filter(has_text="late").click()
         facts, progress = stack.page.locator("#life-body dd").first, stack.page.locator("progress")
         await expect(facts).to_contain_text("waits")
+        # How many tokens it has is told once it runs.
+        await expect(stack.page.locator("#life-body")).to_contain_text("not seen yet")
         rows = stack.scheduler.cluster.engines[0].scheduler.placement.rows
         while "late" not in {sequence.request.request_id for sequence in rows.running}:
             stack.watch.hold(after=1)
@@ -207,12 +237,183 @@ async def test_page_says_that_an_executor_is_lost_when_it_is_killed() -> None:
         killing = asyncio.create_task(stack.executor.kill())
         await expect(stack.page.locator(".card.lost .pill")).to_contain_text("lost")
         await expect(stack.page.locator("#nobody")).to_contain_text("No executor serves")
-        await expect(stack.page.locator("#why")).to_contain_text("no executor is connected")
+        await expect(stack.page.locator("#reasons")).to_have_text("no executor is connected")
         stack.watch.release()
         await killing
         await stack.executor.start()
         await expect(stack.page.locator(".card:not(.lost)")).to_have_count(1)
         await expect(stack.page.locator("#nobody")).to_be_hidden()
+
+
+async def focused_request(page: Page) -> str:
+    """Whose button in the queue has the focus; empty for none's."""
+    asked = "document.activeElement.closest('#queue button')?.querySelector('.id').textContent"
+    return str(await page.evaluate(f"{asked} ?? ''"))
+
+
+async def test_queue_keeps_the_focus_at_the_same_request_while_it_moves_on() -> None:
+    async with held_stack(num_requests=MANY_REQUESTS) as stack:
+        buttons, ids = stack.page.locator("#queue button"), stack.page.locator("#queue .id")
+        waiting = await poll(stack.waiting)
+        assert len(waiting) > 3
+        await expect(ids).to_have_text(waiting[:MAX_SHOWN])
+        await buttons.nth(2).focus()
+        stack.abort(waiting[0])
+        await expect(ids.filter(has_text=waiting[0])).to_have_count(0)
+        assert await focused_request(stack.page) == waiting[2]
+        # Whoever comes after one that has gone has the focus, or nobody would.
+        stack.abort(waiting[2])
+        await expect(ids.filter(has_text=waiting[2])).to_have_count(0)
+        assert await focused_request(stack.page) == waiting[3]
+
+
+async def test_what_is_chosen_while_the_page_is_paused_is_what_it_shows() -> None:
+    async with held_stack() as stack:
+        facts = stack.page.locator(".card .facts")
+        canvas, title = stack.page.locator("canvas.map").first, stack.page.locator("#life-body h3")
+        await stack.page.get_by_role("button", name="Pause").click()
+        pill = stack.page.locator("#connection")
+        await expect(pill).to_contain_text("paused at")
+        state, seen = await stack.state(), await facts.inner_text()
+        (executor,) = state.executors.values()
+        block = next(i for i, number in enumerate(executor.device.holders) if number)
+        name = state.request(executor.device.holders[block]).request_id
+        stack.abort(name)
+        while name in await stack.holders():
+            stack.watch.hold(after=1)
+            await stack.watch.wait_held()
+        await canvas.click(position={"x": 16 * block + 8, "y": 8})
+        await expect(title).to_have_text(name)
+        assert await facts.inner_text() == seen
+        await stack.page.get_by_role("button", name="Go on").click()
+        await expect(pill).to_have_text("live")
+        await expect(facts).not_to_have_text(seen)
+
+
+async def test_keys_alone_choose_a_request_and_none_and_the_focus_is_never_lost() -> None:
+    async with held_stack(num_requests=MANY_REQUESTS) as stack:
+        page = stack.page
+        chosen, none = page.locator("#life-body h3"), page.get_by_role("button", name="Choose none")
+        await page.locator("#queue button").first.focus()
+        await page.keyboard.press("Enter")
+        await expect(chosen).to_have_text(await focused_request(page))
+        await page.keyboard.press("Escape")
+        await expect(chosen).to_be_hidden()
+        await expect(page.locator("#spoken")).to_have_text("no request is chosen")
+        await page.keyboard.press("Enter")
+        await none.focus()
+        await page.keyboard.press("Enter")
+        await expect(chosen).to_be_hidden()
+        await expect(page.locator("#life-heading")).to_be_focused()
+
+
+async def test_request_that_is_chosen_far_down_a_phone_is_in_view() -> None:
+    async with held_stack(PHONE) as stack:
+        steps, title = stack.page.locator("canvas.steps").last, stack.page.locator("#life-body h3")
+        # Some steps move blocks and have no rows.
+        while "; row 1: request-" not in await stack.speaks("canvas.steps", "End"):
+            stack.watch.hold(after=1)
+            await stack.watch.wait_held()
+        await steps.press("Enter")
+        await expect(title).to_be_in_viewport()
+        await expect(steps).to_be_in_viewport()
+
+
+NAMES = ("<img src=x onerror=alert(1)>", "\u202ethgir morf", "x" * 128)
+
+
+async def test_names_are_text_and_leave_room_for_each_other_whatever_callers_wrote() -> None:
+    watch = StepWatch()
+    async with (
+        browser() as chromium,
+        scheduler_in_process(FakeExecutor(num_device_blocks=16, fault=watch)) as scheduler,
+        AsyncClient(scheduler.address) as client,
+        live_page([scheduler.address]) as url,
+    ):
+        page = await chromium.new_page(viewport=PHONE)
+        expect.set_options(timeout=PATIENCE_MS)
+        dialogs: list[str] = []
+        page.on("dialog", lambda dialog: dialogs.append(dialog.message))
+        watch.hold()
+
+        def ask(name: str) -> asyncio.Task[object]:
+            params, scheduling = SamplingParams(max_tokens=8), SchedulingParams(tenant=name)
+            return asyncio.create_task(
+                client.complete([7] * 40, params, request_id=name, scheduling=scheduling)
+            )
+
+        asking = [ask("first")]
+        try:
+            await watch.wait_held()
+            asking += [ask(name) for name in NAMES]
+            await page.goto(url)
+            for name in NAMES:
+                button = page.locator("#queue button").filter(has_text=name)
+                await button.click()
+                await expect(page.locator("#life-body h3")).to_have_text(name)
+                for shown in (button.locator(".id"), button.locator(".hint")):
+                    box = await shown.bounding_box()
+                    assert box is not None
+                    assert box["width"] > 250
+                await expect(button.locator(".hint")).to_contain_text("40 tokens")
+            assert await page.locator("main img").count() == 0
+            assert dialogs == []
+            width = await page.evaluate("document.documentElement.scrollWidth")
+            assert width == PHONE["width"]
+        finally:
+            watch.release()
+            await asyncio.wait(asking)
+
+
+async def test_map_of_many_blocks_stays_small_and_says_what_its_cells_stand_for() -> None:
+    executor = FakeExecutor(num_device_blocks=30_000, num_host_blocks=0)
+    async with (
+        browser() as chromium,
+        scheduler_in_process(executor) as scheduler,
+        AsyncClient(scheduler.address) as client,
+        live_page([scheduler.address]) as url,
+    ):
+        expect.set_options(timeout=PATIENCE_MS)
+        await client.complete([7] * 40, SamplingParams(max_tokens=8))
+        page = await chromium.new_page(viewport=DESKTOP)
+        await page.goto(url)
+        canvas, spoken = page.locator("canvas.map").first, page.locator("#spoken")
+        await expect(page.locator(".card .counts").first).to_contain_text(
+            re.compile(r"30,000 blocks of 4 tokens, (\d+) in a cell")
+        )
+        box = await canvas.bounding_box()
+        assert box is not None
+        assert box["height"] <= 220
+        await canvas.focus()
+        await expect(spoken).to_have_text(re.compile(r"^blocks 0 to \d+: .*\d+ cached"))
+        await canvas.press("End")
+        await expect(spoken).to_have_text(re.compile(r"^blocks \d+ to 29999: \d+ free$"))
+
+
+async def test_page_says_that_nothing_comes_when_the_scheduler_is_silent() -> None:
+    may_send = asyncio.Event()
+    may_send.set()
+
+    async def sleep_until_it_may(_: float) -> None:
+        await asyncio.sleep(0.05)
+        await may_send.wait()
+
+    async with (
+        browser() as chromium,
+        scheduler_in_process(FakeExecutor(), live_sleep=sleep_until_it_may) as scheduler,
+        live_page([scheduler.address]) as url,
+    ):
+        expect.set_options(timeout=PATIENCE_MS)
+        page = await chromium.new_page()
+        await page.goto(url)
+        pill = page.locator("#connection")
+        await expect(pill).to_have_text("live")
+        may_send.clear()
+        await expect(pill).to_have_text("silent")
+        await expect(page.locator("#problem")).to_contain_text("What you see is of ")
+        may_send.set()
+        await expect(pill).to_have_text("live")
+        await expect(page.locator("#problem")).to_be_hidden()
 
 
 async def operators_only(_: Request, credential: str) -> None:
@@ -271,8 +472,16 @@ async def test_page_says_that_the_connection_is_lost_until_the_scheduler_is_ther
         await page.route("**/feed?*", lambda route: route.abort())
         async with live_page([scheduler.address]) as url:
             await page.goto(url)
-            await expect(page.locator("#problem")).to_contain_text("trying again")
+            await expect(page.locator("#problem")).to_contain_text("keeps trying again")
             await expect(page.locator("#connection")).to_have_text("connection lost")
+            # Once, and not anew each time that it tries: it is read out.
+            said = "new MutationObserver((all) => (window.changes = all.length)).observe("
+            said += "document.getElementById('problem'), {childList: true, subtree: true})"
+            await page.evaluate(said)
+            for _ in range(3):
+                async with page.expect_request("**/feed?*"):
+                    pass
+            assert await page.evaluate("window.changes ?? 0") == 0
             await page.unroute("**/feed?*")
             await expect(page.locator("#connection")).to_have_text("live")
             await expect(page.locator("#problem")).to_be_hidden()

@@ -228,6 +228,34 @@ async def test_frame_says_what_the_first_that_waits_lacks_when_there_are_no_bloc
         await asyncio.gather(first, second)
 
 
+async def test_frame_says_that_others_go_first_when_some_are_swapped_out() -> None:
+    watch = StepWatch()
+    executor = FakeExecutor(num_device_blocks=24, num_host_blocks=64, fault=watch)
+    async with (
+        scheduler_in_process(executor, config=SWAPS) as scheduler,
+        AsyncClient(scheduler.address) as client,
+    ):
+        params = SamplingParams(seed=1, max_tokens=30)
+        asking = [
+            asyncio.create_task(client.complete([number] * 9, params)) for number in range(14)
+        ]
+        watch.hold(after=3)
+        await watch.wait_held()
+        while not scheduler.cluster.engines[0].scheduler.num_swapped:
+            watch.hold(after=1)
+            await watch.wait_held()
+        with scheduler.view.watching(scheduler.cluster) as watcher:
+
+            async def look() -> tuple[bool, live.WatchSchedulerResponse]:
+                frame = watcher.frame()
+                return frame.num_waiting > 0, frame
+
+            frame = await poll(look)
+        watch.release()
+        await asyncio.gather(*asking)
+        assert [reason.lack for reason in frame.reasons] == [live.LIVE_LACK_OTHERS_FIRST]
+
+
 async def test_frame_says_that_there_is_no_executor_when_a_request_waits_for_one() -> None:
     watch = StepWatch()
     executor = FakeExecutor(fault=watch)

@@ -41,7 +41,8 @@ async def unanswered(found: Prometheus) -> list[tuple[str, str]]:
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             expression = target["expr"]
-            answer = await found.get("query", query=expression.replace("$__rate_interval", "1h"))
+            asked = expression.replace("$__rate_interval", "1h").replace("$executor", ".*")
+            answer = await found.get("query", query=asked)
             if all(math.isnan(float(each["value"][1])) for each in answer["result"]):
                 nothing.append((panel["title"], expression))
     return nothing

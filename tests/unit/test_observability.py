@@ -26,7 +26,8 @@ FIRED = yaml.safe_load((FOLDER / "alerts_test.yml").read_text())["tests"]
 DASHBOARD = json.loads((FOLDER / "grafana" / "dashboards" / "splitserve.json").read_text())
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 TARGETS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
-EXPRESSIONS = [*(rule["expr"] for rule in ALERTS), *TARGETS]
+MARKS = [mark["expr"] for mark in DASHBOARD["annotations"]["list"]]
+EXPRESSIONS = [*(rule["expr"] for rule in ALERTS), *TARGETS, *MARKS]
 # Of Prometheus itself, and of its client.
 OTHERS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 ADDED_LABELS = {"job", "instance", "le"}
@@ -132,6 +133,43 @@ def test_compose_starts_what_reads_only_when_it_is_asked_to() -> None:
             assert (ROOT / volume.split(":")[0]).exists()
 
 
+def test_descriptions_of_panels_name_alerts_that_there_are() -> None:
+    text = " ".join(panel["description"] for panel in DASHBOARD["panels"])
+    named = set(re.findall(r"\bSplitserve\w+", text))
+
+    assert named
+    assert named <= {rule["alert"] for rule in ALERTS}
+
+
+def test_numbers_have_their_units_and_red_means_something() -> None:
+    for panel in DASHBOARD["panels"]:
+        defaults = panel["fieldConfig"]["defaults"]
+        asked = panel["targets"][0]["expr"]
+        if "rate(" in asked and "histogram_quantile" not in asked and "/" not in asked:
+            # CPU seconds a second are cores.
+            assert (defaults["unit"] == "none") == ("process_cpu" in asked), panel["title"]
+        # Without its own, Grafana has whatever is above 80 in red.
+        if panel["type"] == "stat":
+            assert defaults["thresholds"]["steps"], panel["title"]
+
+
+def test_questions_go_to_the_data_source_and_the_executors_that_are_chosen() -> None:
+    listed = DASHBOARD["templating"]["list"]
+    variables = {variable["name"]: variable for variable in listed}
+    asking = [*DASHBOARD["panels"], *DASHBOARD["annotations"]["list"], variables["executor"]]
+
+    assert set(variables) == {"datasource", "executor"}
+    assert {each["datasource"]["uid"] for each in asking} == {"${datasource}"}
+    provisioned = FOLDER / "grafana" / "provisioning" / "datasources" / "prometheus.yml"
+    (source,) = yaml.safe_load(provisioned.read_text())["datasources"]
+    assert variables["datasource"]["current"]["value"] == source["uid"]
+    found = re.fullmatch(r"label_values\((\w+), (\w+)\)", variables["executor"]["query"])
+    assert found is not None
+    assert found[2] in samples()[found[1]]
+    chosen = {name for expr in TARGETS for name in re.findall(r"\$(\w+)", expr)}
+    assert chosen == {"__rate_interval", "executor"}
+
+
 def test_panels_say_what_they_show_and_lie_beside_each_other() -> None:
     places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
     cells = [
@@ -141,6 +179,6 @@ def test_panels_say_what_they_show_and_lie_beside_each_other() -> None:
         for y in range(place["y"], place["y"] + place["h"])
     ]
 
-    assert all(panel["title"] and panel["description"] for panel in DASHBOARD["panels"])
+    assert all(panel["title"] and len(panel["description"]) > 10 for panel in DASHBOARD["panels"])
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24

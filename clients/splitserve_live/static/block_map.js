@@ -1,16 +1,21 @@
-// A pool as a map: a cell for each block, told apart by colour and by shape.
+// A pool as a map: a cell for each block, told apart by colour and by shape. Of a pool with more
+// blocks than cells, each cell stands for several: for what most of them are.
 
-import { BLOCK_STATES } from "./words.js";
+import { BLOCK_STATES, counted, number } from "./words.js";
 
 const MIN_CELL = 5;
 const MAX_CELL = 16;
+const MAX_HEIGHT = 220;
 
 export class BlockMap {
   // `choose(request)`: 0 for none. `say(text)`: to who does not see.
   constructor(name, choose, say) {
     this.name = name;
     this.say = say;
+    // Of the cells.
     this.cursor = -1;
+    this.perCell = 1;
+    this.numCells = 0;
     this.chosen = 0;
     this.canvas = document.createElement("canvas");
     this.canvas.className = "map";
@@ -20,9 +25,9 @@ export class BlockMap {
     this.canvas.setAttribute("aria-label", name);
     this.context = this.canvas.getContext("2d");
     this.canvas.addEventListener("click", (event) => {
-      this.cursor = this.blockAt(event);
+      this.cursor = this.cellAt(event);
       this.all();
-      choose(this.pool?.holders[this.cursor] ?? 0);
+      choose(this.holder());
       this.speak();
     });
     this.canvas.addEventListener("keydown", (event) => this.key(event, choose));
@@ -40,36 +45,82 @@ export class BlockMap {
     this.chosen = chosen;
     this.length = pool.states.length;
     if (isNew || !this.columns || pool.changed.size > this.length / 2) this.all();
-    else for (const block of pool.changed) this.draw(block);
+    else {
+      const cells = new Set();
+      for (const block of pool.changed) cells.add(Math.floor(block / this.perCell));
+      for (const cell of cells) this.draw(cell);
+    }
     pool.changed.clear();
   }
 
-  // Cells as large as fit, and as many rows as it takes.
+  // Cells as large as fit; of the smallest as many as there is room for.
   all() {
     const width = this.canvas.clientWidth;
     if (!this.pool || !width) return;
     const count = this.pool.states.length;
-    const aim = Math.sqrt((width * Math.min(220, width * 0.6)) / Math.max(count, 1));
+    const room = Math.min(MAX_HEIGHT, width * 0.6);
+    const aim = Math.sqrt((width * room) / Math.max(count, 1));
     this.cell = Math.max(MIN_CELL, Math.min(MAX_CELL, Math.floor(aim)));
     this.columns = Math.max(1, Math.floor(width / this.cell));
-    const height = Math.ceil(count / this.columns) * this.cell;
+    const most = this.columns * Math.max(1, Math.floor(room / this.cell));
+    const isAtMinimum = this.cell === MIN_CELL;
+    this.perCell = isAtMinimum ? Math.max(1, Math.ceil(count / most)) : 1;
+    this.numCells = Math.ceil(count / this.perCell);
+    this.cursor = Math.min(this.cursor, this.numCells - 1);
+    const height = Math.ceil(this.numCells / this.columns) * this.cell;
     const ratio = window.devicePixelRatio || 1;
     this.canvas.height = Math.max(1, Math.round(height * ratio));
     this.canvas.width = Math.round(width * ratio);
     this.canvas.style.height = `${height}px`;
     this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    for (let block = 0; block < count; block++) this.draw(block);
+    for (let cell = 0; cell < this.numCells; cell++) this.draw(cell);
   }
 
-  draw(block) {
-    const { context, cell, colours, pool } = this;
-    const state = pool.states[block];
-    const left = (block % this.columns) * cell;
-    const top = Math.floor(block / this.columns) * cell;
-    const size = cell - 1;
+  // The blocks of a cell: from the first to before the second.
+  blocks(cell) {
+    return [cell * this.perCell, Math.min((cell + 1) * this.perCell, this.pool.states.length)];
+  }
+
+  // How many of the blocks of a cell are in each state.
+  counts(cell) {
+    const counts = [0, 0, 0, 0, 0, 0];
+    const [first, end] = this.blocks(cell);
+    for (let block = first; block < end; block++) counts[this.pool.states[block]] += 1;
+    return counts;
+  }
+
+  // The block that a cell looks like: one of the request that is chosen, or one of the most.
+  standIn(cell) {
+    const [first, end] = this.blocks(cell);
+    if (end - first === 1) return first;
+    const mine = this.chosen ? this.pool.holders.indexOf(this.chosen, first) : -1;
+    if (mine >= 0 && mine < end) return mine;
+    const counts = this.counts(cell);
+    return this.pool.states.indexOf(counts.indexOf(Math.max(...counts)), first);
+  }
+
+  draw(cell) {
+    const { context, colours, pool } = this;
+    const block = this.standIn(cell);
+    const left = (cell % this.columns) * this.cell;
+    const top = Math.floor(cell / this.columns) * this.cell;
+    const size = this.cell - 1;
     const isDimmed = this.chosen && pool.holders[block] !== this.chosen;
-    context.clearRect(left, top, cell, cell);
+    context.clearRect(left, top, this.cell, this.cell);
     context.globalAlpha = isDimmed ? 0.3 : 1;
+    this.shape(pool.states[block], left, top, size);
+    context.globalAlpha = 1;
+    const hasFocus = document.activeElement === this.canvas;
+    if (cell === this.cursor && hasFocus) {
+      context.strokeStyle = colours.text;
+      context.lineWidth = 2;
+      context.strokeRect(left + 1, top + 1, size - 1, size - 1);
+    }
+  }
+
+  // Told apart in cells of four pixels, too.
+  shape(state, left, top, size) {
+    const { context, colours } = this;
     context.fillStyle = colours.states[state];
     if (state === 3) {
       // Cached: an outline.
@@ -77,28 +128,23 @@ export class BlockMap {
       context.fillStyle = colours.page;
       context.fillRect(left + 1, top + 1, size - 2, size - 2);
       context.fillStyle = colours.states[3];
-      if (cell > 7) context.fillRect(left + 3, top + 3, size - 6, size - 6);
+      if (size > 6) context.fillRect(left + 3, top + 3, size - 6, size - 6);
     } else if (state === 4) {
       // Given back: the half that is still there.
       context.fillRect(left, top + Math.ceil(size / 2), size, Math.floor(size / 2));
     } else if (state === 5) {
-      context.fillRect(left, top, size, size);
-      context.fillStyle = colours.page;
-      const middle = Math.max(1, Math.floor(size / 3));
-      context.fillRect(left + middle, top + middle, size - 2 * middle, size - 2 * middle);
+      // On the move: an arrow.
+      context.beginPath();
+      context.moveTo(left, top);
+      context.lineTo(left + size, top + size / 2);
+      context.lineTo(left, top + size);
+      context.fill();
     } else {
       context.fillRect(left, top, size, size);
       if (state === 2) {
         // Shared: a corner is missing.
         context.clearRect(left + Math.ceil(size / 2), top, Math.floor(size / 2), Math.floor(size / 2));
       }
-    }
-    context.globalAlpha = 1;
-    const hasFocus = document.activeElement === this.canvas;
-    if (block === this.cursor && hasFocus) {
-      context.strokeStyle = colours.text;
-      context.lineWidth = 2;
-      context.strokeRect(left + 1, top + 1, size - 1, size - 1);
     }
   }
 
@@ -109,7 +155,7 @@ export class BlockMap {
   }
 
   key(event, choose) {
-    const last = (this.pool?.states.length ?? 0) - 1;
+    const last = this.numCells - 1;
     const moves = {
       ArrowRight: 1,
       ArrowLeft: -1,
@@ -132,30 +178,49 @@ export class BlockMap {
       this.speak();
     } else if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
-      choose(this.pool?.holders[this.cursor] ?? 0);
-    } else if (event.key === "Escape") {
-      choose(0);
+      choose(this.holder());
     }
   }
 
-  describe(block) {
-    const holder = this.pool.holders[block];
-    const whose = holder ? `, of ${this.nameOf(holder)}` : "";
-    return `block ${block}: ${BLOCK_STATES[this.pool.states[block]]}${whose}`;
+  // Who holds what the cursor is at: of several blocks, whoever holds the most of them.
+  holder() {
+    if (!this.pool || this.cursor < 0) return 0;
+    const counts = new Map();
+    const [first, end] = this.blocks(this.cursor);
+    for (const holder of this.pool.holders.slice(first, end)) {
+      if (holder) counts.set(holder, (counts.get(holder) ?? 0) + 1);
+    }
+    return [...counts].sort((one, other) => other[1] - one[1])[0]?.[0] ?? 0;
+  }
+
+  describe(cell) {
+    const [first, end] = this.blocks(cell);
+    const holders = new Set(this.pool.holders.slice(first, end));
+    holders.delete(0);
+    const [holder] = holders;
+    if (end - first === 1) {
+      const whose = holder ? `, of ${this.nameOf(holder)}` : "";
+      return `block ${first}: ${BLOCK_STATES[this.pool.states[first]]}${whose}`;
+    }
+    const counts = this.counts(cell);
+    const states = counts.map((count, state) => count && `${number(count)} ${BLOCK_STATES[state]}`);
+    const whose = holders.size > 1 ? `, of ${counted(holders.size, "request")}` : "";
+    const only = holders.size === 1 ? `, of ${this.nameOf(holder)}` : whose;
+    return `blocks ${first} to ${end - 1}: ${states.filter(Boolean).join(", ")}${only}`;
   }
 
   speak() {
-    if (this.pool && this.cursor in this.pool.states) this.say(this.describe(this.cursor));
+    if (this.pool && this.cursor >= 0) this.say(this.describe(this.cursor));
   }
 
   hover(event) {
-    const block = this.blockAt(event);
-    this.canvas.title = this.pool && block in this.pool.states ? this.describe(block) : "";
+    const cell = this.cellAt(event);
+    this.canvas.title = this.pool && cell >= 0 ? this.describe(cell) : "";
   }
 
-  blockAt(event) {
+  cellAt(event) {
     const column = Math.floor(event.offsetX / this.cell);
-    const block = Math.floor(event.offsetY / this.cell) * this.columns + column;
-    return column < this.columns && block < this.length ? block : -1;
+    const cell = Math.floor(event.offsetY / this.cell) * this.columns + column;
+    return column < this.columns && cell < this.numCells ? cell : -1;
   }
 }

@@ -1,8 +1,9 @@
 // One executor: what it does in numbers, its blocks, its steps.
 
 import { BlockMap } from "./block_map.js";
-import { Timeline, describeStep } from "./timeline.js";
-import { BLOCK_STATES, number, why } from "./words.js";
+import { element, fill, sign, text } from "./elements.js";
+import { Timeline, kindsOf, restOf } from "./timeline.js";
+import { BLOCK_STATES, ROW_KINDS, counted, number, why } from "./words.js";
 
 const STATES = {
   serving: "serving",
@@ -18,16 +19,23 @@ export class ExecutorCard {
     this.state = element("span", "pill");
     this.facts = element("p", "facts");
     this.reason = element("p", "reason");
+    this.next = element("bdi");
+    this.nextWhy = element("span");
+    this.reason.append("Next here is ", this.next, this.nextWhy);
     this.device = new BlockMap(`Device blocks of ${address}`, choose, say);
     this.host = new BlockMap(`Host blocks of ${address}`, choose, say);
-    this.deviceText = element("p", "counts");
-    this.hostText = element("p", "counts");
+    this.deviceText = new PoolCounts();
+    this.hostText = new PoolCounts();
     this.steps = new Timeline(`Steps of ${address}`, choose, say);
-    this.stepText = element("p", "counts");
+    this.stepText = new StepText();
     const head = element("div", "head");
     head.append(heading, this.state);
     this.hostPart = element("div");
-    this.hostPart.append(element("h3", "", "KV blocks on the host"), this.host.canvas, this.hostText);
+    this.hostPart.append(
+      element("h3", "", "KV blocks on the host"),
+      this.host.canvas,
+      this.hostText.root,
+    );
     this.root.setAttribute("aria-label", `Executor ${address}`);
     this.root.append(
       head,
@@ -35,11 +43,11 @@ export class ExecutorCard {
       this.reason,
       element("h3", "", "KV blocks on the device"),
       this.device.canvas,
-      this.deviceText,
+      this.deviceText.root,
       this.hostPart,
       element("h3", "", "Steps"),
       this.steps.canvas,
-      this.stepText,
+      this.stepText.root,
     );
   }
 
@@ -51,7 +59,7 @@ export class ExecutorCard {
   }
 
   // What is read; rarer than what is drawn.
-  write(known) {
+  write(known, nameOf) {
     const { told, device, host, steps } = known;
     this.root.classList.remove("lost");
     text(this.state, STATES[told.state] ?? told.state);
@@ -60,14 +68,17 @@ export class ExecutorCard {
       `${number(new Set(told.running).size)} running in ${told.running.length} of ${told.rows} rows`,
       `${number(told.num_waiting)} waiting`,
       `${number(told.swapped.length)} swapped`,
-      `${number(told.num_steps)} steps`,
-      `${number(told.preemptions)} preemptions`,
+      counted(told.num_steps, "step"),
+      counted(told.preemptions, "preemption"),
     ];
     text(this.facts, facts.join(" · "));
-    text(this.reason, told.reason ? `Next here: ${why(told.reason)}.` : "");
-    text(this.deviceText, counts(device));
-    text(this.hostText, counts(host));
-    text(this.stepText, steps.length ? describeStep(steps.at(-1)) : "no steps yet");
+    const next = told.swapped[0] ?? told.waiting[0] ?? 0;
+    this.reason.classList.toggle("none", !told.reason);
+    text(this.next, told.reason ? nameOf(next) : "");
+    text(this.nextWhy, told.reason ? `: ${why(told.reason)}.` : "");
+    this.deviceText.write(device, this.device.perCell);
+    this.hostText.write(host, this.host.perCell);
+    this.stepText.write(steps.at(-1));
   }
 
   lose(ageMs) {
@@ -75,23 +86,46 @@ export class ExecutorCard {
     text(this.state, `lost ${Math.round(ageMs / 1000)} s ago`);
     this.state.dataset.state = "lost";
     text(this.facts, "Its requests go on elsewhere, or wait for an executor.");
-    text(this.reason, "");
+    this.reason.classList.add("none");
   }
 }
 
-function counts(pool) {
-  const parts = pool.counts.map((count, state) => `${number(count)} ${BLOCK_STATES[state]}`);
-  const shown = parts.filter((_, state) => state === 0 || pool.counts[state]);
-  return `${number(pool.states.length)} blocks of ${pool.blockSize} tokens: ${shown.join(", ")}`;
+// How many blocks of a pool are in each state, each with the sign that it has in the map.
+class PoolCounts {
+  constructor() {
+    this.root = element("p", "counts");
+    this.size = element("span");
+    this.states = BLOCK_STATES.map((_, state) => sign(`block block-${state}`));
+    this.root.append(this.size, ...this.states.flatMap((each) => [" ", each]));
+  }
+
+  write(pool, perCell) {
+    const each = perCell > 1 ? `, ${perCell} in a cell` : "";
+    text(this.size, `${number(pool.states.length)} blocks of ${pool.blockSize} tokens${each}:`);
+    this.states.forEach((each, state) => {
+      const count = pool.counts[state];
+      each.classList.toggle("none", !count);
+      text(each.lastChild, `${number(count)} ${BLOCK_STATES[state]}`);
+    });
+  }
 }
 
-export function element(name, className = "", content = "") {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (content) made.textContent = content;
-  return made;
-}
+// The latest step, with the signs of its rows.
+class StepText {
+  constructor() {
+    this.root = element("p", "counts");
+    this.name = element("span");
+    this.kinds = element("span");
+    this.rest = element("span");
+    this.root.append(this.name, " ", this.kinds, " ", this.rest);
+  }
 
-export function text(node, content) {
-  if (node.textContent !== content) node.textContent = content;
+  write(step) {
+    text(this.name, step ? `step ${step.id}:` : "no steps yet");
+    fill(this.kinds, step ? kindsOf(step) : [], () => sign(""), (each, [kind, count]) => {
+      each.firstChild.className = `row row-${kind}`;
+      text(each.lastChild, `${count} ${ROW_KINDS[kind]}`);
+    });
+    text(this.rest, step ? restOf(step).join(", ") : "");
+  }
 }

@@ -4,8 +4,8 @@ const FIRST_PAUSE_MS = 500;
 const MAX_PAUSE_MS = 8_000;
 
 export class Feed {
-  // `on.frame(frame, isFirst)`, `on.lost(message, pauseMs)`, `on.refused(message)`: without another
-  // key it is of no use to go on.
+  // `on.frame(frame, isFirst)`, `on.lost(message)`, `on.refused(message)`: without another key it is
+  // of no use to go on.
   constructor(on) {
     this.on = on;
     this.key = "";
@@ -17,6 +17,10 @@ export class Feed {
     this.abort?.abort();
     this.abort = new AbortController();
     this.run(this.abort.signal);
+  }
+
+  stop() {
+    this.abort?.abort();
   }
 
   headers() {
@@ -47,10 +51,10 @@ export class Feed {
           signal,
         });
         if (response.status === 401 || response.status === 403) {
-          this.on.refused((await response.json()).message, response.status);
+          this.on.refused(await messageOf(response), response.status);
           return;
         }
-        if (!response.ok) throw new Error((await response.json()).message);
+        if (!response.ok) throw new Error(await messageOf(response));
         let isFirst = true;
         for await (const frame of frames(response.body)) {
           if (signal.aborted) return;
@@ -60,13 +64,20 @@ export class Feed {
         }
       } catch (error) {
         if (signal.aborted) return;
-        problem = error.message;
+        // Browsers say in words of their own that nobody answered.
+        problem = error instanceof TypeError ? "the gateway does not answer" : error.message;
       }
-      this.on.lost(problem, pauseMs);
+      this.on.lost(problem);
       await new Promise((resolve) => setTimeout(resolve, pauseMs));
       pauseMs = Math.min(2 * pauseMs, MAX_PAUSE_MS);
     }
   }
+}
+
+// Why it was refused; of a proxy on the way, which has no reasons, its number.
+async function messageOf(response) {
+  const told = await response.json().catch(() => null);
+  return told?.message ?? `the answer was HTTP ${response.status}`;
 }
 
 async function* frames(body) {

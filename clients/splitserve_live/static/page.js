@@ -1,14 +1,17 @@
 // The page: frames come in, the picture follows them.
 
-import { ExecutorCard, element, text } from "./executor_card.js";
+import { element, sign, text } from "./elements.js";
+import { ExecutorCard } from "./executor_card.js";
 import { Feed } from "./feed.js";
 import { Model } from "./model.js";
 import { Queue, RequestPanel } from "./request_panel.js";
-import { BLOCK_MEANINGS, ROW_MEANINGS, number } from "./words.js";
+import { BLOCK_MEANINGS, MOVE_MEANING, ROW_MEANINGS, number } from "./words.js";
 
 // Text changes no faster than people read it.
 const TEXT_MS = 500;
 const LIFE_MS = 1_000;
+// Frames come several times a second.
+const SILENT_MS = 5_000;
 const KEY = "splitserve-live-key";
 
 const get = (id) => document.getElementById(id);
@@ -17,29 +20,30 @@ const cards = new Map();
 let chosen = 0;
 let isPaused = false;
 let isDirty = false;
-let writtenAt = 0;
+let writtenAt = -TEXT_MS;
+let framedAt = 0;
+let isSilent = false;
 let colours = readColours();
 
 const queue = new Queue(choose);
 const panel = new RequestPanel(choose);
 const feed = new Feed({
   frame(frame, isFirst) {
-    if (isFirst) {
-      model.begin();
-      connected();
-    }
+    if (isFirst) model.begin();
+    if (isFirst || isSilent) connected();
+    framedAt = performance.now();
     model.take(frame);
     if (!isDirty) {
       isDirty = true;
       requestAnimationFrame(draw);
     }
   },
-  lost(message, pauseMs) {
+  lost(message) {
     pill("lost", "connection lost");
-    problem(`No connection: ${message}. What you see is old; trying again in ${pauseMs / 1000} s.`);
-    document.body.classList.add("stale");
+    old(`No connection: ${message}.`, "The page keeps trying again.");
   },
   refused(message, status) {
+    framedAt = 0;
     pill("lost", status === 401 ? "key needed" : "not allowed");
     get("key-form").hidden = false;
     text(get("key-problem"), feed.key ? message : "This scheduler shows itself to operators only.");
@@ -48,12 +52,34 @@ const feed = new Feed({
 });
 
 function connected() {
-  pill("serving", isPaused ? "paused" : "live");
+  isSilent = false;
+  pill("serving", "live");
   problem("");
-  get("key-form").hidden = true;
   document.body.classList.remove("stale");
-  writtenAt = 0;
+  const form = get("key-form");
+  if (form.contains(document.activeElement)) get("main").focus();
+  form.hidden = true;
+  writtenAt = -TEXT_MS;
 }
+
+// What is seen is of the last frame. It is said once, and not anew at each trial.
+function old(what, comfort) {
+  framedAt = 0;
+  isSilent = false;
+  const at = model.frame ? `What you see is of ${clock(model.frame.unix_ms)}. ` : "";
+  problem(`${what} ${at}${comfort}`);
+  document.body.classList.add("stale");
+}
+
+// A connection may stand, and nothing comes.
+function listen() {
+  if (!framedAt || performance.now() - framedAt < SILENT_MS) return;
+  pill("late", "silent");
+  old("The scheduler sends nothing.", "The page goes on when it does.");
+  isSilent = true;
+}
+
+const clock = (unixMs) => new Date(unixMs).toLocaleTimeString("en-GB");
 
 function pill(state, words) {
   get("connection").dataset.state = state;
@@ -83,14 +109,16 @@ function choose(request) {
     model.life(chosen);
     say(`request ${model.idOf(chosen)} is chosen`);
     askForLife();
+  } else {
+    say("no request is chosen");
   }
-  writtenAt = 0;
+  writtenAt = -TEXT_MS;
   draw();
 }
 
 function draw() {
   isDirty = false;
-  if (!model.frame || (isPaused && writtenAt)) return;
+  if (!model.frame) return;
   const now = performance.now();
   const isToWrite = now - writtenAt >= TEXT_MS;
   const nameOf = (request) => model.idOf(request);
@@ -103,7 +131,7 @@ function draw() {
       get("executors").append(card.root);
     }
     card.draw(known, shown, colours, nameOf);
-    if (isToWrite) card.write(known);
+    if (isToWrite) card.write(known, nameOf);
   }
   if (!isToWrite) return;
   writtenAt = now;
@@ -120,7 +148,10 @@ function draw() {
   get("nobody").hidden = !isNobody;
   text(
     get("nobody"),
-    isNobody ? "No executor serves. Requests wait for one; splitserve executor starts one." : "",
+    isNobody
+      ? "No executor serves. Requests wait for one, or are refused if there never was one. " +
+          "“splitserve executor” starts one."
+      : "",
   );
   queue.write(model, chosen);
   panel.write(model, chosen);
@@ -165,14 +196,16 @@ function readColours() {
 }
 
 function legend() {
-  const list = get("legend");
-  const add = (className, words) => {
+  const add = (list, className, words) => {
     const item = element("li");
-    item.append(element("i", className), element("span", "", words));
-    list.append(item);
+    const made = sign(className);
+    text(made.lastChild, words);
+    item.append(made);
+    get(list).append(item);
   };
-  BLOCK_MEANINGS.forEach((words, state) => add(`block block-${state}`, words));
-  ROW_MEANINGS.forEach((words, kind) => words && add(`row row-${kind}`, `step: ${words}`));
+  BLOCK_MEANINGS.forEach((words, state) => add("block-legend", `block block-${state}`, words));
+  ROW_MEANINGS.forEach((words, kind) => words && add("row-legend", `row row-${kind}`, words));
+  add("row-legend", "row moves", MOVE_MEANING);
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
@@ -183,10 +216,22 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 
 get("pause").addEventListener("click", () => {
   isPaused = !isPaused;
-  get("pause").setAttribute("aria-pressed", String(isPaused));
   text(get("pause"), isPaused ? "Go on" : "Pause");
-  pill("serving", isPaused ? "paused" : "live");
-  draw();
+  if (isPaused) {
+    // Nothing is told until it goes on, so what is chosen meanwhile is what is seen.
+    stop();
+    problem("");
+    writtenAt = -TEXT_MS;
+    draw();
+    pill("paused", model.frame ? `paused at ${clock(model.frame.unix_ms)}` : "paused");
+  } else {
+    pill("", "connecting");
+    feed.restart();
+  }
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && chosen) choose(0);
 });
 
 get("key-form").addEventListener("submit", (event) => {
@@ -194,6 +239,7 @@ get("key-form").addEventListener("submit", (event) => {
   feed.key = get("key").value.trim();
   sessionStorage.setItem(KEY, feed.key);
   get("key").value = "";
+  if (isPaused) get("pause").click();
   start();
 });
 
@@ -204,14 +250,20 @@ get("scheduler").addEventListener("change", () => {
   model.gone.clear();
   model.lives.clear();
   chosen = 0;
-  feed.restart();
+  if (isPaused) get("pause").click();
+  else feed.restart();
 });
 
 document.addEventListener("visibilitychange", () => {
   // Who does not look costs nothing.
-  if (document.hidden) feed.abort?.abort();
-  else feed.restart();
+  if (document.hidden) stop();
+  else if (!isPaused) feed.restart();
 });
+
+function stop() {
+  feed.stop();
+  framedAt = 0;
+}
 
 async function start() {
   feed.restart();
@@ -225,3 +277,4 @@ feed.key = sessionStorage.getItem(KEY) ?? "";
 legend();
 start();
 setInterval(askForLife, LIFE_MS);
+setInterval(listen, LIFE_MS);

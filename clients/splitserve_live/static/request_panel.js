@@ -1,63 +1,120 @@
 // The queue, and the life of the request that was chosen.
 
-import { element, text } from "./executor_card.js";
-import { duration, number, why } from "./words.js";
+import { element, fill, text } from "./elements.js";
+import { counted, duration, number, why } from "./words.js";
+
+const MAX_SHOWN = 8;
+const MAX_REASONS = 4;
 
 export class Queue {
   constructor(choose) {
     this.choose = choose;
     this.list = document.getElementById("queue");
     this.why = document.getElementById("why");
+    this.reasons = document.getElementById("reasons");
     this.more = document.getElementById("more");
+    this.next = element("bdi");
+    this.nextWords = element("span");
+    this.why.append(this.nextWords, this.next);
+    // By request: a button stays that of its request while the queue moves on.
+    this.items = new Map();
   }
 
   write(model, chosen) {
     const { frame } = model;
-    const here = frame.executors.flatMap((told) => told.waiting);
+    const places = new Map();
+    for (const told of frame.executors) {
+      for (const request of told.waiting) places.set(request, told.address);
+    }
     const numHere = frame.executors.reduce((sum, told) => sum + told.num_waiting, 0);
-    const numbers = [...frame.waiting, ...here];
     const total = frame.num_waiting + numHere;
-    text(this.why, whyNext(model));
-    const shown = numbers.slice(0, 12);
-    while (this.list.children.length > shown.length) this.list.lastChild.remove();
-    shown.forEach((request, index) => this.item(index, request, model, chosen));
+    this.writeWhy(model);
+    const shown = [...frame.waiting, ...places.keys()].slice(0, MAX_SHOWN);
+    this.arrange(shown);
+    for (const request of shown) this.item(request, model, chosen, places.get(request));
     const quarantined = frame.num_quarantined ? `, ${frame.num_quarantined} in quarantine` : "";
     const rest = total - shown.length;
     text(this.more, rest > 0 ? `and ${number(rest)} more${quarantined}` : quarantined.slice(2));
   }
 
-  item(index, request, model, chosen) {
-    let item = this.list.children[index];
-    if (!item) {
-      item = element("li");
-      const button = element("button");
-      button.type = "button";
-      button.append(element("span", "id"), element("span", "hint"));
-      button.addEventListener("click", () => this.choose(Number(button.dataset.request)));
-      item.append(button);
-      this.list.append(item);
+  // Who has gone goes, who has come comes, and whoever has the focus keeps it; if that one has gone,
+  // the one that took its place has it.
+  arrange(shown) {
+    const focused = this.list.contains(document.activeElement) ? document.activeElement : null;
+    const place = [...this.list.children].findIndex((item) => item.contains(focused));
+    const wanted = new Set(shown);
+    for (const [request, item] of this.items) {
+      if (wanted.has(request)) continue;
+      item.remove();
+      this.items.delete(request);
     }
-    const [button] = item.children;
+    shown.forEach((request, index) => {
+      if (!this.items.has(request)) this.items.set(request, this.make(request));
+      const item = this.items.get(request);
+      if (this.list.children[index] !== item) this.list.insertBefore(item, this.list.children[index]);
+    });
+    if (!focused || document.activeElement === focused) return;
+    const { children } = this.list;
+    const heir = focused.isConnected ? focused : children[Math.min(place, children.length - 1)];
+    (heir?.querySelector("button") ?? heir ?? document.getElementById("queue-heading")).focus();
+  }
+
+  make(request) {
+    const item = element("li");
+    const button = element("button");
+    button.type = "button";
+    const name = element("bdi", "id");
+    const hint = element("span", "hint");
+    hint.append(element("span"), element("bdi"));
+    button.append(name, hint);
+    button.addEventListener("click", () => this.choose(request));
+    item.append(button);
+    return item;
+  }
+
+  item(request, model, chosen, address) {
+    const [button] = this.items.get(request).children;
+    const [id, hint] = button.children;
     const name = model.names.get(request);
-    button.dataset.request = request;
     button.setAttribute("aria-pressed", String(request === chosen));
-    text(button.children[0], model.idOf(request));
+    text(id, model.idOf(request));
     const sinceMs = name ? model.frame.now_ms - name.submitted_ms : 0;
-    const tenant = name?.tenant ? `${name.tenant} · ` : "";
-    text(button.children[1], `${tenant}${number(name?.prompt ?? 0)} tokens · ${duration(sinceMs)}`);
+    const facts = [counted(name?.prompt ?? 0, "token"), duration(sinceMs)];
+    if (address) facts.push(`at ${address}`);
+    text(hint.firstChild, facts.join(" · ") + (name?.tenant ? " · " : ""));
+    text(hint.lastChild, name?.tenant ?? "");
+  }
+
+  // Of those that no executor has; else of those that wait at one.
+  writeWhy(model) {
+    const { frame } = model;
+    const [first] = frame.waiting;
+    const at = frame.executors.find((told) => told.reason);
+    const isAny = first !== undefined || at !== undefined;
+    const next = first ?? at?.swapped[0] ?? at?.waiting[0];
+    text(this.nextWords, isAny ? "Next is " : "Nobody waits.");
+    text(this.next, isAny ? model.idOf(next) : "");
+    const reasons = first === undefined ? (at ? [at.reason] : []) : frame.reasons;
+    const lines = grouped(reasons.filter((reason) => reason.lack !== "turn"));
+    const said = lines.length || !isAny ? lines : grouped(reasons);
+    const shown = said.slice(0, MAX_REASONS);
+    if (said.length > shown.length) shown.push(`and ${said.length - shown.length} other reasons`);
+    fill(this.reasons, shown, () => element("li"), text);
   }
 }
 
-// Of those that no executor has; else of those that wait at one.
-function whyNext(model) {
-  const { frame } = model;
-  const [first] = frame.waiting;
-  const at = frame.executors.find((told) => told.reason);
-  if (!first && !at) return "Nobody waits.";
-  const next = first ?? at.swapped[0] ?? at.waiting[0];
-  const reasons = first ? frame.reasons : [at.reason];
-  const lacks = reasons.filter((reason) => reason.lack !== "turn");
-  return `Next is ${model.idOf(next)}: ${(lacks.length ? lacks : reasons).map(why).join("; ")}.`;
+// A sentence for each reason that there is, with all executors that have it.
+function grouped(reasons) {
+  const addresses = new Map();
+  for (const reason of reasons) {
+    const sentence = why(reason);
+    if (!addresses.has(sentence)) addresses.set(sentence, []);
+    if (reason.address) addresses.get(sentence).push(reason.address);
+  }
+  return [...addresses].map(([sentence, where]) => {
+    if (!where.length) return sentence;
+    return `${sentence} (${where.length > 2 ? `${where.length} executors` : where.join(", ")})`;
+  });
 }
 
 export class RequestPanel {
@@ -65,21 +122,22 @@ export class RequestPanel {
     this.hint = document.getElementById("life-hint");
     this.body = document.getElementById("life-body");
     this.title = element("h3");
+    this.title.dir = "auto";
     this.facts = element("dl");
     this.progress = element("progress");
     this.progress.setAttribute("aria-label", "Tokens of the most that it may have");
     this.events = element("ol", "events");
-    const clear = element("button", "", "Choose none");
-    clear.type = "button";
-    clear.addEventListener("click", () => choose(0));
-    this.body.append(this.title, this.progress, this.facts, this.events, clear);
-    this.written = 0;
+    this.clear = document.getElementById("choose-none");
+    this.clear.addEventListener("click", () => choose(0));
+    this.body.append(this.title, this.progress, this.facts, this.events);
   }
 
   write(model, chosen) {
     const life = model.lives.get(chosen);
     this.hint.hidden = Boolean(life);
     this.body.hidden = !life;
+    if (!life && document.activeElement === this.clear) document.getElementById("life-heading").focus();
+    this.clear.hidden = !life;
     if (!life) return;
     const { name } = life;
     text(this.title, name.id);
@@ -88,29 +146,31 @@ export class RequestPanel {
       known.host.blocksOf(chosen),
     ]);
     const sum = (which) => blocks.reduce((total, pair) => total + pair[which], 0);
+    // They are told of requests that run.
+    const isKnown = life.tokens > 0;
     const output = Math.max(0, life.tokens - (name.prompt ?? 0));
+    const tokens = (count) => (isKnown ? counted(count, "token") : "not seen yet");
+    this.progress.hidden = !isKnown;
     this.progress.max = Math.max(1, name.stop_len || life.tokens);
     this.progress.value = life.tokens;
     const facts = {
       "Now": life.state ? `${life.state}${life.where ? ` (${life.where})` : ""}` : "over",
       ...(name.tenant ? { Tenant: name.tenant } : {}),
-      "Prompt": `${number(name.prompt ?? 0)} tokens`,
-      "Output": `${number(output)} tokens`,
-      "Computed": `${number(life.computed)} tokens`,
+      "Prompt": counted(name.prompt ?? 0, "token"),
+      "Output": tokens(output),
+      "Computed": tokens(life.computed),
       "Blocks": `${sum(0)} on devices, ${sum(1)} on hosts`,
       "Steps": `${number(life.steps)} since this page looks`,
     };
-    const wanted = Object.entries(facts);
-    while (this.facts.children.length > wanted.length) this.facts.lastChild.remove();
-    wanted.forEach(([term, value], index) => {
-      let pair = this.facts.children[index];
-      if (!pair) {
-        pair = element("div");
-        pair.append(element("dt"), element("dd"));
-        this.facts.append(pair);
-      }
-      text(pair.children[0], term);
-      text(pair.children[1], value);
+    const make = () => {
+      const pair = element("div");
+      pair.append(element("dt"), element("dd"));
+      pair.lastChild.dir = "auto";
+      return pair;
+    };
+    fill(this.facts, Object.entries(facts), make, (pair, [term, value]) => {
+      text(pair.firstChild, term);
+      text(pair.lastChild, value);
     });
     this.writeEvents(life);
   }
@@ -121,17 +181,14 @@ export class RequestPanel {
     const events = life.told
       ? life.told.events.map((event) => [1_000 * event.at_s, describeEvent(event)])
       : life.events.map(({ atMs, what }) => [Math.max(0, atMs - begin), what]);
-    const all = events.slice(-20);
-    while (this.events.children.length > all.length) this.events.lastChild.remove();
-    all.forEach(([sinceMs, what], index) => {
-      let item = this.events.children[index];
-      if (!item) {
-        item = element("li");
-        item.append(element("time"), element("span"));
-        this.events.append(item);
-      }
-      text(item.children[0], `+${duration(sinceMs)}`);
-      text(item.children[1], what);
+    const make = () => {
+      const item = element("li");
+      item.append(element("time"), element("span"));
+      return item;
+    };
+    fill(this.events, events.slice(-20), make, (item, [sinceMs, what]) => {
+      text(item.firstChild, sinceMs ? `+${duration(sinceMs)}` : "0");
+      text(item.lastChild, what);
     });
   }
 }
@@ -141,6 +198,7 @@ function describeEvent({ kind, executor, reason, numbers }) {
   const where = executor ? ` at ${executor}` : "";
   const details = Object.entries(numbers)
     .filter(([, value]) => value)
+    .sort()
     .map(([name, value]) => `${number(value)} ${words(name.replace(/^num_/, ""))}`);
   const rest = [...(reason ? [words(reason)] : []), ...details];
   return words(kind) + where + (rest.length ? `: ${rest.join(", ")}` : "");

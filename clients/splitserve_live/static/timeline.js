@@ -1,6 +1,6 @@
 // The latest steps of an executor, one column each: what each row of the batch was.
 
-import { ROW_KINDS, duration } from "./words.js";
+import { ROW_KINDS, counted, duration } from "./words.js";
 
 const HEIGHT = 84;
 const COLUMN = 8;
@@ -117,8 +117,6 @@ export class Timeline {
       this.row = Math.max(0, this.row - 1);
     } else if (event.key === "Enter" || event.key === " ") {
       choose(this.step()?.requests[this.row] ?? 0);
-    } else if (event.key === "Escape") {
-      choose(0);
     } else {
       return;
     }
@@ -132,25 +130,34 @@ export class Timeline {
     if (!step) return;
     const request = step.requests[this.row];
     const row = request
-      ? `; row ${this.row + 1}: ${this.nameOf(request)}, ${ROW_KINDS[step.kinds[this.row]]}, ${step.tokens[this.row]} tokens`
+      ? `; row ${this.row + 1}: ${this.nameOf(request)}, ${ROW_KINDS[step.kinds[this.row]]}, ${counted(step.tokens[this.row], "token")}`
       : "";
     this.say(`${describeStep(step)}${row}`);
   }
 }
 
-export function describeStep(step) {
+function describeStep(step) {
+  const rows = kindsOf(step).map(([kind, count]) => `${count} ${ROW_KINDS[kind]}`);
+  return [`step ${step.id}: ${rows.join(", ") || "no rows"}`, ...restOf(step)].join(", ");
+}
+
+// How many rows of each kind it had.
+export function kindsOf(step) {
   const counts = new Map();
   for (const kind of step.kinds) counts.set(kind, (counts.get(kind) ?? 0) + 1);
-  const rows = [...counts].sort().map(([kind, count]) => `${count} ${ROW_KINDS[kind]}`);
+  return [...counts].sort();
+}
+
+// How long it took, and what it did beside its rows.
+export function restOf(step) {
   const moves = [
-    [step.out, "blocks out"],
-    [step.in, "blocks in"],
-    [step.copied, "blocks copied"],
+    [step.out, "out"],
+    [step.in, "in"],
+    [step.copied, "copied"],
   ].filter(([count]) => count);
   return [
-    `step ${step.id}: ${rows.join(", ") || "no rows"}`,
     duration(step.round_trip_us / 1000),
-    ...moves.map(([count, what]) => `${count} ${what}`),
+    ...moves.map(([count, how]) => `${counted(count, "block")} ${how}`),
     ...(step.failed ? ["failed"] : []),
-  ].join(", ");
+  ];
 }

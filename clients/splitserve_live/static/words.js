@@ -9,6 +9,8 @@ export const BLOCK_MEANINGS = [
   "given back: free after the steps in flight",
   "on the move: copied or swapped",
 ];
+// The mark below a step.
+export const MOVE_MEANING = "mark below: it moved blocks";
 export const ROW_KINDS = ["", "prompt", "decode", "drafts", "run"];
 export const ROW_MEANINGS = [
   "",
@@ -30,14 +32,16 @@ const SENTENCES = {
   budget: "rows and prompts before it take the tokens of the next step",
   results: "steps in flight concern it",
   open_executor: "the executor takes nobody for now",
+  others_first: "others that wait there go first",
 };
 
 export function why(reason) {
-  const sentence = reason.needed
-    ? `it needs ${reason.needed} blocks, and ${reason.free} are free`
+  return reason.needed
+    ? `it needs ${reason.needed} blocks, and ${reason.free} ${reason.free === 1 ? "is" : "are"} free`
     : (SENTENCES[reason.lack] ?? `it lacks ${reason.lack}`);
-  return reason.address ? `${sentence} (${reason.address})` : sentence;
 }
+
+export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
 export const number = (value) => value.toLocaleString("en-US");
 

@@ -44,13 +44,29 @@ def some_frame() -> live.WatchSchedulerResponse:
     )
 
 
-def drawn(frame: live.WatchSchedulerResponse) -> str:
+def drawn(frame: live.WatchSchedulerResponse, width: int = 100, height: int | None = None) -> str:
     state = LiveState()
     state.take(frame)
-    console = Console(width=100, highlight=False)
+    console = Console(width=width, highlight=False)
     with console.capture() as capture:
-        console.print(screen(state, 100))
+        console.print(screen(state, width, height))
     return capture.get()
+
+
+def many_executors(number: int) -> live.WatchSchedulerResponse:
+    """As `some_frame`, of several executors; somebody waits at each."""
+    frame = some_frame()
+    (first,) = frame.executors
+    first.waiting.append(8)
+    first.reason.CopyFrom(frame.reasons[0])
+    del frame.executors[:], frame.reasons[:]
+    for port in range(1, number + 1):
+        address = f"127.0.0.1:{port}"
+        executor = frame.executors.add()
+        executor.CopyFrom(first)
+        executor.address = address
+        frame.reasons.add(address=address, lack=live.LIVE_LACK_OTHERS_FIRST)
+    return frame
 
 
 def test_screen_shows_blocks_rows_steps_and_why_the_next_waits() -> None:
@@ -64,6 +80,36 @@ def test_screen_shows_blocks_rows_steps_and_why_the_next_waits() -> None:
 
 def test_screen_does_what_no_name_of_a_request_says() -> None:
     assert "\x1b" not in drawn(some_frame())
+
+
+@pytest.mark.parametrize("height", [10, 16, 24, 50])
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 8, 40])
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_screen_fits_and_shows_the_queue_whatever_the_size_of_the_terminal(
+    width: int, height: int, number: int
+) -> None:
+    lines = drawn(many_executors(number), width, height).splitlines()
+    text = "\n".join(lines)
+    assert len(lines) <= height
+    assert "queue: 1 wait" in text
+    assert number < 1 or "127.0.0.1:1" in text
+    left_out = [int(found) for found in re.findall(r"and (\d+) more executors", text)]
+    shown = len(re.findall(r"^127\.0\.0\.1:\d+  serving", text, re.MULTILINE))
+    assert shown + sum(left_out) == number
+
+
+def test_screen_shows_a_map_of_every_executor_when_there_is_room_for_little_else() -> None:
+    text = drawn(many_executors(2), 80, 20)
+    assert text.count("hS···c··") == 2
+    assert text.count("next here is eight\\x1b[31m: it needs 9 blocks, and 5 are free") == 2
+    assert "REQUEST" not in text
+
+
+def test_reason_is_said_once_when_several_executors_have_it() -> None:
+    assert "  others that wait there go first (127.0.0.1:1, 127.0.0.1:2)\n" in drawn(
+        many_executors(2)
+    )
+    assert "  others that wait there go first (8 executors)\n" in drawn(many_executors(8))
 
 
 def test_screen_says_that_no_executor_serves() -> None:
