@@ -47,9 +47,11 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    from tests.support.thorough import check_reasons  # once its assertions are rewritten
+    # Once their assertions are rewritten.
+    from tests.support.thorough import check_reasons, leave_cases
 
     check_reasons(items)
+    leave_cases(items)
 
 
 @pytest.fixture(scope="session")

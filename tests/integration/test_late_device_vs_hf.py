@@ -34,6 +34,8 @@ from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.processes.patience import PATIENCE_S
 
+pytestmark = pytest.mark.cases(6)
+
 NUM_OUTPUT_TOKENS = 10
 MAX_MODEL_LEN = 64
 CONFIG = SchedulerConfig(

@@ -17,6 +17,8 @@ from tests.support.core.observed_engine import ObservedEngine, ObservedScheduler
 from tests.support.covering import covering
 from tests.support.models.model_pair import ModelPair
 
+pytestmark = pytest.mark.cases(8)
+
 PROMPT_LENS = (23, 5, 40, 17, 31, 9, 2, 28)
 NUM_OUTPUT_TOKENS = 20
 # The longest sequence has 60 tokens.

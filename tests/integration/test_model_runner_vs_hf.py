@@ -17,6 +17,8 @@ from executor_service.steps.sampling_params import SamplingParams
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.steps.step_driver import DrivenSequence, drive
 
+pytestmark = pytest.mark.cases(12)
+
 SERVED = (
     "llama",
     "qwen2",

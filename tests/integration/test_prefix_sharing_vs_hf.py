@@ -13,6 +13,8 @@ from tests.support.core.observed_engine import ObservedEngine, make_request
 from tests.support.covering import covering
 from tests.support.models.model_pair import ModelPair
 
+pytestmark = pytest.mark.cases(12)
+
 PairOf = Callable[..., ModelPair]
 
 ARCHITECTURES = ("llama", "gemma2", "qwen3", "mistral")

@@ -25,6 +25,8 @@ from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.in_process import InProcessEngine, output_token_ids
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 
+pytestmark = pytest.mark.cases(16)
+
 NUM_OUTPUT_TOKENS = 24
 BLOCK_SIZE = 8
 FEATURES = frozenset(Feature) - {Feature.ADAPTERS, Feature.CROSS_ATTENTION, Feature.GRAMMAR}

@@ -21,6 +21,8 @@ from tests.support.models.hugging_face import BeamQuestion, generate_beams
 from tests.support.models.model_pair import ModelPair
 from tests.support.models.tiny_models import SLIDING_WINDOW
 
+pytestmark = pytest.mark.cases(8)
+
 PairOf = Callable[..., ModelPair]
 
 PROMPT_LENS = (5, 70, 31)

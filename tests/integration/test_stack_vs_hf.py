@@ -18,6 +18,8 @@ from tests.support.core.observed_engine import ObservedEngine, make_request
 from tests.support.covering import covering
 from tests.support.models.model_pair import ModelPair
 
+pytestmark = pytest.mark.cases(20)
+
 ARCHITECTURES = (
     "llama",
     "qwen2",

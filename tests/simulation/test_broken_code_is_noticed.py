@@ -6,6 +6,8 @@ import pytest
 
 from tests.simulation.planted import PLANTED, num_until_found
 
+pytestmark = pytest.mark.cases(5)
+
 # Most histories that it may take.
 _MOST = 200
 

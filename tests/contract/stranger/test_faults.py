@@ -15,6 +15,8 @@ from tests.contract.stranger.executor import (
 )
 from tests.contract.stranger.process import Cluster, running_cluster
 
+pytestmark = pytest.mark.cases(3)
+
 NUM_TOKENS = 24
 UndefinedReads = Literal["garbage", "invalid_logits"]
 

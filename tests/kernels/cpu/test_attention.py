@@ -23,6 +23,8 @@ from tests.kernels.cpu.problems import (
     make_tokens,
 )
 
+pytestmark = pytest.mark.cases(12)
+
 DTYPES = tuple(TOLERANCES)
 BLOCK_SIZES = (1, 3, 4, 8, 16, 24, 32, 48, 64, 256)
 SHAPES = (

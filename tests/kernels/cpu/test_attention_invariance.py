@@ -29,6 +29,8 @@ from tests.kernels.cpu.problems import (
 )
 from tests.support.covering import covering
 
+pytestmark = pytest.mark.cases(10)
+
 DTYPES = tuple(TOLERANCES)
 # One whose blocks attention reads in place, and others that it copies.
 SHAPES = (

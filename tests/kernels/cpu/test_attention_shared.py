@@ -19,6 +19,8 @@ from tests.kernels.cpu.problems import (
     make_tokens,
 )
 
+pytestmark = pytest.mark.cases(12)
+
 # Shared tokens: fewer than are read together, some, to the end of a partition, beyond it.
 SHARED = (96, 192, 1024, 1536)
 # Own tokens of each row before the one that attends; a row with several new tokens among them.

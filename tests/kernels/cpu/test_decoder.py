@@ -31,6 +31,8 @@ from tests.kernels.cpu.tiny_decoders import (
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.steps.step_driver import DrivenSequence, drive
 
+pytestmark = pytest.mark.cases(10)
+
 # Largest absolute difference of a logit; logits are of about 10.
 FLOAT32_TOLERANCE = 1e-4
 # Size of the difference over the size of the (centred) logits of a token, its median: activations

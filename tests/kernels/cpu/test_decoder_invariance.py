@@ -16,6 +16,8 @@ from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels.cpu.library import NativeLibrary
 from tests.kernels.cpu.tiny_decoders import DirectoryOf, Served, load_decoder, random_tokens, serve
 
+pytestmark = pytest.mark.cases(10)
+
 NAMES = ("llama_odd_mlp", "qwen3", "mistral")
 DTYPES = (torch.float32, torch.bfloat16)
 BLOCK_SIZES = (1, 4, 16)

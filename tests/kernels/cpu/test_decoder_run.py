@@ -31,6 +31,8 @@ from tests.kernels.cpu.tiny_decoders import DirectoryOf, load_decoder, random_to
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.steps.step_driver import GREEDY, Row, make_step
 
+pytestmark = pytest.mark.cases(8)
+
 NUM_BLOCKS = 450
 _SETTINGS = settings(
     max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

@@ -16,6 +16,8 @@ from splitserve_kernels.cpu.linear import PackedLinear, WeightRows, linear
 from splitserve_kernels.cpu.linear import pack as pack_rows
 from tests.support.covering import covering
 
+pytestmark = pytest.mark.cases(12)
+
 # Relative to the size of an output (see _check): in float32 the rounding of sums of up to 5000
 # products, one after the other; in bfloat16 that of the result (2^-9), with as much for the sums.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2**-8}

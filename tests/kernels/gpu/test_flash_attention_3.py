@@ -32,6 +32,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from splitserve_kernels.gpu.attention.flash_attention_3 import FlashAttention3
 from splitserve_kernels.gpu.attention.rows_in_sight import rows_in_sight
 
+pytestmark = pytest.mark.cases(8)
+
 FLOAT8 = torch.float8_e4m3fn
 DECODES = ((0, 1), (15, 1), (16, 1), (700, 1))
 MIXED = ((511, 1), (3, 1), (0, 150), (30, 20), (600, 5))

@@ -16,6 +16,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from splitserve_kernels.gpu.kv_write import kv_write
 from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
 
+pytestmark = pytest.mark.cases(6)
+
 FLOAT8 = torch.float8_e4m3fn
 NUM_TOKENS, NUM_BLOCKS = 7, 5
 # Rounding of float32 products and sums, in units of the result: the last bit of each dtype.

@@ -30,6 +30,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from splitserve_kernels.gpu.attention.paged_decode import paged_decode
 
+pytestmark = pytest.mark.cases(6)
+
 SHAPES = (
     Shape(1, 1, 32, 32, 1, ((0, 1),)),
     Shape(64, 2, 64, 64, 16, ((15, 1), (129, 1))),

@@ -25,6 +25,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from splitserve_kernels.gpu.attention.paged_prefill import paged_prefill
 
+pytestmark = pytest.mark.cases(6)
+
 SHAPES = (
     Shape(1, 1, 32, 32, 1, ((0, 1), (0, 2), (3, 30))),
     Shape(64, 2, 64, 64, 16, ((0, 9), (40, 1))),

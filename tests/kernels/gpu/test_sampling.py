@@ -24,6 +24,8 @@ from splitserve_kernels.gpu import philox
 from splitserve_kernels.gpu.sampling.columns import DrawColumns, num_words, pack
 from splitserve_kernels.gpu.sampling.draw import draw, greedy
 
+pytestmark = pytest.mark.cases(6)
+
 # Of a program: a block of the vocabulary.
 BLOCK = 4096
 SEEDS = (0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, -1, -(2**63), 123456789012345)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from splitserve_client import Detokenizer, Tokenizer
 from tests.support.models import tiny_tokenizers
 
+pytestmark = pytest.mark.cases(12)
+
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TEXTS = st.text(max_size=40) | st.text(alphabet="the fox\n ü🦊▁你" + REPLACEMENT, max_size=40)

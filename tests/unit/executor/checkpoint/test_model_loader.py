@@ -22,6 +22,8 @@ from tests.support.models.tiny_models import (
     make_tiny_model,
 )
 
+pytestmark = pytest.mark.cases(12)
+
 DYNAMIC = {
     "rope_type": "dynamic",
     "rope_theta": 1e4,

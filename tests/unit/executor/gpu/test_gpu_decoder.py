@@ -37,6 +37,8 @@ from splitserve_kernels.gpu.attention import backend
 from splitserve_kernels.gpu.rotary_kv_write import rotary_kv_write
 from splitserve_kernels.paged_batch import KVScales
 
+pytestmark = pytest.mark.cases(2)
+
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 4, 60, 96
 NUM_OUTPUT_TOKENS = 5
 PROMPT = [(11 * i + 5) % 90 for i in range(37)]

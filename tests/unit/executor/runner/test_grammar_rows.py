@@ -35,6 +35,8 @@ from tests.support.grammars.sampled_texts import EOS, byte_level_texts
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.batches import NewRow, Sender, WorkRow
 
+pytestmark = pytest.mark.cases(12)
+
 PROMPT = [11, 7, 93, 40, 5, 62]
 POOLS = CacheConfig(block_size=4, num_device_blocks=128, num_host_blocks=4)
 # Without white space, of which a random model has no end.

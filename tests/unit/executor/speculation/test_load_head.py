@@ -29,6 +29,8 @@ from tests.support.steps.counted_runner import CountedRunner, tell
 from tests.support.steps.run_driver import RunningSequence, run
 from tests.support.steps.step_driver import GREEDY, Row, make_step
 
+pytestmark = pytest.mark.cases(4)
+
 BLOCK_SIZE = 8
 NUM_BLOCKS = 32
 NUM_TOKENS = 80
