@@ -63,7 +63,8 @@ RUN_HERE = {
 }
 # Spoken of by their names, or run elsewhere: test_certs, tests/integration/test_benchmarks.
 NAMED = {
-    *("splitserve certs", "splitserve drain", "splitserve serve", "splitserve top"),
+    *("splitserve certs", "splitserve drain", "splitserve explain", "splitserve serve"),
+    "splitserve top",
     *("python -m benchmarks.ceiling", "python -m benchmarks.step_cost"),
 }
 
