@@ -12,7 +12,7 @@ load_says() { podman logs "$load" 2>/dev/null | grep -c "^$1" || true; }
 
 check_load() { # no stream went wrong so far
     is_running "$load" && [ "$(load_says wrong)" -eq 0 ] ||
-        { podman logs --tail 20 "$load" >&2; fail "a stream was lost or changed: $1"; }
+        { podman logs "$load" | grep ^wrong >&2 || podman logs --tail 20 "$load" >&2; fail "a stream was lost or changed: $1"; }
 }
 
 has_ended() { [ "$(load_says ended)" -ge "$1" ]; } # COUNT
