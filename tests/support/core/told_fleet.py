@@ -66,6 +66,13 @@ class ToldFleet:
         machine.link.release()
         await turns()
 
+    async def replace(self, lost: Machine, following: Machine) -> None:
+        """A machine is lost in the middle of what it has; then another joins."""
+        assert lost.link is not None
+        lost.link.break_off()
+        await turns()
+        await self.fleet.join(following)
+
     async def close(self) -> None:
         """Nothing runs any more."""
         await self.fleet.cluster.drain(0)

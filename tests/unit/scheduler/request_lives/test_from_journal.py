@@ -123,10 +123,7 @@ async def test_journal_tells_who_was_tried_alone_when_executors_died_of_it(tmp_p
     await told.fleet.join(first)
     told.fleet.submit(1, 2)
     await turns()
-    assert first.link is not None
-    first.link.break_off()
-    await turns()
-    await told.fleet.join(second)
+    await told.replace(first, second)
     await told.fleet.finish(second)
     await told.close()
     journal.close()
@@ -149,10 +146,7 @@ async def test_journal_tells_who_was_acquitted_when_another_request_had_failed(
     told.fleet.submit(1, 2)
     await turns()
     for machine, following in itertools.pairwise(machines):
-        assert machine.link is not None
-        machine.link.break_off()
-        await turns()
-        await told.fleet.join(following)
+        await told.replace(machine, following)
     await told.fleet.finish(machines[-1])
     await told.close()
     journal.close()

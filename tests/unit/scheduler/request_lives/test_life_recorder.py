@@ -278,10 +278,7 @@ async def test_life_tells_that_it_came_through_when_it_was_tried_alone() -> None
     await told.fleet.join(first)
     told.fleet.submit(1, 2)
     await turns()
-    assert first.link is not None
-    first.link.break_off()
-    await turns()
-    await told.fleet.join(second)
+    await told.replace(first, second)
     await told.fleet.finish(second)
 
     for handle in (1, 2):
