@@ -8,23 +8,28 @@ methods. What strange bytes can do is take time and memory.
 
 from __future__ import annotations
 
+import ast
 import copyreg
+import hashlib
 import importlib
 import io
 import pickle
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from functools import cache
+from pathlib import Path
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any
 
 import numpy as np
 
+import scheduler_service.core
 from scheduler_service.core.blocks.block_manager import BlockManager
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.scheduler import Scheduler
 
-_CORE = "scheduler_service.core"
+_CORE = scheduler_service.core.__name__
 _PROTOCOL = 5
 _NUMBERS = frozenset({"<i4", "<i8", "<u4", "<u8", "<f4", "<f8", "|b1", "|u1"})
 # Of a row, these are as long as a sequence may become, and in use up to what the second counts.
@@ -53,6 +58,67 @@ def load_core(data: bytes) -> Scheduler:
     if not isinstance(core, Scheduler):
         raise CheckpointUnusable(f"it holds a {type(core).__name__}")
     return core
+
+
+# -- what a core consists of -------------------------------------------------------------------
+
+
+@cache
+def core_structure() -> str:
+    """Fingerprint of what the classes of this build's core consist of, in hexadecimal.
+
+    It covers their names, bases, fields with types, members of enums, and the attributes that
+    methods set, with the values that `__init__` gives them. A checkpoint is read by builds with
+    the same fingerprint; what methods decide may differ, which is what a replay finds out.
+    """
+    digest = hashlib.sha256()
+    root = Path(scheduler_service.core.__path__[0])
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
+        for line in class_structures(path.read_text("utf-8")):
+            digest.update(f"{line}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def check_structure(recorded: str) -> None:
+    """Raises CheckpointUnusable unless a checkpoint is of a core like that of this build."""
+    if recorded != core_structure():
+        raise CheckpointUnusable(
+            f"a checkpoint of another build: the structure of its core is {recorded or 'unknown'}, "
+            f"this software reads {core_structure()}"
+        )
+
+
+def class_structures(source: str) -> Iterator[str]:
+    """Lines that change whenever instances of the classes of a module consist of something else."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            yield f"class {node.name} {[ast.unparse(base) for base in node.bases]}"
+            yield from (
+                f"{node.name} {ast.unparse(part)}"
+                for part in node.body
+                if isinstance(part, ast.Assign | ast.AnnAssign)
+            )
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    yield from sorted(set(_attributes_set(method)))
+
+
+def _attributes_set(method: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(method):
+        if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = [
+            part.attr
+            for target in targets
+            for part in ast.walk(target)
+            if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
+        ]
+        if names and method.name == "__init__":
+            yield ast.unparse(node)
+        else:
+            yield from names
 
 
 class _Unpickler(pickle.Unpickler):

@@ -11,13 +11,14 @@ from typing import Protocol
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.journal.checkpoint import core_structure
 from scheduler_service.journal.core import Core
 from scheduler_service.journal.journaled_core import JournaledCore
 from scheduler_service.journal.params_codec import encode_fields
-from scheduler_service.journal.segment_file import SegmentFile, frame
+from scheduler_service.journal.segment_file import FRAME_BYTES, SegmentFile
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
 # A segment ends here, so that an event that comes when it is nearly full still has room.
 _FULL_RATIO = 7 / 8
 _EVENTS_BETWEEN_FLUSHES = 256
@@ -84,6 +85,7 @@ class FileJournal:
         self._num_cores = 0
         self._num_events = 0
         self._num_unflushed = 0
+        core_structure()  # takes a while, for which no step is to wait later
         self._file = SegmentFile(path)
         self._is_recording = True
         self._file.write(self._header())
@@ -148,10 +150,11 @@ class FileJournal:
         """Raises OSError, PicklingError, JournalTooSmall."""
         self._num_events += 1
         self._num_unflushed += 1
-        record = frame(entry)
-        fits = self._file.num_bytes + len(record) <= self._segment_bytes
+        written = entry.SerializeToString()
+        num_bytes = self._file.num_bytes + FRAME_BYTES + len(written)
+        fits = num_bytes <= self._segment_bytes
         if fits:
-            self._file.write(record)
+            self._file.write(written)
         if not fits or self._file.num_bytes > self._segment_bytes * _FULL_RATIO:
             self._begin_segment()
         elif self._num_unflushed >= _EVENTS_BETWEEN_FLUSHES:
@@ -172,15 +175,16 @@ class FileJournal:
 
     def _begin_segment(self) -> None:
         """Goes on in a new file, which begins with the cores as they are after the last event."""
-        records = [self._header(), *(frame(core.checkpoint()) for core in self._live.values())]
-        num_bytes = sum(map(len, records))
+        checkpoints = (core.checkpoint().SerializeToString() for core in self._live.values())
+        entries = [self._header(), *checkpoints]
+        num_bytes = sum(FRAME_BYTES + len(entry) for entry in entries)
         if num_bytes > self._segment_bytes * _FULL_RATIO / 2:
             raise JournalTooSmall(
                 f"the state of the cores takes {num_bytes} bytes, a segment {self._segment_bytes}"
             )
         self._file.rotate()
-        for record in records:
-            self._file.write(record)
+        for entry in entries:
+            self._file.write(entry)
         self._file.flush()
         _log.info(
             "journal_segment_begun position=%s num_cores=%d num_bytes=%d",
@@ -195,7 +199,7 @@ class FileJournal:
             software_version=software_version(),
             first_event=self._num_events + 1,
         )
-        return frame(journal.JournalEntry(header=header))
+        return journal.JournalEntry(header=header).SerializeToString()
 
     def _stop(self) -> None:
         self._is_recording = False

@@ -6,7 +6,7 @@ from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan, StepS
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal.call_log import CallLog, Recorder
-from scheduler_service.journal.checkpoint import dump_core
+from scheduler_service.journal.checkpoint import core_structure, dump_core
 from scheduler_service.journal.decisions import (
     describe_evacuated,
     describe_events,
@@ -152,7 +152,9 @@ class JournaledCore:
     def checkpoint(self) -> _Entry:
         """The checkpoint of the core as it is now. Raises PicklingError."""
         checkpoint = journal.CoreCheckpoint(
-            identity=self._identity, scheduler=dump_core(self.scheduler)
+            identity=self._identity,
+            scheduler=dump_core(self.scheduler),
+            core_structure=core_structure(),
         )
         return _Entry(core=self._number, core_checkpoint=checkpoint)
 

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from scheduler_service.core.plan import StepEvents, StepOutcome
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.journal.checkpoint import CheckpointUnusable, load_core
+from scheduler_service.journal.checkpoint import CheckpointUnusable, check_structure, load_core
 from scheduler_service.journal.decisions import describe_error
 from scheduler_service.journal.difference import FieldDifference, find_difference
 from scheduler_service.journal.journal import JOURNAL_VERSION
@@ -193,6 +193,7 @@ class _Cores:
             identity = created.identity
             scheduler = Scheduler(decode_config(created.config), created.last_step_id)
         else:
+            check_structure(entry.core_checkpoint.core_structure)
             identity = entry.core_checkpoint.identity
             scheduler = load_core(entry.core_checkpoint.scheduler)
         self._cores[entry.core] = JournaledCore(scheduler, entry.core, identity, self._capture)

@@ -1,12 +1,20 @@
-"""The files of a journal: length-delimited entries, a current segment and the one before."""
+"""The files of a journal: records with checksums, a current segment and the one before.
+
+A record is a frame of 12 bytes and the bytes of an entry. The frame has three little-endian u32:
+the length of the entry, its CRC-32 continued from that of the record before (0 at first), and the
+CRC-32 of these eight bytes. A changed, lost or doubled record fails its check, and a changed length
+cannot look like the end of a file whose writer was killed.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+from zlib import crc32
 
 from google.protobuf.message import DecodeError
 
@@ -14,7 +22,9 @@ from splitserve.scheduler.v1 import journal_pb2 as journal
 from splitserve_rpc.private_files import make_private, open_private
 
 _BUFFER_BYTES = 256 * 1024
-_CONTINUES, _PAYLOAD_BITS = 0x80, 7
+_CHECKED = struct.Struct("<II")
+_FRAME = struct.Struct("<III")
+FRAME_BYTES = _FRAME.size
 
 
 class SegmentFile:
@@ -28,12 +38,16 @@ class SegmentFile:
         self.previous = path.with_name(path.name + ".1")
         # Of the current segment, buffered ones included.
         self.num_bytes = 0
+        self._checksum = 0
         self._file = self._begin()
 
-    def write(self, record: bytes) -> None:
-        """Appends a record."""
-        self._file.write(record)
-        self.num_bytes += len(record)
+    def write(self, entry: bytes) -> None:
+        """Appends the record of a serialized JournalEntry: FRAME_BYTES more than the entry has."""
+        self._checksum = crc32(entry, self._checksum)
+        checked = _CHECKED.pack(len(entry), self._checksum)
+        self._file.write(_FRAME.pack(len(entry), self._checksum, crc32(checked)))
+        self._file.write(entry)
+        self.num_bytes += FRAME_BYTES + len(entry)
 
     def flush(self) -> None:
         """Gives everything to the system."""
@@ -44,6 +58,7 @@ class SegmentFile:
         self._file.close()
         self._file = self._begin()
         self.num_bytes = 0
+        self._checksum = 0
 
     def close(self) -> None:
         """Ends the writing."""
@@ -59,54 +74,67 @@ class SegmentFile:
         return open(self._path, "wb", _BUFFER_BYTES, opener=open_private)
 
 
-def frame(entry: journal.JournalEntry) -> bytes:
-    """The record of an entry."""
-    message = entry.SerializeToString()
-    length, prefix = len(message), bytearray()
-    while length >= _CONTINUES:
-        prefix.append(length & (_CONTINUES - 1) | _CONTINUES)
-        length >>= _PAYLOAD_BITS
-    prefix.append(length)
-    return bytes(prefix) + message
-
-
 class JournalUnreadable(Exception):
-    """The file is not a journal, or not one that this software can read."""
+    """The file is not a journal, is damaged, or is not one that this software can read."""
 
 
 class SegmentReader:
-    """The entries of a file. `is_cut`: afterwards, whether it ends in the middle of one."""
+    """The entries of a file. `is_cut`: afterwards, whether it ends in the middle of a record."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.is_cut = False
 
     def __iter__(self) -> Iterator[journal.JournalEntry]:
-        """Raises JournalUnreadable."""
+        """Yields one entry after the other. Raises JournalUnreadable at the first damaged one."""
         try:
             with self._path.open("rb") as file:
-                num_left = os.fstat(file.fileno()).st_size
-                while num_left > 0:
-                    length, num_read = _read_length(file)
-                    num_left -= num_read + length
-                    if num_read == 0 or num_left < 0:
-                        self.is_cut = True
-                        return
-                    yield journal.JournalEntry.FromString(file.read(length))
+                yield from self._read(file)
         except OSError as error:
             raise JournalUnreadable(error.strerror or str(error)) from error
-        except DecodeError as error:
-            raise JournalUnreadable("it has bytes that are no entry") from error
+
+    def _read(self, file: BinaryIO) -> Iterator[journal.JournalEntry]:
+        size = os.fstat(file.fileno()).st_size
+        checksum, number, begins_at = 0, 0, 0
+        while begins_at < size:
+            frame = file.read(FRAME_BYTES)
+            self.is_cut = len(frame) < FRAME_BYTES
+            if self.is_cut:
+                return
+            length, expected, frame_checksum = _FRAME.unpack(frame)
+            if crc32(frame[: _CHECKED.size]) != frame_checksum:
+                if number == 0:
+                    raise JournalUnreadable("it does not begin as a journal of this format does")
+                raise JournalUnreadable(_damaged(number, begins_at, "its length or checksum"))
+            # A length that is written is read: the frame's own checksum holds it.
+            data = file.read(min(length, size - begins_at))
+            self.is_cut = len(data) < length
+            if self.is_cut:
+                return
+            checksum = crc32(data, checksum)
+            if checksum != expected:
+                raise JournalUnreadable(_damaged(number, begins_at, "its bytes"))
+            yield _decode(data, number)
+            begins_at += FRAME_BYTES + length
+            number += 1
 
 
-def _read_length(file: BinaryIO) -> tuple[int, int]:
-    """A varint, and the bytes it took; 0 of them if it is cut."""
-    length = 0
-    for num_read in range(1, 11):
-        byte = file.read(1)
-        if not byte:
-            return 0, 0
-        length |= (byte[0] & (_CONTINUES - 1)) << (num_read - 1) * _PAYLOAD_BITS
-        if byte[0] < _CONTINUES:
-            return length, num_read
-    raise JournalUnreadable("it has a length that is no number")
+def _damaged(number: int, begins_at: int, what: str) -> str:
+    return (
+        f"record {number} (from byte {begins_at}) is damaged: {what} changed after it was written, "
+        f"or a record before it is missing"
+    )
+
+
+def _decode(data: bytes, number: int) -> journal.JournalEntry:
+    """The entry of record `number`. Raises JournalUnreadable for what another build has added."""
+    try:
+        entry = journal.JournalEntry.FromString(data)
+    except DecodeError as error:
+        raise JournalUnreadable(f"record {number} is no entry of a journal") from error
+    entry.DiscardUnknownFields()
+    if entry.ByteSize() != len(data):
+        raise JournalUnreadable(
+            f"record {number} has fields that this software does not know: another version wrote it"
+        )
+    return entry

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent
     [
         ("everything.journal", 0, "identical"),
         ("beam_of_width_1.fixed_at_4.journal", 1, "recorded: 1\n  replayed: 0"),
-        ("README.md", 2, "README.md: it has bytes that are no entry"),
+        ("README.md", 2, "README.md: it does not begin as a journal of this format does"),
     ],
 )
 def test_splitserve_replay_tells_by_its_exit_code_when_it_has_replayed(

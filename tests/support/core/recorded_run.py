@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, SamplingParams
 from scheduler_service.journal.core import Core, look_into, step_codec
 from scheduler_service.journal.journal import FileJournal, Journal
+from scheduler_service.journal.segment_file import SegmentFile
 from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve.scheduler.v1 import journal_pb2
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.driver import make_config
 from tests.support.core.in_process import SCHEDULER_EPOCH, executor_info
@@ -272,3 +275,11 @@ class RandomRun:
             cache_salt=draw.choice(["", "", "salt"]),
             uses_prefix_cache=draw.random() < 0.9,
         )
+
+
+def write_entries(path: Path, entries: Iterable[journal_pb2.JournalEntry]) -> None:
+    """Writes a journal of these entries."""
+    file = SegmentFile(path)
+    for entry in entries:
+        file.write(entry.SerializeToString())
+    file.close()

@@ -70,12 +70,14 @@ class CoreCreated(_message.Message):
     def __init__(self, identity: _Optional[_Union[CoreIdentity, _Mapping]] = ..., config: _Optional[_Union[CoreConfig, _Mapping]] = ..., last_step_id: _Optional[int] = ...) -> None: ...
 
 class CoreCheckpoint(_message.Message):
-    __slots__ = ("identity", "scheduler")
+    __slots__ = ("identity", "scheduler", "core_structure")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    CORE_STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     identity: CoreIdentity
     scheduler: bytes
-    def __init__(self, identity: _Optional[_Union[CoreIdentity, _Mapping]] = ..., scheduler: _Optional[bytes] = ...) -> None: ...
+    core_structure: str
+    def __init__(self, identity: _Optional[_Union[CoreIdentity, _Mapping]] = ..., scheduler: _Optional[bytes] = ..., core_structure: _Optional[str] = ...) -> None: ...
 
 class CoreConfig(_message.Message):
     __slots__ = ("block_size", "num_device_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_waiting", "vocab_size", "eos_token_ids", "features", "num_host_blocks", "block_bytes", "sliding_window", "max_adapters", "model_digest", "prefix_caching", "host_prefix_cache", "num_lookahead_slots", "preemption_mode", "batch_policy", "delay_factor", "queue_policy", "tenant_weights", "separates_tenants", "max_params_bytes", "max_run_ahead", "max_run_ahead_ms", "speculation", "max_draft_tokens")

@@ -15,13 +15,20 @@ from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal import checkpoint
-from scheduler_service.journal.checkpoint import CheckpointUnusable, dump_core, load_core
-from scheduler_service.journal.journal import NoJournal
+from scheduler_service.journal.__main__ import main
+from scheduler_service.journal.checkpoint import (
+    CheckpointUnusable,
+    class_structures,
+    core_structure,
+    dump_core,
+    load_core,
+)
+from scheduler_service.journal.journal import JOURNAL_VERSION, NoJournal
 from scheduler_service.journal.replay import replay
-from scheduler_service.journal.segment_file import JournalUnreadable, frame
+from scheduler_service.journal.segment_file import JournalUnreadable
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.driver import CoreDriver, make_config
-from tests.support.core.recorded_run import RandomRun, run_config
+from tests.support.core.recorded_run import RandomRun, run_config, write_entries
 
 
 @pytest.mark.parametrize("queue_policy", list(QUEUE_POLICIES))
@@ -192,11 +199,82 @@ def test_dump_refuses_core_when_it_has_what_cannot_be_restored(part: object) -> 
 
 def test_replay_refuses_file_when_its_checkpoint_is_none(tmp_path: Path) -> None:
     path = tmp_path / "bad.journal"
-    entries = [
-        pb.JournalEntry(header=pb.JournalHeader(journal_version=1, software_version="0.0.9")),
-        pb.JournalEntry(core=1, core_checkpoint=pb.CoreCheckpoint(scheduler=b"cos\nsystem\n.")),
-    ]
-    path.write_bytes(b"".join(map(frame, entries)))
+    write_checkpoint(path, b"cos\nsystem\n.", core_structure())
 
     with pytest.raises(JournalUnreadable, match=r"version 0.0.9.*os.system is not admitted"):
         replay(path)
+
+
+# -- a core of another build -------------------------------------------------------------------
+
+
+def write_checkpoint(path: Path, scheduler: bytes, structure: str) -> None:
+    header = pb.JournalHeader(journal_version=JOURNAL_VERSION, software_version="0.0.9")
+    checkpoint = pb.CoreCheckpoint(scheduler=scheduler, core_structure=structure)
+    entries = [
+        pb.JournalEntry(header=header),
+        pb.JournalEntry(core=1, core_checkpoint=checkpoint),
+        pb.JournalEntry(core=1, schedule=pb.CoreSchedule()),
+    ]
+    write_entries(path, entries)
+
+
+def test_replay_says_unreadable_when_a_core_lacks_an_attribute_of_this_build(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "older.journal"
+    core = Scheduler(make_config())
+    # What a build that had one attribute less wrote.
+    del core.placement
+    write_checkpoint(path, dump_core(core), "0123456789abcdef")
+
+    assert main([str(path)]) == 2
+
+    output = capsys.readouterr()
+    assert "a checkpoint of another build" in output.err
+    assert "0123456789abcdef" in output.err
+    assert output.out == ""
+
+
+def test_replay_goes_on_when_a_checkpoint_is_of_a_core_structured_alike(tmp_path: Path) -> None:
+    path = tmp_path / "same.journal"
+    write_checkpoint(path, dump_core(Scheduler(make_config())), core_structure())
+
+    assert replay(path).difference is None
+
+
+_CLASS = """
+class Pool:
+    size: int
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._free = deque()
+
+    def take(self) -> None:
+        self._num_taken = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("_free", "_idle"),
+        ("deque()", "dict()"),
+        ("size: int\n", "size: float\n"),
+        ("_num_taken", "_num_gone"),
+        ("class Pool", "class BlockPool"),
+    ],
+)
+def test_structure_changes_when_instances_consist_of_something_else(
+    before: str, after: str
+) -> None:
+    changed = _CLASS.replace(before, after, 1)
+
+    assert list(class_structures(changed)) != list(class_structures(_CLASS))
+
+
+def test_structure_stays_when_only_a_decision_is_another() -> None:
+    changed = _CLASS.replace("= 1", "= 2  # taken twice")
+
+    assert list(class_structures(changed)) == list(class_structures(_CLASS))

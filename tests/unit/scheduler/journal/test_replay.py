@@ -15,11 +15,11 @@ from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal.__main__ import main
 from scheduler_service.journal.journal import FileJournal
 from scheduler_service.journal.replay import Difference, replay
-from scheduler_service.journal.segment_file import SegmentReader, frame
+from scheduler_service.journal.segment_file import SegmentReader
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.in_process import SCHEDULER_EPOCH
-from tests.support.core.recorded_run import RandomRun, run_config
+from tests.support.core.recorded_run import RandomRun, run_config, write_entries
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -159,11 +159,10 @@ def test_replay_names_the_first_field_when_a_decision_is_another(
 def rewritten(path: Path, tmp_path: Path, change: Callable[[pb.JournalEntry], None]) -> Path:
     """A copy of a journal with every entry changed."""
     copy = tmp_path / "copy.journal"
-    records = []
-    for entry in SegmentReader(path):
+    entries = list(SegmentReader(path))
+    for entry in entries:
         change(entry)
-        records.append(frame(entry))
-    copy.write_bytes(b"".join(records))
+    write_entries(copy, entries)
     return copy
 
 
@@ -202,7 +201,7 @@ def test_main_shows_both_values_when_a_decision_is_another(
 
 def newer(entry: pb.JournalEntry) -> None:
     if entry.HasField("header"):
-        entry.header.journal_version = 2
+        entry.header.journal_version = 3
 
 
 def of_another_core(entry: pb.JournalEntry) -> None:
@@ -227,7 +226,7 @@ def headless(entry: pb.JournalEntry) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (newer, "journal_version is 2; this software reads 1"),
+        (newer, "journal_version is 3; this software reads 2"),
         (of_another_core, "was never created"),
         (with_another_policy, "queue_policy is 'luck'"),
         (with_a_result_that_is_none, "Error parsing message"),

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.journal.segment_file import (
+    FRAME_BYTES,
     JournalUnreadable,
     SegmentFile,
     SegmentReader,
-    frame,
 )
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
@@ -29,7 +29,7 @@ def write(path: Path, written: list[journal.JournalEntry]) -> list[int]:
     file = SegmentFile(path)
     ends = []
     for entry in written:
-        file.write(frame(entry))
+        file.write(entry.SerializeToString())
         ends.append(file.num_bytes)
     file.close()
     return ends
@@ -59,20 +59,59 @@ def test_reader_gives_complete_entries_when_the_file_is_cut_anywhere(tmp_path: P
         assert reader.is_cut == (length not in (0, *ends))
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"\x02\xff\xff", "bytes that are no entry"),
-        (b"\xff" * 12, "a length that is no number"),
-    ],
-)
-def test_reader_refuses_file_when_it_is_none_of_ours(
-    tmp_path: Path, data: bytes, message: str
-) -> None:
+def test_reader_names_the_damaged_record_when_any_one_bit_was_flipped(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written = entries(6)
+    begins = [0, *write(path, written)]
+    data = path.read_bytes()
+    for position in range(len(data)):
+        if begins[-3] <= position < begins[-2] - 40:
+            continue  # a long record: its ends are enough
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << position % 8
+        path.write_bytes(flipped)
+        number = max(index for index, begin in enumerate(begins) if begin <= position)
+
+        read: list[journal.JournalEntry] = []
+        with pytest.raises(JournalUnreadable) as raised:
+            read.extend(SegmentReader(path))
+
+        assert read == written[:number]
+        in_first_frame = position < FRAME_BYTES
+        named = "does not begin" if in_first_frame else f"record {number} (from byte"
+        assert named in str(raised.value) or (number == 0 and "record 0" in str(raised.value))
+
+
+def test_reader_refuses_file_when_a_record_was_taken_out_or_doubled(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    ends = write(path, entries(4))
+    data = path.read_bytes()
+    without_second = data[: ends[0]] + data[ends[1] :]
+    second_doubled = data[: ends[1]] + data[ends[0] :]
+
+    for number, changed in ((1, without_second), (2, second_doubled)):
+        path.write_bytes(changed)
+        with pytest.raises(JournalUnreadable, match=f"record {number} .* a record before it"):
+            list(SegmentReader(path))
+
+
+@pytest.mark.parametrize("data", [b"\x02\xff" * 20, b"# A text of somebody else\n", bytes(64)])
+def test_reader_refuses_file_when_it_is_none_of_ours(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "journal"
     path.write_bytes(data)
 
-    with pytest.raises(JournalUnreadable, match=message):
+    with pytest.raises(JournalUnreadable, match="does not begin as a journal of this format"):
+        list(SegmentReader(path))
+
+
+def test_reader_refuses_entry_when_another_version_has_added_a_field(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    field_of_tomorrow = b"\xa2\x06\x01x"  # number 100, one byte
+    file = SegmentFile(path)
+    file.write(entries(1)[0].SerializeToString() + field_of_tomorrow)
+    file.close()
+
+    with pytest.raises(JournalUnreadable, match="fields that this software does not know"):
         list(SegmentReader(path))
 
 
