@@ -12,7 +12,6 @@ from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.callers.admission import Admission
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.plan import StepEvents
-from scheduler_service.core.planning.arrival_checks import check_request
 from scheduler_service.core.request import Request
 from scheduler_service.dispatcher import Dispatcher, DispatcherOwner, Tracked
 from scheduler_service.executors.drains import Drained
@@ -74,6 +73,7 @@ class Cluster:
             EngineOwner(
                 self._deliver,
                 self._dispatcher.refill,
+                self._end_unfitting,
                 self._engine_joined,
                 self._engine_lost,
                 self._engine_gave_back,
@@ -182,7 +182,25 @@ class Cluster:
 
     def _engine_joined(self) -> None:
         self._on_change()
+        if self.num_unfitting:
+            self._end_unfitting()
         self._dispatcher.look_again()
+
+    def _end_unfitting(self) -> None:
+        """Ends waiting requests that no executor can run which is here or expected back.
+
+        While no executor is connected, nobody knows what those to come can run.
+        """
+        if not any(engine.is_connected for engine in self.engines):
+            return
+        for waiting in [each for each in self._tracked.values() if each.engine is None]:
+            try:
+                self._engines.check(waiting.request)
+            except DomainError as error:
+                within_s = self._config.executor_return_s
+                message = f"{error.message}; none that could came back within {within_s:g} s"
+                waiting.request.fail_unscheduled(error.reason, message)
+                self._end(waiting.request)
 
     def _engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
         self._on_change()
@@ -257,25 +275,12 @@ class Cluster:
             raise DomainError(
                 "REQUEST_ID_IN_USE", f"request_id {admission.name.own_id!r} is unfinished"
             )
-        self._check(request)
+        self._engines.check(request)
+        self._dispatcher.check_place(request, len(self._engines.taking_requests))
         self.delivery.expect(request.request_id, sink)
         admission.charge.begin()
         self.observer.request_submitted(request, admission.name, self.num_unassigned)
         self._dispatcher.take(request, admission)
-
-    def _check(self, request: Request) -> None:
-        """Raises DomainError if no executor can ever run it, or if too many wait."""
-        config = self._engines.config
-        assert config is not None
-        cores = [engine.scheduler for engine in self._engines.taking_requests]
-        fitting = next((core for core in cores if core.fits(request)), None)
-        if fitting is not None:
-            fitting.check(request)
-        else:
-            for core in cores:
-                core.check(request)
-            check_request(request, config)
-        self._dispatcher.check_place(request, len(cores))
 
     def abort(self, name: RequestName) -> None:
         """Ends a request. Raises DomainError(REQUEST_UNKNOWN)."""

@@ -35,6 +35,7 @@ class ClusterConfig:
     max_model_len: int | None = None
     max_num_waiting: int = 1024
     pipeline_depth: int = 2
+    executor_return_s: float = 300.0
     reconnect_timeout_s: float = 2.0
     step_timeout_s: float = 300.0
     step_patience_s: float = 3.0

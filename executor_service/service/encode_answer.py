@@ -29,7 +29,7 @@ from executor_service.steps.step import (
     UInt8Array,
 )
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
+from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR, SAMPLING_VERSION
 
 # An enum's member is slow to compare with.
 _ROW_OK = np.uint8(RowStatus.OK.value)
@@ -156,6 +156,7 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
         newest_scheduler_epoch=info.newest_scheduler_epoch,
         step_running_ms=info.step_running_ms,
         trial_step=_encode_trial_step(info.trial_step),
+        sampling_version=SAMPLING_VERSION,
     )
 
 

@@ -31,6 +31,17 @@ ROBUSTNESS_OPTIONS: tuple[Option, ...] = (
         maximum=1024,
     ),
     Option(
+        "executor-return-s",
+        Kind.NUMBER,
+        "seconds that requests wait for an executor that left, if no other one can run them; then "
+        "they end, and new ones like them are refused",
+        _ROBUST,
+        _SERVE_SCHEDULER,
+        300.0,
+        minimum=0,
+        maximum=86400,
+    ),
+    Option(
         "reconnect-timeout-s",
         Kind.NUMBER,
         "seconds a broken connection to an executor may take to come back before its requests move",

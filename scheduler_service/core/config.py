@@ -20,6 +20,7 @@ class Feature(Enum):
     TOKEN_CONSTRAINTS = "token_constraints"
     GRAMMAR = "grammar"
     SEVERAL_TOKENS = "several_tokens"
+    MIN_P_AFTER_TOP_P = "min_p_after_top_p"
 
 
 class BatchPolicyName(Enum):
@@ -102,6 +103,7 @@ class SchedulerConfig(PolicyConfig):
             Feature.PENALTIES,
             Feature.LOGIT_BIAS,
             Feature.TOKEN_CONSTRAINTS,
+            Feature.MIN_P_AFTER_TOP_P,
         }
     )
     num_host_blocks: int = 0

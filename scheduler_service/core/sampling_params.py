@@ -123,6 +123,11 @@ class SamplingParams:
         )
 
     @property
+    def truncates_by_min_p_after_top_p(self) -> bool:
+        """Whether version 1 of the sampling arithmetic could give other tokens (executor.proto)."""
+        return self.temperature > 0 and self.min_p > 0 and self.top_p < 1 and self.beam is None
+
+    @property
     def num_bytes(self) -> int:
         """What lists and texts take in a message, at most."""
         num_ids = len(self.allowed_token_ids)

@@ -25,12 +25,14 @@ from splitserve_rpc.domain_error import DomainError
 class EngineOwner:
     """Who hears of engines. `lost`: the engine is closed, these were its requests, and why.
 
+    `not_expected`: an executor that left is not expected back any more.
     `joined`: there is one that takes requests, be it new or one that was too slow for a while.
     `refill`: an engine is about to plan a step. `gave_back`: one that drains gave these away.
     """
 
     deliver: Callable[[StepEvents], None]
     refill: Callable[[EngineLoop], None]
+    not_expected: Callable[[], None]
     joined: Callable[[], None]
     lost: Callable[[EngineLoop, list[Request], LossCause], None]
     gave_back: Callable[[EngineLoop, list[Request]], None]

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.planning.arrival_checks import check_request, fits
+from scheduler_service.core.request import Request
 from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
 from scheduler_service.executors.applicants import VERIFY_TIMEOUT_S, Applicants
 from scheduler_service.executors.drains import Drained, Drains
@@ -47,6 +49,14 @@ class _Member:
     task: asyncio.Task[None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """An executor that left and may come back, until its alarm rings."""
+
+    config: SchedulerConfig
+    alarm: asyncio.TimerHandle
+
+
 class Engines:
     """One engine for each executor, by address.
 
@@ -66,6 +76,7 @@ class Engines:
         self._news = EngineNews(parts.audit)
         self._accepted_model: executor.ModelInfo | None = None
         self._last_config: SchedulerConfig | None = None
+        self._expected: list[_Expected] = []
         self._is_closed = False
         self._drains = Drains(owner.gave_back, self._remove_drained)
         self._applicants = Applicants(self._drains, config.step_patience_s)
@@ -107,6 +118,22 @@ class Engines:
         """Most sequences side by side that a connected core takes, or the last that joined."""
         last = 0 if self._last_config is None else self._last_config.max_num_seqs
         return max((config.max_num_seqs for config in self._connected), default=last)
+
+    def check(self, request: Request) -> None:
+        """Raises DomainError unless an executor can run a request that is here or expected back.
+
+        One rule for requests that are new and for those that wait. An executor is expected back for
+        `executor_return_s` after it left. Where none is here or expected, the last one that joined
+        stands for those to come.
+        """
+        here = [m.config for m in self._members.values() if m.engine.takes_requests]
+        draining = [m.config for m in self._members.values() if not m.engine.takes_requests]
+        configs = [*here, *draining, *(each.config for each in self._expected)]
+        fitting = next((config for config in configs if fits(request, config)), None)
+        for config in [fitting] if fitting is not None else here:
+            check_request(request, config)
+        if fitting is None and (largest := self.config) is not None:
+            check_request(request, largest)
 
     @property
     def _connected(self) -> list[SchedulerConfig]:
@@ -267,6 +294,7 @@ class Engines:
                 self.tokenizer_files = await engine.link.tokenizer_files()
             self._news.joined(info)
             self._last_config = member.config
+            self._expect_no_longer(member.config)
             engine.is_connected = True
             self._owner.joined()
             await engine.run()
@@ -292,6 +320,8 @@ class Engines:
         engine.is_connected = False
         # Should this life of it come back, its steps are numbered on.
         member.life.last_step_id = engine.scheduler.last_step_id
+        if self._last_config is not None:
+            self._expect(member.config)
         self._pulse.forget(info.address)
         requests = engine.evacuate()
         self._drains.gone(engine, is_lost=why != _DRAINED)
@@ -305,8 +335,26 @@ class Engines:
             self._accepted_model = None  # it never served anybody
         self._owner.lost(engine, requests, cause)
 
+    def _expect(self, config: SchedulerConfig) -> None:
+        """Expects an executor like the one that left, for `executor_return_s` from now on."""
+        self._expect_no_longer(config)
+        delay_s = self._parts.config.executor_return_s
+        alarm = asyncio.get_running_loop().call_later(delay_s, self._give_up_expecting, config)
+        self._expected.append(_Expected(config, alarm))
+
+    def _give_up_expecting(self, config: SchedulerConfig) -> None:
+        self._expect_no_longer(config)
+        self._owner.not_expected()
+
+    def _expect_no_longer(self, config: SchedulerConfig) -> None:
+        for expected in [each for each in self._expected if each.config == config]:
+            expected.alarm.cancel()
+            self._expected.remove(expected)
+
     async def close(self) -> None:
         """Ends all calls, and takes nobody any more."""
         self._is_closed = True
+        for expected in self._expected:
+            expected.alarm.cancel()
         await self._tasks.close()
         await self._idle_checks.close()

@@ -14,11 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.executors.step_patience import MeasuredStep, StepSize
 from scheduler_service.step_codec import decode_features
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_rpc.contract import CONTRACT_MAJOR
+from splitserve_rpc.contract import CONTRACT_MAJOR, SAMPLING_VERSION
 from splitserve_rpc.domain_error import DomainError
 
 # What a step may take of the largest message: a token travels as input, as history and, with blocks
@@ -78,6 +78,8 @@ _TEXTS = MappingProxyType(
     }
 )
 _SHOWN_CHARS = 100
+# Executors of this contract minor and later have version 2 where they do not say it.
+_FIRST_MINOR_OF_SAMPLING_2 = 2
 # The same executor may be reached under several addresses; and what is so at one moment.
 _NOT_COMPARED = frozenset(
     {"address", "software_version", "newest_scheduler_epoch", "step_running_ms"}
@@ -88,12 +90,7 @@ _log = logging.getLogger(__name__)
 
 def check_executor_info(info: executor.ExecutorInfo) -> None:
     """Whether every field is in its range."""
-    major = info.contract_version.major
-    if major != CONTRACT_MAJOR:
-        raise DomainError(
-            "CONTRACT_VERSION_MISMATCH",
-            f"contract_version.major is {major}; this scheduler speaks {CONTRACT_MAJOR}",
-        )
+    _check_versions(info)
     for path, most in _MAX_LENGTHS.items():
         if (length := len(_get(info, path))) > most:
             raise _invalid(path, f"{length} long", f"{most} at most")
@@ -107,6 +104,29 @@ def check_executor_info(info: executor.ExecutorInfo) -> None:
         if not 0 <= token_id < info.model.vocab_size:
             raise _invalid("model.eos_token_ids", token_id, f"0 to {info.model.vocab_size - 1}")
     _check_optional(info)
+
+
+def _check_versions(info: executor.ExecutorInfo) -> None:
+    major = info.contract_version.major
+    if major != CONTRACT_MAJOR:
+        raise DomainError(
+            "CONTRACT_VERSION_MISMATCH",
+            f"contract_version.major is {major}; this scheduler speaks {CONTRACT_MAJOR}",
+        )
+    if (version := _sampling_version(info)) > SAMPLING_VERSION:
+        raise DomainError(
+            "CONTRACT_VERSION_MISMATCH",
+            f"sampling_version is {version}; this scheduler knows 1 to {SAMPLING_VERSION}",
+        )
+    if version < 1:
+        raise _invalid("sampling_version", version, "1 or more, or absent")
+
+
+def _sampling_version(info: executor.ExecutorInfo) -> int:
+    """Version of the arithmetic of SamplingParams by which an executor samples."""
+    if info.HasField("sampling_version"):
+        return info.sampling_version
+    return 1 if info.contract_version.minor < _FIRST_MINOR_OF_SAMPLING_2 else 2
 
 
 def check_address(address: str) -> None:
@@ -227,7 +247,7 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         max_num_waiting=config.max_num_waiting,
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
-        features=decode_features(info.features),
+        features=_features(info),
         sliding_window=model.sliding_window_tokens if has_window else None,
         max_adapters=min(config.max_adapters, limits.max_adapters_per_step),
         model_digest=model.digest,
@@ -236,6 +256,13 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         ),
         **asdict(config.policies),
     )
+
+
+def _features(info: executor.ExecutorInfo) -> frozenset[Feature]:
+    """The executor's features, with what its version of the arithmetic of sampling implies."""
+    features = decode_features(info.features)
+    has_min_p_last = _sampling_version(info) > 1
+    return features | {Feature.MIN_P_AFTER_TOP_P} if has_min_p_last else features
 
 
 def _max_params_bytes(max_message_bytes: int, num_rows: int, num_tokens: int) -> int:

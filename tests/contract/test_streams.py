@@ -182,7 +182,7 @@ async def test_info_says_what_was_registered_when_it_is_asked_for(served: Served
         info.limits.max_inflight_steps,
         list(info.features),
     ) == (
-        (1, 4),
+        (1, 5),
         served.server.info.address,
         BLOCK_SIZE,
         expected.model.vocab_size,

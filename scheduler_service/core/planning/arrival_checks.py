@@ -75,6 +75,7 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
             bool(params.logit_bias) or (params.min_tokens > 0 and params.beam is None),
         ),
         (Feature.TOKEN_CONSTRAINTS, params.uses_constraints),
+        (Feature.MIN_P_AFTER_TOP_P, params.truncates_by_min_p_after_top_p),
         (Feature.GRAMMAR, params.grammar is not None),
         (Feature.ADAPTERS, has_adapter),
         (Feature.CROSS_ATTENTION, request.encoder_token_ids is not None),

@@ -48,6 +48,8 @@ class ExecutorConfig:
     sliding_window: int | None = None
     default_sampling_params: pb.SamplingParams | None = None
     digest: str = "ab" * 32
+    contract_minor: int = 4
+    sampling_version: int | None = None
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
     register_interval_s: float = 0.5
 
@@ -158,7 +160,7 @@ class StrangerExecutor:
     def _describe(self) -> pb.ExecutorInfo:
         config = self.config
         return pb.ExecutorInfo(
-            contract_version=pb.ContractVersion(major=1, minor=4),
+            contract_version=pb.ContractVersion(major=1, minor=config.contract_minor),
             executor_epoch=time.time_ns(),
             address=f"127.0.0.1:{self._port}",
             model=pb.ModelInfo(
@@ -185,6 +187,7 @@ class StrangerExecutor:
             ),
             features=config.features,
             software_version="stranger",
+            sampling_version=config.sampling_version,
         )
 
     async def _keep_registered(self) -> None:

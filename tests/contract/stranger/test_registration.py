@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from tests.contract.stranger.client import ErrorDetails, read_error, request_of
-from tests.contract.stranger.executor import StrangerExecutor
+from tests.contract.stranger.executor import ExecutorConfig, StrangerExecutor
 from tests.contract.stranger.process import (
     Cluster,
     Scheduler,
@@ -67,6 +67,7 @@ async def register(address: str, info: executor_pb2.ExecutorInfo) -> ErrorDetail
     ("path", "value", "reason"),
     [
         ("contract_version.major", 2, "CONTRACT_VERSION_MISMATCH"),
+        ("sampling_version", 3, "CONTRACT_VERSION_MISMATCH"),
         ("model.digest", "cd" * 32, "MODEL_MISMATCH"),
         ("model.dtype", "bfloat16", "MODEL_MISMATCH"),
         ("model.kv_cache_dtype", "float8_e4m3fn", "MODEL_MISMATCH"),
@@ -91,6 +92,7 @@ async def test_register_refuses_when_executor_does_not_match(
     ("path", "value"),
     [
         ("executor_epoch", 0),
+        ("sampling_version", 0),
         ("address", ""),
         ("address", "no port"),
         ("address", "169.254.169.254:80"),
@@ -231,3 +233,29 @@ async def test_reflection_lists_services(empty: Scheduler) -> None:
     area = "splitserve.scheduler.v1."
     assert {f"{area}{name}Service" for name in ("Scheduler", "Registry", "Admin")} <= names
     assert "grpc.health.v1.Health" in names
+
+
+@pytest.mark.parametrize(
+    "older",
+    [
+        ExecutorConfig(contract_minor=1),
+        ExecutorConfig(contract_minor=5, sampling_version=1),
+    ],
+)
+async def test_seeded_request_stays_among_executors_of_one_sampling_arithmetic(
+    older: ExecutorConfig,
+) -> None:
+    old, new = StrangerExecutor(older), StrangerExecutor()
+    async with running_cluster(old, new) as fleet:
+        plain = [request_of([5, number], seed=number, max_tokens=4) for number in range(6)]
+        both = [
+            request_of([5, number], seed=number, max_tokens=4, min_p=0.1, top_p=0.5)
+            for number in range(6)
+        ]
+
+        await fleet.client.generate_all(both)
+
+        assert not old.batches
+        assert new.batches
+        await fleet.client.generate_all(plain)
+        assert old.batches, "a request that any arithmetic answers alike goes anywhere"

@@ -118,6 +118,7 @@ class InProcessEngine:
 
 def executor_info(config: SchedulerConfig, epoch: int) -> ExecutorInfo:
     """What an executor for `config` says of itself."""
+    names = {feature.name for feature in config.features}
     return ExecutorInfo(
         executor_epoch=epoch,
         model=ModelInfo(
@@ -140,7 +141,7 @@ def executor_info(config: SchedulerConfig, epoch: int) -> ExecutorInfo:
             max_inflight_steps=4,
             max_adapters_per_step=config.max_adapters or None,
         ),
-        features=frozenset(Feature[feature.name] for feature in config.features),
+        features=frozenset(each for each in Feature if each.name in names),
     )
 
 

@@ -155,6 +155,7 @@ def test_add_names_the_parameter_when_a_combination_makes_no_sense(
         ({"min_tokens": 2}, "logit_bias"),
         ({"allowed_token_ids": frozenset({3})}, "token_constraints"),
         ({"bad_words_token_ids": ((3, 4),)}, "token_constraints"),
+        ({"min_p": 0.1, "top_p": 0.9}, "min_p_after_top_p"),
         ({"scheduling": SchedulingParams(adapter="a")}, "adapters"),
         ({"encoder": [5]}, "cross_attention"),
     ],
@@ -171,6 +172,14 @@ def test_add_names_token_constraints_when_the_executor_has_only_finite_biases() 
     message = refusal_of(2, driver, logit_bias={3: -math.inf})
     assert message == "FEATURE_UNSUPPORTED: the executors cannot do token_constraints"
     driver.add(2, logit_bias={3: -100.0})
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"min_p": 0.1}, {"top_p": 0.9}, {"min_p": 0.1, "top_p": 0.9, "temperature": 0.0}],
+)
+def test_add_accepts_truncation_when_all_versions_of_sampling_agree(params: dict[str, Any]) -> None:
+    CoreDriver(features=frozenset()).add(2, **params)
 
 
 def test_add_refuses_an_adapter_when_no_step_may_have_one() -> None:
