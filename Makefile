@@ -32,8 +32,8 @@ PIP := -m pip --disable-pip-version-check install --quiet
 help:
 	@echo 'make setup         .venv with everything (done once)'
 	@echo 'make serve         scheduler and executor on this machine; options: ARGS="--model ..."'
-	@echo 'make test          lint, types, import rules, all tests but the thorough ones'
-	@echo 'make test-all      the whole suite, as CI runs it'
+	@echo 'make test          lint, types, import rules, all tests but the thorough ones; TESTS=path for some'
+	@echo 'make test-all      the whole suite, as CI runs it: make test TIER=all'
 	@echo 'make check         before a commit: lint, types, import rules, protos, quick tests'
 	@echo 'make fix           formats, and fixes what ruff can'
 	@echo 'make protos        generates the Python and TypeScript code of the protos'
@@ -77,12 +77,15 @@ SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=$(WORKERS) --output-syn
 
 # All of it runs to the end, so that one look shows everything. What lint says comes last.
 # A test marked `thorough` says what the others have in its place.
-TIER :=
-test: TIER := -m 'not thorough'
+# TIER=all runs these, too; TESTS='tests/unit/client ...' runs some paths alone, without lint.
+TIER ?= quick
+TESTS ?=
+test-all: TIER := all
 test test-all: $(READY) $(CLIENTS) $(NODE)
 	@failed=0; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
-	$(MAKE) $(SIDE_BY_SIDE) lint >"$$said" 2>&1 & \
-	$(PYTEST) $(TIER) || failed=1; wait $$! || failed=1; cat "$$said"; exit $$failed
+	$(if $(TESTS),true,$(MAKE) $(SIDE_BY_SIDE) lint) >"$$said" 2>&1 & \
+	$(PYTEST) $(if $(filter all,$(TIER)),,-m 'not thorough') $(TESTS) || failed=1; \
+	wait $$! || failed=1; cat "$$said"; exit $$failed
 
 # Quick: what starts processes, compiles or interprets kernels is left to `make test`.
 QUICK := tests/unit tests/contract tests/property tests/replay --ignore=tests/unit/executor/gpu \
