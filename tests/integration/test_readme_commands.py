@@ -85,7 +85,7 @@ def test_both_commands_work_when_a_newcomer_types_them(
     free = {name: reserve_address() for name in ("LISTEN", "HTTP", "LIVE_LISTEN")}
     addresses = {f"SPLITSERVE_{name}": address for name, address in free.items()}
 
-    printed = run_until(serve, "chat/completions", clone, environment | addresses)
+    printed = run_until(serve, "Ctrl-C stops the server", clone, environment | addresses)
 
     if "No matching distribution" in printed or "Could not find a version" in printed:
         pytest.skip("no package index can be reached")
