@@ -109,8 +109,8 @@ class MessageShapes:
     ) -> list[dict[str, Any]]:
         if shape.is_split:
             text = {name: value for name, value in message.items() if name != "tool_calls"}
-            calls = {name: value for name, value in message.items() if name not in _SAID}
-            return self.fit([text, {**calls, "content": None}], has_tools=has_tools)
+            call = {name: value for name, value in message.items() if name not in _SAID}
+            return self.fit([text, {**call, "content": None}], has_tools=has_tools)
         shaped = dict(message)
         if shape.content is _Content.ABSENT:
             shaped.pop("content", None)
