@@ -39,6 +39,7 @@ from executor_service.steps.executor_info import (
     ExecutorLimits,
     Feature,
     ModelInfo,
+    TokenizerFile,
 )
 from executor_service.steps.step import Runner
 from splitserve_options.option import BUNDLED_MODEL
@@ -63,7 +64,7 @@ class LoadedEngine:
     architecture: str
     device: str
     compute: str
-    tokenizer_files: Mapping[str, Path]
+    tokenizer_files: Mapping[str, TokenizerFile]
     drafts: DraftTotals | None = None
 
 
@@ -145,11 +146,11 @@ def _described(compute: Compute, draft: LoadedProposer | None) -> str:
 
 def _grammars(loaded: LoadedModel) -> CompiledGrammars | None:
     """Now, not with the first grammar: to read a large vocabulary would stop the steps."""
-    path = loaded.tokenizer_files.get("tokenizer.json")
+    file = loaded.tokenizer_files.get("tokenizer.json")
     try:
-        if path is None:
-            raise TokenizerUnsupported("there is no tokenizer.json")
-        return CompiledGrammars(Vocabulary.read(path, loaded.vocab_size, loaded.eos_token_ids))
+        if file is None:
+            raise TokenizerUnsupported("the model comes without a tokenizer")
+        return CompiledGrammars(Vocabulary.read(file, loaded.vocab_size, loaded.eos_token_ids))
     except TokenizerUnsupported as reason:
         _log.info("grammars_not_served model=%s reason=%r", loaded.name, str(reason))
         return None

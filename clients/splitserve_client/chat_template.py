@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, Self, TypedDict
 
 from splitserve_client.errors import ChatTemplateFailed
 from splitserve_client.template_sandbox import Sandbox
-from splitserve_rpc.json_text import parse_json
+from splitserve_client.template_shapes import MessageShapes
 
 Message = Mapping[str, Any]
 
@@ -20,7 +18,6 @@ _SUFFIX = ".jinja"
 # What a caller's variables are not to stand in for.
 _OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-_PROBE = "probe of the content"
 _END_MARK = "end of what is to be continued "
 
 
@@ -95,7 +92,7 @@ class ChatTemplates:
         if continue_final_message and add_generation_prompt:
             raise ChatTemplateFailed("a final message is continued without a generation prompt")
         template = self._choose(template_name, has_tools=bool(tools))
-        chat = template.prepare(messages)
+        chat = template.prepare(messages, has_tools=bool(tools))
         if continue_final_message:
             _mark_end(chat)
         values: dict[str, object] = {
@@ -123,84 +120,37 @@ class ChatTemplates:
 
 
 class _Template:
-    """One template, and in which shape it wants contents and arguments."""
+    """One template, and in which shapes it wants messages."""
 
     def __init__(self, sandbox: Sandbox, source: str) -> None:
         self._sandbox = sandbox
         self._template = sandbox.compile(source)
+        self._shapes = MessageShapes(self._render_probe)
 
-    def prepare(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def prepare(self, messages: Sequence[Message], *, has_tools: bool) -> list[dict[str, Any]]:
         """Copies of `messages` as this template wants them. Raises ChatTemplateFailed."""
-        return [self._prepare(_plain_mapping(message)) for message in messages]
+        plain = [_with_reasoning(_plain_mapping(message)) for message in messages]
+        return self._shapes.fit(plain, has_tools=has_tools)
 
     def render(self, values: Mapping[str, object]) -> str:
         """Raises ChatTemplateFailed."""
         return self._sandbox.render(self._template, values)
 
-    def _prepare(self, message: dict[str, Any]) -> dict[str, Any]:
-        # OpenAI's clients send null for what is not there; contents may be null on purpose.
-        message = {k: v for k, v in message.items() if v is not None or k == "content"}
-        if "content" in message:
-            message["content"] = self._content(message["content"])
-        if isinstance(message.get("tool_calls"), list):
-            message["tool_calls"] = [self._tool_call(call) for call in message["tool_calls"]]
-        # Models call it by different names; templates read the first two.
-        reasoning = next((message[name] for name in _REASONING_FIELDS if name in message), None)
-        if reasoning is not None:
-            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-        return message
-
-    def _content(self, content: object) -> object:
-        if isinstance(content, list):
-            texts = [_text_of_part(part) for part in content]
-            if self._takes_parts:
-                return [{"type": "text", "text": text} for text in texts]
-            return "\n".join(texts)
-        if isinstance(content, str) and not self._takes_texts and self._takes_parts:
-            return [{"type": "text", "text": content}]
-        return content
-
-    def _tool_call(self, call: object) -> object:
-        """Arguments are JSON in OpenAI's API, and values in templates, with rare exceptions."""
-        if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
-            return call
-        arguments = call["function"].get("arguments")
-        if isinstance(arguments, str) and self._takes_argument_values:
-            arguments = _parsed(arguments)
-        elif not isinstance(arguments, str) and not self._takes_argument_values:
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        return {**call, "function": {**call["function"], "arguments": arguments}}
-
-    # What a template wants is tried: that asks nothing of how it is written.
-
-    @cached_property
-    def _takes_texts(self) -> bool:
-        return _PROBE in self._try({"role": "user", "content": _PROBE})
-
-    @cached_property
-    def _takes_parts(self) -> bool:
-        text = self._try({"role": "user", "content": [{"type": "text", "text": _PROBE}]})
-        # One that knows no parts may write the list out.
-        return _PROBE in text and "'text'" not in text and '"text"' not in text
-
-    @cached_property
-    def _takes_argument_values(self) -> bool:
-        function = {"name": "f", "arguments": {"x": _PROBE}}
-        call = {"id": "123456789", "type": "function", "function": function}
-        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-        if _PROBE in self._try({"role": "user", "content": _PROBE[::-1]}, answer):
-            return True
-        answer["tool_calls"] = [{**call, "function": {**function, "arguments": f'"{_PROBE}"'}}]
-        return _PROBE not in self._try({"role": "user", "content": _PROBE[::-1]}, answer)
-
-    def _try(self, *messages: Message) -> str:
-        """What the template makes of `messages`; empty if it refuses."""
-        values = {"messages": list(messages), "tools": None, "add_generation_prompt": False}
+    def _render_probe(
+        self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> str:
         tokens = {"bos_token": "", "eos_token": "", "unk_token": "", "pad_token": ""}
-        try:
-            return self.render({**tokens, "documents": None, **values})
-        except ChatTemplateFailed:
-            return ""
+        values = {"messages": list(messages), "tools": tools, "documents": None}
+        return self.render({**tokens, **values, "add_generation_prompt": False})
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """`message` with its reasoning by the names that templates read: models have several."""
+    found = [message[name] for name in _REASONING_FIELDS if message.get(name) is not None]
+    if not found:
+        return message
+    thinking = message.get("thinking") or found[0]
+    return {**message, "thinking": thinking, "reasoning_content": found[0]}
 
 
 # -- what templates are given ----------------------------------------------------------------------
@@ -226,24 +176,6 @@ def _plain_mapping(value: object) -> dict[str, Any]:
         raise ChatTemplateFailed("messages are mappings with role and content")
     plain: dict[str, Any] = _plain(value)
     return plain
-
-
-def _text_of_part(part: object) -> str:
-    if isinstance(part, dict) and part.get("type", "text") == "text":
-        text = part.get("text")
-        if isinstance(text, str):
-            return text
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise ChatTemplateFailed(f"parts of a message's content are texts, not {kind!r}")
-
-
-def _parsed(arguments: str) -> object:
-    """The object that `arguments` are; as they are if they are no JSON object."""
-    try:
-        value = parse_json(arguments)
-    except ValueError:
-        return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 def _named_sources(template: object) -> dict[str, str]:

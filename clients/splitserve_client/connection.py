@@ -22,6 +22,7 @@ from splitserve_client.errors import (
     ModelNotReady,
     ServerUnreachable,
     SplitserveError,
+    TokenizerUnavailable,
     error_of_failure,
 )
 from splitserve_client.following import MAX_HOPS, allowed
@@ -31,6 +32,7 @@ from splitserve_rpc.bearer import bearer_credential
 from splitserve_rpc.cluster_identity import ClusterIdentity
 from splitserve_rpc.discovery import Listed, names_several
 from splitserve_rpc.errors import duration_from_s, failure_of
+from splitserve_rpc.file_names import check_file_name
 
 _TOKENIZER_TIMEOUT_S = 60.0
 # A stream that brings nothing for so long may be where nobody computes.
@@ -103,6 +105,8 @@ class Connection:
         )
         async with aclosing(pieces):
             async for piece in pieces:
+                if piece.file_name not in files:
+                    _check_name(piece.file_name)
                 files.setdefault(piece.file_name, bytearray()).extend(piece.data)
         return {name: bytes(data) for name, data in files.items()}
 
@@ -267,6 +271,14 @@ class Connection:
         clock = self._config.timing.clock
         self._target = Schedulers(found, opening, clock, stopping=self._address)
         return ServerUnreachable(error.message, error.reason)
+
+
+def _check_name(file_name: str) -> None:
+    """Raises TokenizerUnavailable for a name that an application should not meet."""
+    try:
+        check_file_name(file_name)
+    except ValueError as error:
+        raise TokenizerUnavailable(f"a tokenizer file's name is not usable: {error}") from error
 
 
 def _is_more_than_refusals(response: scheduler_pb2.SessionResponse) -> bool:

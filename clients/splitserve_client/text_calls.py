@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypedDict, Unpack
 
 from splitserve_client.chat_template import Message, TemplateOptions
-from splitserve_client.errors import ModelChanged
+from splitserve_client.errors import ModelChanged, TokenizerUnavailable
 from splitserve_client.output_text import TextRules
 from splitserve_client.prompt import Prompt
 from splitserve_client.text_stream import End, Piece, RequestTexts
@@ -116,9 +116,9 @@ def _with_bad_words(
 
 @dataclass(frozen=True, slots=True)
 class ModelTokenizer:
-    """The tokenizer of the model with this digest."""
+    """The tokenizer of the model with this digest; None if it has none."""
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     model_digest: str
 
 
@@ -152,18 +152,19 @@ class TextCalls:
     ) -> AsyncGenerator[Piece | End, None]:
         """As `stream_text`. A request of a model that is no longer served is encoded anew, once.
 
+        A prompt of token ids needs no tokenizer, unless the request says something of its text.
+
         Raises ModelChanged where that cannot be: after anything has come, and where the caller
         gave token ids.
         """
         began_s, timeout_s = self._clock(), options.get("timeout_s")
         may_go_on = not _has_token_ids(prompt, params)
         while True:
-            known = await self.tokenizer()
+            known = await self._tokenizer_for(prompt, options)
             if timeout_s is not None:
                 options["timeout_s"] = timeout_s - (self._clock() - began_s)
-            events = stream_text(
-                client, known.tokenizer, prompt, params, model_digest=known.model_digest, **options
-            )
+            tokenizer, digest = known.tokenizer, known.model_digest
+            events = stream_text(client, tokenizer, prompt, params, model_digest=digest, **options)
             try:
                 async with aclosing(events):
                     async for event in events:
@@ -176,6 +177,19 @@ class TextCalls:
                 if not may_go_on:
                     raise
                 may_go_on = False
+
+    async def _tokenizer_for(self, prompt: Prompt, options: TextOptions) -> ModelTokenizer:
+        """The model's tokenizer; none where the model has none and tokens are all that is asked.
+
+        Raises what `tokenizer` raises.
+        """
+        try:
+            return await self.tokenizer()
+        except TokenizerUnavailable:
+            has_text = options.get("stop_strings") or options.get("bad_words")
+            if has_text or not prompt.token_ids:
+                raise
+            return ModelTokenizer(None, "")
 
 
 def _has_token_ids(prompt: Prompt, params: SamplingParams) -> bool:

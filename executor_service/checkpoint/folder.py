@@ -32,7 +32,7 @@ _TOKENIZER_FILES = (
 )
 # Further templates of a chat, by their names.
 _TEMPLATES = "additional_chat_templates/*.jinja"
-_SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model")
+_SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
 _HUB_PATTERNS = (*_SMALL_FILES, "*.safetensors")
 
 # Files up to this size are hashed whole; of larger ones, evenly spread samples.

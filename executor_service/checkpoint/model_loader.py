@@ -17,6 +17,7 @@ from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.generation_config import read_eos_token_ids, read_generation_config
 from executor_service.checkpoint.kv_scales import read_kv_scales
 from executor_service.checkpoint.model_kind import check_kind
+from executor_service.checkpoint.tokenizer_files import read_tokenizer, with_tokenizer_eos
 from executor_service.checkpoint.weight_names import check_weight_names
 from executor_service.device.errors import is_out_of_memory
 from executor_service.device.memory import format_bytes
@@ -76,6 +77,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     text_config = config.get_text_config(decoder=True)
     max_model_len = choose_max_model_len(text_config, model_config.max_model_len)
     check_config(config, text_config, max_model_len)
+    tokenizer = read_tokenizer(checkpoint, config)
     model = read_model(checkpoint, config, model_config)
     profile = try_model(model, text_config, max_model_len)
     kv_dtype = _KV_DTYPES.get(model_config.kv_cache_dtype, model.dtype)
@@ -87,6 +89,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     eos_token_ids = generation_config.eos_token_ids
     if eos_token_ids is None:
         eos_token_ids = _eos_token_ids(model, text_config, vocab_size)
+    eos_token_ids = with_tokenizer_eos(eos_token_ids, tokenizer, vocab_size)
     return LoadedModel(
         model=model,
         name=model_config.name or checkpoint.directory.resolve().name,
@@ -105,7 +108,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         eos_token_ids=eos_token_ids,
         keeps_logits="logits_to_keep" in inspect.signature(model.forward).parameters,
         weights_bytes=weights_bytes(model),
-        tokenizer_files=checkpoint.tokenizer_files,
+        tokenizer_files=tokenizer.files,
         expected=profile.expected,
         default_sampling=generation_config.sampling,
     )

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from executor_service.steps.executor_info import TokenizerFile, read_tokenizer_file
 from splitserve_rpc.json_text import parse_json
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -27,14 +27,14 @@ class TokenizerUnsupported(Exception):
     """The bytes of its tokens cannot be told; the message says why."""
 
 
-def read_token_bytes(path: Path, vocab_size: int) -> list[bytes]:
+def read_token_bytes(file: TokenizerFile, vocab_size: int) -> list[bytes]:
     """The bytes of each token id, at least `vocab_size` of them; empty for one that has no text.
 
     That is a special token, or an id of the model that is none of the tokenizer's. Raises
-    TokenizerUnsupported if `path` is no such file, or its decoder is none of those known here.
+    TokenizerUnsupported if `file` is no tokenizer.json, or its decoder is none of those known here.
     """
     try:
-        spec = parse_json(path.read_bytes())
+        spec = parse_json(read_tokenizer_file(file))
         added: list[dict[str, Any]] = spec.get("added_tokens") or []
         pieces = dict(_pieces(spec["model"]["vocab"]))
         decode = _decoder(spec.get("decoder"))
@@ -46,7 +46,8 @@ def read_token_bytes(path: Path, vocab_size: int) -> list[bytes]:
         for token_id, text in zip(ids, texts, strict=True):
             token_bytes[token_id] = text
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise TokenizerUnsupported(f"{path.name} cannot be read: {type(error).__name__}") from error
+        reason = f"tokenizer.json cannot be read: {type(error).__name__}"
+        raise TokenizerUnsupported(reason) from error
     return token_bytes
 
 

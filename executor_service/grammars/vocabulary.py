@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from executor_service.grammars.token_bytes import TokenizerUnsupported, read_token_bytes
+from executor_service.steps.executor_info import TokenizerFile
 
 # llguidance takes up to 1024; a longer one is never sampled.
 _MAX_TOKEN_BYTES = 1000
@@ -34,14 +34,14 @@ class Vocabulary:
     eos_bits: npt.NDArray[np.uint32]
 
     @classmethod
-    def read(cls, path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
-        """Of the tokenizer.json at `path`; takes a second with 150 000 tokens, and the GIL.
+    def read(cls, file: TokenizerFile, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
+        """Of a tokenizer.json; takes a second with 150 000 tokens, and the GIL.
 
         `vocab_size`: that of the model. Raises TokenizerUnsupported.
         """
         if not eos_token_ids:
             raise TokenizerUnsupported("the model has no end-of-sequence token")
-        token_bytes = read_token_bytes(path, vocab_size)
+        token_bytes = read_token_bytes(file, vocab_size)
         for token_id in eos_token_ids:
             token_bytes[token_id] = b""
         token_bytes = [b"" if len(text) > _MAX_TOKEN_BYTES else text for text in token_bytes]

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from executor_service.device.kv_cache import LayerShape
-from executor_service.steps.executor_info import DefaultSampling
+from executor_service.steps.executor_info import DefaultSampling, TokenizerFile
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales
 
 
@@ -41,8 +40,8 @@ class LoadedModel:
     `vocab_size` - 1. `max_model_len` is in tokens. `layer_options`: how each layer attends.
     `sliding_window`: how many tokens, itself included, a token of any layer attends to at most;
     None for all. `keeps_logits` says whether the model computes logits only where it is told to.
-    `weights_bytes`: of all parameters and buffers, each counted once. `tokenizer_files`: by their
-    names in the model's directory. `expected`: what replaces the model must say the same; None
+    `weights_bytes`: of all parameters and buffers, each counted once. `tokenizer_files`: as clients
+    get them, by their names. `expected`: what replaces the model must say the same; None
     once that is settled. `default_sampling`: what the model's authors recommend.
     """
 
@@ -62,7 +61,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     keeps_logits: bool
     weights_bytes: int
-    tokenizer_files: Mapping[str, Path]
+    tokenizer_files: Mapping[str, TokenizerFile]
     kv_scales: tuple[KVScales, ...] = ()
     expected: ExpectedLogits | None = None
     default_sampling: DefaultSampling = field(default_factory=DefaultSampling)

@@ -7,14 +7,17 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import grpc.aio
 
 from executor_service.service.encode_answer import encode_info
 from executor_service.service.execute_streams import ExecuteStream, ExecuteStreams
 from executor_service.service.step_worker import StepWorker
-from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.steps.executor_info import (
+    ExecutorInfo,
+    TokenizerFile,
+    read_tokenizer_file,
+)
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
@@ -36,7 +39,7 @@ class ReadyExecutor:
 
     worker: StepWorker
     info: Callable[[], ExecutorInfo]
-    tokenizer_files: Mapping[str, Path] = field(default_factory=dict)
+    tokenizer_files: Mapping[str, TokenizerFile] = field(default_factory=dict)
     is_drained: Callable[[], bool] = lambda: False
 
 
@@ -82,8 +85,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         files = self._ready_executor().tokenizer_files
         if not files:
             raise DomainError("TOKENIZER_UNAVAILABLE", "this model comes without a tokenizer")
-        for name, path in files.items():
-            content = await asyncio.to_thread(path.read_bytes)
+        for name, file in files.items():
+            content = await asyncio.to_thread(read_tokenizer_file, file)
             for start in range(0, max(1, len(content)), _CHUNK_BYTES):
                 data = content[start : start + _CHUNK_BYTES]
                 yield pb.GetTokenizerResponse(file_name=name, data=data)

@@ -15,6 +15,7 @@ from executor_service.backends.choose import choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.checkpoint.tokenizer_files import read_tokenizer
 from executor_service.device.kv_cache import LayerShape
 from executor_service.errors import ModelUnsupported, one_line
 from executor_service.model.loaded_model import LoadedModel
@@ -23,6 +24,7 @@ from executor_service.speculation.draft_model import DraftLimits, DraftModel
 from executor_service.speculation.eagle3.head_config import is_head
 from executor_service.speculation.load_head import load_head
 from executor_service.speculation.proposer import LoadedProposer
+from executor_service.steps.executor_info import TokenizerFile, read_tokenizer_file
 from splitserve_options.option import BUNDLED_MODEL
 
 BUNDLED_DRAFT_DIRECTORY = Path(__file__).parents[1] / "bundled_draft"
@@ -75,7 +77,8 @@ def load_draft(
     if is_head(checkpoint.config):
         draw = compute_of_target.draw
         return load_head(checkpoint, model, target, draw, attention_backend, block_size)
-    _check_vocabulary(model, checkpoint.tokenizer_files, _declared_vocab_size(checkpoint), target)
+    files = read_tokenizer(checkpoint).files
+    _check_vocabulary(model, files, _declared_vocab_size(checkpoint), target)
     config = ModelConfig(
         model=directory,
         device=str(target.device),
@@ -117,7 +120,10 @@ def _declared_vocab_size(checkpoint: Checkpoint) -> int | None:
 
 
 def _check_vocabulary(
-    name: str, tokenizer_files: Mapping[str, Path], vocab_size: int | None, target: LoadedModel
+    name: str,
+    tokenizer_files: Mapping[str, TokenizerFile],
+    vocab_size: int | None,
+    target: LoadedModel,
 ) -> None:
     """By their files; without these, by the number of tokens, if that is known."""
     names = [each.get("tokenizer.json") for each in (tokenizer_files, target.tokenizer_files)]
@@ -125,7 +131,7 @@ def _check_vocabulary(
         if vocab_size not in (None, target.vocab_size):
             raise _unfit(name, f"it has {vocab_size} tokens, {target.name} has {target.vocab_size}")
         return
-    own, wanted = (_token_ids(path) for path in names if path is not None)
+    own, wanted = (_token_ids(name, file) for file in names if file is not None)
     differing = [text for text in {**own, **wanted} if own.get(text) != wanted.get(text)]
     if differing:
         raise _unfit(
@@ -134,12 +140,15 @@ def _check_vocabulary(
         )
 
 
-def _token_ids(path: Path) -> Mapping[str, int]:
+def _token_ids(name: str, file: TokenizerFile) -> Mapping[str, int]:
     try:
-        vocabulary: Mapping[str, int] = Tokenizer.from_file(str(path)).get_vocab()
+        content = read_tokenizer_file(file)
+        vocabulary: Mapping[str, int] = Tokenizer.from_buffer(content).get_vocab()
     except Exception as error:
         # The library raises nothing more special.
-        raise ModelUnsupported(f"{path}: not readable ({one_line(error)})") from error
+        raise ModelUnsupported(
+            f"{name}: tokenizer.json is not readable ({one_line(error)})"
+        ) from error
     return vocabulary
 
 

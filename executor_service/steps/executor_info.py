@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
+from typing import TypeAlias
+
+# A file of the tokenizer: where it lies, or what it holds if it was converted.
+TokenizerFile: TypeAlias = Path | bytes
+
+
+def read_tokenizer_file(file: TokenizerFile) -> bytes:
+    """The content of `file`. Raises OSError."""
+    return file.read_bytes() if isinstance(file, Path) else file
 
 
 class Feature(IntEnum):

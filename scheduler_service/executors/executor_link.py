@@ -21,12 +21,15 @@ from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.errors import failure_of
+from splitserve_rpc.file_names import check_file_name
+from splitserve_rpc.printable import printable
 from splitserve_rpc.server import channel_options
 
 _RETRY_PAUSE_S = 0.1
 _MAX_FRUITLESS_CALLS = 10
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 MAX_TOKENIZER_FILES = 64
+_MAX_SHOWN_CHARS = 80
 _CLOSED = "its link is closed"
 _SERVICE = executor.DESCRIPTOR.services_by_name["ExecutorService"]
 
@@ -190,7 +193,10 @@ class ExecutorLink:
             raise ExecutorRestarted("it has restarted")
 
     async def tokenizer_files(self) -> dict[str, bytes]:
-        """The tokenizer files, empty if the executor has none. Raises ExecutorLost."""
+        """The tokenizer files, empty if the executor has none. Raises ExecutorLost.
+
+        Names and sizes are checked: they are given to every client.
+        """
         files: dict[str, bytearray] = {}
         num_bytes = 0
         call = self._stub.GetTokenizer(
@@ -200,10 +206,11 @@ class ExecutorLink:
         )
         try:
             async for chunk in call:
+                if chunk.file_name not in files:
+                    _check_name(chunk.file_name)
                 files.setdefault(chunk.file_name, bytearray()).extend(chunk.data)
                 num_bytes += len(chunk.data) + len(chunk.file_name)
                 if num_bytes > MAX_TOKENIZER_BYTES or len(files) > MAX_TOKENIZER_FILES:
-                    call.cancel()
                     raise ExecutorLost(
                         f"its tokenizer has more than {MAX_TOKENIZER_BYTES} bytes or "
                         f"{MAX_TOKENIZER_FILES} files"
@@ -211,6 +218,8 @@ class ExecutorLink:
         except grpc.aio.AioRpcError as error:
             if error.code() not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND):
                 raise ExecutorLost(f"{error.code().name}: {error.details()}") from error
+        finally:
+            call.cancel()
         return {name: bytes(data) for name, data in files.items()}
 
     async def results(self) -> AsyncGenerator[executor.StepResult, None]:
@@ -278,3 +287,12 @@ class ExecutorLink:
             except ExecutorLost as lost:
                 if loop.time() >= deadline:
                     raise ExecutorSilent(f"{problem}; then {lost}") from lost
+
+
+def _check_name(file_name: str) -> None:
+    """Raises ExecutorLost for a name of a tokenizer file that clients should not get."""
+    try:
+        check_file_name(file_name)
+    except ValueError as error:
+        shown = printable(file_name[:_MAX_SHOWN_CHARS])
+        raise ExecutorLost(f"its tokenizer has a file named '{shown}': {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +96,18 @@ async def test_executor_is_lost_for_who_waits_when_its_link_is_closed() -> None:
         await link.close()
         with pytest.raises(ExecutorLost, match="its link is closed"):
             await asking
+
+
+@pytest.mark.parametrize("name", ["tokenizer\x1b]0;x\x07.json", "../x", "a\nb", "x" * 300])
+async def test_executor_is_lost_when_a_name_of_its_tokenizer_is_not_to_be_shown(
+    name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"{}")
+    async with FakeExecutor(tokenizer_files={"tokenizer.json": file, name: file}) as executor:
+        link = ExecutorLink(encode_info(executor.info), PATIENCE)
+        with pytest.raises(ExecutorLost, match="tokenizer has a file named") as lost:
+            await link.tokenizer_files()
+        await link.close()
+    assert str(lost.value).isprintable()
+    assert len(str(lost.value)) < 300

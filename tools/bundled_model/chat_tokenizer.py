@@ -18,10 +18,19 @@ ROLES: Final[tuple[str, ...]] = ("system", "user", "assistant")
 CHAT_TEMPLATE: Final = """\
 {{- bos_token }}
 {%- for message in messages %}
-    {%- if message['role'] not in ['system', 'user', 'assistant'] %}
-        {{- raise_exception('role must be system, user or assistant, not ' + message['role']) }}
+    {%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] %}
+        {{- raise_exception('role ' + message.role + '; allowed: system, user, assistant, tool') }}
     {%- endif %}
-    {{- '<|' + message['role'] + '|>' + (message['content'] | trim) + '<|end|>' }}
+    {%- if message['role'] == 'tool' %}
+        {{- '<|user|><tool_response>' + (message['content'] or '') | trim + '</tool_response>' }}
+    {%- else %}
+        {{- '<|' + message['role'] + '|>' + (message['content'] or '') | trim }}
+    {%- endif %}
+    {%- for call in message['tool_calls'] or [] %}
+        {{- '<tool_call>{"name": ' + call['function']['name'] | tojson }}
+        {{- ', "arguments": ' + call['function']['arguments'] | tojson + '}</tool_call>' }}
+    {%- endfor %}
+    {{- '<|end|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|assistant|>' }}

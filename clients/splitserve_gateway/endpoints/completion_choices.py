@@ -17,21 +17,20 @@ from splitserve_gateway.schemas.completions import CompletionRequest
 
 def new_choices(body: CompletionRequest, asked: TextRequest) -> list[CompletionChoice]:
     """The choices of all prompts, prompt by prompt."""
-    tokenizer = asked.served.tokenizer
-    assert tokenizer is not None, "prompts were encoded"
-    names = TokenNames(tokenizer, as_ids=body.return_tokens_as_token_ids)
+    names = TokenNames(asked.served.tokenizer, as_ids=body.return_tokens_as_token_ids)
+    tells_ids = body.return_token_ids or asked.served.tokenizer is None
     num_each = asked.params.num_completions
     choices: list[CompletionChoice] = []
     for prompt in asked.prompts:
         logprobs = _logprobs(body, asked, prompt, names)
         for _ in range(num_each):
             own = None if logprobs is None else logprobs.fork()
-            choices.append(CompletionChoice(len(choices), body, prompt, names, own))
+            choices.append(CompletionChoice(len(choices), body, prompt, names, own, tells_ids))
     return choices
 
 
 class CompletionChoice:
-    """One choice of a completion."""
+    """One choice of a completion. `tells_ids`: its tokens, beside their text."""
 
     def __init__(
         self,
@@ -40,6 +39,7 @@ class CompletionChoice:
         prompt: EncodedPrompt,
         names: TokenNames,
         logprobs: CompletionLogprobs | None,
+        tells_ids: bool,
     ) -> None:
         self._index = index
         self._body = body
@@ -47,6 +47,7 @@ class CompletionChoice:
         self._names = names
         self._has_started = False
         self._logprobs = logprobs
+        self._tells_ids = tells_ids
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._shapes: list[dict[str, list[object]]] = []
@@ -61,8 +62,8 @@ class CompletionChoice:
         text = self._echo() + delta.text
         shapes = self._new_shapes(delta)
         is_first, self._has_started = not self._has_started, True
-        tells_ids = self._body.return_token_ids and delta.token_ids
-        if not (text or shapes or delta.end or tells_ids):
+        has_ids = self._tells_ids and delta.token_ids
+        if not (text or shapes or delta.end or has_ids):
             return None
         choice: Json = {
             "index": self._index,
@@ -71,7 +72,7 @@ class CompletionChoice:
             "finish_reason": delta.end.reason if delta.end else None,
             "stop_reason": delta.end.stop_reason if delta.end else None,
         }
-        if self._body.return_token_ids:
+        if self._tells_ids:
             choice["token_ids"] = delta.token_ids
             if is_first:
                 choice["prompt_token_ids"] = self._prompt.token_ids
@@ -98,7 +99,7 @@ class CompletionChoice:
         }
         if body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(self.prompt_scores, self._names)
-        if body.return_token_ids:
+        if self._tells_ids:
             choice["prompt_token_ids"] = self._prompt.token_ids
             choice["token_ids"] = self._token_ids
         return choice
@@ -128,7 +129,8 @@ def _logprobs(
     if body.logprobs is None:
         return None
     tokenizer = asked.served.tokenizer
-    assert tokenizer is not None, "prompts were encoded"
+    if tokenizer is None:
+        return CompletionLogprobs(names, None)
     context = () if body.echo or not prompt.is_continued else prompt.token_ids
     detokenizer = tokenizer.detokenizer(context, skip_special_tokens=body.skip_special_tokens)
     return CompletionLogprobs(names, detokenizer)

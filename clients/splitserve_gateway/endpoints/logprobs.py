@@ -14,28 +14,28 @@ _LEAST_LOGPROB = -9999.0
 
 
 class TokenNames:
-    """What tokens are called: their text, or `token_id:N`."""
+    """What tokens are called: their text, or `token_id:N`, as all are without a tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
 
     def name(self, token_id: int) -> str:
-        if self._as_ids:
+        if self._as_ids or self._tokenizer is None:
             return f"token_id:{token_id}"
         return self._tokenizer.token_text(token_id)
 
     def bytes_of(self, token_id: int) -> list[int]:
-        return list(self._tokenizer.token_bytes(token_id))
+        return [] if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
 
 
 class CompletionLogprobs:
     """`logprobs` of one choice of a completion, piece by piece.
 
-    `detokenizer`: says where in the choice's text each token begins.
+    `detokenizer`: says where in the choice's text each token begins; None where there is no text.
     """
 
-    def __init__(self, names: TokenNames, detokenizer: Detokenizer, offset: int = 0) -> None:
+    def __init__(self, names: TokenNames, detokenizer: Detokenizer | None, offset: int = 0) -> None:
         self._names = names
         self._detokenizer = detokenizer
         self._offset = offset
@@ -43,7 +43,8 @@ class CompletionLogprobs:
     def fork(self) -> Self:
         """Those of another choice that begins here."""
         other = copy(self)
-        other._detokenizer = self._detokenizer.fork()
+        if self._detokenizer is not None:
+            other._detokenizer = self._detokenizer.fork()
         return other
 
     def unscored(self, token_id: int) -> dict[str, list[object]]:
@@ -77,7 +78,8 @@ class CompletionLogprobs:
         }
 
     def _advance(self, token_id: int) -> None:
-        self._offset += len(self._detokenizer.push((token_id,)))
+        if self._detokenizer is not None:
+            self._offset += len(self._detokenizer.push((token_id,)))
 
     def _top(self, score: TokenLogprob) -> dict[str, float]:
         """The token itself and the best; of tokens with one text, the more probable."""

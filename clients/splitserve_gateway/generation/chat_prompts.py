@@ -76,9 +76,11 @@ def _check(body: ChatFields) -> None:
 
 def _message(message: ChatMessage) -> dict[str, Any]:
     """As templates know messages."""
+    has_content = message.content is not None or message.refusal
     shape: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": content_of(message),
+        # What stands for no content is the template's to say.
+        "content": content_of(message) if has_content else None,
     }
     if message.tool_calls:
         shape["tool_calls"] = [

@@ -185,7 +185,6 @@ class _PromptChoices:
         self._prompt_index = prompt_index
         self._prompt = request.prompts[prompt_index]
         self._first_index = prompt_index * request.params.num_completions
-        assert request.served.tokenizer is not None, "prompts were encoded"
         self._texts = RequestTexts(
             request.served.tokenizer,
             request.params,
@@ -230,7 +229,9 @@ class _PromptChoices:
     def _delta(self, piece: Piece) -> Delta:
         end = None if piece.finish is None else self._end(piece.finish, piece.stop_string)
         index = self._first_index + piece.index
-        return Delta(index, piece.text, piece.token_ids, piece.logprobs, end)
+        # Without a tokenizer the pieces are numbers, which are no text.
+        text = piece.text if self._request.served.tokenizer is not None else ""
+        return Delta(index, text, piece.token_ids, piece.logprobs, end)
 
     def _end(self, finish: SequenceFinish, stop_string: str | None) -> ChoiceEnd:
         stop_token_id = finish.stop_token_id

@@ -41,13 +41,16 @@ class EncodedPrompt:
 
 
 async def encode_prompts(body: CompletionRequest, served: Served) -> list[EncodedPrompt]:
-    """The prompts of a completion. Raises ApiError and SplitserveError."""
-    tokenizer = tokenizer_of(served)
-    prompts = body.prompts
+    """The prompts of a completion; those of token ids need no tokenizer.
+
+    Raises ApiError and SplitserveError.
+    """
+    tokenizer, prompts = served.tokenizer, body.prompts
     size = sum(map(len, prompts)) + _CHARS_PER_CALL * len(prompts)
     truncate = body.truncate_prompt_tokens
     for prompt in prompts:
         if isinstance(prompt, str):
+            tokenizer = tokenizer_of(served)
             check_chars("prompt", len(prompt), truncate, served)
         elif truncate is None and len(prompt) > served.model.max_model_len:
             raise _too_long(f"{len(prompt)} tokens", "prompt", served)
@@ -60,11 +63,13 @@ async def encode_prompts(body: CompletionRequest, served: Served) -> list[Encode
             token_ids = prompt
         cut = truncated(token_ids, truncate, served)
         text = ""
-        if body.echo:
+        if body.echo and tokenizer is not None:
             is_whole = isinstance(prompt, str) and len(cut) == len(token_ids)
             text = str(prompt) if is_whole else tokenizer.decode(cut)
         return EncodedPrompt(cut, is_continued=True, text=text)
 
+    if tokenizer is None:
+        return list(map(encode, prompts))
     return await beside_the_loop(tokenizer, size, lambda: list(map(encode, prompts)))
 
 

@@ -37,5 +37,10 @@ class Serving:
 def tokenizer_of(served: Served) -> Tokenizer:
     """Raises TokenizerUnavailable."""
     if served.tokenizer is None:
-        raise TokenizerUnavailable("this model comes without a tokenizer")
+        raise TokenizerUnavailable(
+            f"the model {served.model.name!r} is served without a tokenizer"
+            f" ({served.tokenizer_lack or 'its executors offer none'}), so text cannot be read or"
+            " written; allowed: POST /v1/completions with a prompt of token ids, whose answer has"
+            " token_ids"
+        )
     return served.tokenizer

@@ -13,7 +13,7 @@ from splitserve_gateway.generation.sampling import scheduling_params
 from splitserve_gateway.generation.scores import check_prompt_scores
 from splitserve_gateway.generation.serving import Serving
 from splitserve_gateway.http.errors import invalid
-from splitserve_gateway.schemas.sampling import SamplingFields
+from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
 
 
 async def text_request(
@@ -31,6 +31,8 @@ async def text_request(
         raise invalid("grammar does not go with use_beam_search", "grammar")
     scored = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
     check_prompt_scores(prompts, params, scored)
+    if serving.served.tokenizer is None:
+        _check_needs_no_text(body, params)
     words = body.bad_words
     if words:
         tokenizer = serving.tokenizer
@@ -56,6 +58,17 @@ async def text_request(
         serving.caller,
         body.request_id,
     )
+
+
+def _check_needs_no_text(body: SamplingFields, params: SamplingParams) -> None:
+    """Raises ApiError for a field that says something of a text, where there are only tokens."""
+    asked = {"stop": body.stops, "bad_words": body.bad_words}
+    if params.grammar is not None:
+        asked |= {name: getattr(body, name) for name in GRAMMAR_FIELDS}
+    for name, value in asked.items():
+        if value:
+            message = f"{name} is about text, and the model is served without a tokenizer; allowed:"
+            raise invalid(f"{message} none", name, "tokenizer_unavailable")
 
 
 def _ending_token_ids(eos_token_ids: Collection[int], params: SamplingParams) -> frozenset[int]:

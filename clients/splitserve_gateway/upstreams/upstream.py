@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from splitserve_client import (
@@ -55,10 +55,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a scheduler serves. `tokenizer`: None where its executors have none."""
+    """What a scheduler serves.
+
+    `tokenizer`: None where its executors have none that can be read; `tokenizer_lack` says why.
+    """
 
     model: Model
     tokenizer: Tokenizer | None
+    tokenizer_lack: str = ""
 
 
 class Others(Protocol):
@@ -102,6 +106,7 @@ class Upstream:
         self._readiness = _UNREACHABLE
         self._digest = ""
         self._refusal = ""
+        self._tokenizer_lack = ""
         # Problems that are in the log, since it was ready the last time.
         self._said: set[str] = set()
         # Whoever has a key expects that everybody needs one.
@@ -344,9 +349,10 @@ class Upstream:
         self._is_serving = await self._client.is_serving()
         self._readiness = model.readiness.value
         if self.served is not None and self.served.model.digest == model.digest:
-            return Served(model, self.served.tokenizer)
+            return replace(self.served, model=model)
         self._begin_reading()
-        return Served(model, await self._read_tokenizer())
+        tokenizer = await self._read_tokenizer()
+        return Served(model, tokenizer, self._tokenizer_lack)
 
     async def _check_callers(self) -> None:
         """Raises CallerUnknown or CallerNotAllowed if the scheduler takes no requests of others.
@@ -360,11 +366,13 @@ class Upstream:
             raise CallerNotAllowed(f"the gateway's key is not of the scope {_GATEWAY}")
 
     async def _read_tokenizer(self) -> Tokenizer | None:
+        self._tokenizer_lack = ""
         try:
             files = await self._client.get_tokenizer_files()
             return await asyncio.to_thread(Tokenizer.from_files, files)
         except (TokenizerUnavailable, ChatTemplateFailed) as error:
             _log.warning("tokenizer_unavailable address=%s error=%r", self.address, str(error))
+            self._tokenizer_lack = error.message
             return None
 
     def _note(self, served: Served) -> None:

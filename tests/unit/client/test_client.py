@@ -284,6 +284,17 @@ async def test_get_tokenizer_raises_when_there_is_none(client: AsyncClient) -> N
         await client.get_tokenizer()
 
 
+async def test_get_tokenizer_raises_when_a_file_name_has_control_characters(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    fake.tokenizer_files = {"tokenizer.json": b"{}", "x\x1b[2J": b"y"}
+
+    with pytest.raises(TokenizerUnavailable, match="name is not usable") as error:
+        await client.get_tokenizer_files()
+
+    assert str(error.value).isprintable()
+
+
 async def test_list_executors_gives_pools_when_one_is_connected(client: AsyncClient) -> None:
     executors = await client.list_executors()
 

@@ -164,7 +164,9 @@ export const GetTokenizerRequestSchema: GenMessage<GetTokenizerRequest> = /*@__P
 export type GetTokenizerResponse = Message<"splitserve.executor.v1.GetTokenizerResponse"> & {
   /**
    * Name of the file in the model's directory: `tokenizer.json`, or, with a slash,
-   * `additional_chat_templates/rag.jinja`. Who writes it to a disk sees to it that it stays there.
+   * `additional_chat_templates/rag.jinja`. Allowed are up to 255 printable characters, as a relative
+   * path that stays in its folder, without backslashes and colons; the executor counts as lost after
+   * any other. Who writes it to a disk sees to it that it stays there.
    *
    * @generated from field: string file_name = 1;
    */

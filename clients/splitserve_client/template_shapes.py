@@ -1,0 +1,274 @@
+"""Shapes of messages that a chat template writes as they are meant, found by trying.
+
+The same message has several forms in use: no content is null, "", or a missing key; a text is a
+string or a list of parts; arguments of a tool call are JSON text or values. A template may write
+one of them, drop another and print a third as "None".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from splitserve_client.errors import ChatTemplateFailed
+from splitserve_rpc.json_text import parse_json
+
+_TEXT, _NAME, _KEY, _VALUE = "probetext", "probename", "probekey", "probevalue"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "",
+        "parameters": {"type": "object", "properties": {}, "required": []},
+    },
+}
+# Some templates insist on ids of this length.
+_CALL_ID = "123456789"
+_ROLES = frozenset({"system", "user", "assistant", "tool"})
+# Written where a template prints a value that it took for a text.
+_ARTEFACTS = ("None", "null", "'text'", '"text"', f"'{_KEY}'", f'\\"{_KEY}')
+_MISSING = 100
+_FAILED = 10_000
+
+
+class _Content(Enum):
+    """Forms of a message's content; the first three all mean that it has none."""
+
+    NULL = auto()
+    EMPTY = auto()
+    ABSENT = auto()
+    TEXT = auto()
+    PARTS = auto()
+
+
+_NOTHING = (_Content.EMPTY, _Content.NULL, _Content.ABSENT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is known of a message before its shape is chosen. `content`: the form it came in."""
+
+    role: str
+    content: _Content
+    has_calls: bool
+    has_tools: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """One way to write a message.
+
+    `is_split`: text and calls are two messages, for templates that write only one of both.
+    """
+
+    content: _Content
+    parses_arguments: bool = True
+    is_split: bool = False
+
+
+class MessageShapes:
+    """Gives messages the shapes that one template wants. Threads may share it.
+
+    `render`: writes messages with the template, with tools or without; raises ChatTemplateFailed.
+    """
+
+    def __init__(
+        self, render: Callable[[Sequence[dict[str, Any]], list[dict[str, Any]] | None], str]
+    ) -> None:
+        self._render = render
+        self._chosen: dict[_Kind, _Shape] = {}
+
+    def fit(self, messages: Sequence[dict[str, Any]], *, has_tools: bool) -> list[dict[str, Any]]:
+        """Copies of `messages` as the template wants them; `has_tools`: the chat has some.
+
+        Raises ChatTemplateFailed for a content that is no text.
+        """
+        return [
+            shaped for message in messages for shaped in self._fit(message, has_tools=has_tools)
+        ]
+
+    def _fit(self, message: Mapping[str, Any], *, has_tools: bool) -> list[dict[str, Any]]:
+        # OpenAI's clients send null and empty lists for what is not there.
+        message = {k: v for k, v in message.items() if v is not None or k == "content"}
+        calls, role = message.get("tool_calls"), message.get("role")
+        if calls == []:
+            del message["tool_calls"]
+        kind = _Kind(
+            role if isinstance(role, str) and role in _ROLES else "user",
+            _content_kind(message),
+            has_calls=isinstance(calls, list) and bool(calls),
+            has_tools=has_tools,
+        )
+        return self._write(message, self._shape(kind), has_tools=has_tools)
+
+    def _write(
+        self, message: Mapping[str, Any], shape: _Shape, *, has_tools: bool
+    ) -> list[dict[str, Any]]:
+        if shape.is_split:
+            text = {name: value for name, value in message.items() if name != "tool_calls"}
+            call = {name: value for name, value in message.items() if name not in _SAID}
+            return self.fit([text, {**call, "content": None}], has_tools=has_tools)
+        shaped = dict(message)
+        if shape.content is _Content.ABSENT:
+            shaped.pop("content", None)
+        elif shape.content is _Content.NULL:
+            shaped["content"] = None
+        elif shape.content is _Content.EMPTY:
+            shaped["content"] = ""
+        else:
+            shaped["content"] = _content(message.get("content"), shape.content)
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            parses = shape.parses_arguments
+            shaped["tool_calls"] = [_tool_call(call, parses=parses) for call in calls]
+        return [shaped]
+
+    # -- trying ------------------------------------------------------------------------------------
+
+    def _shape(self, kind: _Kind) -> _Shape:
+        """The shape with the fewest faults; of several, the first."""
+        if kind not in self._chosen:
+            best, fewest = None, 0
+            for shape in _candidates(kind):
+                num_faults = self._num_faults(kind, shape)
+                if best is None or num_faults < fewest:
+                    best, fewest = shape, num_faults
+                if num_faults == 0:
+                    break
+            assert best is not None, "there is a candidate for every kind"
+            self._chosen[kind] = best
+        return self._chosen[kind]
+
+    def _num_faults(self, kind: _Kind, shape: _Shape) -> int:
+        """How badly the template writes a message of `kind` in `shape`; 0 if all is there."""
+        message: dict[str, Any] = {"role": kind.role, "content": _TEXT}
+        marks = [_TEXT] if kind.content in (_Content.TEXT, _Content.PARTS) else []
+        if kind.role == "tool":
+            message |= {"tool_call_id": _CALL_ID, "name": _NAME}
+        if not marks:
+            message["content"] = None
+        if kind.has_calls:
+            message["tool_calls"] = [_probe_call()]
+            marks += [_NAME, _VALUE]
+        probed = self._write(message, shape, has_tools=kind.has_tools)
+        try:
+            text = self._render(
+                self._chat_around(kind, probed), [_TOOL] if kind.has_tools else None
+            )
+        except ChatTemplateFailed:
+            return _FAILED
+        missing = sum(_is_missing(mark, text, has_tools=kind.has_tools) for mark in marks)
+        return _MISSING * missing + sum(text.count(artefact) for artefact in _ARTEFACTS)
+
+    def _chat_around(self, kind: _Kind, probed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A chat in which messages of `kind` have their usual place."""
+        if kind.role == "user":
+            return probed
+        (user,) = self.fit([{"role": "user", "content": "?"}], has_tools=kind.has_tools)
+        if kind.role == "system":
+            return [*probed, user]
+        if kind.role == "tool":
+            call = {"role": "assistant", "content": None, "tool_calls": [_probe_call("other")]}
+            return [user, *self.fit([call], has_tools=kind.has_tools), *probed]
+        if not kind.has_calls:
+            return [user, *probed]
+        result = {**user, "role": "tool", "tool_call_id": _CALL_ID, "name": "other"}
+        return [user, *probed, result]
+
+
+# What is said once where a message is split.
+_SAID = frozenset({"content", "reasoning_content", "thinking", "reasoning"})
+
+
+def _candidates(kind: _Kind) -> Iterator[_Shape]:
+    """The shapes that a message of `kind` may have, the most usual first."""
+    has_text = kind.content in (_Content.TEXT, _Content.PARTS)
+    nothing = (kind.content, *_NOTHING, _Content.PARTS)
+    if has_text:
+        contents: tuple[_Content, ...] = (kind.content, _Content.TEXT, _Content.PARTS)
+    else:
+        # Without calls there is nothing beside it, and a text is what every template expects.
+        contents = nothing if kind.has_calls else (_Content.EMPTY, _Content.PARTS)
+    contents = tuple(dict.fromkeys(contents))
+    if not kind.has_calls:
+        yield from (_Shape(content) for content in contents)
+        return
+    yield from (_Shape(content, parses) for content in contents for parses in (True, False))
+    if has_text:
+        yield _Shape(kind.content, is_split=True)
+        # A chat goes on after a lost remark, but not after a lost call.
+        yield from (_Shape(content, parses) for content in _NOTHING for parses in (True, False))
+
+
+def _probe_call(name: str = _NAME) -> dict[str, Any]:
+    function = {"name": name, "arguments": {_KEY: _VALUE}}
+    return {"id": _CALL_ID, "type": "function", "function": function}
+
+
+def _is_missing(mark: str, text: str, *, has_tools: bool) -> bool:
+    """Whether `text` lacks `mark`; the name of a tool is written once for the tool itself."""
+    return text.count(mark) < (2 if mark == _NAME and has_tools else 1)
+
+
+# -- forms of contents and calls -------------------------------------------------------------------
+
+
+def _content_kind(message: Mapping[str, Any]) -> _Content:
+    if "content" not in message:
+        return _Content.ABSENT
+    content = message["content"]
+    if content is None:
+        return _Content.NULL
+    if content in ("", []):
+        return _Content.EMPTY
+    return _Content.PARTS if isinstance(content, list) else _Content.TEXT
+
+
+def _content(content: object, form: _Content) -> object:
+    """`content` as a text or as parts. Raises ChatTemplateFailed for parts that are no texts."""
+    if isinstance(content, list):
+        texts = [_text_of_part(part) for part in content] or [""]
+    elif content is None or isinstance(content, str):
+        texts = [content or ""]
+    else:
+        return content
+    if form is _Content.PARTS:
+        return [{"type": "text", "text": text} for text in texts]
+    return "\n".join(texts)
+
+
+def _text_of_part(part: object) -> str:
+    if isinstance(part, dict) and part.get("type", "text") == "text":
+        text = part.get("text")
+        if isinstance(text, str):
+            return text
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise ChatTemplateFailed(f"parts of a message's content are texts, not {kind!r}")
+
+
+def _tool_call(call: object, *, parses: bool) -> object:
+    """`call` with arguments as values, or as JSON text."""
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return call
+    arguments = call["function"].get("arguments")
+    if arguments is None:
+        arguments = {}
+    if isinstance(arguments, str) and parses:
+        arguments = _parsed(arguments)
+    elif not isinstance(arguments, str) and not parses:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _parsed(arguments: str) -> object:
+    """The object that `arguments` are; as they are if they are no JSON object."""
+    if not arguments.strip():
+        return {}
+    try:
+        value = parse_json(arguments)
+    except ValueError:
+        return arguments
+    return value if isinstance(value, dict) else arguments

@@ -1,0 +1,186 @@
+"""The tokenizer of a checkpoint as its clients get it: one tokenizer.json, whatever it came from.
+
+`transformers` reads what there is (tokenizer.json, a SentencePiece model, vocabulary and merges,
+Mistral's tekken.json) together with what tokenizer_config.json and added_tokens.json say beside it;
+what it makes of all that is written as tokenizer.json. Token ids are those of its AutoTokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from executor_service.checkpoint.folder import Checkpoint
+from executor_service.errors import one_line
+from executor_service.steps.executor_info import TokenizerFile
+from splitserve_rpc.file_names import check_file_name
+from splitserve_rpc.json_text import parse_json
+from splitserve_rpc.printable import printable
+
+_log = logging.getLogger(__name__)
+
+_TOKENIZER = "tokenizer.json"
+_CONFIG = "tokenizer_config.json"
+_SPECIAL_TOKENS = "special_tokens_map.json"
+_TEMPLATE = "chat_template.jinja"
+# As processors of multimodal models once saved it.
+_OLD_TEMPLATE = "chat_template.json"
+# What vocabularies are read from; the first that is there gives its name to log lines.
+_SOURCES = (
+    _TOKENIZER,
+    "tekken*.json",
+    "tokenizer.model",
+    "*.model",
+    "vocab.json",
+    "vocab.txt",
+    "*.tiktoken",
+)
+# Packages that transformers needs to read `*.model`, which holds either kind.
+_PACKAGES = ("sentencepiece", "tiktoken")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTokenizer:
+    """`files`: by the names that clients know. `eos_token_id`: None if the tokenizer has none."""
+
+    files: Mapping[str, TokenizerFile] = field(default_factory=dict)
+    eos_token_id: int | None = None
+
+
+def read_tokenizer(checkpoint: Checkpoint, config: Any = None) -> ModelTokenizer:  # noqa: ANN401
+    """The tokenizer of `checkpoint`; without files if there is none that can be read.
+
+    `config`: of `transformers`; None to read it. Models are served without a tokenizer, too; the
+    log says why.
+    """
+    directory = checkpoint.directory
+    source = _source(directory)
+    if source is None:
+        _log.info("tokenizer_missing directory=%s: prompts are token ids", directory)
+        return ModelTokenizer()
+    files: dict[str, TokenizerFile] = dict(_usable(checkpoint.tokenizer_files))
+    settings = _read_object(directory / _CONFIG)
+    declared = _content(settings.get("eos_token")) or _content(
+        _read_object(directory / _SPECIAL_TOKENS).get("eos_token")
+    )
+    template = _old_template(directory)
+    if template and _TEMPLATE not in files and not settings.get("chat_template"):
+        files[_TEMPLATE] = template.encode()
+    try:
+        converted = _convert(directory, config)
+    except Exception as error:  # of transformers, tokenizers and whatever reads the source
+        return _as_it_is(files, source, declared, _reason(source, error))
+    files[_TOKENIZER] = converted.backend_tokenizer.to_str().encode()
+    special = {name: str(token) for name, token in converted.special_tokens_map.items()}
+    files[_SPECIAL_TOKENS] = json.dumps(special, ensure_ascii=False).encode()
+    if source != _TOKENIZER:
+        kind = type(converted).__name__
+        _log.info("tokenizer_converted source=%s class=%s", source, kind)
+    eos_token = converted.eos_token
+    # One that only a class of transformers thinks of is no token of the model.
+    vocabulary = converted.backend_tokenizer.get_vocab(with_added_tokens=False)
+    is_own = eos_token is not None and (eos_token == declared or eos_token in vocabulary)
+    return ModelTokenizer(files, converted.eos_token_id if is_own else None)
+
+
+def with_tokenizer_eos(
+    eos_token_ids: tuple[int, ...], tokenizer: ModelTokenizer, vocab_size: int
+) -> tuple[int, ...]:
+    """The tokens that end a sequence: those that the model names, and that of its tokenizer.
+
+    Chat models exist whose configuration does not name the token that ends their turns.
+    """
+    token_id = tokenizer.eos_token_id
+    if token_id is None or token_id in eos_token_ids:
+        return eos_token_ids
+    if not 0 <= token_id < vocab_size:
+        _log.warning(
+            "tokenizer_eos_ignored token_id=%d: the model has %d tokens", token_id, vocab_size
+        )
+        return eos_token_ids
+    _log.info("tokenizer_eos_added token_id=%d beside=%s", token_id, list(eos_token_ids))
+    return (*eos_token_ids, token_id)
+
+
+def _convert(directory: Path, config: Any) -> Any:  # noqa: ANN401
+    """The tokenizer as `transformers` reads it. Raises whatever it raises, and TypeError."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        directory, config=config, local_files_only=True, trust_remote_code=False
+    )
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise TypeError(f"{type(tokenizer).__name__} has no form as {_TOKENIZER}")
+    return tokenizer
+
+
+def _as_it_is(
+    files: dict[str, TokenizerFile], source: str, declared: str | None, reason: str
+) -> ModelTokenizer:
+    """What is left where `transformers` reads nothing: tokenizer.json, if there is one."""
+    file = files.get(_TOKENIZER)
+    if not isinstance(file, Path):
+        _log.warning(
+            "tokenizer_unreadable source=%s reason=%r: prompts are token ids", source, reason
+        )
+        return ModelTokenizer()
+    _log.warning("tokenizer_read_as_it_is source=%s reason=%r", source, reason)
+    token_id: int | None = None
+    if declared is not None:
+        try:
+            token_id = Tokenizer.from_file(str(file)).token_to_id(declared)
+        except Exception as error:  # the bindings raise nothing narrower
+            _log.warning("tokenizer_unreadable source=%s reason=%r", source, one_line(error))
+    return ModelTokenizer(files, token_id)
+
+
+def _reason(source: str, error: Exception) -> str:
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if source.endswith(".model") and missing:
+        return f"{one_line(error)}; not installed: {', '.join(missing)}"
+    return one_line(error)
+
+
+def _source(directory: Path) -> str | None:
+    """The name of what the vocabulary is read from."""
+    found = (path.name for pattern in _SOURCES for path in sorted(directory.glob(pattern)))
+    return next(found, None)
+
+
+def _usable(files: Mapping[str, Path]) -> Iterable[tuple[str, Path]]:
+    """Those whose names may be shown; a template's is whatever somebody called it."""
+    for name, path in files.items():
+        try:
+            check_file_name(name)
+        except ValueError as error:
+            _log.warning("tokenizer_file_ignored name='%s' reason='%s'", printable(name), error)
+        else:
+            yield name, path
+
+
+def _old_template(directory: Path) -> str | None:
+    template = _read_object(directory / _OLD_TEMPLATE).get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """What a JSON file holds; nothing if that is no object, or there is none."""
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _content(token: object) -> str | None:
+    """The text of a token: itself, or that of an object."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
