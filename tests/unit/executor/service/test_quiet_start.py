@@ -85,9 +85,12 @@ def test_start_is_quiet_when_the_model_is_served(
     assert (compute.is_int8, urgent, capfd.readouterr().err) == (is_int8, [], "")
 
 
+@pytest.mark.usefixtures("native_library")
 def test_start_is_quiet_when_the_model_is_the_bundled_one(urgent: list[str]) -> None:
-    values = options.parse("executor", ["--num-device-blocks", "4"], {})
-    load_engine(ExecutorConfig.from_options(values), executor_epoch=1)
+    values = options.parse("executor", ["--num-device-blocks", "4", "--device", "cpu"], {})
+    engine = load_engine(ExecutorConfig.from_options(values), executor_epoch=1)
+    assert engine.info.compute.startswith("native decoder")
+    assert engine.info.slow_compute_reason == ""
     assert urgent == []
 
 
