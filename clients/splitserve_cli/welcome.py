@@ -110,10 +110,10 @@ async def _served(client: AsyncClient) -> str:
     # Executors are for operators, who may have an address of their own.
     with suppress(SplitserveError, IndexError):
         executor = (await client.list_executors()).executors[0]
-        return (
-            f": {executor.model_name}, {executor.dtype}, {executor.num_device_blocks} KV blocks"
-            f" of {executor.block_size} tokens"
-        )
+        compute = [executor.compute] if executor.compute else []  # others do not say
+        blocks = f"{executor.num_device_blocks} KV blocks of {executor.block_size} tokens"
+        slow = f"; slow: {executor.slow_compute_reason}" if executor.slow_compute_reason else ""
+        return f": {', '.join([executor.model_name, executor.dtype, *compute, blocks])}{slow}"
     with suppress(SplitserveError):
         model = await client.get_model()
         return f": {model.name}, {model.dtype}"

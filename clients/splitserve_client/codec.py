@@ -247,6 +247,8 @@ def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:
         software_version=info.software_version,
         contract_version=_decode_contract(info.contract_version),
         block_bytes=info.block_bytes,
+        compute=info.compute,
+        slow_compute_reason=info.slow_compute_reason,
         **{name: getattr(state, name) for name in _EXECUTOR_STATE},
     )
 

@@ -263,7 +263,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """One executor as the scheduler sees it. `is_draining`: it is on its way out."""
+    """One executor as the scheduler sees it. `is_draining`: it is on its way out.
+
+    `compute`: which code computes, empty if it does not say; `slow_compute_reason`: why that is not
+    the fastest for its model, empty if it is.
+    """
 
     address: str
     executor_epoch: int
@@ -286,6 +290,8 @@ class Executor:
     software_version: str = ""
     contract_version: tuple[int, int] = (0, 0)
     block_bytes: int = 0
+    compute: str = ""
+    slow_compute_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 On a GPU: attention in Triton or by flash-attn 3, and for models of the Llama kind a decoder of our
 own around it. On the CPU: native kernels, with the whole decoder in one call for these models.
 Whatever is chosen was tried on this machine first; what fails its trial is refused, loudly. What
-was not made for a model is one line at INFO, which says what serves it instead.
+was not made for a class of models is one line at INFO, which says what serves it instead. Where a
+model runs in slower code than others of its class, a warning says why and at what price.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from executor_service.backends.attention_candidates import DEFAULT_BLOCK_SIZE
-from executor_service.backends.compute import Compute
+from executor_service.backends.compute import PRICE_OF_TORCH_ON_CPU, PRICE_OF_TORCH_ON_GPU, Compute
 from executor_service.backends.cpu import compute_on_cpu
 from executor_service.backends.gpu import compute_on_gpu
 from executor_service.errors import BackendUnavailable, TrialFailed
@@ -27,12 +28,6 @@ from splitserve_kernels.gpu.attention.flash_attention_3_sources import INSTALLED
 AUTO, TORCH, NATIVE = "auto", "torch", "native"
 
 _log = logging.getLogger(__name__)
-# An operator can mend a build, and has to know of a kernel that is wrong on this machine.
-_LEVELS = {
-    BackendUnavailable: logging.INFO,
-    BuildFailed: logging.WARNING,
-    TrialFailed: logging.ERROR,
-}
 
 
 def choose_compute(
@@ -54,13 +49,15 @@ def choose_compute(
     compute = _choose(load, name, block_size, is_int8=is_int8, flash_attention_3=flash_attention_3)
     if is_int8 and not compute.is_int8:
         raise BackendUnavailable(
-            f"quantization int8: {compute.loaded.architecture} runs with {compute.description};"
-            " allowed: float32 or bfloat16 on a CPU, with --attention-backend auto or native"
+            f"quantization int8: {compute.loaded.architecture} runs with {compute.description}"
+            f"{_because(compute)}; allowed: float32 or bfloat16 on a CPU, with --attention-backend"
+            " auto or native"
         )
     if is_deterministic and not compute.is_batch_invariant:
         raise BackendUnavailable(
             f"deterministic: {compute.loaded.architecture} runs with {compute.description}, whose"
-            " results depend on the batch; allowed: what the native decoder of CPUs runs"
+            f" results depend on the batch{_because(compute)}; allowed: what the native decoder of"
+            " CPUs runs"
         )
     description = f"{compute.description}, int8" if is_int8 else compute.description
     # Nothing will replace the model any more.
@@ -79,7 +76,7 @@ def _choose(
     loaded = load()
     in_torch = Compute(loaded, torch_model, "torch", block_size or DEFAULT_BLOCK_SIZE)
     if name == TORCH:
-        return in_torch
+        return replace(in_torch, why_slow="--attention-backend torch asks for it")
     is_for_cpu = loaded.device.type == "cpu"
     if name != AUTO and is_for_cpu != (name == NATIVE):
         raise BackendUnavailable(f"{name}: not for {loaded.device.type}")
@@ -91,6 +88,13 @@ def _choose(
     except (BuildFailed, TrialFailed, BackendUnavailable) as error:
         if name != AUTO:
             raise BackendUnavailable(f"{name}: {error}") from error
-        message = "attention_backends_refused device=%s reason=%r: plain torch serves"
-        _log.log(_LEVELS[type(error)], message, loaded.device.type, str(error))
-        return in_torch
+        # An operator has to know of a kernel that is wrong on this machine.
+        level = logging.ERROR if isinstance(error, TrialFailed) else logging.WARNING
+        message = "attention_backends_refused device=%s reason=%r price=%r: plain torch serves"
+        price = PRICE_OF_TORCH_ON_CPU if is_for_cpu else PRICE_OF_TORCH_ON_GPU
+        _log.log(level, message, loaded.device.type, str(error), price)
+        return replace(in_torch, why_slow=str(error))
+
+
+def _because(compute: Compute) -> str:
+    return "" if compute.why_slow is None else f" ({compute.why_slow})"

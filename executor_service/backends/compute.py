@@ -1,17 +1,25 @@
-"""What was chosen to compute a model with."""
+"""What was chosen to compute a model with, and what is said where it is not the fastest."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
 
+from executor_service.decoders.llama_config import unknown_fields
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
+from executor_service.errors import TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel
 from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
 from executor_service.sampling.static_draw import StaticDraw
 
 _log = logging.getLogger(__name__)
+
+# What slower code costs against a decoder of our own; measured on two cores.
+PRICE_OF_TORCH_ON_CPU = "a step takes 2.5 times as long with one row, and 11 times or more with 16"
+PRICE_OF_NO_DECODER = "a step takes about 2.5 times as long, and --deterministic cannot be had"
+PRICE_OF_TORCH_ON_GPU = "rows attend one after the other, and no CUDA graph records steps"
+PRICE_OF_NO_GPU_DECODER = "a layer launches some 38 kernels instead of 9 or 10"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,8 @@ class Compute:
     `is_batch_invariant`: a sequence's logits are the same bits whatever shares its batch, and
     however its tokens are cut into steps. `is_int8`: matrices are rounded to 8 bits.
     `is_recordable`: CUDA graphs can record its steps. `static_draw`: what draws in these; None if
-    nothing does.
+    nothing does. `why_slow`: what keeps `loaded` from the fastest code for its class of models and
+    its device; None if that runs.
     """
 
     loaded: LoadedModel
@@ -38,6 +47,22 @@ class Compute:
     is_recordable: bool = False
     adjust: Adjust = adjust_in_torch
     static_draw: StaticDraw | None = None
+    why_slow: str | None = None
+
+
+def log_decoder_refused(what: str, loaded: LoadedModel, error: TrialFailed, price: str) -> str:
+    """Logs that the decoder `what` failed its trial on `loaded`, and at what price; returns why.
+
+    That is an error of the decoder, unless the configuration has fields that are not known: then
+    the model is one that the decoder was not made for, which is a warning.
+    """
+    unknown = unknown_fields(vars(loaded.model.config))
+    shown = ", ".join(f"{name} = {setting!r}" for name, setting in unknown.items())
+    reason = f"{error}; its configuration has {shown}" if unknown else str(error)
+    level = logging.WARNING if unknown else logging.ERROR
+    message = "%s_refused model=%s reason=%r price=%r"
+    _log.log(level, message, what, loaded.architecture, reason, price)
+    return reason
 
 
 def log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:

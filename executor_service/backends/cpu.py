@@ -9,7 +9,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from executor_service.backends.attention_trial import try_backend
-from executor_service.backends.compute import Compute, log_not_used
+from executor_service.backends.compute import (
+    PRICE_OF_NO_DECODER,
+    PRICE_OF_TORCH_ON_CPU,
+    Compute,
+    log_decoder_refused,
+    log_not_used,
+)
 from executor_service.decoders.cpu_decoder import (
     NativePagedModel,
     build_native_model,
@@ -43,13 +49,12 @@ def compute_on_cpu(
     library = load_library()
     backend = NativeAttention(library)
     try_backend(backend, loaded, block_size)
-    reason = why_not_native(loaded)
+    reason, why_slow = why_not_native(loaded), None
     if reason is None:
         try:
             return _native_decoder(loaded, library, block_size, is_int8=is_int8)
         except TrialFailed as error:
-            reason = str(error)
-            _log.error("native_decoder_refused model=%s reason=%r", loaded.architecture, reason)
+            why_slow = log_decoder_refused("native_decoder", loaded, error, PRICE_OF_NO_DECODER)
             loaded = load()  # the trial took it apart
     else:
         log_not_used("native_decoder", loaded, reason, "native attention")
@@ -59,11 +64,14 @@ def compute_on_cpu(
         loaded = pack_linears(loaded, library, is_int8=is_int8)
         description = f"native attention and matrices ({library.variant})"
     except TrialFailed as error:
-        _log.error("packed_matrices_refused model=%s reason=%r", loaded.architecture, str(error))
-        loaded, is_packed = load(), False
+        message = "packed_matrices_refused model=%s reason=%r price=%r"
+        _log.error(message, loaded.architecture, str(error), PRICE_OF_TORCH_ON_CPU)
+        loaded, is_packed, why_slow = load(), False, str(error)
     make_model = attending_with(backend)
     is_int8 &= is_packed
-    return Compute(loaded, make_model, description, block_size, draw, is_int8=is_int8)
+    return Compute(
+        loaded, make_model, description, block_size, draw, is_int8=is_int8, why_slow=why_slow
+    )
 
 
 def native_draw(library: NativeLibrary) -> Draw:

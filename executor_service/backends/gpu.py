@@ -16,7 +16,12 @@ from executor_service.backends.attention_candidates import (
     gpu_candidates,
 )
 from executor_service.backends.attention_trial import time_attention, try_backend
-from executor_service.backends.compute import Compute, log_not_used
+from executor_service.backends.compute import (
+    PRICE_OF_NO_GPU_DECODER,
+    Compute,
+    log_decoder_refused,
+    log_not_used,
+)
 from executor_service.backends.gpu_kernels import (
     choose_gpu_adjust,
     choose_gpu_copy,
@@ -144,24 +149,23 @@ def compute_on_gpu(
         log_not_used("gpu_decoder", loaded, reason, compute.description)
         return compute
     decoder = _gpu_decoder(loaded, chosen)
-    if decoder is not None:
+    if not isinstance(decoder, str):
         return _with_decoder(compute, decoder)
     # Memory need not hold the model twice. (By now the error does not hold on to its parts either.)
     release_weights(loaded.model)
     release_cached_memory(loaded.device)
-    return replace(compute, loaded=load())
+    return replace(compute, loaded=load(), why_slow=decoder)
 
 
-def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> GpuDecoder | None:
-    """None if it was refused; the model may be lost then."""
+def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> GpuDecoder | str:
+    """The reason if it was refused; the model may be lost then."""
     # It needs Triton already when it is imported.
     from executor_service.decoders.gpu_decoder import build_gpu_decoder
 
     try:
         return build_gpu_decoder(loaded, chosen.backend, chosen.block_size)
     except TrialFailed as error:
-        _log.error("gpu_decoder_refused model=%s reason=%r", loaded.architecture, str(error))
-        return None
+        return log_decoder_refused("gpu_decoder", loaded, error, PRICE_OF_NO_GPU_DECODER)
 
 
 def _with_decoder(compute: Compute, decoder: GpuDecoder) -> Compute:

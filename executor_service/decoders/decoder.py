@@ -3,6 +3,10 @@
 What it computes is tried in float32 on the first layers, at positions where a model may begin to
 compute something else. Then the whole, with its weights packed, is compared with the model.
 
+Unknown fields of the configuration are judged by the first trial. Its sequences are longer than
+every whole number in such a field, which may be the width of a sliding window. A number that is too
+large for that refuses the decoder if the model's code reads its field.
+
 Shape letters: Q sequences, L tokens of each, T input tokens, S rows of logits, V vocabulary.
 """
 
@@ -16,7 +20,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from executor_service.decoders.llama_config import unknown_fields
 from executor_service.decoders.llama_parts import rotation_at
+from executor_service.decoders.read_fields import ReadFields
 from executor_service.device.kv_cache import KVCache
 from executor_service.errors import OutOfMemory, TrialFailed, one_line
 from executor_service.model.attention_probe import (
@@ -32,11 +38,13 @@ from executor_service.trials.int8_reference import rounded_matrices
 from executor_service.trials.logit_error import FLOAT32_TOLERANCE
 from executor_service.trials.model_cut import CUT_VOCAB_SIZE
 from executor_service.trials.model_trial import try_replacement
-from executor_service.trials.trial_tokens import TrialTokens
+from executor_service.trials.trial_tokens import TrialTokens, whole_numbers
 from splitserve_kernels.paged_batch import PagedBatch
 
 # Less than the tokens of the trial, so that some are behind the window.
 _NARROW_WINDOW = 6
+# Whole numbers of unknown fields up to this one are passed by the trial's sequences.
+_MAX_PASSED = 1008
 # Weights of 16 bits often lie just between two steps of 8 bits, those with this ratio of noise not.
 _NOISE = 0.01
 
@@ -109,12 +117,49 @@ def _try_in_float32(
     """Raises TrialFailed if a decoder of a cut differs from `transformers`' forward pass."""
     try:
         error = _error_in_float32(loaded, make, block_size, is_int8=is_int8)
+    except TrialFailed:
+        raise
     except Exception as raised:
         raise TrialFailed(f"{type(raised).__name__}: {one_line(raised)}") from raised
     if not error <= FLOAT32_TOLERANCE:
         raise TrialFailed(
             f"relative error of the logits {error:.2g}, allowed {FLOAT32_TOLERANCE:.2g} in float32"
         )
+
+
+def _float32_trial(loaded: LoadedModel, *, is_int8: bool) -> Trial:
+    """Raises OutOfMemory, and TrialFailed for what a trial cannot judge."""
+    unknown = unknown_fields(vars(loaded.model.config))
+    # Rotary parameters concern positions, never how many tokens there are.
+    limits = [
+        (number, name)
+        for name, setting in unknown.items()
+        if "." not in name
+        for number, _ in whole_numbers({name: setting})
+    ]
+    passed = [number for number, _ in limits if 0 < number <= _MAX_PASSED]
+    reading = ReadFields(name for n, name in limits if _MAX_PASSED < n < loaded.max_model_len)
+    reading.build(loaded.model)
+
+    def prepare(cut: Any) -> None:  # noqa: ANN401
+        (_prepare_int8 if is_int8 else _narrow_windows)(cut)
+        reading.watch(cut.config)
+
+    trial = float32_trial(
+        loaded.model,
+        loaded.attention_modules,
+        loaded.max_model_len,
+        prepare,
+        rounded_matrices if is_int8 else nullcontext,
+        max(passed, default=0),
+    )
+    if trial is None:
+        raise OutOfMemory("no room for a layer in float32")
+    for name in reading.names:
+        raise TrialFailed(
+            f"its code reads {name} = {unknown[name]!r}, and sequences so long are not tried"
+        )
+    return trial
 
 
 def _error_in_float32(
@@ -124,15 +169,7 @@ def _error_in_float32(
     *,
     is_int8: bool,
 ) -> float:
-    trial = float32_trial(
-        loaded.model,
-        loaded.attention_modules,
-        loaded.max_model_len,
-        _prepare_int8 if is_int8 else _narrow_windows,
-        rounded_matrices if is_int8 else nullcontext,
-    )
-    if trial is None:
-        raise OutOfMemory("no room for a layer in float32")
+    trial = _float32_trial(loaded, is_int8=is_int8)
     cut = _loaded_cut(loaded, trial)
     decoder = make(cut)
 

@@ -1,13 +1,17 @@
-"""Which configurations the decoders of our own compute: every field of theirs is accounted for.
+"""Which configurations the decoders of our own may compute.
 
-Nothing is taken on trust. A class of models is on the list because its code was read; a field is
-here because it was decided what it does to the decoders. What is set and not here, because it came
-with a later `transformers` or stands in a checkpoint only, refuses the decoder by its name.
+A class of models is on the list because its code was read. Fields of its configuration that are
+known are accounted for here, and fields that belong to others (the base class of `transformers`,
+generation, tokenizers, plans for cutting a model) have no influence by rule: their names are taken
+from the `transformers` that is installed. Fields that are left are unknown. They refuse no decoder;
+its trial against `transformers`' own forward pass decides.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -24,47 +28,45 @@ _CLASSES = frozenset(
     }
 )
 
-# Names, tokens, training, and how `transformers` is to run: they change no logits.
+# Names, training, and how `transformers` is to run: no logits change. Most of these fields were
+# set by earlier versions of its base class and are still in checkpoints.
 _WITHOUT_INFLUENCE = frozenset(
     {
-        "architectures",
+        "_attn_implementation_autoset",
+        "_commit_hash",
+        "attention_dropout",
+        "attn_implementation",
         "auto_map",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "id2label",
+        "embd_pdrop",
+        "finetuning_task",
+        "gradient_checkpointing",
+        "hidden_dropout",
         "initializer_range",
-        "label2id",
-        "model_type",
+        "is_decoder",
+        "is_llama_config",
         "name_or_path",
         "num_labels",
         "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "problem_type",
-        "return_dict",
-        "sep_token_id",
+        "prefix",
+        "pretraining_tp",
+        "pruned_heads",
+        "residual_dropout",
+        "task_specific_params",
+        "tf_legacy_loss",
+        "tie_encoder_decoder",
         "tokenizer_class",
         "torch_dtype",
+        "torchscript",
         "transformers.js_config",
-        "transformers_version",
         "unsloth_fixed",
         "unsloth_version",
-        "use_cache",
-        # Dropout is for training.
-        "attention_dropout",
-        "hidden_dropout",
-        "residual_dropout",
-        # The books of `transformers`.
-        "_attn_implementation_autoset",
-        "_attn_implementation_internal",
-        "_commit_hash",
-        "_experts_implementation_internal",
-        "_name_or_path",
-        "_output_attentions",
-        "_post_init_done",
+        "use_bfloat16",
     }
 )
+# Switches that are off, in checkpoints of converters.
+_OFF = frozenset({"rope_interleaved", "use_mrope"})
+# Tokens by their names or ids, whether a tokenizer adds them, and plans for cutting a model.
+_NAMES_WITHOUT_INFLUENCE = re.compile(r"_(token|token_ids?|plan)$")
 # What the decoders take from the weights, from what modules pass to the attention, or from the
 # tables of the model's own rotary embedding, whatever the value.
 _TAKEN_FROM_THE_MODEL = frozenset(
@@ -75,6 +77,9 @@ _TAKEN_FROM_THE_MODEL = frozenset(
         "hidden_size",
         "intermediate_size",
         "max_position_embeddings",
+        "max_seq_len",
+        "max_seq_length",
+        "max_sequence_length",
         "max_window_layers",
         "mlp_bias",
         "num_attention_heads",
@@ -93,16 +98,9 @@ _TAKEN_FROM_THE_MODEL = frozenset(
 _ONLY: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "add_cross_attention": (False,),
-        "chunk_size_feed_forward": (0,),
         "hidden_act": ("silu",),
         "is_causal": (True,),
-        "is_decoder": (True, False),
         "is_encoder_decoder": (False,),
-        "pretraining_tp": (1,),
-        # Of converters: well-known checkpoints have them.
-        "is_llama_config": (True,),
-        "rope_interleaved": (False,),
-        "use_mrope": (False,),
     }
 )
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -132,23 +130,49 @@ _ROPE_PARAMETERS = frozenset(
 
 
 def why_not_llama_config(model: Any) -> str | None:  # noqa: ANN401
-    """What of its class or configuration the decoders do not compute, by name; None if nothing."""
+    """Returns what of its class or configuration the decoders do not compute; None if nothing.
+
+    Unknown fields are no reason: see `unknown_fields`.
+    """
     model_class = type(model)
     if f"{model_class.__module__}.{model_class.__qualname__}" not in _CLASSES:
         return f"{model_class.__name__} is no class that is known to compute a Llama"
-    return why_not_llama_settings(vars(model.config))
+    return next(_wrong_settings(vars(model.config)), None)
 
 
 def why_not_llama_settings(settings: Mapping[str, object]) -> str | None:
-    """What of a configuration's `settings` is not that of a Llama, by name; None if nothing."""
+    """Returns what of `settings` is not known to be that of a Llama, by name; None if nothing.
+
+    For configurations that no class of `transformers` computes, so that no trial can decide.
+    """
+    unknown = unknown_fields(settings).items()
+    reasons = (f"{name} is {setting!r}, which is not understood" for name, setting in unknown)
+    return next(_wrong_settings(settings), next(reasons, None))
+
+
+def unknown_fields(settings: Mapping[str, object]) -> dict[str, object]:
+    """Returns the fields that may change what a model computes, for all that is known here.
+
+    Rotary parameters are named one by one: "rope_parameters.factor". A field that is None counts as
+    not set.
+    """
+    return {
+        name: setting
+        for name, setting in _fields(settings)
+        if setting is not None and not _is_known(name, setting)
+    }
+
+
+def _wrong_settings(settings: Mapping[str, object]) -> Iterator[str]:
+    """Says what is known and is not computed: one rotary embedding serves all layers, for one."""
     for name, setting in _fields(settings):
-        if not _is_understood(name, setting):
-            return f"{name} is {setting!r}, which is not understood"
-    return None
+        is_wrong = name in _ONLY and setting is not None and setting not in _ONLY[name]
+        is_nested = "." in name and isinstance(setting, dict)
+        if is_wrong or is_nested or (name == "layer_types" and not _are_layer_types(setting)):
+            yield f"{name} is {setting!r}, which is not understood"
 
 
 def _fields(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """All that is set, the rotary parameters one by one: "rope_parameters.factor"."""
     for name, setting in settings.items():
         if name in _ROPE_FIELDS and isinstance(setting, dict):
             yield from ((f"{name}.{key}", each) for key, each in setting.items())
@@ -156,12 +180,34 @@ def _fields(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
             yield name, setting
 
 
-def _is_understood(name: str, setting: object) -> bool:
-    if setting is None or name in _WITHOUT_INFLUENCE or name in _TAKEN_FROM_THE_MODEL:
+def _is_known(name: str, setting: object) -> bool:
+    if name in _ONLY or name in _TAKEN_FROM_THE_MODEL or name in _WITHOUT_INFLUENCE:
         return True
     if name == "layer_types":
-        return isinstance(setting, (list, tuple)) and _LAYER_TYPES.issuperset(setting)
+        return _are_layer_types(setting)
+    if name in _OFF:
+        return setting is False
     field, _, key = name.partition(".")
     if field in _ROPE_FIELDS:
         return key in _ROPE_PARAMETERS and not isinstance(setting, dict)
-    return any(setting == each and type(setting) is type(each) for each in _ONLY.get(name, ()))
+    return bool(_NAMES_WITHOUT_INFLUENCE.search(name)) or name in _fields_of_others()
+
+
+def _are_layer_types(setting: object) -> bool:
+    if setting is None:
+        return True
+    return isinstance(setting, (list, tuple)) and _LAYER_TYPES.issuperset(setting)
+
+
+@cache
+def _fields_of_others() -> frozenset[str]:
+    """Returns the names of the base class, of generation and of tokenizers.
+
+    They are those of the installed `transformers`, whatever its version.
+    """
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+
+    untyped: tuple[Any, ...] = (PreTrainedConfig, GenerationConfig, PreTrainedTokenizerBase)
+    of_class = PreTrainedConfig.__annotations__
+    of_instances = (vars(each()) for each in untyped)
+    return frozenset(of_class).union(*of_instances)

@@ -109,6 +109,8 @@ class ExecutorMetrics:
         what = made.family("splitserve_executor_info")
         contract = f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}"
         what.add_metric([info.model.name, info.model.digest, info.model.dtype, contract], 1)
+        fastest = made.family("splitserve_executor_compute_is_fastest")
+        fastest.add_metric([info.compute], int(not info.slow_compute_reason))
         in_flight = made.family("splitserve_executor_steps_in_flight")
         in_flight.add_metric([], worker.num_in_flight)
         running = made.family("splitserve_executor_step_running_seconds")
@@ -122,4 +124,4 @@ class ExecutorMetrics:
         if loaded.drafts is not None:
             guesses.add_metric(["accepted"], loaded.drafts.num_accepted)
             guesses.add_metric(["rejected"], loaded.drafts.num_rejected)
-        return [what, in_flight, running, streams, pools, guesses]
+        return [what, fastest, in_flight, running, streams, pools, guesses]

@@ -31,6 +31,8 @@ from executor_service.steps.step import (
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR, SAMPLING_VERSION
 
+# More than that no scheduler takes.
+_MAX_TEXT_CHARS = 1024
 # An enum's member is slow to compare with.
 _ROW_OK = np.uint8(RowStatus.OK.value)
 
@@ -157,6 +159,8 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
         step_running_ms=info.step_running_ms,
         trial_step=_encode_trial_step(info.trial_step),
         sampling_version=SAMPLING_VERSION,
+        compute=info.compute[:_MAX_TEXT_CHARS],
+        slow_compute_reason=info.slow_compute_reason[:_MAX_TEXT_CHARS],
     )
 
 

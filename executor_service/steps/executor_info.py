@@ -99,6 +99,8 @@ class ExecutorInfo:
     """What an executor registers with. `address` is empty until it is known.
 
     `trial_step`: None if steps may have to wait for something to be loaded or compiled.
+    `compute`: which code computes, for people. `slow_compute_reason`: why that is not the fastest
+    code there is for such a model; empty if it is.
     `newest_scheduler_epoch`, `step_running_ms`: what is so at the moment; see the proto.
     """
 
@@ -115,3 +117,5 @@ class ExecutorInfo:
     newest_scheduler_epoch: int = 0
     step_running_ms: int = 0
     trial_step: TrialStep | None = None
+    compute: str = ""
+    slow_compute_reason: str = ""

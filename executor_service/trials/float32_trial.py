@@ -47,27 +47,29 @@ def float32_trial(
     max_model_len: int,
     prepare: Callable[[Any], None] = lambda _cut: None,
     answering: Callable[[Any], AbstractContextManager[None]] = nullcontext,
+    passed: int = 0,
 ) -> Trial | None:
     """A trial of a cut of `model` in float32; None if there is no memory for one.
 
     `attention_modules`: those of `model` that attend. `prepare` changes the cut before it is asked;
-    it answers inside `answering`.
+    it answers inside `answering`. `passed`: as `near_tokens` has it.
     """
     cut = cut_to_float32(model, attention_modules)
     if cut is None:
         return None
     prepare(cut)
-    return trial_of(cut, max_model_len, answering)
+    return trial_of(cut, max_model_len, answering, passed)
 
 
 def trial_of(
     model: Any,  # noqa: ANN401
     max_model_len: int,
     answering: Callable[[Any], AbstractContextManager[None]] = nullcontext,
+    passed: int = 0,
 ) -> Trial:
     """Asks `model`, which answers inside `answering`, attending as `transformers` does."""
     text_config = model.config.get_text_config(decoder=True)
-    near = near_tokens(model, text_config, max_model_len)
+    near = near_tokens(model, text_config, max_model_len, passed)
     far = far_tokens(model, text_config, max_model_len)
     # Every model has it, and it leaves nothing out.
     model.set_attn_implementation("eager")

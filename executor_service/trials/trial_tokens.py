@@ -19,11 +19,11 @@ _NUM_NEAR_SEQUENCES = 2
 _MIN_NEAR_TOKENS = 16
 # A window up to this size is tried past its end.
 _MAX_TRIED_WINDOW = 160
-_TOKENS_PAST_WINDOW = 16
+TOKENS_PAST_WINDOW = 16
 # Tokens around a boundary, most of them from it on: a minority may differ by chance.
 _NUM_FAR_TOKENS = 8
 _NUM_BEFORE_BOUNDARY = 2
-_MAX_NUM_BOUNDARIES = 24
+_MAX_NUM_BOUNDARIES = 64
 _POSITIONAL = re.compile(r"position|window|chunk|length|seq|floor|scale|context|ctx")
 
 
@@ -41,12 +41,20 @@ class TrialTokens:
         return self.starts[:, None] + steps
 
 
-def near_tokens(model: Any, text_config: Any, max_model_len: int) -> TrialTokens:  # noqa: ANN401
-    """From the first position on, long enough to pass the end of a small sliding window."""
-    length = _MIN_NEAR_TOKENS
+def near_tokens(
+    model: Any,  # noqa: ANN401
+    text_config: Any,  # noqa: ANN401
+    max_model_len: int,
+    passed: int = 0,
+) -> TrialTokens:
+    """From the first position on, long enough to pass the end of a small sliding window.
+
+    `passed`: a number of tokens that the sequences pass in any case.
+    """
+    length = max(_MIN_NEAR_TOKENS, passed + TOKENS_PAST_WINDOW if passed else 0)
     window = getattr(text_config, "sliding_window", None)
     if isinstance(window, int) and window <= _MAX_TRIED_WINDOW:
-        length = max(length, window + _TOKENS_PAST_WINDOW)
+        length = max(length, window + TOKENS_PAST_WINDOW)
     return _random(model, text_config, min(length, max_model_len), [0] * _NUM_NEAR_SEQUENCES)
 
 
@@ -58,7 +66,7 @@ def far_tokens(model: Any, text_config: Any, max_model_len: int) -> TrialTokens:
     """
     length = min(_NUM_FAR_TOKENS, max_model_len)
     last = max_model_len - length
-    numbers = dict(_whole_numbers(vars(text_config)))
+    numbers = dict(whole_numbers(vars(text_config)))
     # Those whose names tell come first, should there be too many.
     by_name = sorted(numbers, key=lambda number: (not _POSITIONAL.search(numbers[number]), number))
     starts = [number - _NUM_BEFORE_BOUNDARY for number in by_name]
@@ -66,11 +74,14 @@ def far_tokens(model: Any, text_config: Any, max_model_len: int) -> TrialTokens:
     return _random(model, text_config, length, [*starts, last])
 
 
-def _whole_numbers(settings: Mapping[str, object]) -> Iterator[tuple[int, str]]:
+def whole_numbers(settings: Mapping[str, object]) -> Iterator[tuple[int, str]]:
     """Numbers and a name of each, of parts of the configuration, too."""
     for name, setting in settings.items():
         if isinstance(setting, dict):
-            yield from _whole_numbers({str(key): each for key, each in setting.items()})
+            yield from whole_numbers({str(key): each for key, each in setting.items()})
+        elif isinstance(setting, (list, tuple)):
+            for each in setting:
+                yield from whole_numbers({name: each})
         elif isinstance(setting, (int, float)) and setting == setting // 1 and setting < 2**31:
             yield int(setting), name
 

@@ -13,6 +13,13 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         ("model", "digest", "dtype", "contract"),
     ),
     Metric(
+        "splitserve_executor_compute_is_fastest",
+        Kind.GAUGE,
+        "1 if the fastest code there is for the model computes it, 0 if slower code does",
+        "of 0: the executor's log says why at its start, and `splitserve info` does",
+        ("compute",),
+    ),
+    Metric(
         "splitserve_executor_steps_total",
         Kind.COUNTER,
         "Batches that were answered, by status",

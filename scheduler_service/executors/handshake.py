@@ -61,6 +61,8 @@ _MAX_LENGTHS = MappingProxyType(
         "address": 300,
         "model.name": 1024,
         "software_version": 1024,
+        "compute": 1024,
+        "slow_compute_reason": 1024,
         "model.eos_token_ids": 4096,
         "features": 1024,
     }
@@ -82,7 +84,14 @@ _SHOWN_CHARS = 100
 _FIRST_MINOR_OF_SAMPLING_2 = 2
 # The same executor may be reached under several addresses; and what is so at one moment.
 _NOT_COMPARED = frozenset(
-    {"address", "software_version", "newest_scheduler_epoch", "step_running_ms"}
+    {
+        "address",
+        "software_version",
+        "compute",
+        "slow_compute_reason",
+        "newest_scheduler_epoch",
+        "step_running_ms",
+    }
 )
 
 _log = logging.getLogger(__name__)

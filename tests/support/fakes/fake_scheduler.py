@@ -67,6 +67,7 @@ class FakeScheduler(
     name: str = "fake"
     model_digest: str = "00ff"
     default_sampling_params: scheduler_pb2.SamplingParams | None = None
+    slow_compute_reason: str = ""
     hold: asyncio.Event | None = None
     requests: list[scheduler_pb2.GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -247,6 +248,8 @@ class FakeScheduler(
             block_size_tokens=16,
             num_device_blocks=64,
             num_host_blocks=32,
+            compute="fake code",
+            slow_compute_reason=self.slow_compute_reason,
         )
         state = admin_pb2.ExecutorState(
             executor=info,

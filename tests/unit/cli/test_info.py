@@ -28,7 +28,7 @@ def test_info_shows_model_and_pools_when_an_executor_is_there(
     heading, row = text.splitlines()[-3:-1]
     assert "FREE BLOCKS" in heading
     assert row.split("  ")[0] == "127.0.0.1:9"
-    for cell in ("connected", "60 of 64", "17", "30 of 32"):
+    for cell in ("connected", "fake code", "60 of 64", "17", "30 of 32"):
         assert cell in row
     last = "requests that wait for an executor: 2, 1 of them for one that can run them"
     assert text.splitlines()[-1] == last
@@ -45,6 +45,17 @@ def test_info_shows_what_the_model_recommends_when_it_does(
     assert main(["info", "--json", "--address", server.address]) == 0
     model = json.loads(capsys.readouterr().out)["model"]
     assert model["default_sampling_params"] == {"temperature": 0.5, "top_k": 9}
+
+
+def test_info_says_which_executor_computes_slowly_and_why(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.fake.slow_compute_reason = "there is no C++ compiler\x1b[2J"
+
+    assert main(["info", "--address", server.address]) == 0
+
+    line = r"127.0.0.1:9 computes slowly: there is no C++ compiler\x1b[2J"
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def test_info_cannot_speak_to_the_terminal_when_a_name_tries_to(
@@ -65,6 +76,7 @@ def test_info_writes_one_object_when_json_is_asked_for(
     content = json.loads(capsys.readouterr().out)
     assert content["model"]["name"] == "fake"
     (executor,) = content["executors"]
+    assert (executor["compute"], executor["slow_compute_reason"]) == ("fake code", "")
     assert (executor["connected"], executor["num_free_device_blocks"]) == (True, 60)
     assert (executor["num_swapped_requests"], executor["num_free_host_blocks"]) == (3, 30)
     assert executor["num_cached_device_blocks"] == 17

@@ -63,6 +63,23 @@ def test_welcome_says_what_else_its_commands_take(
 
 
 @pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("", "KV blocks of 16 tokens\n"),
+        ("no compiler", "KV blocks of 16 tokens; slow: no compiler\n"),
+    ],
+)
+def test_welcome_says_which_code_computes_and_whether_it_is_slow(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], reason: str, shown: str
+) -> None:
+    server.fake.slow_compute_reason = reason
+
+    _welcome(server, with_demo=False)
+
+    assert f": fake, float32, fake code, 64 {shown}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("operators", "flag"),
     [(None, ""), ("127.0.0.1:50050", ""), ("127.0.0.1:7", " --cluster-address 127.0.0.1:7")],
 )

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from executor_service.backends.choose import AUTO, NATIVE, TORCH, choose_compute
 from executor_service.backends.compute import Compute
@@ -218,6 +220,55 @@ def test_choose_compute_keeps_matrices_in_torch_when_packed_ones_compute_somethi
         choose_compute(loads, AUTO, BLOCK_SIZE, is_int8=True)
 
 
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def _with_fields(loaded: LoadedModel, fields: Mapping[str, object]) -> LoadedModel:
+    for name, setting in fields.items():
+        setattr(loaded.model.config, name, setting)
+    return loaded
+
+
+def test_choose_compute_takes_the_native_decoder_when_unknown_fields_change_nothing(
+    load: Load, native_library: NativeLibrary, caplog: pytest.LogCaptureFixture
+) -> None:
+    stray = {"some_factor": 0.9, "some_name": "x", "unk_token_id": 3}
+    compute = choose_compute(
+        lambda: _with_fields(load("LlamaConfig"), stray), AUTO, BLOCK_SIZE, is_deterministic=True
+    )
+    assert compute.description == f"native decoder ({native_library.variant})"
+    assert (compute.why_slow, _warnings(caplog)) == (None, [])
+
+
+@pytest.mark.usefixtures("native_library")
+def test_choose_compute_warns_of_unknown_fields_when_the_decoder_computes_something_else(
+    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward: Any = LlamaForCausalLM.forward
+
+    @wraps(forward)
+    def scaled(self: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        output = forward(self, *arguments, **named)
+        output.logits *= 0.99
+        return output
+
+    def load_scaled() -> LoadedModel:
+        return _with_fields(load("LlamaConfig"), {"logit_scale": 0.99})
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", scaled)
+    compute = choose_compute(load_scaled, AUTO, BLOCK_SIZE)
+    assert compute.description.startswith("native attention and matrices")
+    (warning,) = _warnings(caplog)
+    assert warning.startswith("native_decoder_refused model=LlamaForCausalLM reason=")
+    assert "its configuration has logit_scale = 0.99" in warning
+    assert "price='a step takes about 2.5 times as long" in warning
+    assert str(compute.why_slow) in warning
+    assert not [r for r in caplog.records if r.levelno > logging.WARNING]
+    with pytest.raises(BackendUnavailable, match=r"deterministic: .* has logit_scale = 0\.99"):
+        choose_compute(load_scaled, AUTO, BLOCK_SIZE, is_deterministic=True)
+
+
 def _fail_to_build() -> NativeLibrary:
     raise BuildFailed("there is no C++ compiler")
 
@@ -229,9 +280,9 @@ def test_choose_compute_warns_and_takes_torch_when_there_is_no_compiler(
     loads = _Loads(load, "LlamaConfig")
     compute = choose_compute(loads, AUTO, BLOCK_SIZE)
     assert (compute.description, loads.count) == ("torch", 1)
-    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert "there is no C++ compiler" in warnings[0]
+    assert compute.why_slow == "there is no C++ compiler"
+    (warning,) = _warnings(caplog)
+    assert "reason='there is no C++ compiler' price='a step takes 2.5 times" in warning
     assert _logits(compute).isfinite().all()
 
 
@@ -279,8 +330,14 @@ def test_choose_compute_raises_when_native_was_asked_and_computes_nonsense(
         choose_compute(lambda: load("LlamaConfig"), NATIVE, BLOCK_SIZE)
 
 
-def test_choose_compute_takes_torch_when_the_model_is_float16(load: Load) -> None:
+def test_choose_compute_warns_and_takes_torch_when_the_model_is_float16(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
     compute = choose_compute(lambda: load("LlamaConfig", "float16"), AUTO, BLOCK_SIZE)
     assert compute.description == "torch"
+    assert compute.why_slow == "torch.float16: allowed are float32 and bfloat16"
+    (warning,) = _warnings(caplog)
+    assert "torch.float16" in warning
+    assert "price='a step takes 2.5 times" in warning
     with pytest.raises(BackendUnavailable, match=r"native: torch\.float16"):
         choose_compute(lambda: load("LlamaConfig", "float16"), NATIVE, BLOCK_SIZE)

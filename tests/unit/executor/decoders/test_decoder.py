@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaForCausalLM
+from transformers.masking_utils import create_sliding_window_causal_mask
+from transformers.models.llama import modeling_llama
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.decoders.cpu_decoder import build_native_model
+from executor_service.decoders.cpu_decoder import build_native_model, why_not_native
+from executor_service.decoders.llama_config import unknown_fields
 from executor_service.errors import TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels.cpu import linear
@@ -71,6 +77,111 @@ class _ScaledFrom:
         factors = torch.where(is_far, 1.05, 1.0)[..., None]
         states = kwargs["hidden_states"]
         return args, {**kwargs, "hidden_states": states * factors.to(states.dtype)}
+
+
+# Fields that change no logit of a Llama, in forms that fields which matter have, too.
+STRAY: Mapping[str, Any] = {
+    "some_factor": 0.95,
+    "some_switch": False,
+    "some_layers": [1, 0],
+    "some_window": 90,
+    "some_large_window": 7000,
+    "some_name": "x",
+    "some_part": {"from": 3000, "factors": [0.5, 2.0]},
+}
+
+
+def test_build_native_model_passes_when_unknown_fields_change_nothing(
+    tmp_path: Path, native_library: NativeLibrary
+) -> None:
+    loaded = _load(tmp_path, "llama", "bfloat16", max_position_embeddings=8192, **STRAY)
+    assert unknown_fields(vars(loaded.model.config)) == STRAY
+    build_native_model(loaded, native_library)
+
+
+def _scale_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward: Any = LlamaForCausalLM.forward
+
+    @wraps(forward)
+    def scaled(self: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        output = forward(self, *arguments, **options)
+        output.logits *= self.config.logit_scale
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", scaled)
+
+
+def _multiply_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    initialise: Any = modeling_llama.LlamaDecoderLayer.__init__
+    forward: Any = modeling_llama.LlamaMLP.forward
+
+    def initialise_scaled(self: Any, config: Any, layer_idx: int) -> None:  # noqa: ANN401
+        initialise(self, config, layer_idx)
+        self.mlp.residual_multiplier = config.residual_multiplier
+
+    def scaled(self: Any, states: Tensor) -> Any:  # noqa: ANN401
+        return forward(self, states) * self.residual_multiplier
+
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "__init__", initialise_scaled)
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", scaled)
+
+
+def _narrow_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a window come from a field of another name, by mask only."""
+
+    def sliding_mask(config: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        named = copy.copy(config)
+        named.sliding_window = config.local_attention
+        return create_sliding_window_causal_mask(named, *arguments, **options)
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", sliding_mask)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("change", "setting", "reason"),
+    [
+        (_scale_logits, {"logit_scale": 0.99}, "relative error .* in float32"),
+        (_multiply_residual, {"residual_multiplier": 0.95}, "relative error .* in float32"),
+        (_narrow_mask, {"local_attention": 90}, "relative error .* in float32"),
+        (_narrow_mask, {"local_attention": 7000}, "its code reads local_attention = 7000"),
+    ],
+)
+def test_build_native_model_raises_when_an_unknown_field_changes_logits(
+    tmp_path: Path,
+    native_library: NativeLibrary,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[pytest.MonkeyPatch], None],
+    setting: Mapping[str, Any],
+    reason: str,
+    dtype: str,
+) -> None:
+    change(monkeypatch)
+    loaded = _load(tmp_path, "llama", dtype, max_position_embeddings=8192, **setting)
+    assert why_not_native(loaded) is None
+    with pytest.raises(TrialFailed, match=reason):
+        build_native_model(loaded, native_library)
+
+
+def test_build_native_model_passes_when_an_unknown_rope_factor_is_in_the_angles(
+    tmp_path: Path, native_library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decoder takes its angles from the model, whatever they depend on."""
+    rotary: Any = modeling_llama.LlamaRotaryEmbedding
+    forward = rotary.forward
+
+    def bent(self: Any, states: Tensor, position_ids: Tensor) -> Any:  # noqa: ANN401
+        factor = self.config.rope_parameters["bend"]
+        cosines, sines = forward(self, states, position_ids)
+        is_far = (position_ids >= 4000)[..., None]
+        return torch.where(is_far, cosines * factor, cosines), sines
+
+    monkeypatch.setattr(rotary, "forward", bent)
+    ropes = {"rope_type": "default", "rope_theta": 1e4, "bend": 0.9}
+    overrides = {"max_position_embeddings": 8192, "rope_parameters": ropes}
+    loaded = _load(tmp_path, "llama", "bfloat16", **overrides)
+    assert unknown_fields(vars(loaded.model.config)) == {"rope_parameters.bend": 0.9}
+    build_native_model(loaded, native_library)
 
 
 @pytest.mark.parametrize("is_int8", [False, True])

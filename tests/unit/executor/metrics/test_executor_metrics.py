@@ -1,4 +1,4 @@
-"""What an executor shows of its draft model, if it has one."""
+"""What an executor shows of its code and of its draft model, if it has one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.metrics import Shown
 GUESSES = "splitserve_executor_draft_tokens_total"
 
 
-def shown(drafts: DraftTotals | None) -> Shown:
+def shown(drafts: DraftTotals | None, slow_compute_reason: str = "") -> Shown:
     info = ExecutorInfo(
         executor_epoch=1,
         model=ModelInfo("m", "0" * 64, "float32", "float32", 128, 64),
@@ -26,11 +26,20 @@ def shown(drafts: DraftTotals | None) -> Shown:
         num_host_blocks=0,
         block_bytes=1,
         limits=ExecutorLimits(4, 64),
+        compute="some code",
+        slow_compute_reason=slow_compute_reason,
     )
     runner = FakeRunner(block_size=info.block_size, num_device_blocks=info.num_device_blocks)
     metrics = ExecutorMetrics(MetricsAddress("127.0.0.1:0"))
     metrics.watch(info, StepWorker(StepExecutor(info, runner)), ExecuteStreams(), drafts)
     return Shown(metrics.page())
+
+
+@pytest.mark.parametrize(("reason", "is_fastest"), [("", 1), ("no compiler", 0)])
+def test_compute_is_shown_with_whether_it_is_the_fastest(reason: str, is_fastest: int) -> None:
+    page = shown(None, reason)
+
+    assert page.value("splitserve_executor_compute_is_fastest", compute="some code") == is_fastest
 
 
 def test_guesses_are_shown_by_what_came_of_them() -> None:

@@ -47,12 +47,12 @@ def urgent() -> Iterator[list[str]]:
 _STARTS = [
     ("llama", "float32", False, {}),
     ("llama", "bfloat16", True, {"tie_word_embeddings": True}),
-    ("llama", "float16", False, {"hidden_act": "gelu"}),
+    ("llama", "bfloat16", False, {"hidden_act": "gelu"}),
     ("qwen2", "bfloat16", False, {}),
     ("qwen3", "float32", True, {}),
     ("qwen3_moe", "bfloat16", False, {}),
     ("qwen3_moe", "float32", True, {}),
-    ("mistral", "float16", False, {}),
+    ("mistral", "bfloat16", False, {}),
     ("gemma2", "bfloat16", False, {}),
     ("gemma2", "float32", True, {}),
     ("phi3", "bfloat16", True, {}),
@@ -85,9 +85,12 @@ def test_start_is_quiet_when_the_model_is_served(
     assert (compute.is_int8, urgent, capfd.readouterr().err) == (is_int8, [], "")
 
 
+@pytest.mark.usefixtures("native_library")
 def test_start_is_quiet_when_the_model_is_the_bundled_one(urgent: list[str]) -> None:
-    values = options.parse("executor", ["--num-device-blocks", "4"], {})
-    load_engine(ExecutorConfig.from_options(values), executor_epoch=1)
+    values = options.parse("executor", ["--num-device-blocks", "4", "--device", "cpu"], {})
+    engine = load_engine(ExecutorConfig.from_options(values), executor_epoch=1)
+    assert engine.info.compute.startswith("native decoder")
+    assert engine.info.slow_compute_reason == ""
     assert urgent == []
 
 

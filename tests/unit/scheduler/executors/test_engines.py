@@ -184,6 +184,8 @@ async def test_registrations_are_bounded_when_nobody_answers() -> None:
         ("model.max_model_len_tokens", 2**31 - 1),
         ("model.name", "n" * 2000),
         ("software_version", "v" * 2000),
+        ("compute", "c" * 2000),
+        ("slow_compute_reason", "c" * 2000),
         ("address", "a" * 1000 + ":1"),
         # It stands in lines of the log.
         ("trial_step.took_us", 0),
