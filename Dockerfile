@@ -18,15 +18,13 @@ WORKDIR /src
 COPY . .
 RUN /opt/build/bin/pip wheel --quiet --no-deps --wheel-dir /dist .
 
-# --- the CPU kernels, for every instruction set; without a compiler executors use plain torch -----
+# --- the CPU kernels, for every instruction set; the build fails where one cannot be compiled -----
 FROM ${BASE_IMAGE} AS kernels
 LABEL org.opencontainers.image.title=splitserve
+RUN command -v g++ >/dev/null \
+    || { apt-get update -qq && apt-get install -qq -y --no-install-recommends g++; }
 COPY kernels/splitserve_kernels /src/splitserve_kernels
-RUN install -d /kernels \
-    && { command -v g++ >/dev/null \
-        || { apt-get update -qq && apt-get install -qq -y --no-install-recommends g++; } \
-        || true; } \
-    && cd /src && python3 -m splitserve_kernels.cpu.build /kernels
+RUN install -d /kernels && cd /src && python3 -m splitserve_kernels.cpu.build /kernels
 
 # --- what all images share -----------------------------------------------------------------------
 FROM ${BASE_IMAGE} AS runtime
@@ -71,8 +69,15 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
     CMD ["python", "-m", "splitserve_gateway.healthcheck"]
 CMD ["gateway"]
 
-# --- executor: torch, transformers and the bundled model -----------------------------------------
+# --- executor: torch, transformers, the bundled model, and what Triton compiles with ---------------
 FROM runtime AS executor
+# On a GPU Triton compiles a C module for each kernel when it is first used: that takes a C compiler
+# and the headers of Python. Images of python.org's Python have the headers; Debian's own have not.
+RUN has_headers() { test -e "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"; } \
+    && { command -v gcc >/dev/null && has_headers; } \
+    || { apt-get update -qq && apt-get install -qq -y --no-install-recommends gcc libc6-dev \
+        && { has_headers || apt-get install -qq -y --no-install-recommends python3-dev; } \
+        && rm -rf /var/lib/apt/lists/*; }
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_CERT
 # Which torch build: for a GPU, one that fits its driver; "torch==2.13.0+cpu" for none.
 ARG TORCH=torch==2.13.0
@@ -83,6 +88,8 @@ COPY --from=kernels /kernels /opt/splitserve/kernels
 USER splitserve
 # Models that are downloaded are kept under /models; mount a volume there.
 ENV SPLITSERVE_LISTEN=0.0.0.0:50052 HF_HOME=/models SPLITSERVE_KERNEL_CACHE=/opt/splitserve/kernels
+# Compiles and imports a module, and looks for the CPU kernels: an image without either is not built.
+RUN python -m splitserve_kernels.toolchain
 EXPOSE 50052
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
     CMD ["python", "-m", "splitserve_rpc.healthcheck", "--alive", "--name", "executor.splitserve.internal"]

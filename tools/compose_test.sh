@@ -16,7 +16,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly project=splitserve-compose-test
-readonly local_base=localhost/splitserve-base:bookworm
+# With compilers: the images are built without a network.
+readonly local_base=localhost/splitserve-base:bookworm-compilers
 readonly wheels=$PWD/.tools/compose-test/wheels
 readonly port=${PORT:-50951}
 readonly http_port=${HTTP_PORT:-8951} live_port=${LIVE_PORT:-8952}
@@ -134,7 +135,8 @@ make_base() {
     [ "$(id -u)" -eq 0 ] || fail 'debootstrap needs root; or set BASE_IMAGE'
     say 'no registry in reach: a Debian root file system by debootstrap (minutes, once)'
     local root=$scratch/root
-    debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$root" \
+    debootstrap --variant=minbase \
+        --include=python3,python3-venv,python3-dev,ca-certificates,gcc,g++,libc6-dev bookworm "$root" \
         ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} >"$scratch/debootstrap.log" 2>&1 ||
         { tail -20 "$scratch/debootstrap.log" >&2; fail 'debootstrap'; }
     rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
@@ -183,6 +185,11 @@ assert os.getuid() != 0, "the image runs as root"' 2>"$scratch/err" ||
             fail "$image: $(tail -1 "$scratch/err")"
     done
     say 'the images of scheduler and gateway have neither torch nor transformers'
+    podman run --rm --network none --entrypoint python "$executor_image" \
+        -m splitserve_kernels.toolchain 2>"$scratch/err" || fail "$executor_image: $(cat "$scratch/err")"
+    [ "$(podman run --rm --entrypoint sh "$executor_image" -c 'ls /opt/splitserve/kernels | wc -l')" -ge 1 ] ||
+        fail "$executor_image has no CPU kernels"
+    say 'the image of the executor compiles a C module, and has the CPU kernels'
 }
 
 # Only who is in a scheduler's container reaches its address for operators.

@@ -36,5 +36,5 @@ def _of_packages(error: Exception) -> list[Finding]:
     return [
         *findings,
         check_python(),
-        *(each for each in check_packages("serve") if each.state is State.WRONG),
+        *(each for each in check_packages(None) if each.state is State.WRONG),
     ]

@@ -14,12 +14,14 @@ from splitserve_cli.checks.connection import TlsWords, check_connection
 from splitserve_cli.checks.finding import Finding, State, wrong
 from splitserve_cli.checks.gateway import GatewayAddress, check_gateway
 from splitserve_cli.checks.machine import (
+    check_compilers,
     check_file_limit,
     check_instructions,
     check_memory,
     check_shared_memory,
     check_swap,
     check_threads,
+    compiler_problems,
     has_gpu,
     num_cores,
 )
@@ -27,6 +29,7 @@ from splitserve_cli.checks.packages import (
     check_packages,
     check_python,
     check_torch,
+    command_installed,
     installed_version,
 )
 from splitserve_cli.checks.ports import check_port, check_twice
@@ -42,6 +45,7 @@ from splitserve_client.client_config import ClientConfig
 from splitserve_client.errors import CredentialsUnusable
 from splitserve_client.types import Model
 from splitserve_options.option import COMMANDS, Command
+from splitserve_options.options import Value
 from splitserve_rpc.discovery import discovery
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.tls import TlsFiles
@@ -74,8 +78,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--for",
         dest="command",
         choices=COMMANDS,
-        default="serve",
-        help="whose options, ports and certificates are looked at (default: serve)",
+        help="whose packages, options, ports and certificates are looked at"
+        " (default: of what is installed; serve with all extras)",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="file with these options")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -85,24 +89,17 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def local_findings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Of this machine, and of the options of a process that is to run on it."""
-    command: Command = arguments.command
+    command: Command = arguments.command or command_installed()
     findings, values = check_settings(command, arguments.config, environ)
     yield check_python()
-    yield from check_packages(command, has_traces=values.get("traces_to") is not None)
-    if "device" in values:
-        torch = check_torch(values["device"], has_gpu(), installed_version("torch"))
-        yield from [] if torch is None else [torch]
-    yield check_instructions()
+    yield from check_packages(arguments.command, has_traces=values.get("traces_to") is not None)
+    if command in ("serve", "executor"):
+        yield from _findings_of_computing(values, environ)
     yield check_memory()
     yield check_swap()
     yield check_shared_memory()
     yield check_file_limit()
     yield from findings
-    if values.get("device") != "cuda":
-        num_executors, threads = values.get("num_executors") or 1, values.get("threads")
-        assert isinstance(num_executors, int)
-        assert threads is None or isinstance(threads, int)
-        yield check_threads(environ, num_cores(), num_executors, threads)
     addresses = list(listened_at(command, values))
     yield from check_twice(addresses)
     is_running = arguments.address is not None or arguments.gateway is not None
@@ -112,6 +109,22 @@ def local_findings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     yield from check_process_files(command, values)
     given = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
     yield from check_tls_files(given)
+
+
+def _findings_of_computing(
+    values: Mapping[str, Value], environ: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Of what only executors need. `values`: their options; empty if these cannot be used."""
+    device = values.get("device")
+    torch = check_torch(device, has_gpu(), installed_version("torch"))
+    yield from [] if torch is None else [torch]
+    yield from check_compilers(compiler_problems(), is_on_gpu=device != "cpu" and has_gpu())
+    yield check_instructions()
+    if device != "cuda":
+        num_executors, threads = values.get("num_executors") or 1, values.get("threads")
+        assert isinstance(num_executors, int)
+        assert threads is None or isinstance(threads, int)
+        yield check_threads(environ, num_cores(), num_executors, threads)
 
 
 # What a gateway and its clients are told to speak TLS.

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from types import MappingProxyType
 
+from splitserve_cli.extras import MODULES, missing_modules
+
 _HELP = """\
 usage: splitserve COMMAND [options]
 
@@ -63,6 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: str, arguments: list[str]) -> int:
     if command in _PROGRAMS:
+        if command in MODULES and (missing := missing_modules(command)):
+            install = f"pip install 'splitserve[{command}]'"
+            sys.stderr.write(f"splitserve {command}: needs {missing}: {install}\n")
+            return 2
         # -P: what lies in the working directory is not to shadow a module.
         program = [sys.executable, "-P", "-m", _PROGRAMS[command], *arguments]
         os.execv(sys.executable, program)

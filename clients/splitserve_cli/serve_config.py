@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-import importlib.util
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from splitserve_cli.extras import missing_modules
 from splitserve_options.model_folder import NoCheckpoint, find_checkpoint
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_options.options import Value
@@ -15,8 +15,6 @@ from splitserve_rpc.addresses import is_loopback
 from splitserve_rpc.exposure import exposed, missing_for_http
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-_EXECUTOR_MODULES = ("torch", "transformers")
-_GATEWAY_MODULES = ("fastapi", "uvicorn", "llguidance")
 
 
 class HttpTls(enum.Enum):
@@ -106,7 +104,7 @@ def check_model(model: str, option: str = "model") -> None:
 
     `option`: what names it.
     """
-    missing = _missing(_EXECUTOR_MODULES)
+    missing = missing_modules("executor")
     if missing:
         raise CannotServe(f"executors need {missing}: pip install 'splitserve[executor]'")
     if model == BUNDLED_MODEL:
@@ -133,15 +131,11 @@ def check_draft_model(values: Mapping[str, Value]) -> None:
 
 def check_gateway() -> None:
     """Raises CannotServe if the gateway cannot run here."""
-    missing = _missing(_GATEWAY_MODULES)
+    missing = missing_modules("gateway")
     if missing:
         raise CannotServe(
             f"the gateway needs {missing}: pip install 'splitserve[gateway]', or --no-http"
         )
-
-
-def _missing(modules: Sequence[str]) -> str:
-    return " and ".join(name for name in modules if importlib.util.find_spec(name) is None)
 
 
 def on_gpus_of_their_own(flags: Sequence[str], num_executors: int) -> list[list[str]]:

@@ -47,8 +47,26 @@ def _frame(frame: live.WatchSchedulerResponse) -> dict[str, Any]:
         "reasons": [_reason(reason) for reason in frame.reasons],
         "forgets": frame.forgets_requests,
         "requests": [_request(request) for request in frame.new_requests],
+        "history": [_point(point) for point in frame.history],
+        "ttft": _latency(frame.time_to_first_token),
         "executors": [_executor(executor) for executor in frame.executors],
     }
+
+
+def _point(point: live.LivePoint) -> dict[str, Any]:
+    return {
+        "start_ms": point.start_ms,
+        "tokens": point.num_tokens,
+        "waiting": point.num_waiting,
+        "ttft": _latency(point.time_to_first_token),
+    }
+
+
+def _latency(latency: live.LiveLatency) -> dict[str, int] | None:
+    """None if it is that of no request."""
+    if not latency.count:
+        return None
+    return {"count": latency.count, "p50_us": latency.p50_us, "p99_us": latency.p99_us}
 
 
 def _reason(reason: live.LiveReason) -> dict[str, Any]:

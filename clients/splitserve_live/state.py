@@ -10,6 +10,10 @@ from splitserve.scheduler.v1 import live_pb2 as live
 
 # Of an executor, the latest.
 _MAX_STEPS = 120
+# Blocks that a map shows even if all are free.
+_LEAST_SHOWN = 64
+# Of the scheduler: five minutes.
+_MAX_POINTS = 150
 
 
 @dataclass(slots=True)
@@ -19,6 +23,15 @@ class Pool:
     block_size: int = 0
     states: bytearray = field(default_factory=bytearray)
     holders: list[int] = field(default_factory=list)
+
+    @property
+    def num_shown(self) -> int:
+        """Returns how many blocks a map shows: all up to the last that is not free and blank.
+
+        Rounded up to a power of two, so that a map seldom becomes larger; the rest is free.
+        """
+        num_touched = len(self.states.rstrip(b"\0"))
+        return min(len(self.states), 1 << max(num_touched - 1, _LEAST_SHOWN - 1).bit_length())
 
     def take(self, told: live.LivePool) -> None:
         """What has changed."""
@@ -43,16 +56,21 @@ class LiveExecutor:
 
 
 class LiveState:
-    """What a scheduler shows. `frame`: the latest; `executors`: those that it names, by address."""
+    """What a scheduler shows. `frame`: the latest; `executors`: those that it names, by address.
+
+    `history`: points that are over, oldest first.
+    """
 
     def __init__(self) -> None:
         self.frame = live.WatchSchedulerResponse()
         self.executors: dict[str, LiveExecutor] = {}
+        self.history = deque[live.LivePoint](maxlen=_MAX_POINTS)
         self._names: dict[int, live.LiveRequest] = {}
 
     def take(self, frame: live.WatchSchedulerResponse) -> None:
         """The next one of a stream."""
         self.frame = frame
+        self.history.extend(frame.history)
         if frame.forgets_requests:
             self._names.clear()
         self._names.update((request.number, request) for request in frame.new_requests)

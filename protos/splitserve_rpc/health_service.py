@@ -1,4 +1,10 @@
-"""The standard health service, which anybody may call: so nothing of what they say is kept."""
+"""The standard health service, which anybody may call: so nothing of what they say is kept.
+
+Names that every server of ours has, beside those of its services:
+
+- `alive`: SERVING as long as the server answers, whatever it can do; for probes that restart.
+- `ready`, and the empty name: SERVING while the server does its work; for balancers.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +15,21 @@ from splitserve_rpc.domain_error import DomainError
 
 # A few for each program that watches; it may as well ask again and again.
 MAX_WATCHES = 256
+ALIVE = "alive"
+READY = "ready"
+_SERVER = ""
 _RETRY_DELAY_S = 1.0
 
 
 class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
-    """Refuses names that are unknown with a reason.
+    """Knows `alive` and `ready`, and refuses names that are unknown with a reason.
 
     The library would say NOT_FOUND without one, and keep every name that is watched.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._known = {""}
+        self._known = {_SERVER, ALIVE, READY}
         self._num_watches = 0
 
     async def set(self, service: str, status: int) -> None:
@@ -30,13 +39,12 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
     async def Check(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        self._check_known(request.service)
-        return await super().Check(request, context)
+        return await super().Check(await self._known_as(request), context)
 
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        self._check_known(request.service)
+        request = await self._known_as(request)
         if self._num_watches >= MAX_WATCHES:
             message = f"{self._num_watches} Watch calls are open; allowed: {MAX_WATCHES}; use Check"
             raise DomainError("QUEUE_FULL", message, retry_delay_s=_RETRY_DELAY_S)
@@ -46,6 +54,13 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
         finally:
             self._num_watches -= 1
 
-    def _check_known(self, service: str) -> None:
+    async def _known_as(
+        self, request: health_pb2.HealthCheckRequest
+    ) -> health_pb2.HealthCheckRequest:
+        """Returns `request` by the name that the library knows. Raises DomainError."""
+        service = request.service
         if service not in self._known:
             raise DomainError("SERVICE_UNKNOWN", f"no service {service!r} here")
+        if service == ALIVE:
+            await super().set(ALIVE, health_pb2.HealthCheckResponse.SERVING)
+        return health_pb2.HealthCheckRequest(service=_SERVER if service == READY else service)

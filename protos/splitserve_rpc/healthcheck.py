@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from splitserve_rpc.health_service import ALIVE
 from splitserve_rpc.security import Security, SecurityUnusable
 from splitserve_rpc.tls import Tls
 
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _channel(address, identity.tls, options.name) as channel:
         status, problem = check(channel, options.service, options.timeout)
     serving = health_pb2.HealthCheckResponse.SERVING
-    if problem or not (options.alive or status == serving):
+    if problem or status != serving:
         name = problem or health_pb2.HealthCheckResponse.ServingStatus.Name(status)
         sys.stderr.write(f"{address}: {name}\n")
         return 1
@@ -77,9 +78,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = [os.environ[name] for name in own if os.environ.get(name)]
     default = given[0] if given else "127.0.0.1:50051"
     parser.add_argument("address", nargs="?", default=default, help="host:port")
-    parser.add_argument("--service", default="", help="health service name (default: the server)")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--service", default="", help="health service name (default: the server)")
     parser.add_argument("--name", help="in its certificate (default: that of the address)")
-    parser.add_argument("--alive", action="store_true", help="any answer will do, SERVING or not")
+    asked.add_argument(
+        "--alive",
+        dest="service",
+        action="store_const",
+        const=ALIVE,
+        help="whether it answers at all, as --service alive",
+    )
     parser.add_argument("--timeout", type=float, default=3.0, help="seconds (default: 3)")
     return parser.parse_args(arguments)
 

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from scheduler_service.cluster import Cluster
-from scheduler_service.core.plan import StepOutcome, StepPlan
+from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.request import Request
+from scheduler_service.live.history import History
 from scheduler_service.live.moment import Moment, Watched
 from scheduler_service.live.names import Names
 from scheduler_service.live.pace import Pace
 from scheduler_service.live.watcher import Watcher
 from scheduler_service.observer import NoObserver
+from scheduler_service.request_names import RequestName
 from splitserve_rpc.domain_error import DomainError
 
 MAX_WATCHERS = 8
@@ -34,16 +36,21 @@ def moment_number(now_ns: int) -> int:
 
 
 class LiveView(NoObserver):
-    """Implements `Observer`; nothing is remembered while nobody watches."""
+    """Implements `Observer`; while nobody watches, nothing but its `history` is remembered."""
 
     def __init__(
         self,
         unix_ms: Callable[[], int] = _unix_ms,
         number_of: Callable[[int], int] = moment_number,
         pace: Pace | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`unix_ms`: asked once a moment. `number_of`: of the moment, by the clock in ns."""
+        """`unix_ms`: asked once a moment. `number_of`: of the moment, by the clock in ns.
+
+        `now_ns`: the clock of the cluster.
+        """
         self.pace = pace or Pace()
+        self.history = History(now_ns)
         self._unix_ms = unix_ms
         self._number_of = number_of
         # They begin with whoever watches first, and end with the last.
@@ -60,7 +67,8 @@ class LiveView(NoObserver):
         self._num_watchers += 1
         watched = self._watched
         if watched is None:
-            watched = self._watched = Watched(cluster, Names(cluster.tracked), {})
+            names = Names(cluster.tracked)
+            watched = self._watched = Watched(cluster, names, self.history, {})
         try:
             clock = cluster.now_ns
             yield Watcher(lambda: self._now(watched), lambda make: self.pace.make(make, clock))
@@ -71,7 +79,7 @@ class LiveView(NoObserver):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is remembered."""
+        """Whether nothing is remembered of executors and their steps."""
         return self._watched is None
 
     def _now(self, watched: Watched) -> Moment:
@@ -84,7 +92,17 @@ class LiveView(NoObserver):
 
     # -- what happens --------------------------------------------------------------------------
 
+    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
+        self.history.request_submitted(request, name, num_waiting)
+
+    def request_ended(self, request: Request) -> None:
+        self.history.request_ended(request)
+
+    def tokens_delivered(self, events: StepEvents) -> None:
+        self.history.tokens_delivered(events)
+
     def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
+        self.history.step_sent(address, plan, planning_ns)
         watched = self._watched
         if watched is None:
             return

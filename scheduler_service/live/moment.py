@@ -16,6 +16,7 @@ from scheduler_service.live.executor_view import (
     first_queued,
     view_executor,
 )
+from scheduler_service.live.history import History
 from scheduler_service.live.names import Names, NamesMark
 from scheduler_service.live.row_owners import RowOwners
 from scheduler_service.live.step_log import StepLog
@@ -29,6 +30,7 @@ class Moment:
     """All watchers who were at the same moment before are brought here by the same frame.
 
     `number`: which moment it is. `told`: what every frame says. `executors`: by their lives.
+    `last_point`: number of the latest point of `history` that was over.
     """
 
     number: int
@@ -36,6 +38,8 @@ class Moment:
     executors: Mapping[tuple[str, int], ExecutorView]
     names: Names
     mark: NamesMark
+    history: History
+    last_point: int
     # By the number of the moment before, None for none: no more of them than there are watchers.
     frames: dict[int | None, live.WatchSchedulerResponse] = field(default_factory=dict)
 
@@ -54,6 +58,8 @@ class Moment:
         frame = live.WatchSchedulerResponse()
         frame.CopyFrom(self.told)
         self.names.tell(None if before is None else before.mark, self.mark, frame)
+        for point in self.history.points_after(-1 if before is None else before.last_point):
+            point.tell(frame.history.add())
         for view in self.executors.values():
             seen = None if before is None else before.executors.get(view.life)
             told = frame.executors.add()
@@ -68,6 +74,7 @@ class Watched:
 
     cluster: Cluster
     names: Names
+    history: History
     logs: dict[str, StepLog]
 
     def log_of(self, engine: EngineLoop) -> StepLog:
@@ -108,7 +115,10 @@ class Watched:
             seen = None if before is None else before.executors.get(life)
             executors[life] = view_executor(engine, names, self.log_of(engine), seen)
         names.tidy(lambda: self._used(told, executors), lambda: chain(waiting, _shown(engines)))
-        return Moment(number, told, executors, names, names.mark)
+        history = self.history
+        history.tell_recent(told.time_to_first_token)
+        last_point = history.points[-1].number if history.points else -1
+        return Moment(number, told, executors, names, names.mark, history, last_point)
 
     def _used(
         self,

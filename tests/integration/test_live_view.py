@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, aclosing
 
@@ -16,6 +17,7 @@ from scheduler_service.core.config import PolicyConfig, PreemptionMode
 from scheduler_service.core.plan import StepOutcome, StepPlan
 from scheduler_service.core.request import Request, SequenceStatus
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.live.history import POINT_NS
 from scheduler_service.live.live_view import MAX_WATCHERS, LiveView
 from scheduler_service.live.pace import Pace
 from scheduler_service.live.pool_map import BlockState
@@ -178,6 +180,31 @@ async def test_frames_say_what_cores_have_at_every_step_when_requests_are_swappe
             names = {request.request_id for f in looks.frames for request in f.new_requests}
             assert names == {f"request-{number}" for number in range(6)}
         assert view.is_idle
+
+
+async def test_frames_tell_the_history_once_and_that_of_before_somebody_watched() -> None:
+    ahead_ns = 0
+    async with (
+        scheduler_in_process(
+            FakeExecutor(), now_ns=lambda: time.monotonic_ns() + ahead_ns
+        ) as scheduler,
+        AsyncClient(scheduler.address) as client,
+    ):
+        await complete_all(client, 3)
+        with scheduler.view.watching(scheduler.cluster) as watcher:
+            now = watcher.frame()
+            assert now.time_to_first_token.count == 3
+            assert 0 < now.time_to_first_token.p50_us <= now.time_to_first_token.p99_us
+            ahead_ns += 4 * POINT_NS
+            later = watcher.frame()
+        with scheduler.view.watching(scheduler.cluster) as watcher:
+            all_at_once = watcher.frame()
+        points = [*now.history, *later.history]
+        assert sum(point.num_tokens for point in points) == 3 * 30
+        assert sum(point.time_to_first_token.count for point in points) == 3
+        times = [point.start_ms for point in points]
+        assert times == list(range(times[0], times[-1] + 1, POINT_NS // 1_000_000))
+        assert list(all_at_once.history)[: len(points)] == points
 
 
 async def test_frame_says_whose_rows_steps_had_when_the_first_frame_was_late() -> None:

@@ -21,10 +21,7 @@ def test_ci_runs_what_leaves_nothing_out() -> None:
     assert recipe is not None
     assert "$(PYTEST) $(if $(filter all,$(TIER)),,-m 'not thorough') $(TESTS) ||" in recipe[1]
     assert "test-all:\n\t@$(MAKE) --no-print-directory test TIER=all\n" in makefile
-    assert re.findall(r"^(.*\bTIER) *[:?]?= *(.*)$", makefile, re.MULTILINE) == [
-        ("TIER", "quick"),
-        ("\t@$(MAKE) --no-print-directory test TIER", "all"),
-    ]
+    assert "\nTIER ?= quick\n" in makefile
     assert (ROOT / ".ci/run").read_text().splitlines()[-1] == "make test TIER=all"
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import platform
 import re
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from types import MappingProxyType
 
@@ -14,10 +16,12 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from splitserve_cli.checks.finding import Finding, ok, warning, wrong
+from splitserve_cli.extras import MODULES
 from splitserve_options.option import Command
 
 VersionOf = Callable[[str], str | None]
 RequirementsOf = Callable[[str], Iterable[str]]
+WhyNotImported = Callable[[str], str | None]
 # What processes need beside what all do.
 _EXTRAS: Mapping[Command, tuple[str, ...]] = MappingProxyType(
     {
@@ -28,6 +32,12 @@ _EXTRAS: Mapping[Command, tuple[str, ...]] = MappingProxyType(
     }
 )
 _TRACES = "otel"
+# Whoever wants an extra has these of it; its other packages come with many programs.
+_MAIN_PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"gateway": ("fastapi", "uvicorn"), "executor": ("torch", "transformers")}
+)
+_IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+_IMPORT_TIMEOUT_S = 120
 _WITHOUT_GPU = re.compile(r"\+cpu\b")
 
 
@@ -47,6 +57,31 @@ def installed_requirements(name: str) -> list[str]:
         return []
 
 
+def why_not_imported(extra: str) -> str | None:
+    """Returns why the modules of `extra` cannot be imported; None: a process of its own could.
+
+    Those of a base install can: this module needs them.
+    """
+    modules = MODULES.get(extra, ())
+    command = [sys.executable, "-P", "-c", _IMPORT, *modules]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return lines[-1] if done.returncode else None
+
+
+def command_installed(version_of: VersionOf = installed_version) -> Command:
+    """Returns the process with the most parts that can run here: `serve` with all extras."""
+    has = {extra: any(map(version_of, names)) for extra, names in _MAIN_PACKAGES.items()}
+    if has["executor"]:
+        return "serve" if has["gateway"] else "executor"
+    return "gateway" if has["gateway"] else "scheduler"
+
+
 def check_python(
     version: tuple[int, ...] = sys.version_info[:3], needed: str | None = None
 ) -> Finding:
@@ -60,23 +95,26 @@ def check_python(
 
 
 def check_packages(
-    command: Command,
+    command: Command | None,
     requirements: Iterable[str] | None = None,
     version_of: VersionOf = installed_version,
     requirements_of: RequirementsOf = installed_requirements,
+    why_not_imported: WhyNotImported = why_not_imported,
     *,
     has_traces: bool = False,
 ) -> list[Finding]:
     """Those that a process needs, one finding for each extra of the package.
 
-    `requirements`: None for what this software says of itself. `requirements_of`: what others say.
-    `has_traces`: whether the process is to send some.
+    `command`: the process; None: nobody says which, so an extra may be missing. `requirements`:
+    None for what this software says of itself. `requirements_of`: what others say. `has_traces`:
+    whether the process is to send some.
     """
     if requirements is None:
         requirements = installed_requirements("splitserve")
     parsed = [Requirement(each) for each in requirements]
-    extras = (*_EXTRAS[command], *((_TRACES,) if has_traces else ()))
-    return [_check_part(extra, parsed, version_of, requirements_of) for extra in extras]
+    extras = (*_EXTRAS[command or "serve"], *((_TRACES,) if has_traces else ()))
+    installed = _Installed(parsed, version_of, requirements_of, why_not_imported)
+    return [installed.check(extra, is_needed=command is not None) for extra in extras]
 
 
 def check_torch(device: object, has_gpu: bool, version: str | None) -> Finding | None:
@@ -98,45 +136,69 @@ def check_torch(device: object, has_gpu: bool, version: str | None) -> Finding |
     return None
 
 
-def _check_part(
-    extra: str,
-    requirements: list[Requirement],
-    version_of: VersionOf,
-    requirements_of: RequirementsOf,
-) -> Finding:
-    name = f"packages of {extra or 'all'}"
-    versions = {each: version_of(each.name) for each in _needed(extra, requirements)}
-    problems = [
-        f"{each.name} is {version or 'missing'}, not {each.specifier}"
-        for each, version in versions.items()
-        if version is None or not each.specifier.contains(version, prereleases=True)
-    ]
-    names = [each.name for each, version in versions.items() if version is not None]
-    problems += _needed_by_others(names, version_of, requirements_of)
-    if problems:
+@dataclass(frozen=True, slots=True)
+class _Installed:
+    """What this software requires, and what is here."""
+
+    requirements: list[Requirement]
+    version_of: VersionOf
+    requirements_of: RequirementsOf
+    why_not_imported: WhyNotImported
+
+    def check(self, extra: str, *, is_needed: bool) -> Finding:
+        """`is_needed`: whether a process is to run that takes `extra`."""
+        name = f"packages of {extra or 'all'}"
         what = f"'splitserve[{extra}]'" if extra else "splitserve"
-        meaning = "processes end at once, or fail in strange ways"
         remedy = f"pip install {what}, into a venv of its own"
-        return wrong(name, ", ".join(problems), meaning, remedy)
-    return ok(name, ", ".join(f"{each.name} {version}" for each, version in versions.items()))
+        versions = {each: self.version_of(each.name) for each in _needed(extra, self.requirements)}
+        missing = [each.name for each, version in versions.items() if version is None]
+        may_be_missing = not is_needed and extra in _MAIN_PACKAGES
+        if may_be_missing and not any(map(self.version_of, _MAIN_PACKAGES[extra])):
+            return ok(
+                name, f"not installed: no {extra} starts here; pip install {what}, if one should"
+            )
+        problems = [
+            f"{each.name} is {version or 'missing'}, not {each.specifier}"
+            for each, version in versions.items()
+            if version is None or not each.specifier.contains(version, prereleases=True)
+        ]
+        if may_be_missing and len(problems) == len(missing) > 0:
+            meaning = f"splitserve {extra} and splitserve serve do not start"
+            return warning(
+                name, f"missing: {', '.join(missing)}", meaning, f"{remedy}, if one should"
+            )
+        own = {each.name for each in _needed("", self.requirements)} | {
+            each.name for each in versions
+        }
+        demands = list(self._demands([each.name for each, v in versions.items() if v is not None]))
+        told = ", ".join([*problems, *(text for _, text in demands)])
+        if problems or any(demanded in own for demanded, _ in demands):
+            return wrong(name, told, "processes end at once, or fail in strange ways", remedy)
+        if demands:
+            # Only who tries it knows whether that part of a package is used.
+            if (why := self.why_not_imported(extra)) is not None:
+                return wrong(name, f"{told}: {why}", "processes end at once", remedy)
+            return warning(name, told, "all that processes import is there even so", remedy)
+        return ok(name, ", ".join(f"{each.name} {version}" for each, version in versions.items()))
 
+    def _demands(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """What packages that are here demand of others, and these of others again, and is not met.
 
-def _needed_by_others(
-    names: Iterable[str], version_of: VersionOf, requirements_of: RequirementsOf
-) -> Iterator[str]:
-    """What packages that are here demand of others, and these of others again."""
-    todo = deque(names)
-    seen = set(todo)
-    while todo:
-        name = todo.popleft()
-        for each in _needed("", map(Requirement, requirements_of(name))):
-            version = version_of(each.name)
-            if version is None or not each.specifier.contains(version, prereleases=True):
-                wanted = each.specifier or "any version"
-                yield f"{each.name} is {version or 'missing'}, {name} takes {wanted}"
-            elif each.name not in seen:
-                seen.add(each.name)
-                todo.append(each.name)
+        Yields the package that is demanded, and who demands which version.
+        """
+        todo = deque(names)
+        seen = set(todo)
+        while todo:
+            name = todo.popleft()
+            for each in _needed("", map(Requirement, self.requirements_of(name))):
+                version = self.version_of(each.name)
+                if version is None or not each.specifier.contains(version, prereleases=True):
+                    wanted = each.specifier or "any version"
+                    text = f"{each.name} is {version or 'missing'}, {name} takes {wanted}"
+                    yield each.name, text
+                elif each.name not in seen:
+                    seen.add(each.name)
+                    todo.append(each.name)
 
 
 def _needed(extra: str, requirements: Iterable[Requirement]) -> Iterator[Requirement]:

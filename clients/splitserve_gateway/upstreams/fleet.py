@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Collection
+import random
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self
@@ -32,7 +34,9 @@ class Fleet:
         schedulers: Discovery,
         unread: UnreadBudget,
         config: ClientConfig | None = None,
+        draw: Callable[[], float] = random.random,
     ) -> None:
+        """`draw`: a number from 0 to 1; orders schedulers that were never chosen."""
         self.unread = unread
         self._schedulers = schedulers
         config = config or ClientConfig()
@@ -41,6 +45,10 @@ class Fleet:
             config, tls_name=schedulers.host or config.tls_name, follows_peers=False
         )
         self._upstreams: list[Upstream] = []
+        self._draw = draw
+        # Number of the choice that each was given last. Never chosen: drawn, below 1.
+        self._turns: dict[Upstream, float] = {}
+        self._next_turn = itertools.count(1)
         # Of schedulers that are not named any more: what they have begun goes on.
         self._retired: list[Upstream] = []
         # Of those that could not be taken: why, as it is in the log.
@@ -92,6 +100,7 @@ class Fleet:
                     await self._join(address)
         for upstream in [retired for retired in self._retired if not retired.num_session_requests]:
             self._retired.remove(upstream)
+            del self._turns[upstream]
             if upstream.served is not None:
                 self.tell_lost(upstream.served)
             await _leave(upstream)
@@ -100,7 +109,9 @@ class Fleet:
         """If it cannot be now, it is tried again; the others are not to suffer from it."""
         try:
             upstream = Upstream(address, self._config, self.unread, self)
-            self._upstreams.append(await upstream.__aenter__())
+            await upstream.__aenter__()
+            self._turns[upstream] = self._draw()
+            self._upstreams.append(upstream)
             self._unusable.pop(address, None)
         except SplitserveError as error:
             if self._unusable.get(address) != str(error):
@@ -151,7 +162,7 @@ class Fleet:
     ) -> tuple[Upstream, Served]:
         """The least busy scheduler that serves `model`; None: any. Raises ApiError.
 
-        `allowed`: of these, None: of all.
+        Equally busy ones take turns. `allowed`: of these, None: of all.
         """
         known = [(u, u.served) for u in self.reachable(allowed) if u.served is not None]
         if not known and allowed is not None and not allowed:
@@ -162,7 +173,13 @@ class Fleet:
         if not fitting:
             raise model_unknown(str(model), [s.model.name for _, s in known])
         # One that takes none now may soon: it is lost, or its executor is. Any other is better.
-        return min(fitting, key=lambda pair: (not pair[0].takes_requests, pair[0].num_open))
+        chosen, served = min(
+            fitting,
+            key=lambda pair: (not pair[0].takes_requests, pair[0].num_open, self._turns[pair[0]]),
+        )
+        self._turns[chosen] = next(self._next_turn)
+        chosen.reserve()
+        return chosen, served
 
     def _is_served(self, model: str | None, allowed: Collection[Upstream] | None) -> bool:
         """Whether `choose` finds somebody."""
@@ -226,7 +243,7 @@ class Fleet:
             and upstream.served is not None
             and upstream.served.model.digest == digest
         ]
-        return min(fitting, key=lambda upstream: upstream.num_open, default=None)
+        return min(fitting, key=lambda each: (each.num_open, self._turns[each]), default=None)
 
 
 async def _leave(upstream: Upstream) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -83,6 +84,22 @@ class Others(Protocol):
         """Something is known anew of one of them."""
 
 
+class _Place:
+    """Counts one request at the scheduler that was chosen for it, until its tokens are read."""
+
+    def __init__(self, places: set[_Place]) -> None:
+        self._places = places
+        places.add(self)
+
+    def free(self, _: object = None) -> None:
+        """Stops counting the request here. May be called again."""
+        self._places.discard(self)
+
+
+# Place of the request that the current task prepares.
+_place: ContextVar[_Place | None] = ContextVar("place", default=None)
+
+
 class Upstream:
     """Use it as `async with Upstream(address) as upstream`.
 
@@ -113,6 +130,8 @@ class Upstream:
         self._is_for_callers = config is not None and config.has_api_key
         # Those that are read, and when something of them came last.
         self._requests: dict[SessionRequest, float] = {}
+        # Those that are being prepared: templates, tokens, grammars.
+        self._places: set[_Place] = set()
         self._client = AsyncClient(address, config)
         self._unread = unread
         self._credential = self._client.credential
@@ -142,8 +161,18 @@ class Upstream:
 
     @property
     def num_open(self) -> int:
-        """Requests whose tokens are being read."""
-        return len(self._requests)
+        """Requests that this scheduler was chosen for and whose last token is still to come."""
+        return len(self._requests) + len(self._places)
+
+    def reserve(self) -> None:
+        """Counts the request of the current task until its tokens are read or the task ends."""
+        if (earlier := _place.get()) is not None:
+            earlier.free()
+        place = _Place(self._places)
+        _place.set(place)
+        task = asyncio.current_task()
+        assert task is not None, "called in a coroutine"
+        task.add_done_callback(place.free)
 
     @property
     def takes_requests(self) -> bool:
@@ -237,6 +266,8 @@ class Upstream:
         """The events of `request`, which is over when this is closed."""
         clock = asyncio.get_running_loop().time
         self._requests[request] = clock()
+        if (place := _place.get()) is not None:
+            place.free()
         own = self._credential
         try:
             async for event in request:

@@ -2,7 +2,8 @@
 
 The result is kept in a cache directory and found again by a hash of all that went into it. An image
 can be given it ahead of time: `python -m splitserve_kernels.cpu.build DIRECTORY` compiles every
-variant that this compiler can, and `SPLITSERVE_KERNEL_CACHE=DIRECTORY` makes it be used.
+variant for this architecture, or ends with 1, and `SPLITSERVE_KERNEL_CACHE=DIRECTORY` makes it be
+used.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _FLAGS = (
     "-Wall",
     "-Wextra",
 )
+# All variants but the portable one are for these, as `platform.machine` names them.
+_X86 = ("x86_64", "amd64")
 _CPUINFO = Path("/proc/cpuinfo")
 _TIMEOUT_S = 600
 
@@ -77,19 +80,33 @@ def library_path(variant: Variant, openmp: Path | None) -> Path:
 
     `openmp`: the OpenMP library to link with, None for the compiler's own. Raises BuildFailed.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    sources = sorted(_SOURCE_DIRECTORY.iterdir())
-    digest = hashlib.sha256()
-    for source in sources:
-        digest.update(source.read_bytes())
-    digest.update(repr((variant.compiler_flags, _FLAGS, platform.machine())).encode())
-    name = f"splitserve_cpu_{variant.name}_{digest.hexdigest()[:16]}.so"
-    path = _cache_directory() / name
+    path = _cached_path(variant)
     if path.is_file():
         return path
+    return _compile(_compiler(), variant, openmp, path)
+
+
+def check_buildable(variant: Variant) -> None:
+    """Raises BuildFailed if `variant` is not compiled yet and there is no compiler for it."""
+    if not _cached_path(variant).is_file():
+        _compiler()
+
+
+def _compiler() -> str:
+    """Returns the path of the C++ compiler. Raises BuildFailed."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise BuildFailed("there is no C++ compiler (g++, or what CXX names)")
-    return _compile(compiler, variant, openmp, path)
+    return compiler
+
+
+def _cached_path(variant: Variant) -> Path:
+    """Returns where `variant` is kept once it is compiled. Raises BuildFailed."""
+    digest = hashlib.sha256()
+    for source in sorted(_SOURCE_DIRECTORY.iterdir()):
+        digest.update(source.read_bytes())
+    digest.update(repr((variant.compiler_flags, _FLAGS, platform.machine())).encode())
+    return _cache_directory() / f"splitserve_cpu_{variant.name}_{digest.hexdigest()[:16]}.so"
 
 
 def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path) -> Path:
@@ -139,15 +156,22 @@ def _cpu_flags() -> frozenset[str]:
     )
 
 
-def _main() -> None:
+def _main() -> int:
+    """Returns the exit code: 1 if a variant for this architecture could not be compiled."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     os.environ[CACHE_VARIABLE] = sys.argv[1]
+    is_x86 = platform.machine().lower() in _X86
+    num_failed = 0
     for variant in VARIANTS:
+        if variant.cpu_flags and not is_x86:
+            continue
         try:
             library_path(variant, None)
         except BuildFailed as failure:
-            _log.warning("%s: %s", variant.name, failure)
+            _log.error("%s: %s", variant.name, failure)
+            num_failed += 1
+    return int(num_failed > 0)
 
 
 if __name__ == "__main__":
-    _main()
+    sys.exit(_main())

@@ -71,7 +71,9 @@ async def schedulers(
         for server in servers:
             stack.push_async_callback(server.server.stop, None)
         addresses = [f"127.0.0.1:{server.port}" for server in servers]
-        fleet = await stack.enter_async_context(Fleet(Listed(addresses), UnreadBudget(), config))
+        # Of schedulers that are equally busy the first is chosen first.
+        fleet = Fleet(Listed(addresses), UnreadBudget(), config, draw=lambda: 0.0)
+        await stack.enter_async_context(fleet)
         running = Schedulers(fleet, fakes, servers)
         await running.until(lambda: running.addresses_taking() == addresses)
         yield running

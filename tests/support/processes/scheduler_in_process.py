@@ -81,7 +81,7 @@ async def scheduler_in_process(
     audit = audit or NoAudit()
     config = config or ClusterConfig(reconnect_timeout_s=0.1, step_patience_s=PATIENCE_S)
     changed = asyncio.Event()
-    view = LiveView(lambda: UNIX_MS, pace=live_pace or Pace(lambda: 0))
+    view = LiveView(lambda: UNIX_MS, pace=live_pace or Pace(lambda: 0), now_ns=now_ns)
     observers = Observers(view, *(() if observer is None else (observer,)))
     cluster = Cluster(
         config, scheduler_epoch, changed.set, now_ns=now_ns, audit=audit, observer=observers

@@ -7,13 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from splitserve_cli.extras import MODULES
 from splitserve_cli.main import main
 from tests.support.fakes.scheduler_thread import FakeServer
 from tests.support.processes.interrupts import children_take_sigint
 from tests.support.processes.patience import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:1"])
@@ -84,6 +90,31 @@ def test_splitserve_explains_itself_when_the_command_is_unknown(
 ) -> None:
     assert main(argv) == code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--help"], [], ["--no-such-option"]])
+@pytest.mark.parametrize(("command", "module"), [("gateway", "uvicorn"), ("executor", "torch")])
+def test_process_is_one_line_and_2_when_its_extra_is_not_installed(
+    command: str,
+    module: str,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # as if it could not be imported
+
+    assert main([command, *options]) == 2
+
+    captured = capsys.readouterr()
+    expected = f"splitserve {command}: needs {module}: pip install 'splitserve[{command}]'\n"
+    assert (captured.out, captured.err) == ("", expected)
+
+
+@pytest.mark.parametrize("extra", list(MODULES))
+def test_modules_of_an_extra_are_those_of_its_packages(extra: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = map(Requirement, project["optional-dependencies"][extra])
+    assert sorted(MODULES[extra]) == sorted(each.name for each in packages)
 
 
 def test_splitserve_lists_commands_when_asked_for_help(

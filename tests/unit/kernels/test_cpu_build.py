@@ -193,6 +193,43 @@ def test_program_compiles_every_variant_when_it_is_given_a_directory(tmp_path: P
     assert names == sorted(f"splitserve_cpu_{variant.name}" for variant in VARIANTS)
 
 
+def _build_for_image(
+    directory: Path, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, set[str]]:
+    """The program's exit code, and the variants that it compiled, on a machine of that name."""
+    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    monkeypatch.setattr(sys, "argv", ["build", str(directory)])
+    code = build._main()
+    names = {path.name.removeprefix("splitserve_cpu_") for path in directory.glob("*.so")}
+    return code, {name.rpartition("_")[0] for name in names}
+
+
+def test_program_ends_with_1_when_one_variant_cannot_be_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use_compiler(
+        tmp_path,
+        monkeypatch,
+        '#!/bin/sh\nfor last; do [ "$last" != -mavx512bf16 ] || exit 1; done\n: > "$last"\n',
+    )
+    code, compiled = _build_for_image(tmp_path / "image", "x86_64", monkeypatch)
+    assert (code, compiled) == (1, {"avx512", "avx2", "portable"})
+
+
+@pytest.mark.usefixtures("compiler")
+def test_program_compiles_the_portable_variant_alone_when_the_machine_is_no_x86(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _build_for_image(tmp_path / "image", "aarch64", monkeypatch) == (0, {"portable"})
+
+
+def test_program_ends_with_1_when_there_is_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    assert _build_for_image(tmp_path / "image", "aarch64", monkeypatch) == (1, set())
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

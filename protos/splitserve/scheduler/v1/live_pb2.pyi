@@ -56,7 +56,7 @@ class WatchSchedulerRequest(_message.Message):
     def __init__(self, frames_per_second: _Optional[int] = ...) -> None: ...
 
 class WatchSchedulerResponse(_message.Message):
-    __slots__ = ("unix_ms", "now_ms", "executors", "new_requests", "waiting", "num_waiting", "reasons", "num_quarantined", "forgets_requests")
+    __slots__ = ("unix_ms", "now_ms", "executors", "new_requests", "waiting", "num_waiting", "reasons", "num_quarantined", "forgets_requests", "history", "time_to_first_token")
     UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
     EXECUTORS_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,8 @@ class WatchSchedulerResponse(_message.Message):
     REASONS_FIELD_NUMBER: _ClassVar[int]
     NUM_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     FORGETS_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     unix_ms: int
     now_ms: int
     executors: _containers.RepeatedCompositeFieldContainer[LiveExecutor]
@@ -75,7 +77,31 @@ class WatchSchedulerResponse(_message.Message):
     reasons: _containers.RepeatedCompositeFieldContainer[LiveReason]
     num_quarantined: int
     forgets_requests: bool
-    def __init__(self, unix_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[LiveExecutor, _Mapping]]] = ..., new_requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., waiting: _Optional[_Iterable[int]] = ..., num_waiting: _Optional[int] = ..., reasons: _Optional[_Iterable[_Union[LiveReason, _Mapping]]] = ..., num_quarantined: _Optional[int] = ..., forgets_requests: bool = ...) -> None: ...
+    history: _containers.RepeatedCompositeFieldContainer[LivePoint]
+    time_to_first_token: LiveLatency
+    def __init__(self, unix_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[LiveExecutor, _Mapping]]] = ..., new_requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., waiting: _Optional[_Iterable[int]] = ..., num_waiting: _Optional[int] = ..., reasons: _Optional[_Iterable[_Union[LiveReason, _Mapping]]] = ..., num_quarantined: _Optional[int] = ..., forgets_requests: bool = ..., history: _Optional[_Iterable[_Union[LivePoint, _Mapping]]] = ..., time_to_first_token: _Optional[_Union[LiveLatency, _Mapping]] = ...) -> None: ...
+
+class LivePoint(_message.Message):
+    __slots__ = ("start_ms", "num_tokens", "num_waiting", "time_to_first_token")
+    START_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    start_ms: int
+    num_tokens: int
+    num_waiting: int
+    time_to_first_token: LiveLatency
+    def __init__(self, start_ms: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_waiting: _Optional[int] = ..., time_to_first_token: _Optional[_Union[LiveLatency, _Mapping]] = ...) -> None: ...
+
+class LiveLatency(_message.Message):
+    __slots__ = ("count", "p50_us", "p99_us")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    P50_US_FIELD_NUMBER: _ClassVar[int]
+    P99_US_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    p50_us: int
+    p99_us: int
+    def __init__(self, count: _Optional[int] = ..., p50_us: _Optional[int] = ..., p99_us: _Optional[int] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
     __slots__ = ("number", "request_id", "tenant", "num_prompt_tokens", "stop_len", "num_sequences", "priority", "submitted_ms")

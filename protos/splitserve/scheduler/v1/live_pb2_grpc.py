@@ -54,7 +54,8 @@ class LiveServiceServicer(object):
         sent; no frame waits for another. Ten moments a second are made for all who watch, and frames of
         one rate are sent at the same times. Where frames take long, as of many executors, there are
         fewer, so that making them takes the scheduler a twentieth of its time at most; a moment is then
-        as old as that. It costs nothing while nobody watches, and changes nothing.
+        as old as that. While nobody watches only the points of `history` are counted; it changes
+        nothing.
 
         A frame says of everything but blocks, steps and names of requests what is the case. Of those it
         says what was not said before in this stream: the first frame says all of it. The stream ends

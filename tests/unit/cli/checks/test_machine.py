@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from splitserve_cli.checks.finding import State
 from splitserve_cli.checks.machine import (
+    check_compilers,
     check_file_limit,
     check_instructions,
     check_memory,
@@ -17,6 +20,7 @@ from splitserve_cli.checks.machine import (
     check_shared_memory,
     check_swap,
     check_threads,
+    compiler_problems,
     num_cores,
 )
 
@@ -163,3 +167,49 @@ def test_files_in_the_page_cache_are_no_memory_that_is_used_up(tmp_path: Path) -
     write(tmp_path, "sys/fs/cgroup/memory.stat", statistics)
     found = check_memory(tmp_path)
     assert (found.state, found.found) == (State.OK, "10.0 GiB are left of the container's limit")
+
+
+@pytest.mark.parametrize(
+    ("problems", "is_on_gpu", "states"),
+    [
+        ({}, True, [State.OK]),
+        ({}, False, [State.OK]),
+        ({"c_modules": "no gcc"}, True, [State.WARNING]),
+        # A CPU's kernels are compiled otherwise.
+        ({"c_modules": "no gcc"}, False, [State.OK]),
+        ({"cpu_kernels": "no g++"}, False, [State.WARNING]),
+        ({"cpu_kernels": "no g++"}, True, [State.OK]),
+        # Where that is not known, nothing is said of it.
+        (None, False, []),
+    ],
+)
+def test_compilers_are_those_of_where_is_computed(
+    problems: dict[str, str] | None, is_on_gpu: bool, states: list[State]
+) -> None:
+    assert [each.state for each in check_compilers(problems, is_on_gpu=is_on_gpu)] == states
+
+
+def test_compiler_that_is_missing_is_told_with_what_that_costs() -> None:
+    (on_gpu,) = check_compilers({"c_modules": "no gcc"}, is_on_gpu=True)
+    (on_cpu,) = check_compilers({"cpu_kernels": "no g++"}, is_on_gpu=False)
+    assert (on_gpu.found, on_cpu.found) == ("no gcc", "no g++")
+    assert "slower" in on_gpu.meaning
+    assert "11 times for sixteen" in on_cpu.meaning
+    assert "gcc" in on_gpu.remedy
+    assert "g++" in on_cpu.remedy
+
+
+def test_compiler_problems_are_those_of_the_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("CC", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SPLITSERVE_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    problems = compiler_problems()
+    assert problems is not None
+    assert problems.keys() == {"c_modules", "cpu_kernels"}
+    # Where the executor is not installed as we know it.
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert compiler_problems() is None

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from splitserve_cli.checks import packages
 from splitserve_cli.checks.finding import State
-from splitserve_cli.checks.packages import check_packages, check_python, check_torch
+from splitserve_cli.checks.packages import (
+    check_packages,
+    check_python,
+    check_torch,
+    command_installed,
+    why_not_imported,
+)
 from splitserve_options.option import Command
 
 REQUIREMENTS = [
@@ -47,6 +54,63 @@ def test_package_is_named_with_what_it_should_be_when_it_is_another_version(vers
     )[0]
     assert found.state is State.WRONG
     assert found.found == f"protobuf is {version}, not <8,>=6.31.0"
+
+
+@pytest.mark.parametrize(
+    ("missing", "gateway", "executor", "installed"),
+    [
+        ([], State.OK, State.OK, "serve"),
+        # Nobody wants an extra of which nothing is there.
+        (["fastapi", "torch"], State.OK, State.OK, "scheduler"),
+        (["torch"], State.OK, State.OK, "gateway"),
+        (["fastapi"], State.OK, State.OK, "executor"),
+        # Somebody may want one of which a part is there.
+        (["safetensors"], State.OK, State.WARNING, "serve"),
+    ],
+)
+def test_extra_that_is_not_installed_is_not_wrong_when_nobody_asks_for_it(
+    missing: list[str], gateway: State, executor: State, installed: Command
+) -> None:
+    requirements = [*REQUIREMENTS, "safetensors; extra == 'executor'"]
+    here = {**INSTALLED, "safetensors": "0.8"}
+    for name in missing:
+        del here[name]
+
+    found = check_packages(None, requirements, here.get, requirements_of=no_requirements)
+
+    assert [each.state for each in found] == [State.OK, gateway, executor]
+    assert command_installed(here.get) == installed
+
+
+def test_extra_is_wrong_when_a_package_of_it_is_too_old_and_nobody_asks_for_it() -> None:
+    here = {**INSTALLED, "torch": "2.0"}
+    *_, found = check_packages(None, REQUIREMENTS, here.get, requirements_of=no_requirements)
+    assert (found.state, found.found) == (State.WRONG, "torch is 2.0, not >=2.11")
+
+
+@pytest.mark.parametrize(
+    ("why_not", "state"),
+    [(None, State.WARNING), ("ImportError: libdeep.so: no such file", State.WRONG)],
+)
+def test_package_of_packages_is_wrong_only_when_something_cannot_be_imported(
+    why_not: str | None, state: State
+) -> None:
+    def no_deep(name: str) -> list[str]:
+        return ["deep>=2"] if name == "torch" else []
+
+    (_, found) = check_packages(
+        "executor", REQUIREMENTS, INSTALLED.get, no_deep, why_not_imported=lambda _extra: why_not
+    )
+
+    assert found.state is state
+    assert found.found.startswith("deep is missing, torch takes >=2")
+    assert why_not is None or why_not in found.found
+
+
+def test_modules_are_imported_by_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "MODULES", {"executor": ("json",), "gateway": ("no_such",)})
+    assert why_not_imported("executor") is None
+    assert why_not_imported("gateway") == "ModuleNotFoundError: No module named 'no_such'"
 
 
 def test_packages_of_this_software_are_here() -> None:

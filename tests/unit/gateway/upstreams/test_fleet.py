@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 
@@ -23,11 +24,78 @@ from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams import upstream as upstream_module
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream import Upstream
+from splitserve_rpc.discovery import Listed
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_fleet import EXPECTED, Schedulers, refuse, schedulers
 from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, start
 
 pytestmark = pytest.mark.usefixtures("asked_once")
+
+
+async def _chosen_and_prepared(running: Schedulers, until: asyncio.Event) -> str:
+    """Chooses a scheduler as an endpoint does; then its prompt takes a while."""
+    upstream, _ = running.fleet.choose(None)
+    await until.wait()
+    return upstream.address
+
+
+@pytest.mark.parametrize("num_idle", [2, 3])
+async def test_requests_that_come_at_once_are_spread_over_idle_schedulers(num_idle: int) -> None:
+    async with schedulers(num_idle) as running:
+        prepared = asyncio.Event()
+        prepared.set()
+        came = [_chosen_and_prepared(running, prepared) for _ in range(2 * num_idle)]
+        chosen = Counter(await asyncio.gather(*came))
+        assert chosen == {f"127.0.0.1:{server.port}": 2 for server in running.servers}
+
+
+async def test_requests_one_after_the_other_take_turns_at_idle_schedulers() -> None:
+    async with schedulers(2) as running:
+        for _ in range(4):
+            assert await running.generate() == EXPECTED
+        assert running.num_requests == [2, 2]
+
+
+async def test_requests_being_prepared_count_for_the_scheduler_that_they_were_given() -> None:
+    async with schedulers(2) as running:
+        first, second = (f"127.0.0.1:{server.port}" for server in running.servers)
+        for fake in running.fakes:
+            fake.hold = asyncio.Event()
+        # The first scheduler has four requests that generate, the second has none.
+        running.fleet._upstreams, others = (
+            running.fleet._upstreams[:1],
+            running.fleet._upstreams[1:],
+        )
+        generating = [asyncio.create_task(running.generate()) for _ in range(4)]
+        await running.until(lambda: running.num_requests == [4, 0])
+        running.fleet._upstreams += others
+
+        prepared = asyncio.Event()
+        waiting = [asyncio.create_task(_chosen_and_prepared(running, prepared)) for _ in range(8)]
+        await asyncio.sleep(0)
+        prepared.set()
+        assert Counter(await asyncio.gather(*waiting)) == {first: 2, second: 6}
+        # Whoever is refused before its tokens are read counts no more.
+        await running.until(lambda: [u.num_open for u in running.fleet._upstreams] == [4, 0])
+        for fake in running.fakes:
+            assert fake.hold is not None
+            fake.hold.set()
+        assert await asyncio.gather(*generating) == [EXPECTED] * 4
+        assert [upstream.num_open for upstream in running.fleet._upstreams] == [0, 0]
+
+
+async def test_gateways_begin_with_different_schedulers_when_all_are_idle() -> None:
+    async with schedulers(2) as running:
+        addresses = [upstream.address for upstream in running.fleet._upstreams]
+        begun = set()
+        for draws in ([0.1, 0.9], [0.9, 0.1]):
+            draw = iter(draws)
+            other = Fleet(Listed(addresses), UnreadBudget(), draw=lambda draw=draw: next(draw))
+            async with other:
+                both = Schedulers(other, running.fakes, running.servers)
+                await running.until(lambda both=both: both.addresses_taking() == addresses)
+                begun.add(other.choose(None)[0].address)
+        assert begun == set(addresses)
 
 
 @pytest.mark.parametrize("reason", ["DRAINING", "MODEL_NOT_READY"])
