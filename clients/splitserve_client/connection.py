@@ -26,6 +26,7 @@ from splitserve_client.errors import (
 )
 from splitserve_client.following import MAX_HOPS, allowed
 from splitserve_client.schedulers import Elsewhere, Schedulers, Target
+from splitserve_client.stream_watch import is_cancelled
 from splitserve_client.targets import open_channels, open_target
 from splitserve_rpc.bearer import bearer_credential
 from splitserve_rpc.cluster_identity import ClusterIdentity
@@ -215,11 +216,19 @@ class Connection:
         async with target.call(self._timeout_s) as stubs:
             metadata = (*self._api_key.current(), *metadata)
             call = method(stubs)(request, timeout=timeout_s, metadata=metadata)
+            elsewhere = target.elsewhere
+            unanswered = None if elsewhere is None else partial(elsewhere, stubs, is_silent=True)
             try:
-                async for response in _responses(call, stubs, target.elsewhere, brings):
-                    yield response
+                async with stubs.streams.stream(call, unanswered):
+                    async for response in _responses(call, stubs, elsewhere, brings):
+                        stubs.streams.num_responses += 1
+                        yield response
             except grpc.aio.AioRpcError as error:
                 raise self._followed(error_of_failure(failure_of(error)), target) from error
+            except asyncio.CancelledError as error:
+                if is_cancelled() or not stubs.streams.problem:
+                    raise
+                raise ServerUnreachable(stubs.streams.problem) from error
             finally:
                 call.cancel()
 
