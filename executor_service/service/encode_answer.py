@@ -156,6 +156,8 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
         newest_scheduler_epoch=info.newest_scheduler_epoch,
         step_running_ms=info.step_running_ms,
         trial_step=_encode_trial_step(info.trial_step),
+        # Steps have a thread of their own, and the event loop answers.
+        answers_while_computing=True,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
 from unittest import mock
@@ -15,8 +15,11 @@ from unittest import mock
 import grpc.aio
 import pytest
 
+from executor_service.service.encode_answer import encode_info
 from executor_service.service.scheduler_choice import ranked
+from executor_service.steps.executor_info import ExecutorInfo
 from scheduler_service.config import ClusterConfig
+from splitserve.executor.v1 import executor_pb2
 from splitserve_client import SamplingParams, SchedulingParams
 from splitserve_rpc.server import KEEPALIVE_S, PING_TIMEOUT_S
 from tests.simulation.calls import opener
@@ -51,6 +54,7 @@ class Cluster:
 
     loop: VirtualLoop
     num_schedulers: int = 2
+    shape: ExecutorShape = SHAPE
     schedulers: list[SimulatedScheduler] = field(default_factory=list)
     executors: list[SimulatedExecutor] = field(default_factory=list)
 
@@ -67,7 +71,7 @@ class Cluster:
             scheduler.start()
         for host in executor_hosts(addresses):
             executor = SimulatedExecutor(
-                self.loop, self.network, self.random, host, addresses, SHAPE
+                self.loop, self.network, self.random, host, addresses, self.shape
             )
             self.executors.append(executor)
             executor.start()
@@ -92,6 +96,15 @@ class Cluster:
         """The executors that it has."""
         assert scheduler.cluster is not None
         return {engine.link.info.address for engine in scheduler.cluster.engines}
+
+    def busy_executor(self, scheduler: SimulatedScheduler) -> str:
+        """The address of one that computes."""
+        assert scheduler.cluster is not None
+        return next(
+            engine.link.info.address
+            for engine in scheduler.cluster.engines
+            if engine.scheduler.num_in_flight
+        )
 
     def silence(self, host: str, how: str) -> None:
         """`how`: paused, or dark."""
@@ -136,12 +149,16 @@ def executor_hosts(schedulers: tuple[str, ...]) -> list[str]:
     return [host for some in hosts.values() for host in some[: 4 // len(schedulers)]]
 
 
-def run(story: Callable[[Cluster], Awaitable[None]], num_schedulers: int = 2) -> None:
+def run(
+    story: Callable[[Cluster], Awaitable[None]],
+    num_schedulers: int = 2,
+    shape: ExecutorShape = SHAPE,
+) -> None:
     """Has `story` happen in a cluster where each has found its place."""
     loop = new_loop()
 
     async def main() -> None:
-        cluster = Cluster(loop, num_schedulers)
+        cluster = Cluster(loop, num_schedulers, shape)
         with mock.patch.object(grpc.aio, "insecure_channel", opener(cluster.network)):
             try:
                 await asyncio.sleep(15.0)
@@ -154,15 +171,14 @@ def run(story: Callable[[Cluster], Awaitable[None]], num_schedulers: int = 2) ->
     assert loop.errors == []
 
 
-def request(number: int, *, in_session: bool) -> Wanted:
-    """One that takes 20 s."""
-    params = SamplingParams(seed=number, max_tokens=200, ignore_eos=True)
+def request(number: int, num_tokens: int, *, in_session: bool) -> Wanted:
+    params = SamplingParams(seed=number, max_tokens=num_tokens, ignore_eos=True)
     return Wanted(number, 0.0, (5, 6, 7 + number), params, SchedulingParams(), in_session)
 
 
-def client_of(cluster: Cluster, schedulers: str) -> SimulatedClient:
-    """With a request of each kind."""
-    wanted = [request(number, in_session=number % 2 == 0) for number in range(4)]
+def client_of(cluster: Cluster, schedulers: str, num_tokens: int = 200) -> SimulatedClient:
+    """With requests that take so many steps, over a session and by themselves."""
+    wanted = [request(number, num_tokens, in_session=number % 2 == 0) for number in range(4)]
     return SimulatedClient(cluster.loop, cluster.random, CLIENT, schedulers, wanted)
 
 
@@ -251,3 +267,101 @@ def test_nobody_moves_when_a_scheduler_is_busy_for_a_moment(busy_s: float) -> No
         assert longest_pause_s(client) <= busy_s + 1.0
 
     run(story)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_scheduler_gives_an_executor_up_when_it_is_silent_and_has_nothing_to_do(how: str) -> None:
+    async def story(cluster: Cluster) -> None:
+        (scheduler,) = cluster.schedulers
+        silent = cluster.executors[0]
+        cluster.silence(silent.host, how)
+        took_s = await cluster.until(lambda: silent.address not in cluster.of(scheduler))
+        assert took_s <= DETECTION_S
+
+    run(story, num_schedulers=1)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_streams_go_on_elsewhere_when_their_executor_is_silent_in_a_long_step(how: str) -> None:
+    async def story(cluster: Cluster) -> None:
+        client = client_of(cluster, cluster.addresses, num_tokens=2)
+        ending = client.start()
+        await asyncio.sleep(3.0)
+        (scheduler,) = cluster.schedulers
+        silent = cluster.busy_executor(scheduler)
+        cluster.silence(silent.partition(":")[0], how)
+        took_s = await cluster.until(lambda: silent not in cluster.of(scheduler))
+        assert took_s <= DETECTION_S
+        await ending
+        assert {outcome.num_tokens for outcome in client.outcomes} == {2}
+
+    run(story, num_schedulers=1, shape=replace(SHAPE, step_s=20.0))
+
+
+def test_nobody_is_given_up_when_steps_are_long() -> None:
+    async def story(cluster: Cluster) -> None:
+        client = client_of(cluster, cluster.addresses, num_tokens=2)
+        await client.start()
+        assert {outcome.num_tokens for outcome in client.outcomes} == {2}
+        assert cluster.schedulers[0].loss_logs[-1].losses == set()
+
+    run(story, num_schedulers=1, shape=replace(SHAPE, step_s=20.0))
+
+
+def test_executor_may_be_silent_in_a_step_when_it_does_not_say_that_it_answers() -> None:
+    async def story(cluster: Cluster) -> None:
+        client = client_of(cluster, cluster.addresses, num_tokens=2)
+        ending = client.start()
+        await asyncio.sleep(3.0)
+        (scheduler,) = cluster.schedulers
+        for executor in cluster.executors:
+            assert executor.process is not None
+            if executor.address == cluster.busy_executor(scheduler):
+                executor.process.pause()
+                await asyncio.sleep(8.0)
+                executor.process.resume()
+        await ending
+        assert scheduler.loss_logs[-1].losses == set()
+
+    def encode_as_stranger(info: ExecutorInfo) -> executor_pb2.ExecutorInfo:
+        encoded = encode_info(info)
+        encoded.ClearField("answers_while_computing")
+        return encoded
+
+    with (
+        mock.patch("executor_service.service.servicer.encode_info", encode_as_stranger),
+        mock.patch("executor_service.service.registration.encode_info", encode_as_stranger),
+    ):
+        run(story, num_schedulers=1, shape=replace(SHAPE, step_s=20.0))
+
+
+def test_nobody_is_given_up_when_all_executors_are_silent_for_a_moment() -> None:
+    async def story(cluster: Cluster) -> None:
+        (scheduler,) = cluster.schedulers
+        for executor in cluster.executors:
+            assert executor.process is not None
+            executor.process.pause()
+        await asyncio.sleep(8.0)
+        for executor in cluster.executors:
+            assert executor.process is not None
+            executor.process.resume()
+        await asyncio.sleep(20.0)
+        assert scheduler.loss_logs[-1].losses == set()
+        assert len(cluster.of(scheduler)) == len(cluster.executors)
+
+    run(story, num_schedulers=1)
+
+
+def test_executor_is_reached_over_a_new_connection_when_the_former_is_forgotten() -> None:
+    async def story(cluster: Cluster) -> None:
+        client = client_of(cluster, cluster.addresses)
+        ending = client.start()
+        await asyncio.sleep(3.0)
+        (scheduler,) = cluster.schedulers
+        host = cluster.busy_executor(scheduler).partition(":")[0]
+        for way in ((host, scheduler.host), (scheduler.host, host)):
+            cluster.network.swallow(*way)
+        await ending
+        assert longest_pause_s(client) <= STREAMS_S
+
+    run(story, num_schedulers=1)
