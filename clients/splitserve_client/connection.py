@@ -32,6 +32,7 @@ from splitserve_rpc.bearer import bearer_credential
 from splitserve_rpc.cluster_identity import ClusterIdentity
 from splitserve_rpc.discovery import Listed, names_several
 from splitserve_rpc.errors import duration_from_s, failure_of
+from splitserve_rpc.peer_watch import is_answering
 
 _TOKENIZER_TIMEOUT_S = 60.0
 # A stream that brings nothing for so long may be where nobody computes.
@@ -81,6 +82,18 @@ class Connection:
         response: scheduler_pb2.GetModelResponse
         response = await self.unary(lambda stubs: stubs.scheduler.GetModel, request)
         return response
+
+    async def is_answering(self) -> bool:
+        """Whether the scheduler answers, whatever it says."""
+        try:
+            async with self._target.call(self._timeout_s) as stubs:
+                return await is_answering(stubs.channel)
+        except SplitserveError:
+            return False
+
+    def reconnect(self) -> None:
+        """Has calls that begin from now on go over a new connection."""
+        self._target.renew()
 
     async def is_serving(self) -> bool:
         """What the standard health service says of the server as a whole."""

@@ -49,6 +49,9 @@ class Target(Protocol):
     def call(self, timeout_s: float) -> AbstractAsyncContextManager[Stubs]:
         """The stubs for one call. Raises ServerUnreachable."""
 
+    def renew(self) -> None:
+        """Has calls that begin from now on go over a new connection."""
+
     def leave(self) -> None:
         """Who takes its calls now is being stopped: any other is better."""
 
@@ -125,6 +128,11 @@ class Schedulers:
             if isinstance(error, SplitserveError) and error.reason == "DRAINING":
                 self._stopping = address
             raise
+
+    def renew(self) -> None:
+        """See Target."""
+        if self._current is not None:
+            self._channels[self._current].renew()
 
     def leave(self) -> None:
         """See Target."""

@@ -272,10 +272,10 @@ class ExecutorLink:
                 yield result
         finally:
             watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
             writer.cancel()
             with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
                 await writer
+            await asyncio.gather(watching, return_exceptions=True)
             call.cancel()
 
     @staticmethod

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
@@ -20,7 +21,9 @@ from executor_service.service.scheduler_choice import ranked
 from executor_service.steps.executor_info import ExecutorInfo
 from scheduler_service.config import ClusterConfig
 from splitserve.executor.v1 import executor_pb2
-from splitserve_client import SamplingParams, SchedulingParams
+from splitserve_client import SamplingParams, SchedulingParams, Tokens, UnreadBudget
+from splitserve_gateway.http.errors import ApiError
+from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_rpc.server import KEEPALIVE_S, PING_TIMEOUT_S
 from tests.simulation.calls import opener
 from tests.simulation.client_process import SimulatedClient
@@ -55,6 +58,7 @@ class Cluster:
     loop: VirtualLoop
     num_schedulers: int = 2
     shape: ExecutorShape = SHAPE
+    all_prefer: int | None = None
     schedulers: list[SimulatedScheduler] = field(default_factory=list)
     executors: list[SimulatedExecutor] = field(default_factory=list)
 
@@ -69,7 +73,7 @@ class Cluster:
         for scheduler in self.schedulers:
             scheduler.peers = addresses
             scheduler.start()
-        for host in executor_hosts(addresses):
+        for host in executor_hosts(addresses, self.all_prefer):
             executor = SimulatedExecutor(
                 self.loop, self.network, self.random, host, addresses, self.shape
             )
@@ -140,12 +144,14 @@ class Cluster:
         await asyncio.sleep(30.0)
 
 
-def executor_hosts(schedulers: tuple[str, ...]) -> list[str]:
-    """Of four executors; each scheduler is preferred by as many."""
+def executor_hosts(schedulers: tuple[str, ...], all_prefer: int | None) -> list[str]:
+    """Of four executors; each scheduler is preferred by as many, or one by all."""
     hosts: dict[str, list[str]] = {scheduler: [] for scheduler in schedulers}
     for number in range(100):
         host = f"10.0.1.{number}"
         hosts[ranked(schedulers, f"{host}:50052")[0]].append(host)
+    if all_prefer is not None:
+        return hosts[schedulers[all_prefer]][:4]
     return [host for some in hosts.values() for host in some[: 4 // len(schedulers)]]
 
 
@@ -153,16 +159,21 @@ def run(
     story: Callable[[Cluster], Awaitable[None]],
     num_schedulers: int = 2,
     shape: ExecutorShape = SHAPE,
+    all_prefer: int | None = None,
 ) -> None:
-    """Has `story` happen in a cluster where each has found its place."""
+    """Has `story` happen in a cluster where each has found its place.
+
+    `all_prefer`: the scheduler that has all executors; None: each has as many.
+    """
     loop = new_loop()
 
     async def main() -> None:
-        cluster = Cluster(loop, num_schedulers, shape)
+        cluster = Cluster(loop, num_schedulers, shape, all_prefer)
         with mock.patch.object(grpc.aio, "insecure_channel", opener(cluster.network)):
             try:
                 await asyncio.sleep(15.0)
-                assert all(map(cluster.of, cluster.schedulers)), "each has some"
+                num_executors = [len(cluster.of(each)) for each in cluster.schedulers]
+                assert sum(num_executors) == 4, num_executors
                 await story(cluster)
             finally:
                 await cluster.end()
@@ -363,5 +374,140 @@ def test_executor_is_reached_over_a_new_connection_when_the_former_is_forgotten(
             cluster.network.swallow(*way)
         await ending
         assert longest_pause_s(client) <= STREAMS_S
+
+    run(story, num_schedulers=1)
+
+
+class Known:
+    """Tells which schedulers there are, as long as it is so."""
+
+    host: str | None = None
+
+    def __init__(self, addresses: str) -> None:
+        self.known = tuple(addresses.split(","))
+
+    async def addresses(self) -> tuple[str, ...]:
+        return self.known
+
+
+class Gateway:
+    """The way of requests through a gateway: its fleet of schedulers, in a process of its own."""
+
+    def __init__(self, cluster: Cluster, schedulers: Known) -> None:
+        self.process = Process(cluster.loop, CLIENT)
+        self._loop = cluster.loop
+        self._schedulers = schedulers
+        self._is_ended = asyncio.Event()
+        # A list of times of tokens for each request.
+        self.token_times_s: list[list[float]] = []
+        # When requests were refused, as with 503.
+        self.refused_at_s: list[float] = []
+        self.asking: list[asyncio.Task[None]] = []
+        self.fleet = self.process.call(Fleet, schedulers, UnreadBudget())
+
+    def start(self) -> asyncio.Task[None]:
+        return self.process.start(self._live())
+
+    async def _live(self) -> None:
+        async with self.fleet:
+            await self._is_ended.wait()
+
+    async def end(self) -> None:
+        await asyncio.gather(*self.asking)
+        self._is_ended.set()
+
+    def ask(self, number: int, num_tokens: int = 200) -> None:
+        self.asking.append(self.process.start(self._ask(number, num_tokens)))
+
+    async def _ask(self, number: int, num_tokens: int) -> None:
+        try:
+            await self.fleet.wait_read(None)
+            upstream, served = self.fleet.choose(None)
+        except ApiError:
+            self.refused_at_s.append(self._loop.time())
+            return
+        wanted = request(number, num_tokens, in_session=True)
+        submitted = upstream.request(
+            wanted.prompt, wanted.params, wanted.scheduling, served.model.digest
+        )
+        times_s: list[float] = []
+        self.token_times_s.append(times_s)
+        token_ids: list[int] = []
+        async with aclosing(submitted.events()) as events:
+            async for event in events:
+                if isinstance(event, Tokens):
+                    times_s += [self._loop.time()] * len(event.token_ids)
+                    token_ids += event.token_ids
+        assert token_ids == list(wanted.completions[0].token_ids)
+
+    @property
+    def longest_pause_s(self) -> float:
+        return max(b - a for times_s in self.token_times_s for a, b in pairwise(times_s))
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_streams_of_a_gateway_go_on_elsewhere_when_their_scheduler_is_silent(how: str) -> None:
+    async def story(cluster: Cluster) -> None:
+        gateway = Gateway(cluster, Known(cluster.addresses))
+        living = gateway.start()
+        await asyncio.sleep(3.0)
+        for number in range(4):
+            gateway.ask(number)
+        await asyncio.sleep(3.0)
+        cluster.silence(cluster.busy.host, how)
+        # New ones go to the other, from then on.
+        await asyncio.sleep(DETECTION_S)
+        for number in range(4, 8):
+            gateway.ask(number, num_tokens=2)
+        await gateway.end()
+        await living
+        assert STEP_S < gateway.longest_pause_s <= STREAMS_S
+        assert gateway.refused_at_s == []
+        assert len(gateway.token_times_s) == 8
+
+    run(story)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_gateway_and_executors_go_on_when_another_scheduler_is_named_after_the_only_one_is_silent(
+    how: str,
+) -> None:
+    async def story(cluster: Cluster) -> None:
+        first, second = cluster.schedulers
+        known = Known(first.address)
+        gateway = Gateway(cluster, known)
+        living = gateway.start()
+        await asyncio.sleep(3.0)
+        for number in range(4):
+            gateway.ask(number)
+        await asyncio.sleep(3.0)
+        began_s = cluster.loop.time()
+        cluster.silence(first.host, how)
+        await asyncio.sleep(2.0)
+        known.known = (second.address,)
+        for number in range(4, 12):
+            gateway.ask(number, num_tokens=2)
+            await asyncio.sleep(1.0)
+        await gateway.end()
+        await living
+        assert gateway.longest_pause_s <= EXECUTORS_S
+        assert all(at_s - began_s <= EXECUTORS_S for at_s in gateway.refused_at_s)
+        assert len(cluster.of(second)) == len(cluster.executors)
+
+    run(story, all_prefer=0)
+
+
+def test_gateway_reaches_its_scheduler_over_a_new_connection_when_the_former_is_forgotten() -> None:
+    async def story(cluster: Cluster) -> None:
+        (scheduler,) = cluster.schedulers
+        gateway = Gateway(cluster, Known(cluster.addresses))
+        living = gateway.start()
+        await cluster.until(lambda: gateway.fleet.is_ready)
+        for way in ((CLIENT, scheduler.host), (scheduler.host, CLIENT)):
+            assert cluster.network.swallow(*way) == 1
+        assert await cluster.until(lambda: not gateway.fleet.is_ready) <= DETECTION_S
+        assert await cluster.until(lambda: gateway.fleet.is_ready) <= DETECTION_S
+        await gateway.end()
+        await living
 
     run(story, num_schedulers=1)
