@@ -176,9 +176,8 @@ class _Serving:
             membership.wait_unwatched,
             self._worker.adopt_scheduler_epoch,
         )
-        registering = [
-            asyncio.create_task(work) for work in (registrar.run(), membership.keep_preferred())
-        ]
+        works = (registrar.run(), membership.keep_preferred(), membership.keep_answered())
+        registering = [asyncio.create_task(work) for work in works]
         stopping = asyncio.create_task(stop.wait())
         # Registering ends only by a bug, which is not to leave a process that nobody can find.
         await asyncio.wait({*registering, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeAlias
 
 import grpc
@@ -13,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitserve.scheduler.v1 import admin_pb2_grpc, live_pb2_grpc, scheduler_pb2_grpc
 from splitserve_client.errors import ServerUnreachable
+from splitserve_client.stream_watch import StreamWatch
 from splitserve_rpc.errors import transport_details
 
 Credentials: TypeAlias = grpc.ChannelCredentials | None
@@ -22,10 +24,13 @@ _DETAILS_TIMEOUT_S = 1.0
 
 
 class Stubs:
-    """A channel, and the services of a scheduler on it."""
+    """A channel, and the services of a scheduler on it; `streams`: those that are open there."""
 
-    def __init__(self, channel: grpc.aio.Channel, credentials: Credentials) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, credentials: Credentials, streams: StreamWatch
+    ) -> None:
         self.channel = channel
+        self.streams = streams
         self.credentials = credentials
         self.scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)
@@ -33,6 +38,11 @@ class Stubs:
         self.live = live_pb2_grpc.LiveServiceStub(channel)
         self.num_calls = 0
         self.has_connected = False
+
+    async def close(self) -> None:
+        """Ends what runs."""
+        await self.streams.close()
+        await self.channel.close()
 
 
 class Channels:
@@ -52,6 +62,8 @@ class Channels:
         self._open_channel = open_channel
         self._credentials = credentials
         self._stubs = self._open()
+        # Those that were replaced while no call ran: closed with the next call.
+        self._unused: list[Stubs] = []
         self._is_closed = False
 
     @property
@@ -63,6 +75,14 @@ class Channels:
     def is_used(self) -> bool:
         """Whether a call runs."""
         return self._stubs.num_calls > 0
+
+    def renew(self) -> None:
+        """Has calls that begin from now on go over a new connection."""
+        if self._is_closed:
+            return
+        if not self._stubs.num_calls:
+            self._unused.append(self._stubs)
+        self._stubs = self._open()
 
     def leave(self) -> None:
         """There is no other scheduler."""
@@ -84,7 +104,12 @@ class Channels:
     async def close(self) -> None:
         """Ends what runs."""
         self._is_closed = True
-        await self._stubs.channel.close()
+        await self._close_unused()
+        await self._stubs.close()
+
+    async def _close_unused(self) -> None:
+        while self._unused:
+            await self._unused.pop().close()
 
     @asynccontextmanager
     async def call(self, timeout_s: float) -> AsyncGenerator[Stubs, None]:
@@ -95,11 +120,13 @@ class Channels:
         """
         if self._is_closed:
             raise ServerUnreachable("the client is closed")
-        replaced, stubs = self._stubs, self._renewed()
+        if not self.is_ready and self._credentials() is not self._stubs.credentials:
+            # What is connected stays: the files are for connections that are made.
+            self.renew()
+        stubs = self._stubs
         stubs.num_calls += 1
         try:
-            if replaced is not stubs and not replaced.num_calls:
-                await replaced.channel.close()
+            await self._close_unused()
             if not stubs.has_connected:
                 await _wait_for_connection(stubs.channel, self._problem, timeout_s)
                 stubs.has_connected = True
@@ -107,17 +134,20 @@ class Channels:
         finally:
             stubs.num_calls -= 1
             if stubs is not self._stubs and not stubs.num_calls:
-                await stubs.channel.close()
-
-    def _renewed(self) -> Stubs:
-        """What is connected stays: the files are for connections that are made."""
-        if not self.is_ready and self._credentials() is not self._stubs.credentials:
-            self._stubs = self._open()
-        return self._stubs
+                await stubs.close()
 
     def _open(self) -> Stubs:
         credentials = self._credentials()
-        return Stubs(self._open_channel(credentials), credentials)
+        channel = self._open_channel(credentials)
+        open_another = partial(self._open_channel, credentials)
+        stubs: Stubs
+
+        def replace() -> None:
+            if stubs is self._stubs:
+                self.renew()
+
+        stubs = Stubs(channel, credentials, StreamWatch(channel, open_another, replace))
+        return stubs
 
 
 async def _wait_for_connection(channel: grpc.aio.Channel, problem: str, timeout_s: float) -> None:

@@ -253,6 +253,14 @@ class AsyncClient:
         """
         return decode_identity(await self._connection.identify(credential))
 
+    async def is_answering(self) -> bool:
+        """Whether the scheduler answers at all, whatever it says. Raises nothing."""
+        return await self._connection.is_answering()
+
+    def reconnect(self) -> None:
+        """Has calls that begin from now on go over a new connection; what runs goes on."""
+        self._connection.reconnect()
+
     async def is_serving(self) -> bool:
         """Whether an executor is connected, and the scheduler is not shutting down."""
         return await self._connection.is_serving()

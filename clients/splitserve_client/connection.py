@@ -27,12 +27,14 @@ from splitserve_client.errors import (
 )
 from splitserve_client.following import MAX_HOPS, allowed
 from splitserve_client.schedulers import Elsewhere, Schedulers, Target
+from splitserve_client.stream_watch import is_cancelled
 from splitserve_client.targets import open_channels, open_target
 from splitserve_rpc.bearer import bearer_credential
 from splitserve_rpc.cluster_identity import ClusterIdentity
 from splitserve_rpc.discovery import Listed, names_several
 from splitserve_rpc.errors import duration_from_s, failure_of
 from splitserve_rpc.file_names import check_file_name
+from splitserve_rpc.peer_watch import is_answering
 
 _TOKENIZER_TIMEOUT_S = 60.0
 # A stream that brings nothing for so long may be where nobody computes.
@@ -82,6 +84,18 @@ class Connection:
         response: scheduler_pb2.GetModelResponse
         response = await self.unary(lambda stubs: stubs.scheduler.GetModel, request)
         return response
+
+    async def is_answering(self) -> bool:
+        """Whether the scheduler answers, whatever it says."""
+        try:
+            async with self._target.call(self._timeout_s) as stubs:
+                return await is_answering(stubs.channel)
+        except SplitserveError:
+            return False
+
+    def reconnect(self) -> None:
+        """Has calls that begin from now on go over a new connection."""
+        self._target.renew()
 
     async def is_serving(self) -> bool:
         """What the standard health service says of the server as a whole."""
@@ -219,11 +233,19 @@ class Connection:
         async with target.call(self._timeout_s) as stubs:
             metadata = (*self._api_key.current(), *metadata)
             call = method(stubs)(request, timeout=timeout_s, metadata=metadata)
+            elsewhere = target.elsewhere
+            unanswered = None if elsewhere is None else partial(elsewhere, stubs, is_silent=True)
             try:
-                async for response in _responses(call, stubs, target.elsewhere, brings):
-                    yield response
+                async with stubs.streams.stream(call, unanswered):
+                    async for response in _responses(call, stubs, elsewhere, brings):
+                        stubs.streams.num_responses += 1
+                        yield response
             except grpc.aio.AioRpcError as error:
                 raise self._followed(error_of_failure(failure_of(error)), target) from error
+            except asyncio.CancelledError as error:
+                if is_cancelled() or not stubs.streams.problem:
+                    raise
+                raise ServerUnreachable(stubs.streams.problem) from error
             finally:
                 call.cancel()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Protocol
@@ -22,7 +22,14 @@ _FRESH_S = 1.0
 _PROBE_TIMEOUT_S = 2.0
 
 Shuffle = Callable[[list[str]], None]
-Elsewhere = Callable[[Stubs], Awaitable[bool]]
+
+
+class Elsewhere(Protocol):
+    """See `Target.elsewhere`."""
+
+    async def __call__(self, stubs: Stubs, *, is_silent: bool = False) -> bool:
+        """`is_silent`: the scheduler of `stubs` answers nothing: any other is better."""
+        ...
 
 
 class Target(Protocol):
@@ -41,6 +48,9 @@ class Target(Protocol):
 
     def call(self, timeout_s: float) -> AbstractAsyncContextManager[Stubs]:
         """The stubs for one call. Raises ServerUnreachable."""
+
+    def renew(self) -> None:
+        """Has calls that begin from now on go over a new connection."""
 
     def leave(self) -> None:
         """Who takes its calls now is being stopped: any other is better."""
@@ -81,6 +91,8 @@ class Schedulers:
         self._current: str | None = None
         self._fresh_until_s = 0.0
         self._stopping = stopping
+        # One that does not answer: it is asked last.
+        self._silent: str | None = None
         # Of all calls that wait for it.
         self._search: asyncio.Task[Channels] | None = None
 
@@ -117,6 +129,11 @@ class Schedulers:
                 self._stopping = address
             raise
 
+    def renew(self) -> None:
+        """See Target."""
+        if self._current is not None:
+            self._channels[self._current].renew()
+
     def leave(self) -> None:
         """See Target."""
         self._fresh_until_s, self._stopping = 0.0, self._current
@@ -126,8 +143,13 @@ class Schedulers:
         """See Target."""
         return self._serves_elsewhere
 
-    async def _serves_elsewhere(self, stubs: Stubs) -> bool:
+    async def _serves_elsewhere(self, stubs: Stubs, *, is_silent: bool = False) -> bool:
         self._fresh_until_s = 0.0
+        current = None if self._current is None else self._channels[self._current]
+        if is_silent and current is not None and current.has(stubs):
+            self._silent = self._current
+            # Who looks now waits for an answer of that one.
+            self._search = None
         try:
             current = await self._choose(_PROBE_TIMEOUT_S)
         except SplitserveError:
@@ -159,7 +181,7 @@ class Schedulers:
         await self._forget_others(addresses)
         probe = partial(self._is_serving, timeout_s=min(timeout_s, _PROBE_TIMEOUT_S))
         answers = Answers()
-        last = [each for each in addresses if each == self._stopping]
+        last = [each for each in addresses if each in (self._stopping, self._silent)]
         mine = [each for each in addresses if each == self._current and each not in last]
         others = [each for each in addresses if each not in (*mine, *last)]
         self._shuffle(others)
@@ -173,6 +195,8 @@ class Schedulers:
             self._fresh_until_s = self._clock() + _FRESH_S
             if found == self._stopping:
                 self._stopping = None
+            if found == self._silent:
+                self._silent = None
         self._current = found
         return self._channels[found]
 

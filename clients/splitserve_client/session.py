@@ -18,6 +18,7 @@ from splitserve_client.resumable_request import ResumableRequest, Submission
 from splitserve_client.resumption import Backoff, RetryPolicy, Timing
 from splitserve_client.session_messages import SessionMessages
 from splitserve_client.session_request import SessionRequest
+from splitserve_client.stream_watch import is_cancelled
 from splitserve_client.types import (
     NO_TRACE,
     ResumeTokenIds,
@@ -205,7 +206,7 @@ class Session:
             return error
         except (Exception, asyncio.CancelledError):
             # gRPC, too, cancels a call: if it cannot have its messages.
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             _log.exception("session_broken")
             return SplitserveError("the session failed on the client's side; its log says why")
@@ -321,9 +322,3 @@ class Session:
         if opened.sent_over in self._left:
             self._end_if_unused(opened.sent_over)
         return opened
-
-
-def _is_cancelled() -> bool:
-    """Whether somebody wants the task that asks to end."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

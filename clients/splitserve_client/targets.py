@@ -48,6 +48,8 @@ def _open_channel(address: str, config: ClientConfig, credentials: Credentials) 
         ("grpc.min_reconnect_backoff_ms", int(config.connect_timeout_s * 1000)),
         ("grpc.dns_min_time_between_resolutions_ms", 500),
         ("grpc.enable_http_proxy", 0),
+        # Or a connection that is given up would be shared by the channel that takes its place.
+        ("grpc.use_local_subchannel_pool", 1),
     ]
     if credentials is not None:
         if config.tls_name is not None:

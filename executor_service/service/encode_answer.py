@@ -161,6 +161,8 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
         sampling_version=SAMPLING_VERSION,
         compute=info.compute[:_MAX_TEXT_CHARS],
         slow_compute_reason=info.slow_compute_reason[:_MAX_TEXT_CHARS],
+        # Steps have a thread of their own, and the event loop answers.
+        answers_while_computing=True,
     )
 
 

@@ -52,13 +52,18 @@ class ExecuteStream:
 
 
 class ExecuteStreams:
-    """All open streams; a newer one ends the older ones when its first batch was accepted."""
+    """All open streams; a newer one ends the older ones when its first batch was accepted.
+
+    `num_batches`: received over all of them, ever.
+    """
 
     def __init__(self) -> None:
+        self.num_batches = 0
         self._open: list[ExecuteStream] = []
         self._num_opened = 0
         self._none_open = asyncio.Event()
         self._none_open.set()
+        self._any_open = asyncio.Event()
 
     def open(self, max_inflight_steps: int) -> ExecuteStream:
         """Adds a stream."""
@@ -66,6 +71,7 @@ class ExecuteStreams:
         stream = ExecuteStream(self._num_opened, max_inflight_steps)
         self._open.append(stream)
         self._none_open.clear()
+        self._any_open.set()
         return stream
 
     def close(self, stream: ExecuteStream) -> None:
@@ -73,6 +79,7 @@ class ExecuteStreams:
         self._open.remove(stream)
         if not self._open:
             self._none_open.set()
+            self._any_open.clear()
 
     @property
     def num_open(self) -> int:
@@ -83,6 +90,10 @@ class ExecuteStreams:
     def are_open(self) -> bool:
         """Whether there is one."""
         return bool(self._open)
+
+    async def wait_open(self) -> None:
+        """Returns when a stream is open."""
+        await self._any_open.wait()
 
     async def wait_none_open(self) -> None:
         """Returns when no stream is open."""

@@ -1,7 +1,8 @@
 """To which of several schedulers an executor belongs: to one at a time, as long as that answers.
 
-Of those that answer it goes to the one that it prefers. When that is lost it goes to the next, at
-once; back only when the one that it prefers more has answered for a while. For each scheduler it
+Of those that answer it goes to the one that it prefers. When that is lost, or says nothing while
+another one answers, it goes to the next, at once; back only when the one that it prefers more has
+answered for a while. For each scheduler it
 begins another life, with an `executor_epoch` of its own: whatever the last one still sends is
 refused, and the epochs of schedulers need not be in order.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from executor_service.service.registration import (
@@ -22,6 +24,7 @@ from executor_service.service.registration import (
 from executor_service.service.scheduler_choice import Steadiness, ranked
 from executor_service.steps.executor_info import ExecutorInfo
 from splitserve_rpc.discovery import Discovery
+from splitserve_rpc.peer_watch import TICK_S, Ask, PeerState, PeerWatch
 
 # How often it looks for a scheduler that it prefers.
 _LOOK_S = 5.0
@@ -41,6 +44,13 @@ class SchedulerDoor(Registry, Protocol):
 
     async def takes_executors(self) -> bool:
         """Whether it answers, and is not being stopped."""
+        ...
+
+    def questions(self) -> AbstractAsyncContextManager[Ask]:
+        """To ask over one connection whether it answers."""
+
+    async def is_answering(self) -> bool:
+        """Whether it answers over a new connection, whatever it says."""
         ...
 
 
@@ -66,6 +76,13 @@ class Streams(Protocol):
     @property
     def are_open(self) -> bool:
         """Whether there is one."""
+
+    @property
+    def num_batches(self) -> int:
+        """What has come over all of them, ever."""
+
+    async def wait_open(self) -> None:
+        """Returns when there is one."""
 
     async def wait_none_open(self) -> None:
         """Returns when there is none."""
@@ -98,6 +115,8 @@ class Membership:
         self._num_fruitless = 0
         self._passed_over_until_s: dict[str, float] = {}
         self._changing = asyncio.Lock()
+        # Set while its scheduler answers nothing.
+        self._is_silent = asyncio.Event()
 
     @property
     def scheduler(self) -> str | None:
@@ -151,14 +170,92 @@ class Membership:
             if self._preference.is_steady(preferred):
                 await self._move(str(preferred))
 
+    async def keep_answered(self) -> None:
+        """Leaves a scheduler that says nothing for another one that answers. Never ends.
+
+        While no other does it stays: a scheduler that only paused goes on with what is here.
+        """
+        while True:
+            await self._streams.wait_open()
+            if (scheduler := self._scheduler) is None:
+                await self._pacing.sleep(TICK_S)
+            else:
+                await self._watch(scheduler)
+
+    async def _watch(self, scheduler: str) -> None:
+        """Returns when this is not its scheduler any more, or has no stream open here."""
+        door, streams = self._door(scheduler), self._streams
+        async with door.questions() as ask:
+            watch = PeerWatch(
+                ask,
+                door.is_answering,
+                lambda: streams.num_batches,
+                self._pacing.sleep,
+                self._pacing.clock,
+            )
+            try:
+                while streams.are_open and self._scheduler == scheduler:
+                    if await watch.tick() is PeerState.SILENT:
+                        self._is_silent.set()
+                        await self._leave_silent(scheduler, watch)
+                    else:
+                        self._is_silent.clear()
+            finally:
+                self._is_silent.clear()
+                await watch.close()
+
+    async def _leave_silent(self, silent: str, watch: PeerWatch) -> None:
+        """Goes to another scheduler, if one answers and `silent` still does not."""
+        try:
+            schedulers = await self._discovery.addresses()
+        except OSError:
+            return  # it is in the log
+        others = [each for each in self._order(schedulers) if each != silent]
+        answering = await self._first_answering(others)
+        async with self._changing:
+            is_silent = watch.state is PeerState.SILENT and self._streams.are_open
+            if answering is None or self._scheduler != silent or not is_silent:
+                return
+            _log.warning("scheduler_silent scheduler=%s goes_to=%s", silent, answering)
+            # It is asked first when the streams have ended. The silent one is told nothing: it
+            # finds another life here should it come back.
+            self._scheduler, self._is_member, self._num_fruitless = answering, False, 0
+            self._lives.begin_anew()
+
+    async def _first_answering(self, schedulers: Sequence[str]) -> str | None:
+        """The first of these that takes executors; all are asked at once."""
+        asking = [asyncio.create_task(self._door(each).takes_executors()) for each in schedulers]
+        try:
+            for scheduler, asked in zip(schedulers, asking, strict=True):
+                if await asked:
+                    return scheduler
+        finally:
+            for asked in asking:
+                asked.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        return None
+
     async def _move(self, preferred: str) -> None:
         async with self._changing:
             if self._scheduler is None or not self._is_member:
                 return
             _log.info("executor_moves scheduler=%s preferred=%s", self._scheduler, preferred)
-            await self._lives.leave(self._scheduler)
+            await self._leave(self._scheduler)
             self._scheduler, self._is_member = None, False
             self._lives.begin_anew()
+
+    async def _leave(self, scheduler: str) -> None:
+        """As `Lives.leave`, but does not wait for a scheduler that answers nothing."""
+        leaving = asyncio.create_task(self._lives.leave(scheduler))
+        giving_up = asyncio.create_task(self._is_silent.wait())
+        try:
+            await asyncio.wait({leaving, giving_up}, return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done():
+                leaving.result()
+        finally:
+            for task in (leaving, giving_up):
+                task.cancel()
+            await asyncio.gather(leaving, giving_up, return_exceptions=True)
 
     async def _choose(self, schedulers: Sequence[str]) -> str:
         """Its own as long as that answers; else the first that does, or the one it prefers."""
@@ -168,10 +265,9 @@ class Membership:
             order.sort(key=lambda scheduler: scheduler != own)
         if len(order) == 1:
             return order[0]
-        for scheduler in order:
-            if await self._door(scheduler).takes_executors():
-                return scheduler
-        return order[0]
+        if await self._door(order[0]).takes_executors():
+            return order[0]
+        return await self._first_answering(order[1:]) or order[0]
 
     async def _preferred(self) -> str | None:
         """One that answers, and that it would rather belong to. Raises OSError."""

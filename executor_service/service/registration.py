@@ -8,8 +8,10 @@ import random
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import grpc
@@ -24,6 +26,7 @@ from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.contract import CONTRACT_MAJOR
 from splitserve_rpc.errors import duration_from_s, failure_of, transport_details
+from splitserve_rpc.peer_watch import Ask, is_answering
 from splitserve_rpc.server import channel_options
 
 _PERIOD_S = 1.0
@@ -129,6 +132,18 @@ class GrpcRegistry:
                 # An earlier one says nothing of its parts.
                 return failure_of(error).reason == "SERVICE_UNKNOWN"
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    @asynccontextmanager
+    async def questions(self) -> AsyncGenerator[Ask, None]:
+        """Asks over one connection, as long as that is there, whether the scheduler answers."""
+        channel = self._identity.channel(self._scheduler, Role.SCHEDULER, _CHANNEL_OPTIONS)
+        async with channel:
+            yield partial(is_answering, channel)
+
+    async def is_answering(self) -> bool:
+        """Whether it answers over a new connection, whatever it says."""
+        async with self.questions() as ask:
+            return await ask()
 
     async def _register(
         self, channel: grpc.aio.Channel, info: ExecutorInfo

@@ -136,6 +136,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
         await stream.take_credit()
         async for batch in batches:
+            self.streams.num_batches += 1
             stream.num_unanswered += 1
             worker.submit(batch, deliver)
             # What was read is submitted already: a cut while we wait here loses nothing.

@@ -29,8 +29,10 @@ from splitserve_rpc.tls import Tls
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # A message that is so much too large is still refused by name; one larger by the library.
 _TOO_LARGE_BYTES = 1024 * 1024
-_KEEPALIVE_MS = 10_000
-_KEEPALIVE_TIMEOUT_MS = 5_000
+# gRPC itself notices a dark peer after at most the sum of these. A second line: `peer_watch`
+# is sooner. Earlier releases allow one ping in 5 s, so ours may not come more often.
+KEEPALIVE_S = 10.0
+PING_TIMEOUT_S = 5.0
 _LAST_HANDLERS_S = 0.2
 # What an orphan gets to end by itself, beyond its drain.
 _ORPHAN_GRACE_S = 5.0
@@ -86,11 +88,13 @@ def channel_options(
     return [
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_receive_bytes or max_message_bytes),
-        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_time_ms", round(KEEPALIVE_S * 1000)),
+        ("grpc.keepalive_timeout_ms", round(PING_TIMEOUT_S * 1000)),
+        # The ping has a timeout of its own, which is a minute if nothing is said.
+        ("grpc.http2.ping_timeout_ms", round(PING_TIMEOUT_S * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(KEEPALIVE_S * 500)),
     ]
 
 

@@ -56,6 +56,7 @@ class AnswerWatch:
     of that time apart, and if another executor showed life between them. So the last that is there
     is not given up, nor are all of them if their machines, or this one, stood still: time counts
     only while others go on. After `patience.ceiling_s` it is given up whatever others do.
+    `is_silent`: it does not answer when it is asked whether it is there.
     """
 
     def __init__(self, executor: Hashable, patience: StepPatience, pulse: FleetPulse) -> None:
@@ -65,6 +66,7 @@ class AnswerWatch:
         self._in_flight: deque[StepSize] = deque()
         self._is_cut = False
         self._is_late = False
+        self.is_silent = False
         # Of the oldest step.
         self._since_ns = 0
         self._half_ns = 0
@@ -74,8 +76,8 @@ class AnswerWatch:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it should get no new requests: it is late, or its connection is broken."""
-        return self._is_late or self._is_cut
+        """Whether it should get no new requests: it is late, silent, or its connection broken."""
+        return self._is_late or self._is_cut or self.is_silent
 
     @property
     def is_idle(self) -> bool:

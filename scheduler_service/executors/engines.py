@@ -25,9 +25,12 @@ from scheduler_service.executors.tasks import Tasks
 from scheduler_service.fleet.executor_losses import LossCause
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.peer_watch import TICK_S, PeerState
 
 _DRAINED = "it was drained"
 _SHOWN_CHARS = 200
+# Who lives says something within two seconds, if only to be asked; who fell silent does not.
+_LATELY_NS = 2_500_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +75,8 @@ class Engines:
         config = parts.config
         self._lives = Lives(config.step_patience_s, config.step_timeout_s)
         self._pulse = FleetPulse()
+        # When each said anything at all: it may hang in a step even so.
+        self._signs_of_life = FleetPulse()
         self._idle_checks = IdleChecks(self._pulse, parts.now_ns, lambda: self.known)
         self._news = EngineNews(parts.audit)
         self._accepted_model: executor.ModelInfo | None = None
@@ -166,6 +171,7 @@ class Engines:
             self._parts.config.step_timeout_s,
             target,
             lambda is_cut: steps.connected(is_cut=is_cut),
+            lambda state, quiet_s: self._look(info, steps, state, quiet_s),
         )
         link, is_taken = self._parts.connect(info, config), False
         try:
@@ -178,6 +184,23 @@ class Engines:
         finally:
             if not is_taken:
                 await link.close()
+
+    def _look(
+        self, info: executor.ExecutorInfo, steps: StepAlarm, state: PeerState, quiet_s: float
+    ) -> bool:
+        """Notes whether an executor says anything; returns whether it may be given up if not.
+
+        The last that is there is not, nor are all of them if it is this side that hears nothing.
+        """
+        if not self._is_known(info):
+            return False
+        now_ns, is_silent = self._parts.now_ns(), state is PeerState.SILENT
+        if quiet_s <= TICK_S:
+            self._signs_of_life.show(info.address, now_ns)
+        if is_silent and not steps.watch.is_silent:
+            _log.warning("executor_silent address=%s quiet_s=%.3g", info.address, quiet_s)
+        steps.silent(is_silent=is_silent)
+        return self._signs_of_life.is_another_alive(info.address, now_ns - _LATELY_NS)
 
     def _is_known(self, info: executor.ExecutorInfo) -> bool:
         member = self._members.get(info.address)
@@ -323,6 +346,7 @@ class Engines:
         if self._last_config is not None:
             self._expect(member.config)
         self._pulse.forget(info.address)
+        self._signs_of_life.forget(info.address)
         requests = engine.evacuate()
         self._drains.gone(engine, is_lost=why != _DRAINED)
         if why == _DRAINED:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -22,6 +22,7 @@ from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.errors import failure_of
 from splitserve_rpc.file_names import check_file_name
+from splitserve_rpc.peer_watch import SILENT_AFTER_S, PeerState, PeerWatch, is_answer
 from splitserve_rpc.printable import printable
 from splitserve_rpc.server import channel_options
 
@@ -52,6 +53,10 @@ class ExecutorGone(ExecutorLost):
     """Nobody listens at the address, or another life does: no use to wait for the old one."""
 
 
+class _ConnectionCut(Exception):
+    """It lives, and what is said over the connection in use does not get there."""
+
+
 class ExecutorRestarted(ExecutorGone):
     """Another life answers at the address."""
 
@@ -61,13 +66,16 @@ class LinkConfig:
     """How patient a link is with a broken call and with one that streams files, and where it dials.
 
     `target` None: at the address of the executor's info, which may be a name. `on_cut`: told that
-    the Execute call broke, and that the executor is there again.
+    the Execute call broke, and that the executor is there again. `on_look`: told twice a second
+    what is known of the executor, and for how many seconds it has said nothing; returns whether it
+    is given up if it is silent.
     """
 
     reconnect_timeout_s: float
     step_timeout_s: float
     target: str | None = None
     on_cut: Callable[[bool], None] = lambda _is_cut: None
+    on_look: Callable[[PeerState, float], bool] = lambda _state, _quiet_s: True
 
 
 class Link(Protocol):
@@ -116,7 +124,8 @@ class ExecutorLink:
     """Sends batches and yields results in order, across calls that break.
 
     Batches without a result are sent again in the next call; the executor answers repeats from its
-    store (executor.proto, identity rule c), so nothing runs twice.
+    store (executor.proto, identity rule c), so nothing runs twice. While no results come it is
+    asked whether it is there, over a new connection too: that in use may be forgotten on the way.
     """
 
     def __init__(
@@ -128,21 +137,28 @@ class ExecutorLink:
         """`identity`: who we are to the executor."""
         self.info = info
         self._config = config
-        limit = info.limits.max_message_bytes
+        self._identity = identity
         self._target = config.target or info.address
+        self._metadata = identity.metadata
+        self._use(self._open_channel())
+        self._unanswered: deque[EncodedBatch] = deque()
+        self._outbox: asyncio.Queue[EncodedBatch] = asyncio.Queue()
+        self._num_results = 0
+
+    def _open_channel(self) -> grpc.aio.Channel:
         options = [
-            *channel_options(limit),
+            *channel_options(self.info.limits.max_message_bytes),
             # Or the next life of an executor would wait for the retry of this one.
             ("grpc.use_local_subchannel_pool", 1),
             # Whoever refuses connections is to be the executor's machine.
             ("grpc.enable_http_proxy", 0),
         ]
-        self._channel = identity.channel(self._target, Role.EXECUTOR, options)
-        self._metadata = identity.metadata
-        self._stub = executor_pb2_grpc.ExecutorServiceStub(self._channel)
-        self._execute = execute_method(self._channel)
-        self._unanswered: deque[EncodedBatch] = deque()
-        self._outbox: asyncio.Queue[EncodedBatch] = asyncio.Queue()
+        return self._identity.channel(self._target, Role.EXECUTOR, options)
+
+    def _use(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self._stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+        self._execute = execute_method(channel)
 
     def send(self, batch: EncodedBatch) -> None:
         """Queues `batch` to be sent."""
@@ -233,6 +249,10 @@ class ExecutorLink:
                         num_fruitless_calls = 0
                         yield result
                 problem = "the executor closed the stream"
+            except _ConnectionCut:
+                problem = f"it answers over new connections only, for {SILENT_AFTER_S:g} s"
+                await self._channel.close()
+                self._use(self._open_channel())
             except grpc.aio.AioRpcError as error:
                 problem = f"{error.code().name}: {error.details()}"
             _log.warning("execute_stream_cut address=%s problem=%r", self.info.address, problem)
@@ -251,19 +271,73 @@ class ExecutorLink:
             self._outbox.put_nowait(batch)
         call = self._execute(metadata=self._metadata)
         writer = asyncio.create_task(self._write(call, self._outbox))
+        watching = asyncio.create_task(self._watch())
+        watching.add_done_callback(lambda _watching: call.cancel())
         try:
-            while True:
-                result = await call.read()
-                if result is grpc.aio.EOF:
-                    return
+            while (result := await self._read(call, watching)) is not grpc.aio.EOF:
+                self._num_results += 1
                 if self._unanswered and result.step_id == self._unanswered[0].step_id:
                     self._unanswered.popleft()
                 yield result
         finally:
+            watching.cancel()
             writer.cancel()
             with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
                 await writer
+            await asyncio.gather(watching, return_exceptions=True)
             call.cancel()
+
+    @staticmethod
+    async def _read(call: grpc.aio.StreamStreamCall, watching: asyncio.Task[None]) -> Any:  # noqa: ANN401
+        """The next result, or EOF. Raises what `watching` raised when it ended the call."""
+        try:
+            return await call.read()
+        except asyncio.CancelledError:
+            reading = asyncio.current_task()
+            if watching.done() and not (reading and reading.cancelling()):
+                watching.result()
+            raise
+
+    async def _watch(self) -> None:
+        """Never ends by itself. Raises ExecutorSilent or _ConnectionCut if nothing is answered."""
+        watch = PeerWatch(self._ask, self._ask_anew, lambda: self._num_results)
+        try:
+            while True:
+                state = await watch.tick()
+                if self._unanswered and not self.info.answers_while_computing:
+                    watch.heard()
+                    state = watch.state
+                may_give_up = self._config.on_look(state, watch.quiet_s)
+                if state is PeerState.CUT:
+                    raise _ConnectionCut
+                if state is PeerState.SILENT and may_give_up:
+                    raise ExecutorSilent(f"it has not answered for {SILENT_AFTER_S:g} s")
+        finally:
+            await watch.close()
+
+    async def _ask(self) -> bool:
+        question = executor.GetInfoRequest()
+        try:
+            await self._stub.GetInfo(question, timeout=SILENT_AFTER_S, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            return is_answer(error)
+        except grpc.aio.UsageError:  # the link is closed
+            return False
+        return True
+
+    async def _ask_anew(self) -> bool:
+        """Whether it answers over a new connection, in the same life."""
+        async with self._open_channel() as channel:
+            stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+            question = executor.GetInfoRequest()
+            try:
+                answer = await stub.GetInfo(
+                    question, timeout=SILENT_AFTER_S, metadata=self._metadata
+                )
+            except grpc.aio.AioRpcError:
+                return False
+            same: bool = answer.executor.executor_epoch == self.info.executor_epoch
+            return same
 
     @staticmethod
     async def _write(call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[EncodedBatch]) -> None:

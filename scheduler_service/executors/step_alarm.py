@@ -56,6 +56,13 @@ class StepAlarm:
         else:
             self._tell_recovery(lambda: self._watch.mended(self._now_ns()))
 
+    def silent(self, *, is_silent: bool) -> None:
+        """Whether it answers when it is asked whether it is there."""
+        was_doubtful = self._watch.is_doubtful
+        self._watch.is_silent = is_silent
+        if was_doubtful and not self._watch.is_doubtful:
+            self._recovered()
+
     def stop(self) -> None:
         """Looks no more."""
         if self._timer is not None:

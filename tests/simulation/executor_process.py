@@ -182,7 +182,9 @@ class SimulatedExecutor:
         )
         works = [worker.run(), registrar.run()]
         # With one there is nothing to prefer.
-        return works if len(self.schedulers) == 1 else [*works, membership.keep_preferred()]
+        if len(self.schedulers) == 1:
+            return works
+        return [*works, membership.keep_preferred(), membership.keep_answered()]
 
     async def _address_for(self, _scheduler: str) -> str:
         return self.address

@@ -3,7 +3,8 @@
 Between two hosts there is a delay, and each direction can be cut: what is under way then waits, and
 arrives in its order when the cut is over, unless somebody has given the connection up by then. An
 end that gives up says nothing on a dead line: the other end learns of it when it sends something,
-or by its own pings, as with keepalive of gRPC.
+or by its own pings, as with keepalive of gRPC. How long those take is what
+`tests/integration/test_silent_connections.py` measures on a real network.
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from splitserve_rpc.server import KEEPALIVE_S, PING_TIMEOUT_S
 from tests.simulation.virtual_loop import Process, VirtualLoop, current_process
 
-# As `splitserve_rpc.server` asks of gRPC.
-_PING_AFTER_S = 10.0
-_PING_TIMEOUT_S = 5.0
 # A lost packet is sent again after so long.
 _RETRANSMISSION_S = 0.2
 CONNECT_TIMEOUT_S = 20.0
@@ -123,14 +122,14 @@ class End:
             return
         loop = self._network.loop
         silent_s = loop.time() - self._heard_at_s
-        if silent_s >= _PING_AFTER_S + _PING_TIMEOUT_S:
+        if silent_s >= KEEPALIVE_S + PING_TIMEOUT_S:
             self.lose("keepalive watchdog timeout")
             return
-        if silent_s >= _PING_AFTER_S:
+        if silent_s >= KEEPALIVE_S:
             self.send(_PING)
-            at_s = self._heard_at_s + _PING_AFTER_S + _PING_TIMEOUT_S
+            at_s = self._heard_at_s + KEEPALIVE_S + PING_TIMEOUT_S
         else:
-            at_s = self._heard_at_s + _PING_AFTER_S
+            at_s = self._heard_at_s + KEEPALIVE_S
         # Sums of seconds are not exact.
         at_s = max(at_s, loop.time()) + 0.001
         loop.call_at(at_s, self._watch, context=self.process.context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -36,6 +37,7 @@ from splitserve_client import (
 )
 from splitserve_gateway.http.errors import UPSTREAM_REFUSED
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
+from splitserve_rpc.peer_watch import SILENT_AFTER_S, PeerState, PeerWatch
 
 _POLL_S = 1.0
 # Nothing of a request has come for so long, from a scheduler that does not serve.
@@ -132,6 +134,8 @@ class Upstream:
         self._requests: dict[SessionRequest, float] = {}
         # Those that are being prepared: templates, tokens, grammars.
         self._places: set[_Place] = set()
+        # What has come from the scheduler: answers, and parts of streams.
+        self._num_heard = 0
         self._client = AsyncClient(address, config)
         self._unread = unread
         self._credential = self._client.credential
@@ -142,18 +146,18 @@ class Upstream:
         # Not set while it is read what the scheduler serves.
         self._is_read = asyncio.Event()
         self._is_read.set()
-        self._watcher: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Upstream:
         await self._session.__aenter__()
-        self._watcher = asyncio.create_task(self._watch())
+        works = (self._watch(), self._watch_silence())
+        self._watchers = [asyncio.create_task(work) for work in works]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._watcher is not None, "entered"
-        self._watcher.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._watcher
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
         self._is_read.set()
         for session in (*self._retired, self._session):
             await session.__aexit__(None, None, None)
@@ -272,6 +276,7 @@ class Upstream:
         try:
             async for event in request:
                 self._requests[request] = clock()
+                self._num_heard += 1
                 yield event
         except _REFUSALS:
             await self._check_own_key(own)
@@ -340,6 +345,7 @@ class Upstream:
             await self._renew_session()
             try:
                 self._note(await self._look())
+                self._num_heard += 1
                 self._move_stalled()
                 num_failures = 0
             except SplitserveError as error:
@@ -354,6 +360,29 @@ class Upstream:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await self._is_doubtful.wait()
+
+    async def _watch_silence(self) -> None:
+        """Finds out, sooner than by a look that fails, that the scheduler answers nothing.
+
+        It hangs, or nothing that is said gets there any more. What it has goes on elsewhere as soon
+        as there is another; without one it stays, and goes on if the scheduler only paused.
+        """
+        clock = asyncio.get_running_loop().time
+        watch = PeerWatch(self._client.is_answering, num_heard=lambda: self._num_heard)
+        silent = ServerUnreachable(f"the scheduler has not answered for {SILENT_AFTER_S:g} s")
+        reconnected_s = -math.inf
+        try:
+            while True:
+                if await watch.tick() is not PeerState.SILENT:
+                    continue
+                if clock() >= reconnected_s + SILENT_AFTER_S:
+                    # Perhaps it is only this connection.
+                    self._client.reconnect()
+                    reconnected_s = clock()
+                self._lose(silent)
+                self._others.tell_news()
+        finally:
+            await watch.close()
 
     def _say_unreachable(self, problem: str) -> None:
         """Once each: what a transport says may change from try to try, and back."""

@@ -130,7 +130,7 @@ class ContractVersion(_message.Message):
     def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
 
 class ExecutorInfo(_message.Message):
-    __slots__ = ("contract_version", "executor_epoch", "address", "model", "block_size_tokens", "num_device_blocks", "num_host_blocks", "block_bytes", "limits", "features", "software_version", "newest_scheduler_epoch", "step_running_ms", "trial_step", "sampling_version", "compute", "slow_compute_reason")
+    __slots__ = ("contract_version", "executor_epoch", "address", "model", "block_size_tokens", "num_device_blocks", "num_host_blocks", "block_bytes", "limits", "features", "software_version", "newest_scheduler_epoch", "step_running_ms", "trial_step", "sampling_version", "compute", "slow_compute_reason", "answers_while_computing")
     CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class ExecutorInfo(_message.Message):
     SAMPLING_VERSION_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_FIELD_NUMBER: _ClassVar[int]
     SLOW_COMPUTE_REASON_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_WHILE_COMPUTING_FIELD_NUMBER: _ClassVar[int]
     contract_version: ContractVersion
     executor_epoch: int
     address: str
@@ -165,7 +166,8 @@ class ExecutorInfo(_message.Message):
     sampling_version: int
     compute: str
     slow_compute_reason: str
-    def __init__(self, contract_version: _Optional[_Union[ContractVersion, _Mapping]] = ..., executor_epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size_tokens: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., limits: _Optional[_Union[ExecutorLimits, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Feature, str]]] = ..., software_version: _Optional[str] = ..., newest_scheduler_epoch: _Optional[int] = ..., step_running_ms: _Optional[int] = ..., trial_step: _Optional[_Union[TrialStep, _Mapping]] = ..., sampling_version: _Optional[int] = ..., compute: _Optional[str] = ..., slow_compute_reason: _Optional[str] = ...) -> None: ...
+    answers_while_computing: bool
+    def __init__(self, contract_version: _Optional[_Union[ContractVersion, _Mapping]] = ..., executor_epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size_tokens: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., limits: _Optional[_Union[ExecutorLimits, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Feature, str]]] = ..., software_version: _Optional[str] = ..., newest_scheduler_epoch: _Optional[int] = ..., step_running_ms: _Optional[int] = ..., trial_step: _Optional[_Union[TrialStep, _Mapping]] = ..., sampling_version: _Optional[int] = ..., compute: _Optional[str] = ..., slow_compute_reason: _Optional[str] = ..., answers_while_computing: bool = ...) -> None: ...
 
 class TrialStep(_message.Message):
     __slots__ = ("num_tokens", "num_attended", "took_us")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -17,6 +18,7 @@ from executor_service.service.registration import (
 )
 from executor_service.service.scheduler_choice import ranked
 from executor_service.steps.executor_info import ExecutorInfo, ModelInfo
+from splitserve_rpc.peer_watch import Ask
 
 EXECUTOR = "10.1.0.1:50052"
 FIRST, SECOND, THIRD = ranked(["a:1", "b:1", "c:1"], EXECUTOR)
@@ -33,6 +35,8 @@ class World:
     # Those that take it, and cannot reach it.
     blind: set[str] = field(default_factory=set)
     refusing: dict[str, str] = field(default_factory=dict)
+    # Those that hold their connections and streams, and answer nothing.
+    silent: set[str] = field(default_factory=set)
     epochs: dict[str, int] = field(default_factory=lambda: {FIRST: 100, SECOND: 50, THIRD: 70})
     info: ExecutorInfo = INFO
     is_drained: bool = False
@@ -47,6 +51,10 @@ class World:
         self.sleeping: list[tuple[float, asyncio.Future[None]]] = []
         self.unwatched = asyncio.Event()
         self.unwatched.set()
+        self.watched = asyncio.Event()
+        self.num_batches = 0
+        # Held until the scheduler has let go of it; None: it does at once.
+        self.leaving: asyncio.Future[None] | None = None
         pacing = Pacing(self.sleep, lambda: 0.5, lambda: 0, lambda: self.now_s)
         self.membership = Membership(
             self,
@@ -78,6 +86,9 @@ class World:
         return self.info
 
     async def leave(self, scheduler: str) -> None:
+        self.events.append(("leaves", scheduler))
+        if self.leaving is not None:
+            await self.leaving
         self.events.append(("left", scheduler))
 
     def begin_anew(self) -> None:
@@ -93,14 +104,19 @@ class World:
     async def wait_none_open(self) -> None:
         await self.unwatched.wait()
 
+    async def wait_open(self) -> None:
+        await self.watched.wait()
+
     def watch(self, scheduler: str) -> None:
         assert self.owner is None, "an executor belongs to one scheduler at a time"
         self.owner = scheduler
         self.unwatched.clear()
+        self.watched.set()
 
     def lose(self) -> None:
         self.owner = None
         self.unwatched.set()
+        self.watched.clear()
 
     # -- what happens ------------------------------------------------------------------------------
 
@@ -117,7 +133,11 @@ class World:
     async def run(self, duration_s: float) -> None:
         """Lets so much time pass; the first time, the executor starts."""
         if not self.tasks:
-            running = (self.registrar.run(), self.membership.keep_preferred())
+            running = (
+                self.registrar.run(),
+                self.membership.keep_preferred(),
+                self.membership.keep_answered(),
+            )
             self.tasks = [asyncio.create_task(work) for work in running]
         until_s = self.now_s + duration_s
         await _settle()
@@ -140,11 +160,18 @@ class _Door:
     address: str
 
     async def takes_executors(self) -> bool:
-        return self.address in self.world.up
+        return self.address in self.world.up - self.world.silent
+
+    async def is_answering(self) -> bool:
+        return self.address in self.world.up - self.world.silent
+
+    @asynccontextmanager
+    async def questions(self) -> AsyncIterator[Ask]:
+        yield self.is_answering
 
     async def register(self, info: ExecutorInfo) -> int:
         world = self.world
-        if self.address not in world.up:
+        if self.address not in world.up - world.silent:
             raise RegistrationFailed(UNREACHABLE, {"scheduler": self.address})
         if (reason := world.refusing.get(self.address)) is not None:
             raise RegistrationFailed("registration_refused", {"reason": reason}, reason)
@@ -352,3 +379,65 @@ async def test_executor_goes_on_when_nothing_is_known_of_schedulers_for_a_while(
     world.schedulers = ()
     await world.run(100)
     assert world.owner == SECOND
+
+
+async def test_executor_goes_to_its_next_choice_when_its_scheduler_answers_nothing(
+    world: World,
+) -> None:
+    await world.run(5)
+    world.silent.add(FIRST)
+    await world.run(7)
+    assert world.registered == [(FIRST, 1), (SECOND, 2)]
+    assert world.owner == SECOND
+    # Nobody is there to be told.
+    assert ("leaves", FIRST) not in world.events
+
+
+async def test_executor_stays_when_its_scheduler_answers_nothing_and_no_other_does(
+    world: World,
+) -> None:
+    await world.run(5)
+    world.silent.update({FIRST, SECOND})
+    await world.run(100)
+    assert world.owner == FIRST
+    assert world.info.executor_epoch == 1
+    world.silent.discard(FIRST)
+    await world.run(100)
+    assert world.registered == [(FIRST, 1)]
+
+
+async def test_executor_goes_to_another_soon_when_that_is_named_after_its_own_fell_silent(
+    world: World,
+) -> None:
+    world.schedulers = (FIRST,)
+    await world.run(5)
+    world.silent.add(FIRST)
+    await world.run(2)
+    world.schedulers = (SECOND,)
+    await world.run(5)
+    assert world.owner == SECOND
+
+
+async def test_executor_does_not_wait_for_its_scheduler_when_that_falls_silent_as_it_leaves(
+    world: World,
+) -> None:
+    world.leaving = asyncio.get_running_loop().create_future()
+    world.kill(FIRST)
+    await world.run(5)
+    world.up.add(FIRST)
+    await world.run(HOLD_S * 2)
+    assert world.events[-1] == ("leaves", SECOND)
+    world.silent.add(SECOND)
+    await world.run(7)
+    assert world.owner == FIRST
+
+
+async def test_executor_stays_when_batches_come_from_a_scheduler_that_answers_nothing_else(
+    world: World,
+) -> None:
+    await world.run(5)
+    world.silent.add(FIRST)
+    for _ in range(200):
+        world.num_batches += 1
+        await world.run(0.5)
+    assert world.owner == FIRST
