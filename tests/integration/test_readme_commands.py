@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ def test_readme_names_the_command_that_ci_runs() -> None:
 
 
 @pytest.fixture
-def newcomer(tmp_path: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+def newcomer(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     """A fresh clone, and an environment that has only what a package index needs."""
     clone, home = tmp_path / "clone", tmp_path / "home"
     home.mkdir()
@@ -45,7 +44,7 @@ def newcomer(tmp_path: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         environment["PIP_CONFIG_FILE"] = str(own_settings)
     kept = ("PIP_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT")
     environment |= {name: value for name, value in os.environ.items() if name.startswith(kept)}
-    yield clone, environment
+    return clone, environment
 
 
 def run_until(command: list[str], expected: str, where: Path, environment: dict[str, str]) -> str:
