@@ -49,6 +49,7 @@ _READINESS = {
     scheduler_pb2.READINESS_NO_EXECUTOR: Readiness.NO_EXECUTOR,
     scheduler_pb2.READINESS_NO_PROGRESS: Readiness.NO_PROGRESS,
     scheduler_pb2.READINESS_DRAINING: Readiness.DRAINING,
+    scheduler_pb2.READINESS_EXECUTORS_FAILING: Readiness.EXECUTORS_FAILING,
 }
 # What is said of an executor under the same name on both sides.
 _EXECUTOR_STATE = frozenset(admin_pb2.ExecutorState.DESCRIPTOR.fields_by_name) & {
@@ -247,6 +248,8 @@ def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:
         software_version=info.software_version,
         contract_version=_decode_contract(info.contract_version),
         block_bytes=info.block_bytes,
+        is_failing=state.failing,
+        is_withdrawn=state.withdrawn,
         **{name: getattr(state, name) for name in _EXECUTOR_STATE},
     )
 

@@ -239,6 +239,7 @@ class Readiness(enum.Enum):
     NO_EXECUTOR = "NO_EXECUTOR"
     NO_PROGRESS = "NO_PROGRESS"
     DRAINING = "DRAINING"
+    EXECUTORS_FAILING = "EXECUTORS_FAILING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +264,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """One executor as the scheduler sees it. `is_draining`: it is on its way out."""
+    """One executor as the scheduler sees it. `is_draining`: it is on its way out.
+
+    `is_failing`: its steps or rows fail, whatever it is given; `is_withdrawn`: and so it gets no
+    requests.
+    """
 
     address: str
     executor_epoch: int
@@ -286,6 +291,8 @@ class Executor:
     software_version: str = ""
     contract_version: tuple[int, int] = (0, 0)
     block_bytes: int = 0
+    is_failing: bool = False
+    is_withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
