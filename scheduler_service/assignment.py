@@ -17,7 +17,8 @@ class AssignedFor(Enum):
     were better, and not by enough to wait for it; WAITED_LONG_ENOUGH: it did wait for that one.
     BETTER_LACKS_ROOM: another were better, and had no room. OTHERS_YIELD: less urgent ones there
     make room for it. NO_ROOM_ANYWHERE: it waits there for room, and nobody before it.
-    TRIED_ALONE: whoever executors may have died of goes there (`fleet/quarantine.py`).
+    TRIED_ALONE: whoever executors may have died of goes there (`fleet/quarantine.py`). RETRIED: it
+    failed on another executor.
     """
 
     ONLY_ONE = "only_one"
@@ -30,6 +31,7 @@ class AssignedFor(Enum):
     OTHERS_YIELD = "others_yield"
     NO_ROOM_ANYWHERE = "no_room_anywhere"
     TRIED_ALONE = "tried_alone"
+    RETRIED = "retried"
 
 
 @dataclass(frozen=True, slots=True)

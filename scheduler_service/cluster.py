@@ -18,10 +18,11 @@ from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engine_parts import EngineOwner, EngineParts
 from scheduler_service.executors.engines import Engines
+from scheduler_service.executors.executor_health import ExecutorHealth, HealthOwner
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.journal import Journal, NoJournal
-from scheduler_service.observer import AcquittedBy, Head, NoObserver, Observer
+from scheduler_service.observer import AcquittedBy, Head, NoObserver, Observer, TakenBack
 from scheduler_service.request_names import RequestName
 from scheduler_service.served import Served
 from scheduler_service.streams.delivery import Delivery
@@ -63,7 +64,21 @@ class Cluster:
         self._idle = asyncio.Event()
         audit = audit or NoAudit()
         self.observer = observer = observer or NoObserver()
-        owner = DispatcherOwner(lambda: self._engines.taking_requests, self._end)
+        self._health = ExecutorHealth(
+            now_ns,
+            HealthOwner(
+                lambda: self._engines.known,
+                lambda engine, why: self._engines.withdraw(engine, why),
+                lambda engine, requests: self._dispatcher.retry_elsewhere(engine, requests),
+                self._engine_joined,
+            ),
+        )
+        owner = DispatcherOwner(
+            lambda: self._engines.taking_requests,
+            self._end,
+            lambda: self._engines.known,
+            self._health.avoids,
+        )
         self._dispatcher = Dispatcher(config, now_ns, audit, owner, observer)
         self._tracked = self._dispatcher.tracked
         self._engines = Engines(
@@ -77,6 +92,8 @@ class Cluster:
                 self._engine_joined,
                 self._engine_lost,
                 self._engine_gave_back,
+                self._health.judge,
+                self._health.is_withdrawn,
             ),
         )
         self.served = Served(self._engines, config.max_model_len)
@@ -154,6 +171,7 @@ class Cluster:
 
     def look_again(self) -> None:
         """Sees who of those that wait could begin, as if everything had changed."""
+        self._health.joined()
         self._dispatcher.look_again()
         for engine in self.engines:
             engine.wake_up()
@@ -182,6 +200,7 @@ class Cluster:
 
     def _engine_joined(self) -> None:
         self._on_change()
+        self._health.joined()
         if self.num_unfitting:
             self._end_unfitting()
         self._dispatcher.look_again()
@@ -204,8 +223,15 @@ class Cluster:
 
     def _engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
         self._on_change()
-        is_lost = cause is not LossCause.BLAMELESS
-        self.observer.executor_gone(engine.link.info.address, requests, is_lost=is_lost)
+        self._health.gone(engine)
+        address = engine.link.info.address
+        if cause is LossCause.WITHDRAWN:
+            for request in requests:
+                self.observer.request_taken_back(request, address, TakenBack.WITHDRAWN)
+            self.observer.executor_gone(address, (), is_lost=False)
+        else:
+            is_lost = cause is not LossCause.BLAMELESS
+            self.observer.executor_gone(address, requests, is_lost=is_lost)
         self._dispatcher.engine_lost(engine, requests, cause)
 
     def _engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
@@ -325,6 +351,7 @@ class Cluster:
         for request_id in list(self._tracked):
             self._abandon(request_id)
         self._dispatcher.close()
+        self._health.close()
         await self._engines.close()
 
     def _end_waiting(self) -> None:
@@ -340,7 +367,8 @@ class Cluster:
         self._dispatcher.tell_acquitted(events.acquitted, AcquittedBy.CAME_THROUGH)
         self._dispatcher.charge(events.num_sampled)
         for request in events.finished:
-            self._untrack(request.request_id)
+            if not self._health.probe_ended(request):
+                self._untrack(request.request_id)
 
     def _end(self, request: Request) -> None:
         self.delivery.finish(request)
@@ -349,6 +377,7 @@ class Cluster:
     def _untrack(self, request_id: str) -> None:
         """The one way out for a request that was taken."""
         tracked = self._dispatcher.forget(request_id)
+        self._health.request_ended(request_id)
         self.delivery.forget(request_id)
         if tracked is not None and tracked.engine is not None:
             self._engines.request_ended(tracked.engine)

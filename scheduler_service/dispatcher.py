@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -33,6 +33,7 @@ _PAST_TIME_S = 0.001
 # Whoever watches the first that wait is told so often at most.
 _BETWEEN_LOOKS_NS = 100_000_000
 _ALONE = Assignment(AssignedFor.TRIED_ALONE)
+_RETRY = Assignment(AssignedFor.RETRIED)
 
 _log = logging.getLogger(__name__)
 
@@ -52,10 +53,13 @@ class DispatcherOwner:
     """`taking_requests`: engines that may be given some. `end`: tells that one has ended.
 
     That is called for a request that no engine has, or that the last one could not give back.
+    `known`: all engines. `avoids`: whether a request should be retried on another than this one.
     """
 
     taking_requests: Callable[[], list[EngineLoop]]
     end: Callable[[Request], None]
+    known: Callable[[], list[EngineLoop]]
+    avoids: Callable[[Request, EngineLoop], bool]
 
 
 class Dispatcher:
@@ -83,6 +87,8 @@ class Dispatcher:
         self._quarantine = Quarantine(
             config.max_executor_losses, refuses_late=self._queue.refuses_late
         )
+        # Requests that failed on an executor, and go to another before all who wait.
+        self._retries: dict[str, Request] = {}
         # When somebody who waits is to be looked at.
         self._looks_at_ns: int | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -90,7 +96,7 @@ class Dispatcher:
     @property
     def num_waiting(self) -> int:
         """Requests no executor has."""
-        return len(self._queue) + self._quarantine.num_waiting
+        return len(self._queue) + len(self._retries) + self._quarantine.num_waiting
 
     @property
     def num_quarantined(self) -> int:
@@ -110,7 +116,8 @@ class Dispatcher:
     def has_work(self, engines: Collection[EngineLoop]) -> bool:
         """Whether one of `engines` has a request, or could run one that waits."""
         cores = [engine.scheduler for engine in engines]
-        return any(core.num_unfinished for core in cores) or self._queue.any_fits(cores)
+        has_requests = any(core.num_unfinished for core in cores)
+        return has_requests or bool(self._retries) or self._queue.any_fits(cores)
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
         """Gives tenants other shares of what waits."""
@@ -146,6 +153,7 @@ class Dispatcher:
     def forget(self, request_id: str) -> Tracked | None:
         """A request has ended, wherever it was; what was known of it."""
         self._queue.forget(request_id)
+        self._retries.pop(request_id, None)
         self._quarantine.forget(request_id)
         return self.tracked.pop(request_id, None)
 
@@ -178,6 +186,19 @@ class Dispatcher:
                 self._observer.request_taken_back(request, engine.life[0], TakenBack.DRAINED)
         self._take_back(engine, requests)
         self._dispatch()
+
+    def retry_elsewhere(self, engine: EngineLoop, requests: list[Request]) -> None:
+        """Takes requests that failed at an engine; they go on at another one."""
+        requests = [each for each in requests if self._runs_at(engine, each.request_id)]
+        self._quarantine.executor_lost(requests, self._loss(engine, LossCause.WITHDRAWN))
+        for request in requests:
+            self._observer.request_taken_back(request, engine.life[0], TakenBack.FAILED_THERE)
+            tracked = self.tracked[request.request_id]
+            tracked.request, tracked.engine = request, None
+            if not self._quarantine.holds(request):
+                self._retries[request.request_id] = request
+        # Not now: the core that gave them away is about to learn from a result.
+        asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _loss(self, engine: EngineLoop, cause: LossCause) -> Loss:
         return Loss(cause, engine.life, self._now_ns(), engine.has_answered)
@@ -271,6 +292,7 @@ class Dispatcher:
         if changed is not None:
             changed_hosts = [engine.scheduler for engine in changed if engine.takes_requests]
         isolated = self._quarantine.dispatch(list(engines))
+        retried = self._dispatch_retries(engines)
         given = self._queue.dispatch(
             self._now_ns(),
             engines.keys(),
@@ -278,7 +300,7 @@ class Dispatcher:
             lambda host, request_id: self._withdraw(engines[host], request_id),
         )
         alone = (Given(request, host, _ALONE) for request, host in isolated)
-        for request, host, assignment in chain(alone, given):
+        for request, host, assignment in chain(retried, alone, given):
             engine = self.tracked[request.request_id].engine = engines[host]
             self._observer.request_given(request, engine.life[0], assignment)
             try:
@@ -288,6 +310,20 @@ class Dispatcher:
         self._plan_look()
         if len(self._queue) and self._observer.watches_heads:
             self._tell_heads(engines, is_due=changed is None)
+
+    def _dispatch_retries(self, engines: Mapping[Host, EngineLoop]) -> Iterator[Given]:
+        """Places retries on the least busy executor where they did not fail, if there is one.
+
+        While all such are slow to answer, retries wait for them.
+        """
+        for request in list(self._retries.values()):
+            fitting = [engine for engine in self._owner.known() if engine.scheduler.fits(request)]
+            others = [e for e in fitting if e.is_serving and not self._owner.avoids(request, e)]
+            hosts = [e.scheduler for e in others or fitting if e.scheduler in engines]
+            if hosts and self._retries.pop(request.request_id, None) is not None:
+                yield Given(
+                    request, min(hosts, key=lambda host: host.num_unfinished_tokens), _RETRY
+                )
 
     def heads(self) -> list[Head]:
         """The first who wait for an executor, and what keeps them from each."""

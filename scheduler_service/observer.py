@@ -28,6 +28,8 @@ class TakenBack(Enum):
 
     BEGINS_SOONER_ELSEWHERE = "begins_sooner_elsewhere"
     DRAINED = "drained"
+    FAILED_THERE = "failed_there"
+    WITHDRAWN = "withdrawn"
 
 
 @dataclass(frozen=True, slots=True)

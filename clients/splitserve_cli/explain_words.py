@@ -31,6 +31,8 @@ _BECAUSE: Mapping[str, str] = MappingProxyType(
         "not_recorded": "of what the journal does not say",
         "begins_sooner_elsewhere": "another executor than {} could begin it sooner",
         "drained": "{} was sent away",
+        "failed_there": "it failed at {}, and is tried at another executor",
+        "withdrawn": "{} was withdrawn, as what it computed was wrong",
         "executor_lost": "{} was lost",
         "step_failed": "a step of {} failed",
         "quarantined": "executors may have died of it, and it is tried alone",
@@ -54,6 +56,7 @@ _GIVEN_AS: Mapping[str, str] = MappingProxyType(
         "others_yield": "less urgent requests at {} make room for it",
         "no_room_anywhere": "no executor had room for it; it is the first that waits at {}",
         "tried_alone": "{} runs whoever is tried alone",
+        "retried": "it failed at another executor than {}",
     }
 )
 _ENDS: Mapping[str, str] = MappingProxyType(

@@ -26,6 +26,10 @@ def state_of(executor: Executor) -> str:
     """In a word."""
     if not executor.is_connected:
         return "lost"
+    if executor.is_withdrawn:
+        return "withdrawn"
+    if executor.is_failing:
+        return "failing"
     return "draining" if executor.is_draining else "connected"
 
 
@@ -91,7 +95,8 @@ def _json(model: Model | str, executors: ExecutorList) -> str:
     for executor in executors.executors:
         entry = asdict(executor)
         entry["connected"] = entry.pop("is_connected")
-        entry["draining"] = entry.pop("is_draining")
+        for name in ("draining", "failing", "withdrawn"):
+            entry[name] = entry.pop(f"is_{name}")
         entries.append(entry)
     content = {
         "model": _model_entry(model) if isinstance(model, Model) else None,

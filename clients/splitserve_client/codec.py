@@ -49,6 +49,7 @@ _READINESS = {
     scheduler_pb2.READINESS_NO_EXECUTOR: Readiness.NO_EXECUTOR,
     scheduler_pb2.READINESS_NO_PROGRESS: Readiness.NO_PROGRESS,
     scheduler_pb2.READINESS_DRAINING: Readiness.DRAINING,
+    scheduler_pb2.READINESS_EXECUTORS_FAILING: Readiness.EXECUTORS_FAILING,
 }
 # What is said of an executor under the same name on both sides.
 _EXECUTOR_STATE = frozenset(admin_pb2.ExecutorState.DESCRIPTOR.fields_by_name) & {
@@ -249,6 +250,8 @@ def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:
         block_bytes=info.block_bytes,
         compute=info.compute,
         slow_compute_reason=info.slow_compute_reason,
+        is_failing=state.failing,
+        is_withdrawn=state.withdrawn,
         **{name: getattr(state, name) for name in _EXECUTOR_STATE},
     )
 

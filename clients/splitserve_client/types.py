@@ -239,6 +239,7 @@ class Readiness(enum.Enum):
     NO_EXECUTOR = "NO_EXECUTOR"
     NO_PROGRESS = "NO_PROGRESS"
     DRAINING = "DRAINING"
+    EXECUTORS_FAILING = "EXECUTORS_FAILING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +268,8 @@ class Executor:
 
     `compute`: which code computes, empty if it does not say; `slow_compute_reason`: why that is not
     the fastest for its model, empty if it is.
+    `is_failing`: its steps or rows fail, whatever it is given; `is_withdrawn`: and so it gets no
+    requests.
     """
 
     address: str
@@ -292,6 +295,8 @@ class Executor:
     block_bytes: int = 0
     compute: str = ""
     slow_compute_reason: str = ""
+    is_failing: bool = False
+    is_withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,15 +134,19 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_num_executors",
         _GAUGE,
-        "Executors by state: serving, late (no answer in time), draining, disconnected",
-        "late: their machines are short of something; the log has executor_lost if they stay so",
+        "Executors by state: serving, late (no answer in time), draining, disconnected, withdrawn "
+        "(its steps or rows fail, and it gets no requests), failing (so do these, and there is no "
+        "other)",
+        "late: their machines are short of something; the log has executor_lost if they stay so; "
+        "withdrawn, failing: their devices or drivers are broken, the log has executor_withdrawn",
         ("state",),
     ),
     Metric(
         "splitserve_executor_changes_total",
         _COUNTER,
-        "Executors that joined, drained, or were lost",
-        "lost: processes die, hang or are cut off; each costs a recompute",
+        "Executors that joined, drained, were lost, or withdrawn for their results",
+        "lost: processes die, hang or are cut off; each costs a recompute; withdrawn: they fail "
+        "what others can compute",
         ("change",),
     ),
     Metric(

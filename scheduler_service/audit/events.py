@@ -104,6 +104,18 @@ class ExecutorLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorWithdrawn:
+    """An executor computes wrongly, as others show; its requests go on elsewhere.
+
+    It gets none until it has computed a probe.
+    """
+
+    address: str
+    executor_epoch: int
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestQuarantined:
     """Executors were lost during steps of a request, and it is tried alone from now on.
 
@@ -147,6 +159,7 @@ AuditEvent = (
     | ExecutorRegistered
     | ExecutorRefused
     | ExecutorLost
+    | ExecutorWithdrawn
     | RequestQuarantined
     | ExecutorDrained
     | KeysReloaded

@@ -192,6 +192,19 @@ class Scheduler:
         """
         return self._planner.ask_again_at_ns
 
+    def oldest_rows(self) -> list[Request | None]:
+        """Requests of the rows of the step whose result comes next; None where one has ended."""
+        return self._losses.rows_of(self._in_flight[0]) if self._in_flight else []
+
+    def checked(self, outcome: StepOutcome) -> StepOutcome:
+        """`outcome`, the next result, with rows FAILED that break the contract.
+
+        Changes nothing. Raises ContractBroken.
+        """
+        if self.oldest_step_in_flight != outcome.step_id:
+            raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
+        return self._checks.check(self._in_flight[0], outcome)
+
     # -- events in -----------------------------------------------------------------------------
 
     def tick(self, now_ns: int) -> None:

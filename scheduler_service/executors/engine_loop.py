@@ -40,8 +40,9 @@ class EngineLoop:
 
     `refill` is called before a step is planned: it may `readmit` requests that wait for this core,
     or for others. `evacuate` closes it: a callback, a result or a question that comes later,
-    however it was under way, finds no core. `is_connected`: it may be given requests, unless
-    `is_draining`. `steps` gives it up when it does not answer.
+    however it was under way, finds no core. `judge` sees each result before the core, and may take
+    requests away. `is_connected`: it may be given requests, unless `is_draining` or `is_withdrawn`.
+    `is_failing`: whatever it computes fails. `steps` gives it up when it does not answer.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class EngineLoop:
         link: Link,
         deliver: Callable[[StepEvents], None],
         refill: Callable[[EngineLoop], None],
+        judge: Callable[[EngineLoop, StepOutcome], None],
         steps: StepAlarm,
         observer: Observer,
         *,
@@ -61,10 +63,13 @@ class EngineLoop:
         self.link = link
         self.is_connected = False
         self.is_draining = False
+        self.is_withdrawn = False
+        self.is_failing = False
         self.steps = steps
         steps.give_up = self._lose
         self._deliver = deliver
         self._refill = refill
+        self._judge = judge
         self._observer = observer
         self._codec = step_codec(core, scheduler_epoch, link.info.executor_epoch)
         self._now_ns = now_ns
@@ -94,10 +99,14 @@ class EngineLoop:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it is connected, is to stay and answers in time, and its core is sound."""
+        """Whether it serves, and answers in time."""
+        return self.is_serving and not self.steps.watch.is_doubtful
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it is connected, is to stay and is not withdrawn, and its core is sound."""
         is_sound = self._open_core is not None and self._broken is None and self._lost is None
-        is_there = self.is_connected and not self.is_draining
-        return is_there and is_sound and not self.steps.watch.is_doubtful
+        return self.is_connected and not self.is_draining and not self.is_withdrawn and is_sound
 
     @property
     def life(self) -> tuple[str, int]:
@@ -252,6 +261,7 @@ class EngineLoop:
                     outcome.status.value,
                     outcome.error,
                 )
+            self._judge(self, outcome)
             events = self._apply(core, outcome)
             self.steps.answered()
             self._observer.step_answered(self.link.info.address, outcome)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import logging
 
 from scheduler_service.audit.audit import Audit
-from scheduler_service.audit.events import ExecutorDrained, ExecutorLost, ExecutorRegistered
+from scheduler_service.audit.events import (
+    ExecutorDrained,
+    ExecutorLost,
+    ExecutorRegistered,
+    ExecutorWithdrawn,
+)
 from splitserve.executor.v1 import executor_pb2 as executor
 
 _log = logging.getLogger(__name__)
@@ -26,6 +31,16 @@ class EngineNews:
         """It has left."""
         _log.info("executor_drained address=%s", info.address)
         self._audit.record(ExecutorDrained(info.address, info.executor_epoch))
+
+    def withdrawn(self, info: executor.ExecutorInfo, num_requests: int, why: str) -> None:
+        """Its steps or rows fail; these requests go on elsewhere, and it gets no others."""
+        _log.error(
+            "executor_withdrawn address=%s num_requests=%d reason=%r",
+            info.address,
+            num_requests,
+            why,
+        )
+        self._audit.record(ExecutorWithdrawn(info.address, info.executor_epoch, num_requests))
 
     def lost(self, info: executor.ExecutorInfo, num_requests: int, why: str) -> None:
         """It is gone, and these requests go on elsewhere."""

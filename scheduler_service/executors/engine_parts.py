@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scheduler_service.audit.audit import Audit
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepEvents
+from scheduler_service.core.plan import StepEvents, StepOutcome
 from scheduler_service.core.request import Request
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import Link, LinkConfig
@@ -28,6 +28,8 @@ class EngineOwner:
     `not_expected`: an executor that left is not expected back any more.
     `joined`: there is one that takes requests, be it new or one that was too slow for a while.
     `refill`: an engine is about to plan a step. `gave_back`: one that drains gave these away.
+    `judge`: an engine has a result that its core does not know yet. `is_withdrawn`: whether a life
+    that joins gets no requests yet.
     """
 
     deliver: Callable[[StepEvents], None]
@@ -36,6 +38,8 @@ class EngineOwner:
     joined: Callable[[], None]
     lost: Callable[[EngineLoop, list[Request], LossCause], None]
     gave_back: Callable[[EngineLoop, list[Request]], None]
+    judge: Callable[[EngineLoop, StepOutcome], None]
+    is_withdrawn: Callable[[tuple[str, int]], bool]
 
 
 @dataclass(frozen=True, slots=True)

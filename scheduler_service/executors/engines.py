@@ -224,6 +224,7 @@ class Engines:
             link,
             self._owner.deliver,
             self._owner.refill,
+            self._owner.judge,
             speech.steps,
             self._parts.observer,
             scheduler_epoch=speech.scheduler_epoch,
@@ -318,6 +319,7 @@ class Engines:
             self._news.joined(info)
             self._last_config = member.config
             self._expect_no_longer(member.config)
+            engine.is_withdrawn = engine.is_failing = self._owner.is_withdrawn(engine.life)
             engine.is_connected = True
             self._owner.joined()
             await engine.run()
@@ -329,6 +331,10 @@ class Engines:
             self._remove(engine, "its engine loop failed")
         finally:
             await engine.link.close()
+
+    def withdraw(self, engine: EngineLoop, why: str) -> None:
+        """Closes an engine whose results are wrong: its executor joins again, with empty caches."""
+        self._remove(engine, why, LossCause.WITHDRAWN)
 
     def _remove_drained(self, engine: EngineLoop) -> None:
         self._remove(engine, _DRAINED, LossCause.BLAMELESS)
@@ -351,6 +357,8 @@ class Engines:
         self._drains.gone(engine, is_lost=why != _DRAINED)
         if why == _DRAINED:
             self._news.drained(info)
+        elif cause is LossCause.WITHDRAWN:
+            self._news.withdrawn(info, len(requests), why)
         else:
             self._news.lost(info, len(requests), why)
         if member.task is not None and member.task is not asyncio.current_task():

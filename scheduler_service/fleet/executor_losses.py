@@ -22,12 +22,19 @@ class LossCause(Enum):
     """Why an executor is lost, and so what that says against the requests of its steps.
 
     DIED: it is gone, or breaks the contract. SILENT: it does not answer, and may hang, or be slow,
-    or out of reach. BLAMELESS: it was asked to leave, or the fault is ours.
+    or out of reach. BLAMELESS: it was asked to leave, or the fault is ours. WITHDRAWN: it is there,
+    and its results were wrong (`circuit_breaker.py`), which says nothing of its requests.
     """
 
     DIED = "died"
     SILENT = "silent"
     BLAMELESS = "blameless"
+    WITHDRAWN = "withdrawn"
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether no request is accused."""
+        return self in (LossCause.BLAMELESS, LossCause.WITHDRAWN)
 
 
 @dataclass(frozen=True, slots=True)

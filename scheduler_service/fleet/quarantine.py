@@ -14,12 +14,7 @@ from dataclasses import dataclass, field
 
 from scheduler_service.core.policies.urgency import expires
 from scheduler_service.core.request import Request
-from scheduler_service.fleet.executor_losses import (
-    FleetLosses,
-    Loss,
-    LossCause,
-    RequestLosses,
-)
+from scheduler_service.fleet.executor_losses import FleetLosses, Loss, RequestLosses
 from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.overdue import MAX_OVERDUE, end_overdue
 
@@ -76,7 +71,7 @@ class Quarantine:
                 # What the executor had of it says nothing any more, be it that it was acquitted.
                 self._isolated[request.request_id] = _Isolated(request)
         self._release()
-        if loss.cause is LossCause.BLAMELESS:
+        if loss.cause.says_nothing:
             return verdict
         in_flight = [r for r in requests if r.was_in_flight and not r.is_finished]
         accused = [r for r in in_flight if not self._losses_of(r).is_repeated(loss)]

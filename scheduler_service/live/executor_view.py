@@ -115,4 +115,6 @@ def _state_of(engine: EngineLoop) -> live.LiveState:
         return live.LIVE_STATE_DRAINING
     if not engine.is_connected:
         return live.LIVE_STATE_DISCONNECTED
+    if engine.is_withdrawn:
+        return live.LIVE_STATE_WITHDRAWN
     return live.LIVE_STATE_SERVING if engine.takes_requests else live.LIVE_STATE_LATE

@@ -11,7 +11,7 @@ from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.service.readiness import Readiness
 from splitserve_metrics.instruments import Instruments, LiveFamily
 
-_STATES = ("serving", "late", "draining", "disconnected")
+_STATES = ("serving", "late", "draining", "disconnected", "withdrawn", "failing")
 
 
 def families(cluster: Cluster, readiness: Readiness, instruments: Instruments) -> list[LiveFamily]:
@@ -47,6 +47,10 @@ def _state_of(engine: EngineLoop) -> str:
         return "draining"
     if not engine.is_connected:
         return "disconnected"
+    if engine.is_withdrawn:
+        return "withdrawn"
+    if engine.is_failing:
+        return "failing"
     return "serving" if engine.takes_requests else "late"
 
 

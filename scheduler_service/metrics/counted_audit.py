@@ -12,6 +12,7 @@ from scheduler_service.audit.events import (
     ExecutorLost,
     ExecutorRefused,
     ExecutorRegistered,
+    ExecutorWithdrawn,
     RequestAdmitted,
     RequestEnded,
     RequestQuarantined,
@@ -22,7 +23,7 @@ from splitserve_metrics.instruments import Instruments
 from splitserve_rpc.errors import CODE_OF_REASON
 
 _OTHER = "other"
-_CHANGES = ("joined", "drained", "lost")
+_CHANGES = ("joined", "drained", "lost", "withdrawn")
 # Of a request; the errors are those that mean a fault, which alerts are about.
 _ENDS = (
     *(reason.value for reason in FinishReason if reason is not FinishReason.ERROR),
@@ -81,6 +82,8 @@ class CountedAudit:
                 self._changes.labels("drained").inc()
             case ExecutorLost():
                 self._changes.labels("lost").inc()
+            case ExecutorWithdrawn():
+                self._changes.labels("withdrawn").inc()
             case RequestQuarantined():
                 self._quarantined.inc()
             case _:

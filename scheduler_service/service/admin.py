@@ -68,6 +68,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 num_free_host_blocks=engine.scheduler.num_free_host_blocks,
                 num_cached_device_blocks=engine.scheduler.num_cached_blocks,
                 draining=engine.is_draining,
+                failing=engine.is_failing,
+                withdrawn=engine.is_withdrawn,
             )
             for engine in engines
         ]

@@ -15,18 +15,22 @@ class Readiness(Enum):
     READY = "READY"
     NO_EXECUTOR = "NO_EXECUTOR"
     NO_PROGRESS = "NO_PROGRESS"
+    EXECUTORS_FAILING = "EXECUTORS_FAILING"
     DRAINING = "DRAINING"
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is the case. `num_steps`: how many were ever answered. `has_work`: of those connected.
+    """What is the case. `num_steps`: how many were ever answered.
+
+    `num_failing`, `has_work`: of those connected.
 
     `step_allowed_s`: how long it may be until the next one is, if there is something to do.
     """
 
     is_draining: bool
     num_connected: int
+    num_failing: int
     has_work: bool
     num_steps: int
     step_allowed_s: float
@@ -47,6 +51,8 @@ class ReadinessJudge:
             return Readiness.DRAINING
         if not facts.num_connected:
             return Readiness.NO_EXECUTOR
+        if facts.num_failing >= facts.num_connected:
+            return Readiness.EXECUTORS_FAILING
         if now_ns - self._since_ns > facts.step_allowed_s * 1e9:
             return Readiness.NO_PROGRESS
         return Readiness.READY

@@ -43,9 +43,11 @@ class ReadinessWatch:
     async def look(self) -> None:
         """Publishes what is the case now."""
         cluster = self._cluster
+        there = [e for e in cluster.engines if e.is_connected and not e.is_draining]
         facts = Facts(
             cluster.is_draining,
-            sum(engine.is_connected and not engine.is_draining for engine in cluster.engines),
+            len(there),
+            sum(engine.is_failing for engine in there),
             cluster.has_work,
             cluster.num_steps_answered,
             cluster.step_allowed_s,

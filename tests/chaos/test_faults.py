@@ -22,6 +22,8 @@ OF_EXECUTORS = (
     "garbage: no numbers",
     "garbage: no token",
     "executor crawls",
+    "executor sick: steps fail",
+    "executor sick: no numbers",
     "all executors killed",
 )
 OF_NETWORK = tuple(kind for kind in FAULTS if kind.startswith(("network", "stream")))

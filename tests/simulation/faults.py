@@ -41,7 +41,8 @@ class World:
     """Everything there is. `spoiled_seeds`: of rows that may fail by name.
 
     `has_failed_steps`: what rows were to write is not there. `has_stopped_schedulers`: some were
-    stopped as by SIGTERM.
+    stopped as by SIGTERM. `sick`: hosts of executors that fail whatever they are given, or did;
+    `has_other_faults`: something else goes wrong, too.
     """
 
     network: Network
@@ -53,6 +54,14 @@ class World:
     spoiled_seeds: set[int] = field(default_factory=set)
     has_failed_steps: bool = False
     has_stopped_schedulers: bool = False
+    has_other_faults: bool = False
+    sick: set[str] = field(default_factory=set)
+
+    @property
+    def may_be_helpless(self) -> bool:
+        """Whether there may be a moment at which no executor is there that is well."""
+        is_one_well = len(self.sick) < len(self.executors) and len(self.schedulers) == 1
+        return bool(self.sick) and (self.has_other_faults or not is_one_well)
 
     @property
     def config(self) -> ClusterConfig:
@@ -168,6 +177,28 @@ async def fail_rows(world: World, random: Random, lasting_s: float) -> None:
     await asyncio.sleep(lasting_s)
 
 
+async def sicken(world: World, random: Random, lasting_s: float) -> None:
+    """Every step of an executor fails, or all of its rows, until it is well again or restarts."""
+    executor, is_step = random.choice(world.executors), random.random() < 0.5
+    mood = executor.mood
+    world.log(f"{executor.host}: every {'step fails' if is_step else 'row is not a number'}")
+    world.has_failed_steps = True
+    world.sick.add(executor.host)
+
+    def fault(step: StepInput) -> StepFault:
+        if is_step:
+            return StepFault(error=ExecutorError("the simulation asked for it"))
+        if world.may_be_helpless:
+            world.spoiled_seeds.update(step.seeds.tolist())
+        rows = step.row_ids[step.samples].tolist()
+        return StepFault(rows=dict.fromkeys(rows, RowStatus.INVALID_LOGITS))
+
+    mood.fault = fault
+    await asyncio.sleep(lasting_s)
+    world.log(f"{executor.host} is well again")
+    mood.fault = lambda _step: StepFault()
+
+
 async def cut(world: World, random: Random, lasting_s: float) -> None:
     here, other = random.choice(world.hosts)
     ways = random.choice([[(here, other)], [(other, here)], [(here, other), (other, here)]])
@@ -276,6 +307,7 @@ FAULTS: Mapping[Fault, int] = MappingProxyType(
         crawl: 2,
         spoil_results: 2,
         fail_rows: 2,
+        sicken: 2,
         cut: 4,
         delay: 2,
         reset: 3,

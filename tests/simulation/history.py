@@ -21,7 +21,7 @@ import grpc.aio
 from tests.simulation.calls import opener
 from tests.simulation.client_process import SimulatedClient
 from tests.simulation.executor_process import SimulatedExecutor
-from tests.simulation.faults import Fault, World
+from tests.simulation.faults import Fault, World, sicken
 from tests.simulation.liveness import LivenessWatch
 from tests.simulation.lives import problems_of_lives
 from tests.simulation.network import Network
@@ -144,7 +144,14 @@ def _logged(note: Note, history: History, *, is_verbose: bool) -> Iterator[None]
 
 # What services log as errors when faults that the simulation asks for happen. Whether a request may
 # have failed is told by its client.
-_EXPECTED = ("step_failed", "run_cut_short", "drafts_left_out", "request_kills_executors")
+_EXPECTED = (
+    "step_failed",
+    "run_cut_short",
+    "drafts_left_out",
+    "request_kills_executors",
+    "executor_withdrawn",
+    "executor_failing",
+)
 
 
 class _Handler(logging.Handler):
@@ -195,6 +202,7 @@ class _Story:
             for number, wanted in enumerate(scenario.wanted)
         ]
         self._world = World(self.network, random, schedulers, executors, clients, note)
+        self._world.has_other_faults = any(fault is not sicken for fault in scenario.faults)
         self._watch = LivenessWatch(self._world)
 
     async def run(self) -> list[str]:

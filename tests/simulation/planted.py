@@ -33,6 +33,7 @@ from scheduler_service.core.outcomes.shortfalls import Shortfalls
 from scheduler_service.core.planning.run_ahead import RunAhead
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.executors.executor_health import ExecutorHealth
 from scheduler_service.fleet import fleet_queue
 from splitserve_client import SamplingParams
 from splitserve_client.errors import ServerUnreachable
@@ -55,6 +56,7 @@ from tests.simulation.scenario import (
     contended,
     disturbed,
     growing,
+    one_sick,
     random_scenario,
 )
 from tests.simulation.workload import Wanted
@@ -183,6 +185,9 @@ PLANTED: Mapping[str, Planted] = MappingProxyType(
         ),
         "what a drained executor has is forgotten": Planted(
             EngineLoop, "withdraw", _tells_nobody, _with(drain_executor)
+        ),
+        "results say nothing of executors": Planted(
+            ExecutorHealth, "judge", _does_nothing, one_sick
         ),
         "the one queue is in order of arrival": Planted(
             fleet_queue, "make_queue_policy", _by_arrival, contended

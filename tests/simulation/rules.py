@@ -44,6 +44,8 @@ def _is_allowed(outcome: Outcome, error: SplitserveError, world: World) -> bool:
             return is_asked_for and world.config.policies.queue_policy == "deadline"
         case RequestFailed(reason=reason):
             is_spoiled = not wanted.seeds.isdisjoint(world.spoiled_seeds)
+            if reason == "EXECUTOR_LOST_REPEATEDLY" and world.may_be_helpless:
+                return True
             if reason == "EXECUTOR_LOST_REPEATEDLY":
                 # Whoever is in flight each time may be failed for the last, however innocent.
                 least = world.config.max_executor_losses + 1
@@ -83,7 +85,8 @@ def _held(cluster: Cluster) -> dict[str, int]:
         "sinks": len(cluster.delivery.sinks),
         "unread bytes": cluster.delivery.unread.num_bytes,
     }
-    for engine in cluster.engines:
+    # Who is withdrawn computes probes now and then.
+    for engine in (engine for engine in cluster.engines if not engine.is_withdrawn):
         core, info = engine.scheduler, engine.link.info
         held[f"blocks of {info.address}"] = info.num_device_blocks - core.num_free_blocks
         held[f"host blocks of {info.address}"] = info.num_host_blocks - core.num_free_host_blocks

@@ -10,7 +10,7 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode, Speculation
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from tests.simulation.executor_process import ExecutorShape
-from tests.simulation.faults import Fault, World, random_fault
+from tests.simulation.faults import Fault, World, random_fault, sicken
 from tests.simulation.order import problems_of_order
 from tests.simulation.workload import (
     EOS,
@@ -53,7 +53,8 @@ Draw = Callable[[Random], Scenario]
 
 def random_scenario(random: Random) -> Scenario:
     """Mostly a few requests and some faults, sometimes many requests and nothing else."""
-    (draw,) = random.choices([disturbed, growing, burst, contended], [13, 4, 3, 1])
+    draws = [disturbed, growing, burst, contended, one_sick]
+    (draw,) = random.choices(draws, [13, 4, 3, 1, 1])
     records = random.random() < _RECORDED_RATIO
     return replace(draw(random), records=records)
 
@@ -72,6 +73,13 @@ def disturbed(random: Random, faults: Sequence[Fault] | None = None) -> Scenario
         _of_clients(random, wanted),
         faults,
     )
+
+
+def one_sick(random: Random) -> Scenario:
+    """As `disturbed`, and nothing goes wrong but that one executor of several is sick."""
+    scenario = disturbed(random, [sicken])
+    shape = scenario.shapes[0]
+    return replace(scenario, num_schedulers=1, shapes=[shape] * random.choice([2, 3]))
 
 
 def growing(random: Random) -> Scenario:

@@ -10,6 +10,7 @@ import os
 import pytest
 
 from tests.simulation.history import run_history
+from tests.simulation.scenario import one_sick
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "100"))
 # So that processes can share them.
@@ -20,6 +21,13 @@ _NUM_PARTS = 4
 def test_clients_get_the_truth_when_anything_goes_wrong(part: int) -> None:
     for seed in range(part, NUM_EXAMPLES, _NUM_PARTS):
         history = run_history(seed)
+        assert not history.problems, history.report
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_no_request_fails_when_one_executor_of_several_is_sick(part: int) -> None:
+    for seed in range(part, NUM_EXAMPLES // 4, 2):
+        history = run_history(seed, draw=one_sick)
         assert not history.problems, history.report
 
 

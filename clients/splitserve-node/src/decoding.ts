@@ -28,6 +28,7 @@ const READINESS: ReadonlyMap<api.Readiness, Readiness> = new Map([
   [api.Readiness.NO_EXECUTOR, "no_executor"],
   [api.Readiness.NO_PROGRESS, "no_progress"],
   [api.Readiness.DRAINING, "draining"],
+  [api.Readiness.EXECUTORS_FAILING, "executors_failing"],
 ]);
 
 /** New tokens with their scores. */
@@ -140,5 +141,7 @@ export function decodeExecutor(state: ExecutorState): Executor {
     numSteps: state.numSteps,
     numPreemptions: state.numPreemptions,
     isDraining: state.draining,
+    isFailing: state.failing,
+    isWithdrawn: state.withdrawn,
   };
 }

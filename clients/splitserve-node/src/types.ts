@@ -176,7 +176,13 @@ export interface Finish {
 export type GenerationEvent = Tokens | Finish;
 
 /** Whether a scheduler serves, and if not, why. "unknown": it does not say, or a later reason. */
-export type Readiness = "unknown" | "ready" | "no_executor" | "no_progress" | "draining";
+export type Readiness =
+  | "unknown"
+  | "ready"
+  | "no_executor"
+  | "no_progress"
+  | "draining"
+  | "executors_failing";
 
 /** The model that is served. Token ids are 0 .. vocabSize-1. */
 export interface Model {
@@ -213,6 +219,10 @@ export interface Executor {
   readonly numPreemptions: bigint;
   /** It is on its way out. */
   readonly isDraining: boolean;
+  /** Whether its steps or rows fail, whatever it is given. */
+  readonly isFailing: boolean;
+  /** Whether it gets no requests for that. */
+  readonly isWithdrawn: boolean;
 }
 
 /** All executors, in order of registration, and the requests that none of them can be given. */

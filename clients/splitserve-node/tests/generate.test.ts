@@ -253,10 +253,10 @@ test("every reason of the server gives the error that it gives in Python", async
 });
 
 test("a reason not to serve that is not known yet is no error", () => {
-  const said = [0, 1, 2, 3, 4, 99].map(
+  const said = [0, 1, 2, 3, 4, 5, 99].map(
     (readiness) => decodeModel(create(GetModelResponseSchema, { readiness })).readiness,
   );
-  const known = ["ready", "no_executor", "no_progress", "draining"];
+  const known = ["ready", "no_executor", "no_progress", "draining", "executors_failing"];
   assert.deepEqual(said, ["unknown", ...known, "unknown"]);
 });
 

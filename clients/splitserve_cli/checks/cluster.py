@@ -103,6 +103,11 @@ def _check_executor(each: Executor, model: Model | None, now_s: float | None) ->
     if not each.is_connected:
         meaning = "its stream is cut; what it ran goes on elsewhere in a moment"
         yield wrong(name, "not connected", meaning, "its log; the network between both")
+    elif each.is_failing:
+        meaning = "its steps or rows fail"
+        if each.is_withdrawn:
+            meaning += ": it gets no requests until it has computed one of the scheduler's own"
+        yield wrong(name, "fails", meaning, "its log; its device and driver; restart it")
     elif each.is_draining:
         remedy = "splitserve drain --undo, if it should"
         yield warning(name, "drains", "it gets no requests", remedy)

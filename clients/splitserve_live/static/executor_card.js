@@ -10,6 +10,7 @@ const STATES = {
   late: "late: a step takes longer than such steps took",
   draining: "draining",
   disconnected: "disconnected",
+  withdrawn: "withdrawn: its steps or rows fail",
 };
 
 export class ExecutorCard {

@@ -72,10 +72,14 @@ class Losses:
 
     def requests_of(self, plan: StepPlan) -> dict[Request, None]:
         """Requests that were to compute in a step, and that its result still concerns."""
+        return {request: None for request in self.rows_of(plan) if request is not None}
+
+    def rows_of(self, plan: StepPlan) -> list[Request | None]:
+        """The same by row; None where the result concerns nobody any more."""
         work = plan.work
         each = zip(work.row_ids.tolist(), work.stay_ids.tolist(), strict=True)
         sequences = (self._placement.sequence_of(row_id, stay_id) for row_id, stay_id in each)
-        return {sequence.request: None for sequence in sequences if sequence is not None}
+        return [None if sequence is None else sequence.request for sequence in sequences]
 
     def lose_step(self, plan: StepPlan, *, is_fruitless: bool) -> None:
         """Nothing that `plan` was to write is there. `is_fruitless`: counts against its requests.

@@ -13,7 +13,12 @@ from typing import Protocol
 
 from splitserve_client import RequestFailed, SamplingParams
 from tests.support.chaos.network import BOTH, Direction
-from tests.support.chaos.rigged_runner import DEADLY_SEED, NOT_A_NUMBER_SEED, OUT_OF_RANGE_SEED
+from tests.support.chaos.rigged_runner import (
+    DEADLY_SEED,
+    NOT_A_NUMBER_SEED,
+    OUT_OF_RANGE_SEED,
+    Sickness,
+)
 from tests.support.chaos.stack import Stack
 
 # Of the time that a crawling process has: it runs so long, and stands so long.
@@ -172,11 +177,38 @@ class Harm:
         assert self._asking.result() in self.reasons, self._asking.result()
 
 
+@dataclass(frozen=True, slots=True)
+class Sick:
+    """One of three executors that are well computes nothing right from now on, until it is over."""
+
+    index: int
+    sickness: Sickness
+    # No other one is harmed meanwhile, and the scheduler knows all of them: where it knows none
+    # that is well, requests end by name.
+    victims: tuple[str, ...] = ("scheduler", *map(_executor, range(3)))
+
+    async def begin(self, stack: Stack) -> None:
+        await stack.start_missing()
+        await stack.wait_for(stack.are_all_well)
+        path = stack.sickness(_executor(self.index))
+        told = path.with_suffix(".new")
+        told.write_text(self.sickness.value)
+        told.replace(path)
+
+    async def end(self, stack: Stack) -> None:
+        stack.sickness(_executor(self.index)).unlink()
+        await stack.wait_for(stack.are_all_well)
+
+
 Draw = Callable[[random.Random], Fault]
 
 
 def _one(rng: random.Random) -> tuple[str, ...]:
     return (_executor(rng.randrange(3)),)
+
+
+def _sick(sickness: Sickness) -> Draw:
+    return lambda rng: Sick(rng.randrange(3), sickness)
 
 
 def _bad_network(kind: str, least: float = 0.0, most: float = 0.0) -> Draw:
@@ -203,6 +235,7 @@ FAULTS: Mapping[str, Draw] = {
     "network loses": _bad_network("lose", 0.02, 0.2),
     "network slow": _bad_network("throttle", _SLOW_BYTES_PER_S, 10 * _SLOW_BYTES_PER_S),
     "stream reset in mid-message": _bad_network("reset", 1, 3000),
+    **{f"executor sick: {sickness.value}": _sick(sickness) for sickness in Sickness},
     "scheduler killed": lambda _: Kill(("scheduler",)),
     "scheduler paused": lambda _: Pause(("scheduler",)),
     "gateway killed": lambda _: Kill(("gateway",)),

@@ -67,5 +67,10 @@ def complaints(stack: Stack) -> list[str]:
 
 
 _BUGS = ("was destroyed but", "never retrieved", "never awaited", "INVARIANT_BROKEN")
-# The disk was full; a request was as deadly as it was meant to be.
-_EXCUSED = (" journal_stopped ", " request_kills_executors ")
+# The disk was full; a request was as deadly as it was meant to be; an executor as sick.
+_EXCUSED = (
+    " journal_stopped ",
+    " request_kills_executors ",
+    " executor_withdrawn ",
+    " step_failed ",
+)

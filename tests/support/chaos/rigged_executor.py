@@ -1,6 +1,7 @@
 """An executor process as it is, but for its runner, which is rigged, and perhaps its network.
 
-The first argument is the pid of a process whose network it has, 0 for that which is there anyway.
+The first argument is the pid of a process whose network it has, 0 for that which is there anyway;
+the second is the path of the file that says how it is sick.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ctypes
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from executor_service import __main__ as executor
 from executor_service import engine_loader
@@ -23,14 +25,14 @@ from tests.support.chaos.rigged_runner import RiggedRunner
 def main() -> int:
     """The exit code of the executor. It is in a session of its own, as what it starts."""
     os.setsid()
-    namespace = int(sys.argv.pop(1))
+    namespace, sickness = int(sys.argv.pop(1)), Path(sys.argv.pop(1))
     if namespace:
         _enter_network(namespace)
     load = engine_loader.load_engine
 
     def load_rigged(config: ExecutorConfig, executor_epoch: int) -> engine_loader.LoadedEngine:
         loaded = load(config, executor_epoch)
-        rigged = RiggedRunner(loaded.runner)
+        rigged = RiggedRunner(loaded.runner, sickness)
 
         def tell(answer: StepAnswer) -> executor_pb2.StepResult:
             return encode_answer(rigged.answer(answer))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -28,25 +30,44 @@ NUM_HARMLESS_TOKENS = 8
 _NO_TOKEN_OF_ANY = 2**31 - 1
 
 
+class Sickness(Enum):
+    """What becomes of every step of an executor: it fails, or its logits are no numbers."""
+
+    STEPS_FAIL = "steps fail"
+    NO_NUMBERS = "no numbers"
+
+
 @dataclass(frozen=True, slots=True)
 class RiggedRunner:
-    """Computes as `runner` does, as long as no row is harmful.
+    """Computes as `runner` does, as long as no row is harmful, and there is no file `sickness`.
 
     `garbled`: rows, by step, whose answer is to have a token that there is not.
     """
 
     runner: Runner
+    sickness: Path
     garbled: dict[int, Rows] = field(default_factory=dict)
 
     def begin(self, step: StepInput) -> PendingStep | None:
+        sickness = self._sickness()
+        if sickness is Sickness.STEPS_FAIL:
+            raise RuntimeError("the device is broken")
         harmful = _rows_that_harm(step)
         if DEADLY_SEED in step.seeds[harmful]:
             os.kill(os.getpid(), signal.SIGKILL)
         pending = self.runner.begin(step)
+        if pending is not None and sickness is Sickness.NO_NUMBERS:
+            return _WithoutNumbers(pending, np.flatnonzero(step.samples))
         if pending is None or not harmful.size:
             return pending
         self.garbled[step.step_id] = harmful[step.seeds[harmful] == OUT_OF_RANGE_SEED]
         return _WithoutNumbers(pending, harmful[step.seeds[harmful] == NOT_A_NUMBER_SEED])
+
+    def _sickness(self) -> Sickness | None:
+        try:
+            return Sickness(self.sickness.read_text())
+        except FileNotFoundError:
+            return None
 
     def answer(self, answer: StepAnswer) -> StepAnswer:
         """What the scheduler is told in its place; the executor itself goes on with the truth."""

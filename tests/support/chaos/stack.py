@@ -95,7 +95,7 @@ class Stack:
 
     def _fork(self, name: str, namespace: int | None, options: Sequence[str]) -> ForkedProcess:
         with self.log(name).open("ab") as log, open(os.devnull, "rb") as nothing:
-            arguments = [str(namespace or 0), *options]
+            arguments = [str(namespace or 0), str(self.sickness(name)), *options]
             return start_process(_EXECUTOR, arguments, stdin=nothing.fileno(), stderr=log.fileno())
 
     def _start(self, name: str, package: str, *options: str) -> None:
@@ -123,6 +123,10 @@ class Stack:
     def log(self, name: str) -> Path:
         """What it writes to standard error, in all its lives."""
         return self.folder / f"{name}.log"
+
+    def sickness(self, name: str) -> Path:
+        """A file that says what is wrong with an executor, while it is there (`Sickness`)."""
+        return self.folder / f"{name}.sickness"
 
     def is_alive(self, name: str) -> bool:
         process = self.processes.get(name)
@@ -208,6 +212,11 @@ class Stack:
     def _are_all_connected(self, listed: ExecutorList) -> bool:
         epochs = {e.address: e.executor_epoch for e in listed.executors if e.is_connected}
         return all(epochs.get(at, 0) >= began_ns for at, began_ns in self.began_ns.items())
+
+    def are_all_well(self, listed: ExecutorList) -> bool:
+        """Whether all are connected, and none fails."""
+        is_any_failing = any(executor.is_failing for executor in listed.executors)
+        return self._are_all_connected(listed) and not is_any_failing
 
     async def wait_idle(self) -> None:
         """Waits until no request is anywhere and every block of every executor is free."""

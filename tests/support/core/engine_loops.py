@@ -145,6 +145,7 @@ def a_loop(
         link or LoopLink(CONFIG),  # type: ignore[arg-type]
         clients.deliver,
         lambda _loop: None,
+        lambda _loop, _outcome: None,
         steps or a_step_alarm(now_ns),
         NoObserver(),
         scheduler_epoch=1,

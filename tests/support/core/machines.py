@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from executor_service.service.decode_batch import decode_batch
 from executor_service.service.encode_answer import encode_answer, encode_info
-from executor_service.steps.step import StepInput
+from executor_service.steps.step import RowStatus, StepInput
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.executors.executor_link import ExecutorLost
 from scheduler_service.step_codec import EncodedBatch
@@ -26,14 +26,26 @@ CONFIG = make_config(
 class Machine:
     """An executor at an address, life after life. `link`: the scheduler's latest way to it."""
 
-    def __init__(self, address: str, guilty: int | None = None, **changes: object) -> None:
+    def __init__(
+        self,
+        address: str,
+        guilty: int | None = None,
+        *,
+        guilty_rows: int | None = None,
+        **changes: object,
+    ) -> None:
         """`guilty`: steps with a request whose number is a multiple of it fail.
 
-        `changes`: what its configuration has other than others.
+        `guilty_rows`: so do rows alone. `changes`: what its configuration has other than others.
         """
         self._config = replace(CONFIG, **changes)  # type: ignore[arg-type]
         self.address = address
-        self._guilty = guilty
+        self._guilty, self._guilty_rows = guilty, guilty_rows
+        # What becomes of every step, or of every so many: an error, rows whose logits are no
+        # numbers, or tokens that no vocabulary has.
+        self.fails = self.is_not_a_number = self.says_no_tokens = False
+        self.sick_every = 1
+        self._num_steps = 0
         self.epoch = 0
         self.link: BurstLink | None = None
         # Whether a scheduler sent it away, as it remembers; whether it is about to end.
@@ -57,8 +69,21 @@ class Machine:
 
     def _fault(self, step: StepInput) -> StepFault:
         seeds = step.seeds.tolist()
-        if self._guilty is not None and any(seed % self._guilty == 0 for seed in seeds):
+        if self._guilty is not None and any(seed and seed % self._guilty == 0 for seed in seeds):
             return StepFault(error=RuntimeError("a request that nobody survives"))
+        if self._guilty_rows is not None:
+            is_bad = (step.seeds % self._guilty_rows == 0) & (step.seeds > 0) & step.samples
+            if is_bad.any():
+                row_ids = step.row_ids[is_bad].tolist()
+                return StepFault(rows=dict.fromkeys(row_ids, RowStatus.INVALID_LOGITS))
+        self._num_steps += 1
+        if self._num_steps % self.sick_every:
+            return StepFault()
+        if self.fails:
+            return StepFault(error=RuntimeError("the device is broken"))
+        if self.is_not_a_number:
+            row_ids = step.row_ids[step.samples].tolist()
+            return StepFault(rows=dict.fromkeys(row_ids, RowStatus.INVALID_LOGITS))
         return StepFault()
 
     @property
@@ -86,7 +111,10 @@ class BurstLink:
         answer = self._machine.executor.execute(
             decode_batch(pb.ScheduleBatch.FromString(batch.data))
         )
-        self.held.append(encode_answer(answer))
+        result = encode_answer(answer)
+        if self._machine.says_no_tokens:
+            result.sampled_token_ids = (len(result.sampled_token_ids) // 4) * b"\xff\xff\xff\x7f"
+        self.held.append(result)
 
     def release(self, change: Callable[[pb.StepResult], None] | None = None) -> None:
         """The oldest result comes in."""

@@ -5,7 +5,8 @@ that is not theirs is an error in its log. Options are the executor's.
 
 DEADLY_REQUEST=KIND:SEED:LENGTH, KIND `die` or `hang`, is what it does in a step that has a row with
 this seed and so many tokens. GATE holds its steps (`gate`). TOKENIZER is a folder whose
-`tokenizer.json` it offers.
+`tokenizer.json` it offers. SICKNESS=KIND:PATH, KIND `fails` or `not_a_number`: as long as there is
+a file at PATH, all of its steps fail, or all of its rows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -29,13 +31,14 @@ from executor_service.steps.executor_info import (
     ModelInfo,
     TrialStep,
 )
-from executor_service.steps.step import FinishedStep, StepInput
-from tests.support.fakes.fake_runner import FakeRunner
+from executor_service.steps.step import FinishedStep, RowStatus, StepInput
+from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
 from tests.support.fakes.fake_truth import VOCAB_SIZE
 from tests.support.processes.gate import gated
 
 MODULE = "tests.support.processes.light_executor"
 DEADLY_REQUEST = "DEADLY_REQUEST"
+SICKNESS = "SICKNESS"
 TOKENIZER = "TOKENIZER"
 MAX_MODEL_LEN = 1024
 # That streams last, without taking a core from others.
@@ -47,20 +50,34 @@ _log = logging.getLogger("light_executor")
 
 @dataclass(frozen=True, slots=True)
 class _LightRunner:
-    """`deadly`: kind, seed and length of what it does not survive."""
+    """`deadly`: kind, seed and length of what it does not survive.
+
+    `sickness`: kind of it, and the file that is there as long as it lasts.
+    """
 
     runner: FakeRunner
     deadly: tuple[str, int, int] | None
+    sickness: tuple[str, Path] | None
 
     def begin(self, step: StepInput) -> FinishedStep:
         if self.deadly is not None:
             _suffer(step, *self.deadly)
         time.sleep(_STEP_S)
+        is_sick = self.sickness is not None and self.sickness[1].exists()
+        self.runner.fault = _sick_fault(self.sickness[0]) if self.sickness and is_sick else no_fault
         finished = self.runner.begin(step)
         for violation in self.runner.violations:
             _log.error("violation %s", violation)
         self.runner.violations.clear()
         return finished
+
+
+def _sick_fault(kind: str) -> Callable[[StepInput], StepFault]:
+    if kind == "fails":
+        return lambda _step: StepFault(error=RuntimeError("the device is broken"))
+    return lambda step: StepFault(
+        rows=dict.fromkeys(step.row_ids[step.samples].tolist(), RowStatus.INVALID_LOGITS)
+    )
 
 
 def _suffer(step: StepInput, kind: str, seed: int, length: int) -> None:
@@ -91,7 +108,7 @@ def _load_engine(config: ExecutorConfig, executor_epoch: int) -> SimpleNamespace
         trial_step=TrialStep(64, 64 * MAX_MODEL_LEN, round(_STEP_S * 1e6)),
     )
     return SimpleNamespace(
-        runner=gated(_LightRunner(runner, _deadly())),
+        runner=gated(_LightRunner(runner, _deadly(), _sickness())),
         grammars=None,
         info=info,
         architecture="light",
@@ -108,6 +125,14 @@ def _deadly() -> tuple[str, int, int] | None:
         return None
     kind, seed, length = told.split(":")
     return kind, int(seed), int(length)
+
+
+def _sickness() -> tuple[str, Path] | None:
+    told = os.environ.get(SICKNESS)
+    if told is None:
+        return None
+    kind, _, path = told.partition(":")
+    return kind, Path(path)
 
 
 def _tokenizer() -> dict[str, Path]:

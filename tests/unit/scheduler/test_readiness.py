@@ -9,7 +9,14 @@ import pytest
 from scheduler_service.service.readiness import Facts, Readiness, ReadinessJudge
 from splitserve.scheduler.v1 import scheduler_pb2
 
-BUSY = Facts(is_draining=False, num_connected=2, has_work=True, num_steps=10, step_allowed_s=5.0)
+BUSY = Facts(
+    is_draining=False,
+    num_connected=2,
+    num_failing=0,
+    has_work=True,
+    num_steps=10,
+    step_allowed_s=5.0,
+)
 S = 10**9
 
 
@@ -55,3 +62,10 @@ def test_scheduler_drains_whatever_else_is_the_case(facts: Facts) -> None:
 def test_every_readiness_has_its_name_in_the_contract() -> None:
     names = {f"READINESS_{readiness.value}" for readiness in Readiness}
     assert {*names, "READINESS_UNSPECIFIED"} == set(scheduler_pb2.Readiness.keys())
+
+
+def test_readiness_is_executors_failing_when_all_connected_executors_fail() -> None:
+    judge = ReadinessJudge()
+
+    assert judge.judge(replace(BUSY, num_failing=1), 0) is Readiness.READY
+    assert judge.judge(replace(BUSY, num_failing=2), 0) is Readiness.EXECUTORS_FAILING

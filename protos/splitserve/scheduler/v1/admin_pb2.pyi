@@ -56,7 +56,7 @@ class ListExecutorsResponse(_message.Message):
     def __init__(self, executors: _Optional[_Iterable[_Union[ExecutorState, _Mapping]]] = ..., num_unassigned_requests: _Optional[int] = ..., num_unfitting_requests: _Optional[int] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., software_version: _Optional[str] = ..., contract_version: _Optional[_Union[_executor_pb2.ContractVersion, _Mapping]] = ...) -> None: ...
 
 class ExecutorState(_message.Message):
-    __slots__ = ("executor", "connected", "num_waiting_requests", "num_running_requests", "num_free_device_blocks", "num_steps", "num_preemptions", "num_swapped_requests", "num_free_host_blocks", "num_cached_device_blocks", "draining")
+    __slots__ = ("executor", "connected", "num_waiting_requests", "num_running_requests", "num_free_device_blocks", "num_steps", "num_preemptions", "num_swapped_requests", "num_free_host_blocks", "num_cached_device_blocks", "draining", "failing", "withdrawn")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,8 @@ class ExecutorState(_message.Message):
     NUM_FREE_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_DEVICE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    FAILING_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorInfo
     connected: bool
     num_waiting_requests: int
@@ -79,7 +81,9 @@ class ExecutorState(_message.Message):
     num_free_host_blocks: int
     num_cached_device_blocks: int
     draining: bool
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorInfo, _Mapping]] = ..., connected: bool = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_free_device_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_swapped_requests: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ..., num_cached_device_blocks: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    failing: bool
+    withdrawn: bool
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorInfo, _Mapping]] = ..., connected: bool = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_free_device_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_swapped_requests: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ..., num_cached_device_blocks: _Optional[int] = ..., draining: bool = ..., failing: bool = ..., withdrawn: bool = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id",)

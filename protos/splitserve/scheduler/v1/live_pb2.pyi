@@ -14,6 +14,7 @@ class LiveState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LIVE_STATE_LATE: _ClassVar[LiveState]
     LIVE_STATE_DRAINING: _ClassVar[LiveState]
     LIVE_STATE_DISCONNECTED: _ClassVar[LiveState]
+    LIVE_STATE_WITHDRAWN: _ClassVar[LiveState]
 
 class LiveLack(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -35,6 +36,7 @@ LIVE_STATE_SERVING: LiveState
 LIVE_STATE_LATE: LiveState
 LIVE_STATE_DRAINING: LiveState
 LIVE_STATE_DISCONNECTED: LiveState
+LIVE_STATE_WITHDRAWN: LiveState
 LIVE_LACK_UNSPECIFIED: LiveLack
 LIVE_LACK_TURN: LiveLack
 LIVE_LACK_EXECUTOR: LiveLack

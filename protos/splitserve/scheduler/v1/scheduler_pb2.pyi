@@ -31,6 +31,7 @@ class Readiness(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     READINESS_NO_EXECUTOR: _ClassVar[Readiness]
     READINESS_NO_PROGRESS: _ClassVar[Readiness]
     READINESS_DRAINING: _ClassVar[Readiness]
+    READINESS_EXECUTORS_FAILING: _ClassVar[Readiness]
 BEAM_EARLY_STOPPING_UNSPECIFIED: BeamEarlyStopping
 BEAM_EARLY_STOPPING_HEURISTIC: BeamEarlyStopping
 BEAM_EARLY_STOPPING_ALWAYS: BeamEarlyStopping
@@ -46,6 +47,7 @@ READINESS_READY: Readiness
 READINESS_NO_EXECUTOR: Readiness
 READINESS_NO_PROGRESS: Readiness
 READINESS_DRAINING: Readiness
+READINESS_EXECUTORS_FAILING: Readiness
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "priority", "tenant", "deadline", "adapter", "cache_salt", "bypass_prefix_cache", "encoder_token_ids", "resume_sequences", "model_digest", "num_public_prefix_tokens", "traceparent", "tracestate")
