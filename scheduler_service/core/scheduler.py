@@ -197,6 +197,8 @@ class Scheduler:
     def tick(self, now_ns: int) -> None:
         """Says how late it is; deadlines and waiting times are measured by this clock."""
         self.placement.now_ns = now_ns
+        if (shares := self.placement.waiting.shares) is not None:
+            shares.now_ns = now_ns
 
     def fits(self, request: Request) -> bool:
         """Whether `request` could run here, if `check` finds nothing wrong in what it says."""
