@@ -182,6 +182,17 @@ class FairSharePolicy:
         """Never: the tenant that was served more pays by waiting."""
         return False
 
+    def may_pass(self, request: Request, other: Request) -> bool:
+        """Whether the tenant of `request` is another one, and was served no more."""
+        tenant, other_tenant = request.scheduling.tenant, other.scheduling.tenant
+        served, served_other = self._accounts.get(tenant), self._accounts.get(other_tenant)
+        if tenant == other_tenant or served_other is None:
+            return False
+        counter = 0 if served is None else served.counter
+        if served is None or not served.waiting:
+            counter = max(counter, self._level())  # see `push`
+        return counter <= served_other.counter
+
     # -- the order -----------------------------------------------------------------------------
 
     def _first_requests(
