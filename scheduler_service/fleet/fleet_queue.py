@@ -232,12 +232,12 @@ class FleetQueue:
             return None
         before = self._place(first)
         self._num_looks += 1
-        givers = self._some(givers)
+        some_givers = self._some(givers)
         for taker in self._some(takers):
             found = to_be_moved(
                 now_ns,
                 taker,
-                givers,
+                some_givers,
                 lambda request: self._place(request) < before,
                 _MAX_OVERTAKEN,
             )
