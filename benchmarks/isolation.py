@@ -1,106 +1,209 @@
-"""Tenants apart: what a tenant's flood does to the time to first token of another, in virtual time.
+"""Tenants apart: what an attacker does to the time to first token of another tenant, end to end.
 
-`steady` asks for little, at a random but steady rate. `other` asks for ten times more than there
-is, and then just for what it got of that: the same load, politely. A core schedules them; an
-executor that computes nothing takes as long for each step as its costs say, so the figures are of
-the scheduler's decisions alone, and each run has the same. `moved`: p99 of the flood by that at the
-same load, at most 1.2 is the aim. `refused`: requests of `steady` that found the
-queue full, or had no token at the end. One JSON object for each load and policy.
+A gateway, a scheduler and several executors, which compute nothing and take as long for each step
+as its rows and prompt tokens say; each is a real process. `steady` asks for little, at a random but
+steady rate. `attacker` keeps more requests open than there is room for, in one of several ways; and
+then, in the run that it is compared with, asks just for what it got of that: the same load,
+politely. `moved`: p99 time to first token of `steady` under the attack by that at the same load; at
+most 1.3 is the aim. `failed`: requests of `steady` without an answer. One JSON object for each run
+and one for each attack. Times are real ones: measure on a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
 
+from benchmarks.http import stack
+from benchmarks.http_load import encode
+from benchmarks.letters_executor import MODEL
 from benchmarks.report import emit, percentile
-from scheduler_service.core.config import SchedulerConfig
-from tests.support.core.virtual_load import Arrival, VirtualLoad, random_arrivals
 
-_STEADY, _OTHER = "steady", "other"
-_CONFIG = SchedulerConfig(
-    block_size=16,
-    num_device_blocks=8192,
-    max_num_seqs=64,
-    max_num_batched_tokens=2048,
-    max_model_len=8192,
-    max_num_waiting=1024,
-    vocab_size=2**20,
-    eos_token_ids=frozenset(),
-)
+_STEADY, _ATTACKER = "steady", "attacker"
+_STEADY_PER_S = 6.0
+_WARM_UP_S = 10.0
+_NUM_ROWS = 64
+_NUM_BLOCKS = 1280
+_NUM_HOST_BLOCKS = 2560
+# What a client that does not read takes from its connection before it stops.
+_UNREAD_BYTES = 2048
 
 
 @dataclass(frozen=True)
-class _Case:
-    """What is scarce, and what `other` asks for, how often in a flood."""
+class _Attack:
+    """What `attacker` asks for, and how many requests it keeps open at a time."""
 
-    config: SchedulerConfig
     num_prompt_tokens: int
     num_output_tokens: int
-    flood_per_s: float
+    num_open: int
+    n: int = 1
+    reads: bool = True
 
 
-_SCARCE = replace(_CONFIG, num_device_blocks=2560)
-_MANY_ROWS = replace(_SCARCE, max_num_seqs=256)
-_SWAP = replace(_MANY_ROWS, num_host_blocks=5120, block_bytes=2**20)
-_CASES = {
-    "rows are scarce": _Case(_CONFIG, 1024, 256, 55.0),
-    "short steps": _Case(replace(_CONFIG, max_num_batched_tokens=512), 1024, 256, 55.0),
-    "blocks are scarce": _Case(_SCARCE, 1024, 256, 45.0),
-    "long outputs": _Case(_MANY_ROWS, 16, 500, 150.0),
-    "long outputs, swap": _Case(_SWAP, 16, 500, 180.0),
+_ATTACKS = {
+    "flood": _Attack(512, 64, 400),
+    "swapped": _Attack(16, 1000, 300),
+    "giants": _Attack(12_000, 64, 24),
+    "slow readers": _Attack(16, 400, 300, reads=False),
+    "n=64": _Attack(32, 64, 24, n=64),
 }
 
 
-def measure(case: _Case, policy: str, per_s: float, seconds: float) -> dict[str, float]:
-    """What became of the requests of `steady` while `other` asked for so much."""
-    until_us = int(seconds * 1e6)
+@dataclass(slots=True)
+class _Answer:
+    """What came of a request; `first_s`: from sending to its first event, None if there is none."""
 
-    def arrivals(tenant: str, rate: float, prompt: int, output: int) -> list[Arrival]:
-        return random_arrivals(
-            tenant,
-            rate,
-            until_us,
-            num_prompt_tokens=prompt,
-            num_output_tokens=output,
-            seed=len(tenant),
+    is_done: bool = False
+    first_s: float | None = None
+
+
+class _Tenant:
+    """Sends streamed completions as one tenant."""
+
+    def __init__(self, http: str, name: str, seed: int) -> None:
+        self._http = http
+        self._name = name
+        self.random = random.Random(seed)
+        self.num_done = 0
+
+    async def ask(
+        self, num_prompt_tokens: int, num_output_tokens: int, n: int = 1, *, reads: bool = True
+    ) -> _Answer:
+        """Asks for a completion, with a prompt that nobody else has."""
+        body = {
+            "model": MODEL,
+            "prompt": [self.random.randrange(26) for _ in range(num_prompt_tokens)],
+            "max_tokens": num_output_tokens,
+            "n": n,
+            "user": self._name,
+            "temperature": 1.0,
+            "stream": True,
+        }
+        answer = _Answer()
+        host, _, port = self._http.rpartition(":")
+        with suppress(OSError, asyncio.IncompleteReadError):
+            reader, writer = await asyncio.open_connection(host, int(port), limit=_UNREAD_BYTES)
+            try:
+                sent_s = time.perf_counter()
+                writer.write(encode("/v1/completions", body, self._http))
+                received = b""
+                while chunk := await reader.read(1 << 16):
+                    if answer.first_s is None and b"data: {" in chunk:
+                        answer.first_s = time.perf_counter() - sent_s
+                    if answer.first_s is not None and not reads:
+                        # Until the server gives up, or the run is over.
+                        await asyncio.sleep(3600)
+                    received = received[-64:] + chunk
+                    if received.endswith(b"0\r\n\r\n"):
+                        break
+                answer.is_done = answer.first_s is not None
+            finally:
+                writer.transport.abort()
+        self.num_done += answer.is_done
+        return answer
+
+
+async def _keep_open(tenant: _Tenant, attack: _Attack) -> None:
+    """Asks again as soon as an answer is there; whoever does not read lets go after a while."""
+    while True:
+        asked = tenant.ask(
+            attack.num_prompt_tokens, attack.num_output_tokens, attack.n, reads=attack.reads
         )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if attack.reads else tenant.random.uniform(5, 15)):
+                if not (await asked).is_done:
+                    await asyncio.sleep(0.2)  # it was refused
+        tenant.num_done += not attack.reads
 
-    steady = arrivals(_STEADY, 2.0, 256, 64)
-    # Before the last of them, there is time to answer.
-    steady = [arrival for arrival in steady if arrival.at_us < until_us - 5_000_000]
-    other = arrivals(_OTHER, per_s, case.num_prompt_tokens, case.num_output_tokens)
-    fates = VirtualLoad(replace(case.config, queue_policy=policy)).run([*steady, *other], until_us)
-    ttft_ms = [
-        fate.ttft_us / 1e3
-        for fate in fates
-        if fate.arrival.tenant == _STEADY and fate.ttft_us is not None
-    ]
-    num_done = sum(f.finished_us is not None and f.arrival.tenant == _OTHER for f in fates)
+
+async def _at_random(
+    per_s: float, tenant: _Tenant, ask: Callable[[], Coroutine[None, None, _Answer]]
+) -> list[_Answer]:
+    """Asks at random times, until cancelled; returns all answers, also those not there yet."""
+    answers: list[asyncio.Task[_Answer]] = []
+    try:
+        while True:
+            await asyncio.sleep(tenant.random.expovariate(per_s))
+            answers.append(asyncio.create_task(ask()))
+    except asyncio.CancelledError:
+        await asyncio.wait(answers, timeout=10.0)
+    for answer in answers:
+        answer.cancel()
+    await asyncio.gather(*answers, return_exceptions=True)
+    return [_Answer() if each.cancelled() else each.result() for each in answers]
+
+
+async def _run(http: str, attack: _Attack, per_s: float | None, seconds: float) -> dict[str, float]:
+    """What became of `steady`; `per_s`: how often `attacker` asks, None for an attack."""
+    steady, attacker = _Tenant(http, _STEADY, 1), _Tenant(http, _ATTACKER, 2)
+
+    async def polite() -> _Answer:
+        return await attacker.ask(attack.num_prompt_tokens, attack.num_output_tokens, attack.n)
+
+    if per_s is None:
+        others = [asyncio.create_task(_keep_open(attacker, attack)) for _ in range(attack.num_open)]
+    else:
+        polite_s = max(per_s, 0.01)
+        others = [asyncio.create_task(_at_random(polite_s, attacker, polite))]  # type: ignore[list-item]
+    warm_up_s = _WARM_UP_S + attack.num_output_tokens * 0.02
+    warming = asyncio.create_task(_at_random(_STEADY_PER_S, steady, lambda: steady.ask(64, 32)))
+    await asyncio.sleep(warm_up_s)
+    num_before = attacker.num_done
+    measuring = asyncio.create_task(_at_random(_STEADY_PER_S, steady, lambda: steady.ask(64, 32)))
+    warming.cancel()
+    await asyncio.sleep(seconds)
+    num_done = attacker.num_done - num_before
+    measuring.cancel()
+    answers = await measuring
+    for task in (*others, warming):
+        task.cancel()
+    await asyncio.gather(*others, warming, return_exceptions=True)
+    first_ms = [1e3 * answer.first_s for answer in answers if answer.first_s is not None]
     return {
-        "ttft_ms_p50": percentile(ttft_ms, 50),
-        "ttft_ms_p99": percentile(ttft_ms, 99),
-        "refused": len(steady) - len(ttft_ms),
-        "other_done_per_s": round(num_done / seconds, 2),
+        "ttft_ms_p50": percentile(first_ms, 50),
+        "ttft_ms_p99": percentile(first_ms, 99),
+        "requests": len(answers),
+        "failed": len(answers) - len(first_ms),
+        "attacker_done_per_s": round(num_done / seconds, 2),
     }
+
+
+def _measure(name: str, policy: str, num_executors: int, seconds: float) -> None:
+    """The attack, and the same load; each with processes of its own."""
+    attack, per_s, p99_ms = _ATTACKS[name], None, dict[str, float]()
+    pools = (str(size) for size in (num_executors, _NUM_ROWS, _NUM_BLOCKS, _NUM_HOST_BLOCKS))
+    executors = ["benchmarks.isolation_executors", "{scheduler}", *pools]
+    options = ["--queue-policy", policy, "--max-num-batched-tokens", "2048"]
+    options += ["--preemption-mode", "swap"]
+    for load in ("attack", "same load"):
+        with stack(executors, _NUM_ROWS, options) as (http, _):
+            values = asyncio.run(_run(http, attack, per_s, seconds))
+        load_average = round(os.getloadavg()[0], 1)
+        emit(
+            "isolation", attack=name, policy=policy, load=load, **values, load_average=load_average
+        )
+        per_s, p99_ms[load] = values["attacker_done_per_s"], values["ttft_ms_p99"]
+    moved = round(p99_ms["attack"] / p99_ms["same load"], 2)
+    emit("isolation_moved", attack=name, policy=policy, executors=num_executors, moved=moved)
 
 
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=120.0, help="of virtual time")
-    parser.add_argument("--case", choices=sorted(_CASES), nargs="*", default=list(_CASES))
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each run")
+    parser.add_argument("--executors", type=int, default=3)
+    parser.add_argument("--attack", choices=sorted(_ATTACKS), nargs="*", default=list(_ATTACKS))
+    parser.add_argument("--policy", choices=("fair", "fcfs"), nargs="*", default=["fair"])
     arguments = parser.parse_args()
-    for name in arguments.case:
-        case, p99_ms = _CASES[name], dict[str, float]()
-        for policy in ("fair", "fcfs"):
-            per_s = case.flood_per_s
-            for load in ("flood", "same load"):
-                values = measure(case, policy, per_s, arguments.seconds)
-                emit("isolation", case=name, policy=policy, load=load, **values)
-                per_s, p99_ms[load] = values["other_done_per_s"], values["ttft_ms_p99"]
-            moved = round(p99_ms["flood"] / p99_ms["same load"], 2)
-            emit("isolation_moved", case=name, policy=policy, moved=moved)
+    for name in arguments.attack:
+        for policy in arguments.policy:
+            _measure(name, policy, arguments.executors, arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,14 @@ from tokenizers import Tokenizer, decoders, models
 
 from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
 from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
-from executor_service.steps.step import FinishedStep, Int64Array, RowStatus, StepInput, StepOutput
+from executor_service.steps.step import (
+    FinishedStep,
+    Int64Array,
+    RowStatus,
+    Runner,
+    StepInput,
+    StepOutput,
+)
 from splitserve_rpc.access import Access
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity
 from splitserve_rpc.server import ServerSecurity
@@ -64,13 +71,14 @@ def _tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _info(num_rows: int) -> ExecutorInfo:
+def describe(num_rows: int, num_blocks: int, num_host_blocks: int = 0) -> ExecutorInfo:
+    """An executor of this model."""
     return ExecutorInfo(
         executor_epoch=time.time_ns(),
         model=ModelInfo(MODEL, "1e77" * 16, "float32", "float32", _NUM_LETTERS, 1 << 16),
         block_size=16,
-        num_device_blocks=num_rows * 200,
-        num_host_blocks=0,
+        num_device_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
         block_bytes=1,
         limits=ExecutorLimits(num_rows, 1 << 20),
     )
@@ -80,23 +88,28 @@ async def serve(
     scheduler: str, step_s: float, num_rows: int = 1024, identity: ClusterIdentity = NOBODY
 ) -> None:
     """Serves until terminated."""
+    info = describe(num_rows, num_rows * 200)
+    await serve_info(scheduler, info, LettersRunner(step_s), identity)
+
+
+async def serve_info(
+    scheduler: str, info: ExecutorInfo, runner: Runner, identity: ClusterIdentity = NOBODY
+) -> None:
+    """Serves as `info` says until terminated."""
     security = ServerSecurity(Access(identity), identity.tls)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
         file.write_text(_tokenizer().to_str())
         server = await start_executor(
-            _info(num_rows),
-            LettersRunner(step_s),
-            tokenizer_files={file.name: file},
-            security=security,
+            info, runner, tokenizer_files={file.name: file}, security=security
         )
 
-        async def describe() -> ExecutorInfo:
+        async def described() -> ExecutorInfo:
             return server.info
 
         registrar = Registrar(
             GrpcRegistry(scheduler, identity),
-            describe,
+            described,
             server.servicer.streams.wait_none_open,
             server.worker.adopt_scheduler_epoch,
             Pacing(sleep=asyncio.sleep),

@@ -1,7 +1,8 @@
 """The scheduler alone where there is much of something: what a single step costs at worst.
 
 `waiting`: steps of 256 decodes while so many requests wait, under each policy; with `lane` all of
-them want an adapter that has no slot. `growing`: all rows get a block in the same step, with a
+them want an adapter that has no slot. `several`: steps of 256 requests with two sequences each,
+while 100 requests wait, or none. `growing`: all rows get a block in the same step, with a
 sliding window, lookahead slots or neither. `overdue`: so many deadlines have passed. `aborted`: so
 many of the waiting requests are aborted at once; the figure is for one. `us` is `schedule()` +
 `apply()` of the slowest step of those measured, `median_us` of the others; processor time, so that
@@ -53,14 +54,14 @@ class Core:
         self._num_requests = 0
         self.core.tick(_SECOND_NS)
 
-    def add(self, num_tokens: int = 32, **scheduling: object) -> None:
-        """Adds a request; `scheduling`: what it asks of the policies."""
+    def add(self, num_tokens: int = 32, n: int = 1, **scheduling: object) -> None:
+        """Adds a request for `n` answers; `scheduling`: what it asks of the policies."""
         self._num_requests += 1
         number = self._num_requests
         request = Request.create(
             f"r{number}",
             [3 + (number + position) % 1000 for position in range(num_tokens)],
-            SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=2000),
+            SamplingParams(temperature=float(n > 1), ignore_eos=True, max_tokens=2000, n=n),
             arrival=number,
             seed=0,
             scheduling=SchedulingParams(**scheduling),  # type: ignore[arg-type]
@@ -80,10 +81,10 @@ class Core:
             self.core.take_ended()
         return (planned - start + time.thread_time_ns() - answered) / 1e3
 
-    def fill(self, num_rows: int) -> None:
-        """Lets so many requests run."""
-        for _ in range(num_rows):
-            self.add(priority=-9, adapter="a")
+    def fill(self, num_requests: int, n: int = 1) -> None:
+        """Lets so many requests run, each for `n` answers."""
+        for _ in range(num_requests):
+            self.add(n=n, priority=-9, adapter="a")
         while self.core.num_waiting:
             self.step()
 
@@ -134,6 +135,16 @@ def measure_waiting(policy: str, num_waiting: int, *, lane: bool, delay_factor: 
         emit("scheduler_extremes", workload="aborted", policy=policy, us=round(us, 1))
 
 
+def measure_several(policy: str, num_waiting: int) -> None:
+    """Steps of decodes of requests for two answers each, while others wait for rows."""
+    core = Core(2 * NUM_DECODES, 2 * num_waiting, queue_policy=policy)
+    core.fill(NUM_DECODES, n=2)
+    core.step()
+    for number in range(num_waiting):
+        core.add(priority=number % 3, tenant=f"t{number}", adapter="a")
+    _report("several", core, policy=policy, waiting=num_waiting)
+
+
 def measure_growing(num_rows: int, *, prefix_caching: bool, **options: object) -> None:
     """Steps in one of which all rows get a block."""
     core = Core(num_rows, 0, prefix_caching=prefix_caching, **options)
@@ -168,6 +179,8 @@ def main() -> None:
         measure_waiting(policy, arguments.waiting, lane=False, delay_factor=0.0)
         measure_waiting(policy, arguments.waiting, lane=True, delay_factor=0.0)
         measure_waiting(policy, arguments.waiting, lane=False, delay_factor=2.0)
+        for num_waiting in (0, 100):
+            measure_several(policy, num_waiting)
     measure_overdue(arguments.waiting // 10)
     measure_overdue(arguments.waiting)
     for num_rows in map(int, arguments.rows.split(",")):

@@ -22,7 +22,7 @@ from scheduler_service.executors.executor_link import ExecutorLost
 from scheduler_service.fleet.executor_losses import Loss, LossCause
 from scheduler_service.fleet.fleet_queue import FleetQueue, Given
 from scheduler_service.fleet.host_state import Host
-from scheduler_service.fleet.moves import to_be_moved
+from scheduler_service.fleet.moves import has_waited, to_be_moved
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
 from scheduler_service.observer import AcquittedBy, Head, Observer, TakenBack
 from splitserve_rpc.domain_error import DomainError
@@ -251,13 +251,14 @@ class Dispatcher:
             return
         self._queue.note(engine.scheduler)
         openings = engine.scheduler.openings
+        now_ns = self._now_ns()
         if openings.nobody_waits:
             # Mostly nobody waits anywhere, and whether one could begin here needs no answer.
             engines = self._owner.taking_requests()
-            givers = [each for each in engines if not each.scheduler.openings.nobody_waits]
+            givers = [each for each in engines if has_waited(each.scheduler, now_ns)]
             if givers and openings.is_open:
                 self._move_one([engine], givers)
-        else:
+        elif has_waited(engine.scheduler, now_ns):
             idle = [e for e in self._owner.taking_requests() if not e.scheduler.num_unfinished]
             self._move_one(idle, [engine])
 

@@ -64,6 +64,8 @@ class Placement:
         self.swapped: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.groups: dict[str, Request] = {}
+        # Free rows that requests of `groups` are still going to need.
+        self._num_reserved_rows = 0
         self.adapters = Counter[str]()
         self.rows_of_tenants: dict[str, set[int]] = {}
         self.params_sets = ParamsSets()
@@ -91,10 +93,7 @@ class Placement:
     @property
     def num_unreserved_rows(self) -> int:
         """Rows that no running request has or is going to need."""
-        return self.rows.num_free - sum(
-            num_rows_wanted(request) - len(list(running(request)))
-            for request in self.groups.values()
-        )
+        return self.rows.num_free - self._num_reserved_rows
 
     def is_settled(self, request: Request) -> bool:
         """Whether no step in flight concerns the request."""
@@ -285,6 +284,7 @@ class Placement:
         self.rows.add(sequence, request.rank, num_computed)
         self.adapters[request.scheduling.adapter] += 1
         self.rows_of_tenants.setdefault(request.scheduling.tenant, set()).add(sequence.row_id)
+        self._num_reserved_rows -= request.request_id in self.groups
         self.draft.add_row(sequence)
 
     def _vacate(self, sequence: Sequence, *, awaits_results: bool) -> None:
@@ -303,6 +303,7 @@ class Placement:
         self.rows_of_tenants[scheduling.tenant].remove(row_id)
         if not self.rows_of_tenants[scheduling.tenant]:
             del self.rows_of_tenants[scheduling.tenant]
+        self._num_reserved_rows += sequence.request.request_id in self.groups
 
     def _strip(self, sequence: Sequence, status: SequenceStatus) -> None:
         """Takes all KV of a sequence, and what steps in flight bring it."""
@@ -311,6 +312,10 @@ class Placement:
         elif sequence.status is SequenceStatus.SWAPPED:
             self.blocks.drop_host_table(sequence)
         self.departures.ignore_results(sequence)
+        is_ending = status is SequenceStatus.FINISHED and sequence.status is not status
+        if is_ending and sequence.request.params.beam is None:
+            # A beam search goes on with as many beams.
+            self._num_reserved_rows -= sequence.request.request_id in self.groups
         sequence.status = status
 
     def _is_to_be_swapped(self, request: Request) -> bool:
@@ -356,6 +361,7 @@ class Placement:
             self.params_sets.start(request.params_set)
             if request.params.num_sequences > 1:
                 self.groups[request.request_id] = request
+                self._num_reserved_rows += _num_rows_lacking(request)
 
     def _leave(self, request: Request) -> None:
         if request.status in _QUEUES:
@@ -367,7 +373,8 @@ class Placement:
             self.swapped.remove(request)
             self.blocks.drop_swapped(request)
         elif request.status is RequestStatus.RUNNING:
-            self.groups.pop(request.request_id, None)
+            if self.groups.pop(request.request_id, None) is not None:
+                self._num_reserved_rows -= _num_rows_lacking(request)
             self.params_sets.stop(request.params_set)
             self.blocks.release_cross(
                 request, self.last_planned_step_id, self.last_answered_step_id
@@ -383,3 +390,8 @@ def num_rows_wanted(request: Request) -> int:
     """Rows that a running request has or is going to need."""
     beam = request.params.beam
     return beam.width if beam is not None else len(request.unfinished)
+
+
+def _num_rows_lacking(request: Request) -> int:
+    """Rows that a running request is going to need besides those it has."""
+    return num_rows_wanted(request) - sum(1 for _ in running(request))

@@ -210,6 +210,8 @@ class Scheduler:
     def tick(self, now_ns: int) -> None:
         """Says how late it is; deadlines and waiting times are measured by this clock."""
         self.placement.now_ns = now_ns
+        if (shares := self.placement.waiting.shares) is not None:
+            shares.now_ns = now_ns
 
     def fits(self, request: Request) -> bool:
         """Whether `request` could run here, if `check` finds nothing wrong in what it says."""
@@ -280,6 +282,7 @@ class Scheduler:
         request = self.placement.requests.get(request_id)
         if request is not None:
             self.placement.finish(request, FinishReason.ABORTED)
+            self.openings.changed()
         return request
 
     def withdraw(self, request_id: str) -> Request | None:
@@ -294,6 +297,7 @@ class Scheduler:
             return None
         moved = detach(request, self.placement)
         self.placement.remove(request)
+        self.openings.changed()
         return moved
 
     def evacuate(self) -> list[Request]:
@@ -327,8 +331,8 @@ class Scheduler:
         if self._needs_snapshot and self._in_flight:
             return None
         self._lateness.refuse_overdue()
-        self.openings.step_planned()
         plan = self._schedule_in_turn() if self.placement.suspects else self._schedule()
+        self.openings.step_planned(self.placement.draft.lacks if plan is None else plan.lacks)
         if plan is not None:
             self._planner.ask_again_at_ns = None
         return plan
@@ -395,6 +399,7 @@ class Scheduler:
                 self._losses.lose_step(plan, is_fruitless=False)
         placement.suspects.step_answered(plan.step_id)
         placement.step_answered(plan.step_id)
+        self.openings.changed()
         return self._add_ended(events)
 
     def _add_ended(self, events: StepEvents) -> StepEvents:

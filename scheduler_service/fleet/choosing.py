@@ -59,6 +59,10 @@ class Choosing:
 
     def choose(self, request: Request, now_ns: int) -> Place | Waits:
         """Who gets a request now, or why it waits."""
+        is_open_to = [s.host.openings.is_open_to(request) for s in self._hosts.all if s.is_open]
+        if is_open_to and not any(is_open_to):
+            # Its tenant has what it may have, which is known without comparing hosts.
+            return self._where_others_yield(request) or Waits.FOR_ROOM
         states = self._fitting(request)
         open_states = [state for state in states if state.is_open]
         if not open_states:

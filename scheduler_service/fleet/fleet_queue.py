@@ -23,7 +23,7 @@ from scheduler_service.fleet.hindrances import Hindrances, look_at_heads
 from scheduler_service.fleet.holds import Holds
 from scheduler_service.fleet.host_state import Host, HostState
 from scheduler_service.fleet.hosts import Hosts
-from scheduler_service.fleet.moves import to_be_moved
+from scheduler_service.fleet.moves import has_waited, to_be_moved
 from scheduler_service.fleet.overdue import MAX_OVERDUE, end_overdue
 from scheduler_service.fleet.passed import Passed, Waits
 from scheduler_service.fleet.prefix_router import PrefixRouter
@@ -34,6 +34,9 @@ _MAX_JUDGED = 1024
 # Of those who wait at hosts so many are taken back in one go, and at each looked at. Few are ever
 # given to one that cannot begin them at once.
 _MAX_OVERTAKEN = 8
+# For one request that is given, so many hosts where others wait are looked at, and so many that
+# could begin them. Other requests are given soon, and then it is the turn of other hosts.
+_MAX_PAIRED = 8
 
 
 class Given(NamedTuple):
@@ -58,6 +61,7 @@ class FleetQueue:
         self._holds = Holds()
         self._choosing = Choosing(self._hosts, self._holds, self.router)
         self._waiting: dict[str, Request] = {}
+        self._num_looks = 0
         # Whether there is more to do at once than was done in one go.
         self._is_behind = False
 
@@ -216,24 +220,35 @@ class FleetQueue:
 
         Under a policy with shares nobody is: whose turn it is depends on what tenants got since.
         """
-        waited_at = [state.host for state in self._hosts.all if state.is_waited_at]
-        if not waited_at or self._policy.shares is not None:
+        if self._policy.shares is not None:
             return None
-        first = next(self._policy.candidates(now_ns), None)
+        takers = [state.host for state in self._hosts.all if state.is_open]
+        if not takers:
+            return None
+        states = [state for state in self._hosts.all if state.is_waited_at]
+        givers = [state.host for state in states if has_waited(state.host, now_ns)]
+        first = next(self._policy.candidates(now_ns), None) if givers else None
         if first is None:
             return None
         before = self._place(first)
-        for state in self._hosts.all:
-            found = state.is_open and to_be_moved(
+        self._num_looks += 1
+        some_givers = self._some(givers)
+        for taker in self._some(takers):
+            found = to_be_moved(
                 now_ns,
-                state.host,
-                waited_at,
+                taker,
+                some_givers,
                 lambda request: self._place(request) < before,
                 _MAX_OVERTAKEN,
             )
             if found:
                 return found
         return None
+
+    def _some(self, hosts: Sequence[Host]) -> Sequence[Host]:
+        """As many of these as are looked at together, other ones each time."""
+        first = self._num_looks * _MAX_PAIRED % len(hosts) if len(hosts) > _MAX_PAIRED else 0
+        return [*hosts[first:], *hosts[:first]][:_MAX_PAIRED]
 
     def _place(self, request: Request) -> tuple[Key, Key]:
         """Smaller goes first."""

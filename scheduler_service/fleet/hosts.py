@@ -77,15 +77,21 @@ class Hosts:
 
     def look(self) -> None:
         """Sees how those are now of which something was noted."""
+        usual_token_ns: float | None = None
         for host in self._noted:
             state = self._states[host]
             self._router.step_begins(state)
-            self.look_at(state)
+            if usual_token_ns is None and not state.is_measured:
+                usual_token_ns = self._usual_token_ns
+            self._look_at(state, usual_token_ns or ASSUMED_TOKEN_NS)
         self._noted.clear()
 
     def look_at(self, state: HostState) -> None:
         """Sees how one is now."""
-        state.look(ASSUMED_TOKEN_NS if state.is_measured else self._usual_token_ns)
+        self._look_at(state, ASSUMED_TOKEN_NS if state.is_measured else self._usual_token_ns)
+
+    def _look_at(self, state: HostState, usual_token_ns: float) -> None:
+        state.look(usual_token_ns)
         self._router.seen(state)
 
     @property

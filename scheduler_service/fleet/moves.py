@@ -8,8 +8,8 @@ from itertools import islice
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_state import Host
 
-# So long anybody waits at a host before another takes it.
-_LEAST_PATIENCE_NS = 10_000_000
+# A request waits at a host for this long before another host takes it.
+LEAST_PATIENCE_NS = 10_000_000
 
 
 def to_be_moved(
@@ -34,13 +34,19 @@ def to_be_moved(
             continue
         for request in islice(host.openings.movable, most):
             num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
-            patience_ns = max(_LEAST_PATIENCE_NS, taker.recompute_ns(num_tokens))
-            has_waited = now_ns - request.queued_at_ns >= patience_ns
-            if not (has_waited and goes_first(request)):
+            patience_ns = max(LEAST_PATIENCE_NS, taker.recompute_ns(num_tokens))
+            is_due = host.openings.has_waited_ns(request, now_ns) >= patience_ns
+            if not (is_due and goes_first(request)):
                 continue
             if taker.fits(request) and _can_begin(request, taker):
                 return host, request.request_id
     return None
+
+
+def has_waited(host: Host, now_ns: int) -> bool:
+    """Whether a request waits at `host` that may move; costs the same however many wait."""
+    since_ns = host.openings.waits_since_ns
+    return since_ns is not None and now_ns - since_ns >= LEAST_PATIENCE_NS
 
 
 def _can_begin(request: Request, host: Host) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.lack import Lack
@@ -123,14 +124,17 @@ class Admitter:
             return admitted
         self._lanes = None
         swapped = self._first_swapped
-        if shape.takes_waiting and swapped is not None:
+        is_divided = self._room.is_divided
+        if shape.takes_waiting and swapped is not None and not is_divided:
             must_wait = self._admit_waiting(budget, admitted, _Ahead(swapped))
             if must_wait or not shape.takes_swapped:
                 return admitted
         self._lanes = None
-        must_wait = shape.takes_swapped and not self._swap_in(budget, admitted)
-        if shape.takes_waiting and not must_wait:
-            self._admit_waiting(budget, admitted)
+        swap_in = partial(self._swap_in, budget, admitted)
+        stuck = swap_in() if shape.takes_swapped else self._first_to_return
+        if shape.takes_waiting and (stuck is None or is_divided):
+            ahead = None if stuck is None else _Ahead(stuck)
+            self._admit_waiting(budget, admitted, ahead)
         return admitted
 
     @property
@@ -141,40 +145,53 @@ class Admitter:
             return False
         self._lanes = None
         first = next(self._candidates(), None)
-        return first is not None and self._policy.may_preempt(first, swapped)
+        if first is None or not self._room.is_divided:
+            return first is not None and self._policy.may_preempt(first, swapped)
+        self._room.begin_step()
+        returning = self._first_to_return
+        return returning is None or self._policy.may_pass(first, returning)
 
     @property
     def _first_swapped(self) -> Request | None:
         return next(filter(self._placement.suspects.may_run, self._placement.swapped), None)
 
+    @property
+    def _first_to_return(self) -> Request | None:
+        """The first swapped request that does not wait for others of its tenant to leave."""
+        swapped = filter(self._placement.suspects.may_run, self._placement.swapped)
+        return next((s for s in swapped if not self._room.exceeds_share(s)), None)
+
     # -- swapped -------------------------------------------------------------------------------
 
-    def _swap_in(self, budget: Budget, admitted: list[tuple[int, int]]) -> bool:
-        """Brings swapped requests back, most urgent first; False if others have to wait for one."""
-        placement, index = self._placement, 0
-        while index < len(placement.swapped):
-            request = placement.swapped[index]
-            if not placement.suspects.may_run(request):
-                index += 1
-                continue
+    def _swap_in(self, budget: Budget, admitted: list[tuple[int, int]]) -> Request | None:
+        """Brings swapped requests back, most urgent first.
+
+        Returns the request that others have to wait for, except those that the policy lets pass.
+        """
+        placement, stuck = self._placement, None
+        for request in filter(placement.suspects.may_run, placement.swapped.copy()):
             if not self._room.has_adapter_slot(request):
                 self._lanes = _NO_ADAPTER
             is_closed = self._lanes is not None and request.scheduling.adapter not in self._lanes
             # Others of its tenant run, and it comes when they leave.
             if is_closed or self._room.exceeds_share(request):
-                index += 1
+                continue
+            if stuck is not None and not self._policy.may_pass(request, stuck):
                 continue
             if (
                 budget.num_left <= 0
                 or placement.draft.has_swapped_out
                 or not self._room.can_swap_in(request)
             ):
-                return False
+                stuck = request
+                if self._policy.shares is None:
+                    return stuck
+                continue
             placement.swap_in(request)
             for sequence in request.sequences:
                 if sequence.status is SequenceStatus.RUNNING:
                     self._spend(sequence, budget, admitted)
-        return True
+        return stuck
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -232,8 +249,13 @@ class Admitter:
         if lack is Lack.BYTES and not self._policy.allows_bypasses:
             self._keeps_bytes = True
             return request.num_bypasses >= MAX_BYPASSES
+        if lack is Lack.SHARE:
+            return False  # it begins when others of its tenant leave
         if lack is not Lack.ADAPTER_SLOT:
-            return lack not in _PASSABLE or request.num_bypasses >= self._pool_bypasses
+            is_overdue = request.num_bypasses >= self._pool_bypasses
+            return lack not in _PASSABLE or (
+                is_overdue and not self._room.waits_for_its_own(request)
+            )
         # It gets a slot when all who use one have left it.
         is_next = request.num_bypasses >= MAX_BYPASSES
         self._lanes = _NO_ADAPTER if is_next else {"", *self._placement.adapters}
@@ -242,7 +264,10 @@ class Admitter:
     def _goes_ahead(
         self, request: Request, ahead: _Ahead, budget: Budget, admitted: list[tuple[int, int]]
     ) -> bool:
-        if ahead.swapped is not None and not self._policy.may_preempt(request, ahead.swapped):
+        swapped = ahead.swapped
+        if swapped is not None and not (
+            self._policy.may_preempt(request, swapped) or self._policy.may_pass(request, swapped)
+        ):
             return False
         if not ahead.is_of_rows:
             return True

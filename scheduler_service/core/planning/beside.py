@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Beside:
-    """Requests that are to begin in the same step: how many, and what they take together."""
+    """What requests take together that are to begin in the same step."""
 
-    num_requests: int = 0
     num_tokens: int = 0
     num_rows: int = 0
     num_blocks: int = 0

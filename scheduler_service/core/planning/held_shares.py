@@ -42,14 +42,35 @@ class HeldShares:
         shares, tenant = self._shares, request.scheduling.tenant
         if shares is None or tenant in self._exceeding:
             return shares is not None
+        num_blocks_left = (self._blocks.device.num_free - num_blocks) // _ROOM_TO_GROW
+        if not self.exceeds_rows(request, beside) and self._may_take_blocks(
+            tenant, num_blocks_left
+        ):
+            return False
+        self._exceeding.add(tenant)
+        return True
+
+    def exceeds_rows(self, request: Request, beside: Beside = NOBODY) -> bool:
+        """Whether rows for `request` leave too few to other tenants."""
+        shares, tenant = self._shares, request.scheduling.tenant
         num_rows = len(self._placement.rows_of_tenants.get(tenant, ()))
         num_rows += beside.rows_of_tenants[tenant]
         num_rows_left = self._placement.num_unreserved_rows - num_rows_wanted(request)
         num_rows_left -= beside.num_rows
-        num_blocks_left = (self._blocks.device.num_free - num_blocks) // _ROOM_TO_GROW
-        if shares.may_take(tenant, num_rows, num_rows_left) and self._may_take_blocks(
-            tenant, num_blocks_left
-        ):
+        return shares is not None and not shares.may_take(tenant, num_rows, num_rows_left)
+
+    def waits_for_its_own(self, request: Request, num_blocks: int) -> bool:
+        """Whether others of its tenant have the rows or the `num_blocks` that `request` needs.
+
+        These do not pass it then, in this step.
+        """
+        tenant = request.scheduling.tenant
+        num_rows = len(self._placement.rows_of_tenants.get(tenant, ()))
+        if num_rows == 0:
+            return False
+        num_rows_left = self._config.max_num_seqs - num_rows
+        num_blocks_left = self._blocks.device.num_blocks - self._num_blocks_of(tenant)
+        if num_rows_left >= num_rows_wanted(request) and num_blocks_left >= num_blocks:
             return False
         self._exceeding.add(tenant)
         return True

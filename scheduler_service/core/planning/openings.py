@@ -5,52 +5,85 @@ A core that is given only what its next step may begin leaves the others where a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
 
 from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.lack import Lack
 from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.planning.beside import Beside
+from scheduler_service.core.planning.prompt_limit import PromptTokens, is_again
 from scheduler_service.core.planning.room import MAX_BYPASSES, Room
 from scheduler_service.core.request import Request, RequestStatus
 
+# What a request lacks that waits for others to leave; nobody counts on its beginning soon.
+AWAITS_ROOM = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES, Lack.ADAPTER_SLOT, Lack.POOL})
+# A request that was just given begins with the next step, which mostly takes less than this.
+_NEXT_STEP_NS = 500_000_000
 # Requests that may wait at a time for others to make way for them.
 _MAX_YIELDED_TO = 4
 
 
+class _RunningPrompts(NamedTuple):
+    """Prompts that are being computed: their tokens that are left, and whose they are."""
+
+    num_tokens: int
+    tenants: frozenset[str]
+
+
+@dataclass(slots=True)
+class _First:
+    """Requests here that others have to wait for.
+
+    `tenants`: of those for which only their own tenant waits, because it has the room they need.
+    """
+
+    others: list[Request] = field(default_factory=list)
+    tenants: set[str] = field(default_factory=set)
+
+
 class Openings:
-    """Compares a request with what there is, and with what was given since the last step."""
+    """Compares a request with what there is, and with what requests that wait here will take.
+
+    Requests that wait for room here do not count: others may pass them, as long as the policy and
+    `planning/admitter.py` allow it.
+    """
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._config = config
         self._placement = placement
         self._policy = placement.waiting
         self._room = Room(config, placement)
-        self._beside = Beside()
+        self._most_prompt_tokens = PromptTokens.of(config).num_most
         self._num_yielded_to = 0
-        # Tokens of a step that are left beside prompts that are being computed; None: look again.
-        self._num_tokens_left: int | None = None
+        # Requests given since the last step was planned, and what others lacked for that step.
+        self._num_given = 0
+        self._planned_at_ns = 0
+        self._lacks: Mapping[Request, Lack] = {}
+        # Computed when somebody asks, and forgotten when something changes.
+        self._beside: Beside | None = None
+        self._prompts: _RunningPrompts | None = None
+        self._going_first: _First | None = None
 
-    def step_planned(self) -> None:
-        """Whoever was given before has begun, or lacks something that the core waits for."""
-        self._beside = Beside()
-        self._num_yielded_to = 0
-        self._num_tokens_left = None
+    def step_planned(self, lacks: Mapping[Request, Lack]) -> None:
+        """A step was planned, for which waiting requests lacked what `lacks` says."""
+        self._lacks = lacks
+        self._num_yielded_to = self._num_given = 0
+        self._planned_at_ns = self._placement.now_ns
+        self.changed()
+
+    def changed(self) -> None:
+        """Requests or rows have changed otherwise than by `given`."""
+        self._beside = self._prompts = self._going_first = None
 
     def given(self, request: Request) -> None:
         """A request waits for the next step."""
-        num_rows = num_rows_wanted(request)
-        self._beside.num_requests += 1
-        self._beside.num_rows += num_rows
-        if request.unfinished:
-            leader = request.unfinished[0]
-            hit, num_tokens = self._placement.blocks.prefixes.find(leader), len(leader.token_ids)
-            self._beside.num_tokens += num_tokens - hit.num_tokens
-            self._beside.num_blocks += num_rows * self._config.num_blocks_for(num_tokens)
-        self._beside.rows_of_tenants[request.scheduling.tenant] += num_rows
+        self._num_given += 1
+        if self._beside is not None:
+            self._count(request, self._beside)
 
     @property
     def is_open(self) -> bool:
@@ -59,29 +92,28 @@ class Openings:
 
     @property
     def has_tokens_left(self) -> bool:
-        """Whether the next step can take more tokens."""
-        return self._beside.num_tokens < self._tokens_left
+        """Whether the next step can take more tokens, at least those of some tenant."""
+        return self._num_tokens_left(is_newcomer=self._room.is_divided) > 0
 
     @property
     def is_open_soon(self) -> bool:
         """Whether some request could begin once prompts are computed that keep others waiting."""
         placement = self._placement
         return (
-            self._takes_others
-            and placement.num_unreserved_rows > self._beside.num_rows
+            (self._policy.shares is not None or self._takes_others)
+            and placement.num_unreserved_rows > self._waiting.num_rows
             and self.num_blocks_left > (placement.blocks.watermark if len(placement.rows) else 0)
         )
 
     @property
     def num_blocks_left(self) -> int:
-        """Free blocks, but for those of requests that were given since the last step."""
-        return self._placement.blocks.device.num_free - self._beside.num_blocks
+        """Free blocks, except those that requests waiting for the next steps will take."""
+        return self._placement.blocks.device.num_free - self._waiting.num_blocks
 
     @property
     def num_pending_tokens(self) -> int:
         """Tokens that are to be computed before somebody who comes now: of prompts, and of rows."""
-        num_prompt_tokens = self._config.max_num_batched_tokens - self._tokens_left
-        return num_prompt_tokens + self._beside.num_tokens
+        return self._running_prompts.num_tokens + self._waiting.num_tokens
 
     @property
     def nobody_waits(self) -> bool:
@@ -95,19 +127,32 @@ class Openings:
         """
         if not request.unfinished:
             return None  # it has all its tokens
-        if not self._takes_others or not self.has_tokens_left:
+        if self._num_tokens_for(request) <= 0 or self._is_held_up(request):
             return Lack.BUDGET
+        if request.scheduling.tenant in self._first.tenants:
+            return Lack.SHARE
         if not self._room.has_adapter_slot(request):
             return Lack.ADAPTER_SLOT
         self._room.begin_step()
         leader = request.unfinished[0]
-        lack = self._room.what_lacks(request, leader, NO_HIT, self._beside)
+        lack = self._room.what_lacks(request, leader, NO_HIT, self._waiting)
         if lack in (Lack.BLOCKS, Lack.POOL) and request.status is RequestStatus.ABSENT:
             prefixes = self._placement.blocks.prefixes
             prefixes.adopt(leader)
-            lack = self._room.what_lacks(request, leader, prefixes.find(leader), self._beside)
+            lack = self._room.what_lacks(request, leader, prefixes.find(leader), self._waiting)
         # What can never run is the core's to say.
         return None if lack is Lack.POOL else lack
+
+    def is_open_to(self, request: Request) -> bool:
+        """Whether `request` may begin as far as only its tenant matters; the cheaper question."""
+        if not request.unfinished or not self._room.is_divided:
+            return True
+        return (
+            self._num_tokens_for(request) > 0
+            and request.scheduling.tenant not in self._first.tenants
+            and not self._room.exceeds_row_share(request, self._waiting)
+            and not self._is_held_up(request)
+        )
 
     def may_yield_to(self, request: Request) -> bool:
         """Whether somebody runs here who may have to make way for a request."""
@@ -116,7 +161,8 @@ class Openings:
             return False
         least_urgent = self._placement.rows.sequence(int(order[-1])).request
         # Of the same class some take tokens of a step from others, but neither rows nor blocks.
-        if self._tokens_left <= 0 and self._policy.urgency(request) < self._policy.urgency(
+        num_tokens_left = self._config.max_num_batched_tokens - self._running_prompts.num_tokens
+        if num_tokens_left <= 0 and self._policy.urgency(request) < self._policy.urgency(
             least_urgent
         ):
             return True
@@ -128,9 +174,29 @@ class Openings:
 
     @property
     def movable(self) -> Iterator[Request]:
-        """Those that could as well wait elsewhere, swapped ones first."""
+        """Requests that could as well wait elsewhere, swapped ones first."""
         placement = self._placement
-        return filter(self.is_movable, [*placement.swapped, *placement.queued])
+        return filter(self.is_movable, chain(placement.swapped, placement.queued))
+
+    @property
+    def waits_since_ns(self) -> int | None:
+        """Since when a request waits that the last step had no room for; None if none does.
+
+        Where all have come since that step was planned: since when the first of them waits, but
+        later by what a next step may take.
+        """
+        placement = self._placement
+        if placement.swapped:
+            return placement.swapped[0].queued_at_ns
+        first = next(iter(placement.queued), None)
+        return None if first is None else first.queued_at_ns + self._grace_ns(first)
+
+    def has_waited_ns(self, request: Request, now_ns: int) -> int:
+        """How long a request waits here; less what a next step may take if it came since."""
+        return now_ns - request.queued_at_ns - self._grace_ns(request)
+
+    def _grace_ns(self, request: Request) -> int:
+        return _NEXT_STEP_NS if request.queued_at_ns > self._planned_at_ns else 0
 
     def is_movable(self, request: Request) -> bool:
         """Whether nothing of a request runs here, or is yet to come from a step in flight.
@@ -140,16 +206,15 @@ class Openings:
         is_idle = request.status in (RequestStatus.WAITING, RequestStatus.SWAPPED)
         return is_idle and self._placement.is_settled(request) and not request.trial_size
 
-    # -- parts ---------------------------------------------------------------------------------
+    # -- who goes first ------------------------------------------------------------------------
 
     @property
     def _takes_others(self) -> bool:
-        """Whether those that wait here leave anything to others."""
+        """Whether those that wait here leave anything to others, if tenants have no shares."""
         placement = self._placement
         if placement.swapped:
             return False
-        num_older = len(placement.waiting) - self._beside.num_requests
-        if num_older <= 0:
+        if len(placement.waiting) <= self._num_given:
             return True
         return not any(map(self._holds_up_others, placement.waiting))
 
@@ -158,11 +223,90 @@ class Openings:
         may_be_passed = self._policy.allows_bypasses or not self._room.has_adapter_slot(request)
         return not may_be_passed or request.num_bypasses >= MAX_BYPASSES
 
+    def _is_held_up(self, request: Request) -> bool:
+        """Whether `request` has to wait for others that wait here."""
+        if self._policy.shares is None:
+            return not self._takes_others
+        return not all(self._policy.may_pass(request, other) for other in self._first.others)
+
     @property
-    def _tokens_left(self) -> int:
-        if self._num_tokens_left is None:
+    def _first(self) -> _First:
+        """Swapped requests and those that were passed often enough, where tenants have shares."""
+        if self._going_first is None:
+            self._going_first = found = _First()
+            self._room.begin_step()
+            for request in chain(self._placement.swapped, self._overdue):
+                is_swapped = request.status is RequestStatus.SWAPPED
+                room = self._room
+                if room.exceeds_share(request) if is_swapped else room.waits_for_its_own(request):
+                    found.tenants.add(request.scheduling.tenant)
+                else:
+                    found.others.append(request)
+        return self._going_first
+
+    @property
+    def _overdue(self) -> Iterator[Request]:
+        """Requests that wait for room here and were passed by as many as may pass them."""
+        for request, lack in self._lacks.items():
+            is_waiting = request.status is RequestStatus.WAITING
+            if is_waiting and lack in AWAITS_ROOM and request.num_bypasses >= MAX_BYPASSES:
+                yield request
+
+    # -- what others take ----------------------------------------------------------------------
+
+    @property
+    def _waiting(self) -> Beside:
+        """What those take that wait here and lack nothing but their turn."""
+        if self._beside is None:
+            self._beside = Beside()
+            for request in self._placement.queued:
+                self._count(request, self._beside)
+        return self._beside
+
+    def _count(self, request: Request, beside: Beside) -> None:
+        lack = self._lacks.get(request)
+        if lack in AWAITS_ROOM or is_again(request):
+            return
+        num_rows = num_rows_wanted(request)
+        beside.rows_of_tenants[request.scheduling.tenant] += num_rows
+        if request.unfinished:
+            leader = request.unfinished[0]
+            hit, num_tokens = self._placement.blocks.prefixes.find(leader), len(leader.token_ids)
+            beside.num_tokens += num_tokens - hit.num_tokens
+            if lack is not Lack.SHARE:
+                beside.num_blocks += num_rows * self._config.num_blocks_for(num_tokens)
+        if lack is not Lack.SHARE:
+            beside.num_rows += num_rows
+
+    def _num_tokens_for(self, request: Request) -> int:
+        tenant = request.scheduling.tenant
+        is_newcomer = self._room.is_divided and not (
+            tenant in self._running_prompts.tenants or self._waiting.rows_of_tenants[tenant]
+        )
+        return self._num_tokens_left(is_newcomer=is_newcomer)
+
+    def _num_tokens_left(self, *, is_newcomer: bool) -> int:
+        """Prompt tokens that the next step can take besides those that are here already.
+
+        `is_newcomer`: those of a tenant without a prompt here, where tenants share a step: the
+        prompts of others do not keep it waiting (see `planning/prompt_limit.py`).
+        """
+        num_most = self._config.max_num_batched_tokens
+        num_here = self._running_prompts.num_tokens
+        if is_newcomer:
+            num_here = min(num_here, self._most_prompt_tokens)
+        elif self._room.is_divided:
+            num_most = self._most_prompt_tokens
+        return num_most - num_here - self._waiting.num_tokens
+
+    @property
+    def _running_prompts(self) -> _RunningPrompts:
+        if self._prompts is None:
             rows = self._placement.rows
-            pending = rows.num_tokens[rows.order] - rows.num_computed[rows.order]
-            num_prompt_tokens = int(np.where(pending > 1, pending, 0).sum())
-            self._num_tokens_left = self._config.max_num_batched_tokens - num_prompt_tokens
-        return self._num_tokens_left
+            order = rows.order
+            pending = rows.num_tokens[order] - rows.num_computed[order]
+            is_prompt = pending > 1
+            requests = (rows.sequence(i).request for i in order[is_prompt].tolist())
+            tenants = frozenset(request.scheduling.tenant for request in requests)
+            self._prompts = _RunningPrompts(int(pending[is_prompt].sum()), tenants)
+        return self._prompts

@@ -13,17 +13,10 @@ from scheduler_service.core.params_sets import ParamsSet
 from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.planning.beside import NOBODY, Beside
 from scheduler_service.core.planning.held_shares import HeldShares
-from scheduler_service.core.request import Request, Sequence
+from scheduler_service.core.request import Request, RequestStatus, Sequence
 from scheduler_service.core.tally import PreemptionCause
 
 MAX_BYPASSES = 64
-
-
-_LACKS = {
-    Allocation.OK: None,
-    Allocation.LATER: Lack.BLOCKS,
-    Allocation.NEVER: Lack.POOL,
-}
 
 
 @dataclass(slots=True)
@@ -125,7 +118,15 @@ class Room:
     def exceeds_share(self, request: Request) -> bool:
         """Whether the tenant of a swapped request would have too much if it came back."""
         num_blocks = self._placement.blocks.num_swap_in_blocks(request)
-        return self.has_yielded(request) or self._shares.exceeds(request, num_blocks)
+        return (
+            self.has_yielded(request)
+            or self._shares.exceeds(request, num_blocks)
+            or self.waits_for_its_own(request)
+        )
+
+    def exceeds_row_share(self, request: Request, beside: Beside) -> bool:
+        """Whether rows for a waiting request leave too few to other tenants."""
+        return request.num_bypasses < MAX_BYPASSES and self._shares.exceeds_rows(request, beside)
 
     def what_lacks(
         self, request: Request, leader: Sequence, hit: PrefixHit, beside: Beside = NOBODY
@@ -141,12 +142,33 @@ class Room:
         allocation = blocks.can_allocate(
             leader, hit, others_run=others_run, num_more_blocks=num_more
         )
+        if allocation is not Allocation.OK:
+            is_never = allocation is Allocation.NEVER and beside.num_blocks == 0
+            return Lack.POOL if is_never else Lack.BLOCKS
         # Whoever was passed often enough goes before everybody's shares.
-        if allocation is Allocation.OK and request.num_bypasses < MAX_BYPASSES:
+        if request.num_bypasses < MAX_BYPASSES:
             num_taken = blocks.num_lacking(leader, hit) + blocks.device.num_free + num_more
             if self._shares.exceeds(request, num_taken, beside):
                 return Lack.SHARE
-        return _LACKS[allocation]
+        return None
+
+    def waits_for_its_own(self, request: Request) -> bool:
+        """Whether other requests of its tenant have the room that a queued request needs.
+
+        No other tenant waits for it then. The others of its tenant do, in this step.
+        """
+        if not self.is_divided:
+            return False
+        blocks = self._placement.blocks
+        num_blocks = blocks.watermark
+        if request.status is RequestStatus.SWAPPED:
+            num_blocks += blocks.num_swap_in_blocks(request) + len(request.unfinished)
+        else:
+            leader = request.unfinished[0]
+            num_lacking = blocks.num_lacking(leader, blocks.prefixes.find(leader))
+            num_blocks += num_lacking + blocks.device.num_free
+            num_blocks += self._num_more_blocks(request, leader)
+        return self._shares.waits_for_its_own(request, num_blocks)
 
     def make_way(self, request: Request, leader: Sequence, hit: PrefixHit) -> bool:
         """Preempts less urgent requests for an urgent one; nobody if that is not enough for it.

@@ -112,6 +112,7 @@ class FairSharePolicy:
             # Nobody saves up service by not asking for it.
             account.counter = max(account.counter, self._level())
         account.waiting.add(request, {self._lane_of(request): (request.arrival,)})
+        self.shares.begins(account.tenant, request.request_id)
         self._num_waiting += 1
         if self._has_paid(request):
             # It may be another object that came back.
@@ -128,6 +129,8 @@ class FairSharePolicy:
         if request in self._new:
             self._new.remove(request)
             account.num_new -= 1
+        if not self._has_paid(request):
+            self.shares.ends(account.tenant, request.request_id)
         self._stale[account] = None
         self._last_to_leave = account
 
@@ -152,7 +155,9 @@ class FairSharePolicy:
         return None
 
     def ended(self, request_id: str) -> None:
-        self._paid.pop(request_id, None)
+        request = self._paid.pop(request_id, None)
+        if request is not None:
+            self.shares.ends(request.scheduling.tenant, request_id)
 
     def admitted(self, request: Request, num_uncached_tokens: int) -> None:
         """Charges the tenant, unless the request was admitted before."""
@@ -176,6 +181,17 @@ class FairSharePolicy:
     def may_preempt(self, waiting: Request, running: Request) -> bool:
         """Never: the tenant that was served more pays by waiting."""
         return False
+
+    def may_pass(self, request: Request, other: Request) -> bool:
+        """Whether the tenant of `request` is another one, and was served no more."""
+        tenant, other_tenant = request.scheduling.tenant, other.scheduling.tenant
+        served, served_other = self._accounts.get(tenant), self._accounts.get(other_tenant)
+        if tenant == other_tenant or served_other is None:
+            return False
+        counter = 0 if served is None else served.counter
+        if served is None or not served.waiting:
+            counter = max(counter, self._level())  # see `push`
+        return counter <= served_other.counter
 
     # -- the order -----------------------------------------------------------------------------
 
@@ -247,7 +263,6 @@ class FairSharePolicy:
                 self.forget_idle_tenants()
             account = _Account(tenant, self.shares.price(tenant))
             self._accounts[tenant] = account
-            self.shares.is_shared = len(self._accounts) > 1
         return account
 
     def _charge(self, account: _Account, service: int) -> None:
@@ -261,11 +276,9 @@ class FairSharePolicy:
         return paid is not None and not paid.is_finished
 
     def _forget_finished(self) -> None:
-        self._paid = {
-            request_id: request
-            for request_id, request in self._paid.items()
-            if not request.is_finished
-        }
+        finished = [request for request in self._paid.values() if request.is_finished]
+        for request in finished:
+            self.ended(request.request_id)
         self._max_paid = 2 * len(self._paid) + 16
 
     def forget_idle_tenants(self) -> None:
@@ -287,5 +300,4 @@ class FairSharePolicy:
         for index, account in enumerate(idle):
             if index < num_too_many or account.counter <= level:
                 del self._accounts[account.tenant]
-        self.shares.is_shared = len(self._accounts) > 1
         self._max_accounts = len(self._accounts) + max(1, self._max_idle_tenants // 2)

@@ -81,3 +81,6 @@ class FcfsPolicy:
 
     def may_preempt(self, waiting: Request, running: Request) -> bool:
         return False
+
+    def may_pass(self, request: Request, other: Request) -> bool:
+        return False

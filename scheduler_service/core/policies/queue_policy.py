@@ -110,6 +110,12 @@ class QueuePolicy(Protocol):
     def may_preempt(self, waiting: Request, running: Request) -> bool:
         """Whether `running` may be preempted to admit `waiting`. Never true both ways."""
 
+    def may_pass(self, request: Request, other: Request) -> bool:
+        """Whether `request` may begin before `other`, for which all others have to wait.
+
+        `other` was passed as often as the rules allow, or is swapped out and lacks room.
+        """
+
 
 # By the name that the operator gives; made from the weights of tenants.
 QUEUE_POLICIES: Mapping[str, Callable[[Mapping[str, float], LaneOf], QueuePolicy]]

@@ -152,6 +152,9 @@ class UrgencyPolicy:
         is_more_urgent = waiting.scheduling.priority < running.scheduling.priority
         return is_more_urgent and not running.is_protected
 
+    def may_pass(self, request: Request, other: Request) -> bool:
+        return False
+
     # -- turns and deadlines -------------------------------------------------------------------
 
     def _turns_of(self, request: Request) -> _Turns:

@@ -204,3 +204,27 @@ def test_abort_costs_the_same_when_many_more_requests_wait(policy: str) -> None:
 
     few, many = lines(200), lines(2000)
     assert many <= few + 200
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_waiting_requests_cost_the_same_when_many_more_requests_of_several_sequences_run(
+    policy: str,
+) -> None:
+    def lines(num_running: int, num_waiting: int) -> int:
+        driver = CoreDriver(
+            queue_policy=policy,
+            max_num_seqs=2 * num_running,
+            num_device_blocks=16 * num_running + 64,
+            max_num_batched_tokens=16 * num_running,
+            max_num_waiting=2 * (num_running + num_waiting),
+        )
+        for _ in range(num_running):
+            driver.add(3, n=2, max_tokens=100)
+        driver.step()
+        driver.step()
+        for number in range(num_waiting):
+            driver.add(3, scheduling=SchedulingParams(tenant=f"t{number}", priority=number % 3))
+        return num_lines(driver.plan)
+
+    few, many = (lines(running, 16) - lines(running, 0) for running in (8, 64))
+    assert many <= few + 20

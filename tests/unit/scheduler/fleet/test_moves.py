@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.lack import Lack
-from scheduler_service.fleet.moves import to_be_moved
+from scheduler_service.fleet.moves import has_waited, to_be_moved
+from tests.unit.scheduler.core.test_cost_of_a_step import num_lines
 from tests.unit.scheduler.fleet.queued_fleet import ONE_ROW, Fleet
 
 MS = 1_000_000
@@ -134,3 +135,55 @@ def test_request_is_not_taken_back_at_once() -> None:
     fleet.end("first")
     assert [name for name, _ in fleet.dispatch()] == ["later"]
     assert fleet.taken_back == []
+
+
+# -- what an arrival costs -------------------------------------------------------------------------
+
+
+def lines_of_an_arrival(num_cores: int, *, is_passed_over: bool) -> int:
+    """Lines that run for an urgent arrival where requests wait at every core, and all are open.
+
+    `is_passed_over`: they wait although a step was planned since.
+    """
+    fleet = Fleet(*[{"num_device_blocks": 400}] * num_cores, policy="priority")
+    for number, driver in enumerate(fleet.drivers):
+        driver.core.tick(1)
+        driver.num_requests = 10 * number
+        driver.add(3, f"a{number}")
+        driver.add(3, f"b{number}")
+        if is_passed_over:
+            driver.core.openings.step_planned({})
+        assert driver.core.openings.is_open
+    fleet.dispatch()
+    fleet.now_ns = 200 * MS
+    fleet.num_requests = 10 * num_cores
+    fleet.push("arrival", priority=-1)
+    return num_lines(fleet.dispatch)
+
+
+@pytest.mark.parametrize("is_passed_over", [False, True])
+def test_arrival_costs_in_proportion_to_the_executors_when_requests_wait_at_all(
+    *, is_passed_over: bool
+) -> None:
+    few, many, most = (
+        lines_of_an_arrival(number, is_passed_over=is_passed_over) for number in (16, 32, 64)
+    )
+    assert most - many <= 2.2 * (many - few)
+
+
+def test_request_that_was_just_given_does_not_move_before_its_step_is_planned() -> None:
+    fleet = Fleet({}, {})
+    fleet.now_ns = MS
+    for driver in fleet.drivers:
+        driver.core.tick(fleet.now_ns)
+        driver.core.openings.step_planned({})
+        driver.core.tick(fleet.now_ns + 1)
+    fleet.push("a")
+    ((_, giver),) = fleet.dispatch()
+    cores = [driver.core for driver in fleet.drivers]
+    taker = cores[1 - giver]
+    assert to_be_moved(100 * MS, taker, cores) is None
+    assert not has_waited(cores[giver], 100 * MS)
+    # Its executor takes very long for a step.
+    assert to_be_moved(2000 * MS, taker, cores) == (cores[giver], "a")
+    assert has_waited(cores[giver], 2000 * MS)

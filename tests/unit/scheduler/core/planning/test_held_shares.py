@@ -60,6 +60,26 @@ def test_flood_has_all_rows_when_no_other_tenant_is_known() -> None:
     assert len(running(driver, "a")) == 4
 
 
+@pytest.mark.parametrize("ended_by", ["itself", "its client", "another executor"])
+def test_flood_has_all_rows_and_whole_steps_when_another_tenant_was_idle_for_an_hour(
+    ended_by: str,
+) -> None:
+    driver = fair_driver(
+        max_num_seqs=64, max_num_batched_tokens=2048, num_device_blocks=1000, max_num_waiting=128
+    )
+    other = add(driver, "b", max_tokens=1 if ended_by == "itself" else 50)
+    driver.step()
+    if ended_by == "its client":
+        driver.core.abort(other.request_id)
+    elif ended_by == "another executor":
+        driver.core.withdraw(other.request_id)
+    driver.core.tick(3600 * 10**9)
+    flood = [add(driver, "a", prompt=32) for _ in range(64)]
+    plan, _ = driver.step()
+    assert plan.num_tokens == 64 * 32
+    assert len(running(driver, "a")) == len(flood)
+
+
 def test_flood_has_all_rows_when_the_policy_is_not_fair() -> None:
     driver = fair_driver(max_num_seqs=4, queue_policy="fcfs")
     make_known(driver, "b")

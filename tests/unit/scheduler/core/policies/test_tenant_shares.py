@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.policies.fair_share import FairSharePolicy
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES, make_queue_policy
-from scheduler_service.core.policies.tenant_shares import HELD_PER_LEFT, TenantShares
+from scheduler_service.core.policies.tenant_shares import ACTIVE_NS, HELD_PER_LEFT, TenantShares
 from scheduler_service.core.request import SchedulingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.driver import CoreDriver
@@ -22,6 +22,14 @@ def fill(policy: FairSharePolicy, tenant: str, num_places: int, first_arrival: i
     return num_pushed
 
 
+def shared(weights: dict[str, float]) -> TenantShares:
+    """Shares of two tenants that both have a request."""
+    shares = TenantShares(weights)
+    shares.begins("a", "of a")
+    shares.begins("b", "of b")
+    return shares
+
+
 @pytest.mark.parametrize(
     ("weight", "num_held", "num_left", "may_take"),
     [(1, 16, 1, True), (1, 17, 1, False), (2, 32, 1, True), (0.5, 9, 1, False), (1, 1, 0, False)],
@@ -30,16 +38,35 @@ def test_tenant_may_take_when_it_leaves_enough_for_what_it_has(
     *, weight: float, num_held: int, num_left: int, may_take: bool
 ) -> None:
     assert HELD_PER_LEFT == 16
-    shares = TenantShares({"a": weight})
-    shares.is_shared = True
+    shares = shared({"a": weight})
     assert shares.may_take("a", num_held, num_left) is may_take
 
 
 def test_tenant_may_take_the_last_when_it_has_nothing_or_is_alone() -> None:
-    shares = TenantShares({})
-    assert shares.may_take("a", 1000, 0)
-    shares.is_shared = True
-    assert shares.may_take("a", 0, 0)
+    assert TenantShares({}).may_take("a", 1000, 0)
+    assert shared({}).may_take("a", 0, 0)
+
+
+def test_tenant_may_take_everything_when_others_have_been_idle_for_long() -> None:
+    shares = shared({})
+    assert not shares.may_take("a", 17, 1)
+    shares.ends("b", "of b")
+    shares.now_ns = ACTIVE_NS
+    assert not shares.may_take("a", 17, 1)
+    shares.now_ns = ACTIVE_NS + 1
+    assert shares.may_take("a", 17, 1)
+    shares.begins("b", "another of b")
+    assert not shares.may_take("a", 17, 1)
+
+
+def test_tenant_stays_active_when_only_one_of_its_requests_has_ended() -> None:
+    shares = shared({})
+    shares.begins("b", "of b")
+    shares.begins("b", "another of b")
+    shares.ends("b", "of b")
+    shares.ends("b", "of b")
+    shares.now_ns = 10 * ACTIVE_NS
+    assert shares.is_shared
 
 
 def test_fair_leaves_places_to_others_when_a_tenant_floods() -> None:
