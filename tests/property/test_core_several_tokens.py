@@ -2,7 +2,7 @@
 
 `CoreMachine` draws everything that there is, and these situations now and then. Here every story
 has several of them: rows that run on or have drafts, of which the executor keeps some, while they
-are swapped, their executor is lost, or the core breaks when it has taken a result.
+are swapped, their executor is lost, or the core breaks when it has taken a result. Sequences are long: some have all tokens but one when they come.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.property.core_workloads import EOS, VOCAB_SIZE
 from tests.support.core.truth import Spec
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25"))
-_MAX_TOKENS = 30
+_MAX_TOKENS = 40
 _MAX_PROMPT = 12
 _NUM_EVENTS = 40
 
@@ -33,7 +33,7 @@ class _Story(CoreMachine):
         """A core for a few rows, whose blocks suffice for them, or nearly."""
         self.num_words = random.choice([None, None, 1, 2])
         block_size = random.choice([1, 2, 4])
-        num_blocks = random.choice([48, 96, 160]) // block_size
+        num_blocks = random.choice([64, 96, 160]) // block_size
         config = SchedulerConfig(
             block_size=block_size,
             num_device_blocks=num_blocks,
@@ -58,9 +58,11 @@ class _Story(CoreMachine):
     def arrive_plainly(self, random: Random) -> None:
         """A request with nothing about it that keeps rows from getting several tokens."""
         prompt = random.choices(range(1, VOCAB_SIZE), k=random.randint(1, _MAX_PROMPT))
-        params = SamplingParams(max_tokens=_MAX_TOKENS, ignore_eos=True)
+        num_sequences = random.choice([1, 1, 2])
+        params = SamplingParams(n=num_sequences, max_tokens=_MAX_TOKENS, ignore_eos=True)
         scheduling = SchedulingParams(tenant=random.choice(["", "heavy", "light"]))
-        self.add(Spec(tuple(prompt), params, scheduling, seed=random.randint(0, 3)))
+        seed, num_resumed = random.randint(0, 3), random.choice([0, 0, 0, _MAX_TOKENS - 1])
+        self.add(Spec(tuple(prompt), params, scheduling, seed, num_resumed=num_resumed))
 
     def happen(self, random: Random) -> None:
         """A few steps, and then something else."""
