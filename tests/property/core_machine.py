@@ -15,6 +15,7 @@ from dataclasses import replace
 from enum import Enum
 from random import Random
 from typing import Any
+from unittest import mock
 
 from hypothesis import note
 from hypothesis import strategies as st
@@ -22,8 +23,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from executor_service.steps.step import RowStatus
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
+from scheduler_service.core.request import Request, SequenceStatus
 from scheduler_service.core.tally import PreemptionCause
+from scheduler_service.executors.broken_core import CoreBroken, rescue
 from scheduler_service.journal.checkpoint import dump_core, load_core
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
@@ -43,6 +47,7 @@ class Mishap(Enum):
     CLIENT_LEAVES = "client_leaves"
     REQUEST_YIELDS = "request_yields"
     REQUEST_YIELDS_BEFORE_A_LOSS = "request_yields_before_a_loss"
+    REQUEST_YIELDS_DURING_ITS_RUN = "request_yields_during_its_run"
     URGENT_REQUEST_COMES = "urgent_request_comes"
     STEP_FAILS = "step_fails"
     STEP_IS_NOT_EXECUTED = "step_is_not_executed"
@@ -52,6 +57,7 @@ class Mishap(Enum):
     GRAMMAR_IS_NEVER_COMPILED = "grammar_is_never_compiled"
     RESULT_BREAKS_CONTRACT = "result_breaks_contract"
     EXECUTOR_IS_LOST = "executor_is_lost"
+    CORE_BREAKS = "core_breaks"
     REQUEST_IS_WITHDRAWN = "request_is_withdrawn"
     CORE_IS_RESTORED = "core_is_restored"
 
@@ -181,6 +187,25 @@ class CoreMachine(RuleBasedStateMachine):
             loss = self.row_fails if index % 2 else self.step_fails
             loss(index // 2)
 
+    def request_yields_during_its_run(self, index: int) -> None:
+        """A step in flight may bring it several tokens, or fewer, when it has no row any more."""
+        placement = self.running.scheduler.placement
+        while len(self.running.in_flight) >= self.depth:
+            self.running.answer()
+        if placement.suspects or self.running.needs_snapshot:
+            return
+        running = [
+            sequence.request
+            for plan, _ in self.running.in_flight
+            if plan.work.num_more_tokens is not None
+            for row_id, stay_id in zip(plan.work.row_ids, plan.work.stay_ids, strict=True)
+            if (sequence := placement.sequence_of(int(row_id), int(stay_id))) is not None
+            and sequence.status is SequenceStatus.RUNNING
+        ]
+        if running:
+            placement.preempt(running[index % len(running)], PreemptionCause.BLOCKS)
+            self.running.fill()
+
     def urgent_request_comes(self, index: int) -> None:
         spec = random_spec(Random(index))
         self.add(replace(spec, scheduling=replace(spec.scheduling, priority=-2)))
@@ -266,9 +291,33 @@ class CoreMachine(RuleBasedStateMachine):
             assert not true, "it was believed"
 
     def executor_is_lost(self, _index: int) -> None:
-        lost, unfinished = self.running, self.unfinished
-        lost.count_fault()
-        moved = {request.client_key: request for request in lost.scheduler.evacuate()}
+        self.running.count_fault()
+        self.go_on_elsewhere(self.running.scheduler.evacuate())
+
+    def core_breaks(self, _index: int) -> None:
+        """A fault of ours, when all that a result brought was taken and nobody was told of it."""
+        take = Results.take
+
+        def take_and_break(*arguments: Any) -> None:  # noqa: ANN401
+            take(*arguments)
+            raise AssertionError("a fault of ours")
+
+        self.running.count_fault()
+        try:
+            with mock.patch.object(Results, "take", take_and_break):
+                self.running.answer()
+        except AssertionError as error:
+            if str(error) != "a fault of ours":
+                raise
+            for client in self.unfinished:
+                client.saw_broken_core = True
+            broken = CoreBroken("apply", error)
+            requests = rescue(self.running.scheduler, broken, has_lost_events=True)
+            self.go_on_elsewhere(requests)
+
+    def go_on_elsewhere(self, requests: list[Request]) -> None:
+        """All that were unfinished left a core; those that have not ended go to a new one."""
+        unfinished, moved = self.unfinished, {request.client_key: request for request in requests}
         assert moved.keys() == {client.request.client_key for client in unfinished}
         self.connect()
         for client in unfinished:

@@ -24,6 +24,7 @@ property_settings = settings(max_examples=NUM_EXAMPLES, deadline=None)
 
 _SAMPLED = 7
 _LETTERS = (1, 2)
+_MAX_FOLLOWED = 20
 _VICTIM, _WATCHER = "victim", "watcher"
 
 
@@ -87,18 +88,26 @@ def _names(ask: _Ask, tokens: Sequence[int], block_size: int) -> list[object]:
 @property_settings
 @given(
     st.lists(
-        _asks(["", "a", "b"], num_public=st.sampled_from([0, 2, 4, 7, 8, 99])),
+        st.tuples(
+            _asks(["", "a", "b"], num_public=st.sampled_from([0, 2, 4, 7, 8, 99])),
+            st.none() | st.integers(0, 15),
+        ),
         min_size=6,
         max_size=16,
     ),
     st.sampled_from([1, 2, 3, 4]),
 )
 def test_block_is_shared_between_tenants_exactly_when_it_is_public_for_both(
-    asks: list[_Ask], block_size: int
+    asks: list[tuple[_Ask, int | None]], block_size: int
 ) -> None:
+    """Some prompts are what was said before, by whomever: the prompt, its answer, and more."""
     driver = _driver(block_size=block_size, num_device_blocks=2000)
     known: set[object] = set()
-    for ask in asks:
+    said: list[tuple[int, ...]] = []
+    for ask, follows in asks:
+        if follows is not None and said:
+            before = said[follows % len(said)][:_MAX_FOLLOWED]
+            ask = replace(ask, prompt=before + ask.prompt)
         prompt, names = list(ask.prompt), _names(ask, ask.prompt, block_size)
         most = (len(prompt) - 1) // block_size
         num_known = next((i for i, n in enumerate(names[:most]) if n not in known), most)
@@ -107,8 +116,10 @@ def test_block_is_shared_between_tenants_exactly_when_it_is_public_for_both(
         driver.run()
 
         assert request.num_cached_tokens == num_known * block_size
+        tokens = request.sequence.token_ids.tolist()
+        said.append(tuple(tokens))
         # Of the last token that was sampled, nothing was computed.
-        known.update(_names(ask, request.sequence.token_ids.tolist()[:-1], block_size))
+        known.update(_names(ask, tokens[:-1], block_size))
 
 
 # -- what the watcher sees -----------------------------------------------------------------------

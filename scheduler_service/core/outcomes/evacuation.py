@@ -33,7 +33,8 @@ def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
     """Makes requests what they were before the result of `plan` came, as far as they go on.
 
     `events`: what they would have been told. Of use to `evacuate` only: nothing else in the
-    placement is put right. Beams, and what the best completions are chosen by, stay as they are.
+    placement is put right. Beams stay as they are, and so do the scores of completions that had
+    tokens before.
     """
     for request, scored in events.prompt_logprobs:
         request.num_prompt_logprobs_sent -= len(scored)
@@ -50,6 +51,9 @@ def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
             rows.num_known[sequence.row_id] = min(rows.num_known[sequence.row_id], length)
         else:
             sequence.token_ids = sequence.token_ids[:length]
+        if length == sequence.num_prompt_tokens:
+            # These are the tokens by which the best completions are chosen.
+            sequence.cumulative_logprob, sequence.scored = 0.0, []
 
 
 def detach(request: Request, placement: Placement) -> Request:

@@ -10,7 +10,13 @@ from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.request import NO_ROW, Request, RequestStatus, SequenceStatus
+from scheduler_service.core.request import (
+    NO_ROW,
+    Request,
+    RequestStatus,
+    Sequence,
+    SequenceStatus,
+)
 from scheduler_service.core.sampling_params import ID_BYTES
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.new_rows_codec import encode_params
@@ -230,3 +236,31 @@ def check_plan(
     swapped = set(placement.swapped)
     came_back = {r for r in swapped_before - swapped if r.status is RequestStatus.RUNNING}
     assert not came_back or not swapped - swapped_before, "swapped in while swapping out"
+
+
+# -- charges ---------------------------------------------------------------------------------------
+
+
+def lengths_of(scheduler: Scheduler) -> dict[Sequence, int]:
+    """Known tokens of all sequences, but for beams, which are not charged for."""
+    placement = scheduler.placement
+    return {
+        sequence: len(placement.known_tokens(sequence))
+        for request in placement.requests.values()
+        for sequence in request.sequences
+        if request.params.beam is None
+    }
+
+
+def check_charges(
+    scheduler: Scheduler, lengths: dict[Sequence, int], num_sampled: Counter[str]
+) -> None:
+    """Each tenant is charged for as many tokens as its sequences got since `lengths_of`."""
+    if not scheduler.placement.waiting.charges_outputs:
+        assert not num_sampled
+        return
+    known_tokens, num_gained = scheduler.placement.known_tokens, Counter[str]()
+    for sequence, length in lengths.items():
+        tenant = sequence.request.scheduling.tenant
+        num_gained[tenant] += len(known_tokens(sequence)) - length
+    assert num_sampled == +num_gained

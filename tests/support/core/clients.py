@@ -15,13 +15,14 @@ from tests.support.fakes.fake_logprobs import fake_logprob
 
 @dataclass(slots=True)
 class Client:
-    """`is_aborted`, `has_bad_row`: what was done to its request."""
+    """`is_aborted`, `has_bad_row`, `saw_broken_core`: what was done to its request."""
 
     spec: Spec
     truth: Truth
     delivery: Delivery
     is_aborted: bool = False
     has_bad_row: bool = False
+    saw_broken_core: bool = False
 
     @property
     def request(self) -> Request:
@@ -82,6 +83,8 @@ class Client:
         match self.request.error[0]:
             case "INVALID_LOGITS" | "ROW_FAILED":
                 assert self.has_bad_row
+            case "INVARIANT_BROKEN":
+                assert self.saw_broken_core
             case "EXECUTOR_LOST_REPEATEDLY":
                 assert self.delivery.num_faults >= MAX_FRUITLESS_LOSSES
             case "DEADLINE_UNREACHABLE":

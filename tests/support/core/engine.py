@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
@@ -16,7 +16,7 @@ from scheduler_service.core.request import Request, ScoredToken
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.core.checks import check_plan
+from tests.support.core.checks import check_charges, check_plan, lengths_of
 from tests.support.core.in_process import SCHEDULER_EPOCH, executor_info
 from tests.support.core.plan_executor import InjectedFailure
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
@@ -245,7 +245,10 @@ class CoreEngine(Generic[Message]):
 
     def take(self, outcome: StepOutcome) -> None:
         """Gives the core a result. Raises ContractBroken."""
-        self._deliver(self.scheduler.apply(outcome))
+        lengths = lengths_of(self.scheduler)
+        events = self.scheduler.apply(outcome)
+        check_charges(self.scheduler, lengths, Counter(events.num_sampled))
+        self._deliver(events)
         self.needs_snapshot |= outcome.status in (StepStatus.NEED_SNAPSHOT, StepStatus.REFUSED)
 
     # -- clients -------------------------------------------------------------------------------
