@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ from splitserve_gateway.sharing.shares import Shares
 from splitserve_gateway.sharing.turn_places import TurnPlaces
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_rpc.discovery import discovery
+from splitserve_rpc.web_guard import WebGuard
 
 if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics
@@ -112,7 +114,9 @@ def build_app(
     if knows_callers:
         app.add_middleware(TenantPlaces, places=Shares(max_requests))
         app.add_middleware(Door, callers=lambda: app.state.callers)
-    app.add_middleware(Guard, exchanges=exchanges)
+    hosts = config.hosts(config.http)
+    web = None if hosts is None else WebGuard(hosts, config.http_cors_origins)
+    app.add_middleware(Guard, exchanges=exchanges, web=web)
     if config.http_cors_origins:
         # Around all, so that every refusal can be read by a page, too.
         app.add_middleware(
@@ -134,10 +138,17 @@ def _to_schedulers(config: GatewayConfig, patience: ClientConfig) -> ClientConfi
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it"
-    message = f"{request.method} {quoted(request.url.path)}: {error.detail}"
+    headers = dict(error.headers or {})
+    is_for_all = request.method == "OPTIONS" and request.scope["path"] == "*"
+    if is_for_all or error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        methods = {"GET", "POST"} if is_for_all else set(headers["Allow"].split(", "))
+        headers = {"allow": ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))}
+        if request.method == "OPTIONS":
+            return Response(None, HTTPStatus.NO_CONTENT, headers)
+    message = f"{request.method} {quoted(request.scope['path'])}: {error.detail}"
     code = _CODE_OF_STATUS.get(error.status_code)
     response = ApiError(error.status_code, "invalid_request_error", message, code=code).response()
-    response.headers.update(error.headers or {})
+    response.headers.update(headers)
     return response
 
 

@@ -12,6 +12,7 @@ from splitserve_rpc.addresses import is_address, is_loopback
 from splitserve_rpc.exposure import missing_for_http
 from splitserve_rpc.security import SecurityUnusable, check_exposure, check_pair
 from splitserve_rpc.tls import TlsFiles
+from splitserve_rpc.web_guard import ANY, split_hosts
 from splitserve_tracing.trace_config import TraceConfig
 
 ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"]
@@ -46,6 +47,7 @@ class GatewayConfig:
     tokens that its client is behind; 16 times that of all. `drain_timeout_s`: what open requests
     get at shutdown.
     `http_cors_origins`: of web pages that may use it from a browser; `*` for any.
+    `allowed_hosts`: further names by which callers without a credential may call it.
     `live`: None if no page is served.
     `tool_call_parser`, `reasoning_parser`: the model's notation; auto: by its chat template.
     """
@@ -63,10 +65,23 @@ class GatewayConfig:
     tool_call_parser: ToolCallParserName = "auto"
     reasoning_parser: ReasoningParserName = "auto"
     http_cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     exit_on_stdin_eof: bool = False
     metrics: MetricsAddress | None = None
     live: LiveConfig | None = None
     traces: TraceConfig | None = None
+
+    def hosts(self, listen: str) -> tuple[str, ...] | None:
+        """Names by which the listener at `listen` may be called, as a WebGuard has them.
+
+        None where all callers need a credential: then there is nothing to guard. Over HTTPS any
+        name may be used, since the certificate is valid for our own names alone.
+        """
+        if self.gateway_key_file is not None:
+            return None
+        if self.http_tls is not None:
+            return (ANY,)
+        return (listen.rpartition(":")[0], *self.allowed_hosts)
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> GatewayConfig:
@@ -108,6 +123,7 @@ class GatewayConfig:
             tool_call_parser=values["tool_call_parser"],
             reasoning_parser=values["reasoning_parser"],
             http_cors_origins=tuple(filter(None, (values["http_cors_origins"] or "").split(","))),
+            allowed_hosts=split_hosts(values["allowed_hosts"]),
             exit_on_stdin_eof=values["exit_on_stdin_eof"],
             metrics=MetricsAddress.from_options(values),
             live=_live(values),

@@ -39,12 +39,9 @@ class LivePage:
         self._address = live.listen if self._listening else claim_address(live.listen)
         knows_callers = config.gateway_key_file is not None
         self._feeds = Feeds(discovery(live.schedulers), ClientConfig(tls=config.scheduler_tls))
-        host = self._address.rpartition(":")[0]
-        # Who brings a credential, or looks at its certificate, calls it by whatever name it has.
-        is_open = config.http_tls is None and not knows_callers
         page = build_page(
             self._feeds,
-            hosts=["localhost", host] if is_open else None,
+            hosts=config.hosts(self._address),
             check=partial(_check, callers) if knows_callers else None,
         )
         self._server = HttpServer(page, self._address, config.http_tls, _NUM_CONNECTIONS)

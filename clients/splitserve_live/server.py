@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from http import HTTPStatus
 from importlib import resources
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -18,9 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitserve_client import CallerNotAllowed, CallerUnknown, SplitserveError
 from splitserve_live.feeds import Feeds
-from splitserve_live.hosts import KnownHosts
 from splitserve_rpc.bearer import is_credential, split_bearer
 from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.web_guard import WebGuard
 
 _HEADERS = (
     (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -46,17 +48,18 @@ def build_page(
     check: Check | None = None,
     unread_s: float = _UNREAD_S,
 ) -> ASGIApp:
-    """`hosts`: names under which it is asked for, beside addresses; None for any.
+    """The application around `feeds`.
 
-    A page of elsewhere, whose name leads here, is none of these: so it reads nothing where nobody
-    is asked for a credential. `check`: whether a credential may watch; None to leave that to
-    schedulers. `unread_s`: how long a line may wait for its reader.
+    `hosts`: names by which it may be called, as a WebGuard has them; None where all callers need a
+    credential, and so no web page has to be refused.
+    `check`: whether a credential may watch; None to leave that to schedulers. `unread_s`: how long
+    a line may wait for its reader.
     """
     page = _Page(feeds, check, unread_s)
     static = Path(str(resources.files("splitserve_live") / "static"))
     middleware = [Middleware(_Headers)]
     if hosts is not None:
-        middleware.append(Middleware(KnownHosts, names=hosts))
+        middleware.append(Middleware(_Guarded, guard=WebGuard(hosts)))
     return Starlette(
         routes=[
             Route("/feed", page.feed),
@@ -65,6 +68,7 @@ def build_page(
             Mount("/", StaticFiles(directory=static, html=True)),
         ],
         middleware=middleware,
+        exception_handlers={HTTPException: _on_http_error},
     )
 
 
@@ -109,8 +113,6 @@ class _Page:
 
     async def _may_watch(self, request: Request) -> str:
         """The credential that came along, empty for none. Raises DomainError."""
-        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            raise DomainError("CALLER_NOT_ALLOWED", "a page of elsewhere asks")
         credential = split_bearer(request.headers.get("authorization", "")) or ""
         if credential and not is_credential(credential):
             raise DomainError("CALLER_UNKNOWN", "the credential is not usable")
@@ -161,6 +163,19 @@ def _rate(text: str | None) -> int:
     return int(text)
 
 
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """There is nothing but pages to get. Also answers what OPTIONS asks."""
+    assert isinstance(error, HTTPException), "registered for it"
+    is_for_all = request.method == "OPTIONS" and request.scope["path"] == "*"
+    headers = {}
+    if is_for_all or error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers = {"allow": "GET, HEAD"}
+        if request.method == "OPTIONS":
+            return Response(None, HTTPStatus.NO_CONTENT, headers)
+    content = {"reason": "", "message": error.detail}
+    return JSONResponse(content, error.status_code, headers)
+
+
 _STATUS = {
     "CALLER_UNKNOWN": 401,
     "CALLER_NOT_ALLOWED": 403,
@@ -181,6 +196,24 @@ def _refusal(error: SplitserveError | DomainError | OSError | LookupError) -> Re
     elif reason == "METHOD_UNKNOWN":
         message += "; --live-schedulers says where schedulers listen for operators"
     return JSONResponse({"reason": reason, "message": message}, _STATUS.get(reason, 503))
+
+
+class _Guarded:
+    """Answers those whom the guard lets pass."""
+
+    def __init__(self, app: ASGIApp, guard: WebGuard) -> None:
+        self._app = app
+        self._guard = guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on what is allowed."""
+        if scope["type"] == "http":
+            refusal = self._guard.refusal(scope["method"], scope["headers"])
+            if refusal is not None:
+                content = {"reason": "", "message": refusal.message}
+                await JSONResponse(content, refusal.status)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class _Headers:

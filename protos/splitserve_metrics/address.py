@@ -10,6 +10,7 @@ from typing import Any
 from splitserve_rpc.addresses import is_loopback
 from splitserve_rpc.security import check_exposure
 from splitserve_rpc.tls import TlsFiles
+from splitserve_rpc.web_guard import split_hosts
 
 _PROBLEM = "without --tls-cert, --tls-key and --tls-ca whoever reaches it reads them"
 
@@ -18,11 +19,12 @@ _PROBLEM = "without --tls-cert, --tls-key and --tls-ca whoever reaches it reads 
 class MetricsAddress:
     """`listen`: `host:port`. `tls`: what readers are met with, who need a certificate, too.
 
-    None: plain text.
+    None: plain text. `allowed_hosts`: further names by which readers may call it then.
     """
 
     listen: str
     tls: TlsFiles | None = None
+    allowed_hosts: tuple[str, ...] = ()
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> MetricsAddress | None:
@@ -43,5 +45,5 @@ class MetricsAddress:
             problem=_PROBLEM,
         )
         if is_loopback(listen) or not is_protected:
-            return cls(listen)
+            return cls(listen, allowed_hosts=split_hosts(values.get("allowed_hosts")))
         return cls(listen, TlsFiles(*map(Path, paths)))

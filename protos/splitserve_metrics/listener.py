@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -14,6 +16,7 @@ from splitserve_metrics.address import MetricsAddress
 from splitserve_metrics.instruments import Page
 from splitserve_rpc.addresses import claim_address
 from splitserve_rpc.https import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, https_context
+from splitserve_rpc.web_guard import ANY, WebGuard
 
 PATH = "/metrics"
 # Of one who reads, from its connection to the end of its answer.
@@ -28,7 +31,8 @@ _log = logging.getLogger(__name__)
 class MetricsListener:
     """Answers with the `page` of the moment. Whoever is slow or says something else is cut off.
 
-    It knows nothing of HTTP but how Prometheus asks: one request for each connection.
+    It knows nothing of HTTP but how Prometheus asks: one request for each connection. Web pages of
+    other origins are refused, since nobody is asked for a credential.
     """
 
     def __init__(self, address: MetricsAddress, page: Callable[[], Page]) -> None:
@@ -41,6 +45,8 @@ class MetricsListener:
                 "ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S,
                 "ssl_shutdown_timeout": SHUTDOWN_TIMEOUT_S,
             }
+        # Over TLS the host needs no check: the certificate is valid for our own names alone.
+        self._guard = WebGuard(address.allowed_hosts if address.tls is None else (ANY,))
         self._page = page
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
@@ -87,21 +93,37 @@ class MetricsListener:
                 writer.transport.abort()
 
     async def _answer(self, head: bytes) -> bytes:
-        method, _, rest = head.partition(b" ")
+        request_line, *lines = head.split(b"\r\n")
+        method, _, rest = request_line.partition(b" ")
+        has_body = method != b"HEAD"
+        refusal = self._guard.refusal(method.decode("latin-1"), map(_field, lines))
+        if refusal is not None:
+            return _response(refusal.status, f"{refusal.message}\n".encode(), has_body)
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if path != PATH.encode():
-            return _response("404 Not Found", f"there is only {PATH}\n".encode())
-        if method != b"GET":
-            return _response("405 Method Not Allowed", b"there is only GET\n")
+            return _response(HTTPStatus.NOT_FOUND, f"there is only {PATH}\n".encode(), has_body)
+        if method not in (b"GET", b"HEAD"):
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, b"there is only GET\n", has_body)
         page = self._page()
         # Text of thousands of numbers takes milliseconds, which steps would wait for.
-        return _response("200 OK", await asyncio.to_thread(generate_latest, page))
+        text = await asyncio.to_thread(generate_latest, page)
+        return _response(HTTPStatus.OK, text, has_body)
 
 
-def _response(status: str, body: bytes) -> bytes:
-    kind = CONTENT_TYPE_LATEST if status.startswith("200") else "text/plain; charset=utf-8"
+def _field(line: bytes) -> tuple[bytes, bytes]:
+    """Name, in small letters, and value of a header field."""
+    name, _, value = line.partition(b":")
+    return name.strip().lower(), value
+
+
+def _response(code: int, body: bytes, has_body: bool) -> bytes:
+    """`has_body`: whether `body` is sent, or only described."""
+    status = HTTPStatus(code)
+    kind = CONTENT_TYPE_LATEST if status is HTTPStatus.OK else "text/plain; charset=utf-8"
+    allow = "Allow: GET, HEAD\r\n" if status is HTTPStatus.METHOD_NOT_ALLOWED else ""
     head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+        f"HTTP/1.1 {status} {status.phrase}\r\nDate: {formatdate(usegmt=True)}\r\n{allow}"
+        f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
         "Connection: close\r\nX-Content-Type-Options: nosniff\r\n\r\n"
     )
-    return head.encode() + body
+    return head.encode() + (body if has_body else b"")

@@ -39,6 +39,17 @@ OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
         default_text="no metrics",
     ),
     Option(
+        "allowed-hosts",
+        Kind.HOSTS,
+        "further names by which whoever asks without a credential may call what listens for HTTP "
+        "here, metrics included; addresses and names that the public DNS cannot have are always "
+        "allowed",
+        _OTHER,
+        COMMANDS,
+        default_text="none",
+        metavar="NAME,...",
+    ),
+    Option(
         "traces-to",
         Kind.TEXT,
         "collector of OpenTelemetry that gets traces of requests (OTLP over gRPC); https:// beyond "

@@ -36,6 +36,7 @@ class Kind(enum.Enum):
     ADDRESS = "host:port"
     SCHEDULERS = "host:port,... or dns:host:port or file:path"
     ORIGINS = "origin,..."
+    HOSTS = "name,..."
     SWITCH = "true or false"
 
 
@@ -95,6 +96,8 @@ class Option:
                 return "host:port, or up to 64 with commas between, dns:host:port or file:path"
             case Kind.ORIGINS:
                 return "* for any, or one like https://host:port, or several with commas between"
+            case Kind.HOSTS:
+                return "* for any, or names with commas between, say api.example.org,*.example.org"
             case Kind.SWITCH:
                 return "true or false"
             case Kind.TEXT:

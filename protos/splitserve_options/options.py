@@ -13,7 +13,7 @@ import math
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,6 +34,8 @@ Value = str | int | float | bool | None
 
 # As browsers send it: without a path, in small letters.
 _ORIGIN = re.compile(r"https?://[^\s/,A-Z*@?#]+")
+# Of DNS, with a wildcard for the first label; no port.
+_HOST = re.compile(r"(?:\*\.)?[\w-]+(?:\.[\w-]+)*", re.ASCII)
 _SWITCH_WORDS = {
     "true": True, "1": True, "yes": True, "on": True,
     "false": False, "0": False, "no": False, "off": False,
@@ -216,14 +218,8 @@ def _checked(option: Option, value: object, where: str) -> Value:
             fits = isinstance(value, bool)
         case Kind.CHOICE:
             fits = value in option.choices
-        case Kind.ADDRESS:
-            fits = isinstance(value, str) and is_address(value)
-        case Kind.SCHEDULERS:
-            fits = isinstance(value, str) and _are_schedulers(value)
-        case Kind.ORIGINS:
-            fits = isinstance(value, str) and _are_origins(value)
-        case Kind.TEXT:
-            fits = isinstance(value, str) and bool(value.strip())
+        case kind:
+            fits = isinstance(value, str) and _TEXT_CHECKS[kind](value)
     if not fits or (isinstance(value, int | float) and not _in_range(option, value)):
         raise _refusal(option, where, value)
     return value  # type: ignore[return-value]
@@ -246,6 +242,19 @@ def _are_schedulers(text: str) -> bool:
 
 def _are_origins(text: str) -> bool:
     return text == "*" or all(map(_ORIGIN.fullmatch, text.split(",")))
+
+
+def _are_hosts(text: str) -> bool:
+    return text == "*" or all(map(_HOST.fullmatch, text.split(",")))
+
+
+_TEXT_CHECKS: Mapping[Kind, Callable[[str], bool]] = {
+    Kind.ADDRESS: is_address,
+    Kind.SCHEDULERS: _are_schedulers,
+    Kind.ORIGINS: _are_origins,
+    Kind.HOSTS: _are_hosts,
+    Kind.TEXT: lambda text: bool(text.strip()),
+}
 
 
 def _refusal(option: Option, where: str, value: object) -> OptionError:

@@ -38,6 +38,7 @@ VALID: dict[str, dict[str, object]] = {
     "/tokenize": {"prompt": "one two"},
     "/detokenize": {"tokens": [1, 2]},
 }
+JSON = "content-type: application/json\r\n"
 _MOST_S = 2.0
 _scalars = st.one_of(
     st.none(),
@@ -136,7 +137,7 @@ def test_body_is_answered_or_refused_when_its_bytes_are_anything(
     target: Running[Attacked], data: st.DataObject, path: str
 ) -> None:
     body = data.draw(mutated(json.dumps(VALID[path]).encode()) | st.binary(max_size=40))
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{JSON}content-length: {len(body)}\r\n\r\n"
 
     target.run(target.target.check(head.encode() + body))
 
@@ -151,7 +152,7 @@ def test_request_is_answered_or_refused_when_its_headers_are_anything(
 ) -> None:
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
     body = json.dumps(VALID[path]).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{JSON}content-length: {len(body)}\r\n".encode()
 
     target.run(target.target.check(head + lines + b"\r\n" + body, wait=False))
 

@@ -366,7 +366,8 @@ async def test_field_is_refused_by_name_when_it_cannot_be(
     ],
 )
 async def test_body_is_refused_when_it_is_no_request(gateway: RunningGateway, body: str) -> None:
-    response = await gateway.http.post(PATH, content=body)
+    headers = {"content-type": "application/json"}
+    response = await gateway.http.post(PATH, content=body, headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
 

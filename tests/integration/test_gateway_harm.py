@@ -25,6 +25,7 @@ from tests.support.processes.gateway import (
 
 COMPLETION = {"prompt": "one two", "max_tokens": 40, "seed": 1}
 PATH = "/v1/completions"
+JSON = {"content-type": "application/json"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -44,11 +45,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     [
         ("GET", "/nothing", {}, 404),
         ("GET", PATH, {}, 405),
-        ("POST", PATH, {"content": b"{", "headers": {"content-type": "application/json"}}, 400),
-        ("POST", PATH, {"content": b"x" * (2**20 + 1)}, 413),
+        ("POST", PATH, {"content": b"{", "headers": JSON}, 400),
+        ("POST", PATH, {"content": b"x" * (2**20 + 1), "headers": JSON}, 413),
+        ("POST", PATH, {"content": b"{}"}, 415),
         ("POST", PATH, {"data": {"prompt": "x"}}, 415),
         ("POST", PATH, {"content": b"{}", "headers": {"content-encoding": "gzip"}}, 415),
-        ("POST", PATH, {"content": b'{"prompt":' + b"[" * 50_000}, 400),
+        ("POST", PATH, {"content": b'{"prompt":' + b"[" * 50_000, "headers": JSON}, 400),
         ("POST", PATH, {"json": {"prompt": "x", "model": "nobody"}}, 404),
         ("POST", PATH, {"json": {"prompt": "x", "temperature": "hot"}}, 400),
     ],
@@ -70,7 +72,7 @@ async def test_body_is_refused_when_its_chunks_are_too_much(gateway: RunningGate
         for _ in range(40):
             yield b" " * 2**16
 
-    response = await gateway.http.post(PATH, content=chunks())
+    response = await gateway.http.post(PATH, content=chunks(), headers=JSON)
 
     assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
 

@@ -60,6 +60,8 @@ def request(
 ) -> bytes:
     """With a length only if `headers` say it."""
     lines = [f"{method} {target} HTTP/{version}", "host: x", *headers]
+    if method == "POST":
+        lines.append("content-type: application/json")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
@@ -84,9 +86,9 @@ TAKEN = {
 }
 REFUSED = {
     "no length": (request(body=b""), 400),
-    "unknown method": (request(method="BREW"), 400),
-    "CONNECT": (request(method="CONNECT", target="x:443", body=b""), 400),
-    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "unknown method": (request(method="BREW"), 501),
+    "CONNECT": (request(method="CONNECT", target="x:443", body=b""), 501),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 100, 400),
     "path that is no text": (b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n", 400),
     "path with a wrong escape": (request(target="/%zz%ff", method="GET", body=b""), 404),
@@ -152,12 +154,20 @@ async def test_nothing_is_smuggled_when_lengths_contradict_each_other(
         assert await statuses(gateway, request(*headers, body=b"0\r\n\r\n" + LIVE)) == [400]
 
 
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-async def test_connection_ends_with_the_answer_to_another_version(
-    gateway: RunningGateway, version: str
+async def test_old_client_gets_a_stream_that_ends_with_the_connection(
+    gateway: RunningGateway,
 ) -> None:
-    headers = (LENGTH, "connection: keep-alive") if version == "1.0" else (LENGTH,)
-    assert await statuses(gateway, request(*headers, version=version)) == [200]
+    """RFC 9112, 6.1: it knows no chunks; whether it would keep the connection does not matter."""
+    body = json.dumps({**COMPLETION, "stream": True}).encode()
+    length = f"content-length: {len(body)}"
+    reader, writer = await gateway.connect()
+    writer.write(request(length, "connection: keep-alive", version="1.0", body=body))
+    head, _, events = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert b"\r\ntransfer-encoding:" not in head
+    assert b"\r\nconnection: close" in head
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"\n\ndata: [DONE]\n\n")
 
 
 async def test_client_that_asks_whether_to_send_is_told_so(gateway: RunningGateway) -> None:

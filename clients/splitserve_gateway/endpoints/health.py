@@ -11,15 +11,12 @@ from splitserve_gateway.endpoints.context import gateway_of
 router = APIRouter()
 
 
-@router.head("/health/live")
 @router.get("/health/live")
 async def live() -> dict[str, str]:
     """200 as long as the event loop turns."""
     return {"status": "live"}
 
 
-@router.head("/health")
-@router.head("/health/ready")
 @router.get("/health")
 @router.get("/health/ready")
 async def ready(request: Request) -> Response:

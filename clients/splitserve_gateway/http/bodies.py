@@ -13,6 +13,8 @@ from splitserve_gateway.http.errors import ApiError, invalid, quoted
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
+# Set in the state of a scope whose caller shows no credential.
+NEEDS_CONTENT_TYPE = "needs_content_type"
 _JSON = "application/json"
 _KIND = "invalid_request_error"
 # Parsing takes a few milliseconds for so many bytes at most, a fraction of one for texts.
@@ -65,18 +67,25 @@ def _parse(body: bytearray, schema: type[Schema]) -> Schema:
 
 def _check_head(request: Request, max_bytes: int) -> None:
     headers = request.headers
-    media_type = headers.get("content-type", _JSON).partition(";")[0].strip().lower()
-    if media_type != _JSON:
-        message = f"the body must be {_JSON}; content-type says {media_type[:80]!r}"
-        raise ApiError(415, _KIND, message, code="unsupported_media_type")
-    if headers.get("content-encoding", "identity").lower() != "identity":
-        message = "the body must not be compressed"
-        raise ApiError(415, _KIND, message, code="unsupported_media_type")
+    named = ", ".join(headers.getlist("content-type"))
+    media_type = named.partition(";")[0].strip().lower()
+    # Without a credential it has to be named: a page can send a body without a type to any origin.
+    is_required = request.scope.get("state", {}).get(NEEDS_CONTENT_TYPE, False)
+    if media_type != _JSON and (named or is_required):
+        is_named = f"is {quoted(named)!r}" if named else "is missing"
+        raise _unsupported(f"the header content-type {is_named}; allowed: {_JSON}")
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise _unsupported(f"the header content-encoding is {quoted(encoding)!r}; allowed: none")
     declared = headers.get("content-length", "0")
     digits = declared.lstrip("0") or "0"
     # Python refuses to read numbers of thousands of digits.
     if digits.isdecimal() and (len(digits) > _MAX_LENGTH_DIGITS or int(digits) > max_bytes):
         raise _too_large(max_bytes)
+
+
+def _unsupported(message: str) -> ApiError:
+    return ApiError(415, _KIND, message, code="unsupported_media_type")
 
 
 async def _read(request: Request, max_bytes: int, share: BodyShare) -> bytearray:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any
 
 from pydantic_core import to_json
@@ -12,9 +14,11 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from splitserve_gateway.http.errors import ApiError, invalid
+from splitserve_gateway.http.request_head import HeadRefused, check_head
 from splitserve_gateway.http.request_parser import RequestParser
 
 _MAX_HEAD_BYTES = 64 * 1024
+_MAX_TARGET_BYTES = 16 * 1024
 # Of each header, besides its name and value: a colon, a space, the end of the line.
 _HEADER_EXTRA_BYTES = 4
 # For all of a request's headers to come.
@@ -30,6 +34,8 @@ _SEND_BYTES = 128 * 1024
 _UNWRITTEN_BYTES = 64 * 1024
 # Requests sent ahead on one connection while another is answered.
 _MAX_PIPELINED = 16
+# Their answers begin at once, and nothing is lost if nobody reads them.
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class Connection(HttpToolsProtocol):
@@ -37,8 +43,10 @@ class Connection(HttpToolsProtocol):
 
     The head of a request is bounded in size and time, and so is what follows a body. A client that
     leaves is noticed whichever of its pipelined requests is answered, since reading never stops:
-    one that sends too much ahead is cut instead. What is no HTTP is refused in OpenAI's shape. An
-    answer that does not wait for the whole body is the connection's last.
+    one that sends too much ahead is cut instead. What is no HTTP is refused in OpenAI's shape,
+    after the answers to the requests before it. An answer that does not wait for the whole body is
+    the connection's last. Trailers are dropped. HEAD is answered as GET, without the body.
+    Clients of HTTP/1.0 get no chunks, and may keep the connection.
 
     `leave` is called when it is over, if it was made at all.
 
@@ -56,6 +64,10 @@ class Connection(HttpToolsProtocol):
     _num_head_bytes = 0
     _num_new_bytes = 0
     _is_last = False
+    _is_in_head = False
+    # The end of what the client says: nothing that comes after it is read.
+    _last_refusal: HeadRefused | None = None
+    _has_eof = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.is_made = True
@@ -88,29 +100,57 @@ class Connection(HttpToolsProtocol):
         if self._linger_timer is not None:
             self._await_silence()
             return
+        if self._last_refusal is not None:
+            return
         self._num_new_bytes += len(data)
-        super().data_received(data)
-        if self._num_new_bytes > _MAX_HEAD_BYTES and self._linger_timer is None:
-            self._refuse_head()
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+            if self._num_new_bytes > _MAX_HEAD_BYTES:
+                raise _head_too_large()
+        except HeadRefused as refusal:
+            self._refuse(refusal)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keeps the connection for answers that begin at once; else it is closed."""
+        cycles = [cycle for cycle, _ in self.pipeline]
+        if self._running is not None and not self._running.response_complete:
+            cycles.append(self._running)
+        self._has_eof = bool(cycles) and all(
+            cycle.scope["method"] in _SAFE_METHODS and not cycle.more_body for cycle in cycles
+        )
+        return self._has_eof
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_head_bytes = 0
+        self._is_in_head = True
         self._begin_head()
 
     def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
         super().on_url(url)
+        if len(self.url) > _MAX_TARGET_BYTES:
+            message = f"the target is longer than {_MAX_TARGET_BYTES} bytes"
+            raise HeadRefused(HTTPStatus.REQUEST_URI_TOO_LONG, message)
+        self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value) + _HEADER_EXTRA_BYTES)
-        super().on_header(name, value)
+        if self._is_in_head:
+            super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         self._end_head()
+        self._is_in_head = False
+        version, method = self.parser.get_http_version(), self.parser.get_method().decode()
+        is_tls = self.scheme == "https"
+        self.url = check_head(version, method, self.url, self.headers, is_tls)
+        if version == "1.0":
+            self.expect_100_continue = False
         super().on_headers_complete()
+        self.cycle.keep_alive = self.parser.should_keep_alive()
         if len(self.pipeline) > _MAX_PIPELINED:
             self._cut()
         elif self.pipeline:
@@ -128,31 +168,33 @@ class Connection(HttpToolsProtocol):
         self._num_new_bytes = 0
         super().on_message_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        if self._num_head_bytes > _MAX_HEAD_BYTES:
-            self._refuse_head()
-        else:
-            self._refuse(400, msg)
-
     def on_response_complete(self) -> None:
         if self._is_last:
             self._linger()
-        else:
-            super().on_response_complete()
+            return
+        has_more = bool(self.pipeline)
+        super().on_response_complete()
+        if has_more or self.transport.is_closing():
+            return
+        if self._last_refusal is not None:
+            self._write_refusal(self._last_refusal)
+        elif self._has_eof:
+            self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401
+        writer = _AnswerWriter(cycle)
+        is_head = cycle.scope["method"] == "HEAD"
+
         async def answer(scope: Scope, receive: Receive, _: Send) -> None:
-            await app(scope, receive, send)
+            await app({**scope, "method": "GET"} if is_head else scope, receive, send)
 
         async def send(message: Message) -> None:
-            is_early = message["type"] == "http.response.start" and cycle.more_body
-            if is_early:
-                headers = [*message.get("headers", ()), (b"connection", b"close")]
-                message = {**message, "headers": headers}
-            await cycle.send(message)  # type: ignore[arg-type]
-            if is_early and not cycle.disconnected:
+            await writer.send(message)
+            if writer.is_early and not cycle.disconnected:
                 # It ends by lingering, not by the close that uvicorn would do.
                 self._is_last = cycle.keep_alive = True
+            if is_head:
+                await writer.end()
 
         self._running = cycle
         cycle.scope["state"]["cut"] = self._cut
@@ -171,36 +213,46 @@ class Connection(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         if not self.transport.is_closing():
-            self._refuse(408, f"the headers did not come within {HEAD_TIMEOUT_S:.0f} seconds")
+            message = f"the headers did not come within {HEAD_TIMEOUT_S:.0f} seconds"
+            self._refuse(HeadRefused(HTTPStatus.REQUEST_TIMEOUT, message))
 
     def _count_head(self, num_bytes: int) -> None:
-        """Raises ValueError, which ends the parsing, for a head that is too large."""
+        """Raises HeadRefused, which ends the parsing, for a head that is too large."""
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > _MAX_HEAD_BYTES:
-            raise ValueError("the head is too large")
+            raise _head_too_large()
 
-    def _refuse_head(self) -> None:
-        self._refuse(431, f"the headers are larger than {_MAX_HEAD_BYTES} bytes")
-
-    def _refuse(self, status: int, message: str) -> None:
-        """Says why the connection ends; not into an answer that is under way."""
+    def _refuse(self, refusal: HeadRefused) -> None:
+        """Says why the connection ends, after the answers to what came before."""
         running = self._running
-        if running is not None and not running.response_complete:
-            if running is not self.cycle or running.response_started or not running.more_body:
-                self._cut()
-                return
+        if running is None or running.response_complete:
+            self._write_refusal(refusal)
+        elif running is not self.cycle or not running.more_body:
+            if self.pipeline and self.cycle.more_body:
+                # The refusal answers the request whose body is wrong.
+                self.pipeline.popleft()
+            self._last_refusal = refusal
+            self._end_head()
+        elif running.response_started:
+            self._cut()
+        else:
             # Of its own body: this is its answer.
             running.disconnected = True
             running.message_event.set()
+            self._write_refusal(refusal)
+
+    def _write_refusal(self, refusal: HeadRefused) -> None:
+        status = HTTPStatus(refusal.status)
         error = (
-            invalid(message)
-            if status == 400
-            else ApiError(status, "invalid_request_error", message)
+            invalid(refusal.message)
+            if status is HTTPStatus.BAD_REQUEST
+            else ApiError(status, "invalid_request_error", refusal.message)
         )
         body = to_json(error.body())
         head = (
-            f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"HTTP/1.1 {status} {status.phrase}\r\ndate: {formatdate(usegmt=True)}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            "connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self._linger()
@@ -229,3 +281,59 @@ class Connection(HttpToolsProtocol):
 
     def _cut(self) -> None:
         self.transport.abort()
+
+
+class _AnswerWriter:
+    """Writes one answer as the method and the version of its request want it.
+
+    `is_early`: whether it began before the whole body of the request was there.
+    """
+
+    is_early = False
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        # If not, the end of the body is that of the connection.
+        self._has_length = True
+
+    async def send(self, message: Message) -> None:
+        """Writes `message`; what comes after the end is dropped."""
+        cycle = self._cycle
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": self._headers(message)}
+        elif cycle.response_complete:
+            return
+        elif not self._has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await cycle.send(message)  # type: ignore[arg-type]
+
+    async def end(self) -> None:
+        """Ends an answer that has no body."""
+        if not self._cycle.response_complete:
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _headers(self, message: Message) -> list[tuple[bytes, bytes]]:
+        cycle = self._cycle
+        headers = list(message.get("headers", ()))
+        self.is_early = cycle.more_body
+        if self.is_early:
+            headers.append((b"connection", b"close"))
+        if cycle.scope["http_version"] == "1.0":
+            self._has_length = _has_length(cycle.scope["method"], message["status"], headers)
+            if not self._has_length:
+                cycle.keep_alive = cycle.chunked_encoding = False
+            elif cycle.keep_alive and not self.is_early:
+                headers.append((b"connection", b"keep-alive"))
+        return headers
+
+
+def _head_too_large() -> HeadRefused:
+    message = f"the headers are larger than {_MAX_HEAD_BYTES} bytes"
+    return HeadRefused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
+
+
+def _has_length(method: str, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a client can tell the end of an answer by its head."""
+    if method == "HEAD" or status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+        return True
+    return any(name.lower() == b"content-length" for name, _ in headers)

@@ -31,6 +31,7 @@ from splitserve_client import (
     StreamNotRead,
     TokenizerUnavailable,
 )
+from splitserve_rpc.web_guard import WebRefusal
 
 # The reason of a ServerUnreachable: a scheduler refuses the gateway itself, not who called it.
 UPSTREAM_REFUSED = "UPSTREAM_REFUSED"
@@ -113,6 +114,12 @@ def caller_unknown(message: str) -> ApiError:
 def caller_not_allowed(message: str) -> ApiError:
     """The credential is valid, and not for this."""
     return ApiError(403, "permission_error", message, code="caller_not_allowed")
+
+
+def web_refused(refusal: WebRefusal) -> ApiError:
+    """A web page asks that may not."""
+    kind = "permission_error" if refusal.status == HTTPStatus.FORBIDDEN else "invalid_request_error"
+    return ApiError(refusal.status, kind, refusal.message, code=refusal.code)
 
 
 def too_many_requests(message: str) -> ApiError:

@@ -7,16 +7,18 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from splitserve_gateway.http.errors import ApiError, draining, too_many_requests
+from splitserve_gateway.http.bodies import NEEDS_CONTENT_TYPE
+from splitserve_gateway.http.errors import ApiError, draining, too_many_requests, web_refused
 from splitserve_gateway.http.exchange import Answered, Exchange
 from splitserve_gateway.tracing import GatewayTraces
+from splitserve_rpc.web_guard import WebGuard
 
-_HEALTH = "/health"
+_HEALTH = frozenset(("/health", "/health/live", "/health/ready"))
 
 
 def is_about_health(path: str) -> bool:
     """Whether it is answered whatever happens, and to whom it may be."""
-    return path == _HEALTH or path.startswith(f"{_HEALTH}/")
+    return path in _HEALTH
 
 
 class Exchanges:
@@ -85,9 +87,11 @@ class Exchanges:
 class Guard:
     """The ASGI application around the application."""
 
-    def __init__(self, app: ASGIApp, exchanges: Exchanges) -> None:
+    def __init__(self, app: ASGIApp, exchanges: Exchanges, web: WebGuard | None = None) -> None:
+        """`web`: None where all callers need a credential."""
         self._app = app
         self._exchanges = exchanges
+        self._web = web
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request; passes on what is none."""
@@ -99,7 +103,7 @@ class Guard:
         if self._exchanges.traces is not None and not is_health:
             trace = self._exchanges.traces.begin(scope)
         exchange = Exchange(scope, receive, send, trace)
-        refusal = None if is_health else self._exchanges.refusal()
+        refusal = self._refusal(scope)
         try:
             if refusal is not None:
                 await exchange.fail(refusal)
@@ -109,6 +113,14 @@ class Guard:
             answered = exchange.over()
             if self._exchanges.answered is not None:
                 self._exchanges.answered(answered)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        if self._web is not None:
+            scope.setdefault("state", {})[NEEDS_CONTENT_TYPE] = True
+            found = self._web.refusal(scope["method"], scope["headers"])
+            if found is not None:
+                return web_refused(found)
+        return None if is_about_health(scope["path"]) else self._exchanges.refusal()
 
     async def _run(self, exchange: Exchange) -> None:
         self._exchanges.add(exchange)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from http import HTTPMethod, HTTPStatus
 from typing import Protocol
 
 import httptools
+
+from splitserve_gateway.http.request_head import HeadRefused
+
+# By what llhttp says.
+_REQUEST_LINE = re.compile(rb"(?:\A|\n)([!#$%&'*+.^`|~\w-]+) [^ \r\n]+ HTTP/1\.[01]\r\n", re.ASCII)
+_KNOWN_METHODS = frozenset(method.encode() for method in HTTPMethod)
+_VERSION_PROBLEMS = ("Invalid HTTP version", "Pause on PRI/Upgrade")
 
 
 class Target(Protocol):
@@ -28,8 +37,21 @@ class RequestParser:
         self._parser = _new_parser(target)
 
     def feed_data(self, data: bytes) -> None:
-        """Raises HttpParserError."""
-        left = memoryview(data)
+        """Raises HeadRefused, also for what is wrong with a body; or what the target raised."""
+        try:
+            self._feed(memoryview(data))
+        except httptools.HttpParserCallbackError as error:
+            raise (error.__context__ or error) from None
+        except httptools.HttpParserInvalidMethodError as error:
+            raise _method_unknown(data) from error
+        except httptools.HttpParserError as error:
+            if str(error) in _VERSION_PROBLEMS:
+                message = "the version is not supported; allowed: HTTP/1.1, HTTP/1.0"
+                raise HeadRefused(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, message) from error
+            message = f"this is not HTTP/1.1: {error}"
+            raise HeadRefused(HTTPStatus.BAD_REQUEST, message) from error
+
+    def _feed(self, left: memoryview) -> None:
         while left:
             try:
                 self._parser.feed_data(left)
@@ -60,12 +82,21 @@ class RequestParser:
     def _head_without_upgrade(self) -> bytes:
         method = self._parser.get_method()
         if method == b"CONNECT":
-            raise httptools.HttpParserError("a tunnel is not offered")
+            raise HeadRefused(HTTPStatus.NOT_IMPLEMENTED, "CONNECT is not implemented")
         version = self._parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s" % (method, self._target.url, version)]
         headers = self._target.headers
         lines += [b"%s: %s" % header for header in headers if header[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
+
+
+def _method_unknown(data: bytes) -> HeadRefused:
+    """`data` may be anything, or a request whose method is none that anybody knows."""
+    unknown = [each for each in _REQUEST_LINE.findall(data) if each not in _KNOWN_METHODS]
+    if not unknown:
+        return HeadRefused(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1: it begins with no method")
+    message = f"the method is {unknown[0][:80].decode()!r}; allowed: those of RFC 9110, in capitals"
+    return HeadRefused(HTTPStatus.NOT_IMPLEMENTED, message)
 
 
 def _new_parser(target: Target) -> httptools.HttpRequestParser:

@@ -113,7 +113,8 @@ WatchedGateway = tuple[RunningGateway, StepWatch]
 def post_bytes(path: str, body: object, headers: str = "") -> bytes:
     """A request as it is on the wire; `headers`: more of them, each with its line end."""
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len(content)}\r\n\r\n"
+    headers += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{headers}\r\n"
     return head.encode() + content
 
 

@@ -134,6 +134,20 @@ class EndlessFeeds(Feeds):
             await asyncio.sleep(0)
 
 
+async def test_head_of_a_feed_ends_and_leaves_no_watcher() -> None:
+    feeds = EndlessFeeds()
+    async with serving(build_page(feeds, None)) as address:
+        host, _, port = address.rpartition(":")
+        async with asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"HEAD /feed HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            head = await reader.read()
+            await feeds.has_ended.wait()
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert head.endswith(b"\r\n\r\n")
+
+
 async def test_who_looks_but_does_not_read_loses_the_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -244,3 +244,14 @@ def test_resolve_takes_schedulers_when_they_are_to_be_discovered(
 def test_resolve_refuses_schedulers_when_they_could_not_be_discovered(schedulers: str) -> None:
     with pytest.raises(OptionError, match="dns:host:port or file:path"):
         resolve("executor", [f"--scheduler={schedulers}"], {})
+
+
+@pytest.mark.parametrize("hosts", ["", "a,", "a:8000", "https://a", "a.*", "*,a", "a b", "**.a"])
+def test_resolve_refuses_hosts_when_one_is_none(hosts: str) -> None:
+    with pytest.raises(OptionError, match=r"hosts .*it takes \* for any, or names with"):
+        resolve("scheduler", [f"--allowed-hosts={hosts}"], {})
+
+
+@pytest.mark.parametrize("hosts", ["*", "api.example.org", "*.example.org,gate_way-1"])
+def test_resolve_takes_hosts(hosts: str) -> None:
+    assert resolve("executor", [f"--allowed-hosts={hosts}"], {})["allowed_hosts"] == hosts

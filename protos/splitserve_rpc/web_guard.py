@@ -1,0 +1,134 @@
+"""Refuses web pages of other origins, for HTTP listeners that know no callers.
+
+A browser sends requests for any page that it shows, also to addresses that only its own machine
+reaches. A listener without credentials therefore checks three headers that pages cannot forge:
+
+- `Host`: a page whose name was pointed at this address (DNS rebinding) sends that name.
+- `Sec-Fetch-Site` and `Origin`: say which page a request is from. Programs send neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+ANY = "*"
+_SUBDOMAINS = "*."
+# Reserved (RFC 6761, RFC 6762, ICANN 2024): the public DNS has no such name, so no page has one.
+_PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
+_MAX_QUOTED_CHARS = 80
+
+
+def split_hosts(text: str | None) -> tuple[str, ...]:
+    """The names in a value of the option `allowed-hosts`."""
+    return tuple(text.split(",")) if text else ()
+
+
+@dataclass(frozen=True, slots=True)
+class WebRefusal:
+    """`status`: of HTTP. `code`: for programs."""
+
+    status: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class WebGuard:
+    """Decides by the headers of a request. Programs outside browsers always pass the origin check.
+
+    `hosts`: names by which the listener may be asked, beside addresses and names that the public
+    DNS cannot have; `*.example.org` is any name below that one, `*` any name.
+    `origins`: of pages that may use the listener, as `Origin` has them; `*` for all.
+    """
+
+    hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
+
+    def refusal(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> WebRefusal | None:
+        """None if the request may pass. Names of `headers` are in small letters."""
+        fields = _Fields(headers)
+        for host in fields.all(b"host"):
+            if not self._allows_host(host):
+                return self._host_refusal(host)
+        if self._allows_origin(method, fields):
+            return None
+        return self._origin_refusal(fields)
+
+    def _allows_host(self, host: str) -> bool:
+        name = _without_port(host.lower()).removesuffix(".")
+        if ANY in self.hosts or _is_private(name):
+            return True
+        return any(
+            name.endswith(allowed[1:]) if allowed.startswith(_SUBDOMAINS) else name == allowed
+            for allowed in map(str.lower, self.hosts)
+        )
+
+    def _allows_origin(self, method: str, fields: _Fields) -> bool:
+        origins, sites = fields.all(b"origin"), fields.all(b"sec-fetch-site")
+        if ANY in self.origins or (origins and set(origins) <= set(self.origins)):
+            return True
+        if sites:
+            # The browser has compared origins already; `none`: the user typed the address.
+            return set(sites) <= {"same-origin", "none"} or _is_followed_link(method, fields)
+        own = {host.lower() for host in fields.all(b"host")}
+        return all(origin.lower().partition("://")[2] in own for origin in origins)
+
+    def _host_refusal(self, host: str) -> WebRefusal:
+        names = "".join(f", {name}" for name in self.hosts if not _is_private(name))
+        message = (
+            f"host is {host[:_MAX_QUOTED_CHARS]!r}; allowed: an IP address, a name without a dot "
+            f"or of .internal, .local, .localhost{names}; --allowed-hosts allows more"
+        )
+        return WebRefusal(400, "host_not_allowed", message)
+
+    def _origin_refusal(self, fields: _Fields) -> WebRefusal:
+        header = b"origin" if fields.all(b"origin") else b"sec-fetch-site"
+        value = ", ".join(fields.all(header))[:_MAX_QUOTED_CHARS]
+        origins = "".join(f", {origin}" for origin in self.origins)
+        message = (
+            f"{header.decode()} is {value!r}: a web page of another origin asks; allowed: pages "
+            f"of this address{origins} (--http-cors-origins allows more to use the API)"
+        )
+        return WebRefusal(403, "origin_not_allowed", message)
+
+
+class _Fields:
+    """The header fields that the guard reads."""
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self._headers = [
+            (name, value)
+            for name, value in headers
+            if name in (b"host", b"origin") or name.startswith(b"sec-fetch-")
+        ]
+
+    def all(self, wanted: bytes) -> list[str]:
+        """The values of all fields called `wanted`."""
+        return [value.decode("latin-1").strip() for name, value in self._headers if name == wanted]
+
+
+def _is_followed_link(method: str, fields: _Fields) -> bool:
+    """Whether the user opens a link on another page, which cannot read the answer."""
+    return (
+        method in ("GET", "HEAD")
+        and fields.all(b"sec-fetch-mode") == ["navigate"]
+        and fields.all(b"sec-fetch-dest") == ["document"]
+    )
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
+
+
+def _is_private(name: str) -> bool:
+    """Whether no page of the internet can be at `name`."""
+    if not name:
+        return False
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return "." not in name or name.endswith(_PRIVATE_SUFFIXES)
+    return True
