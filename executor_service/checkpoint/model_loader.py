@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.generation_config import read_eos_token_ids, read_generation_config
@@ -20,7 +21,7 @@ from executor_service.checkpoint.model_kind import check_kind
 from executor_service.checkpoint.tokenizer_files import read_tokenizer, with_tokenizer_eos
 from executor_service.checkpoint.weight_names import check_weight_names
 from executor_service.device.errors import is_out_of_memory
-from executor_service.device.memory import format_bytes
+from executor_service.device.memory import available_host_bytes, format_bytes
 from executor_service.errors import (
     ExecutorError,
     ModelUnreadable,
@@ -41,6 +42,8 @@ from splitserve_kernels.paged_batch import KVScales
 _log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Float16 weights become float32 ones if these leave room for pools.
+_FLOAT32_MEMORY_RATIO = 0.6
 _KV_DTYPES = {"fp8": torch.float8_e4m3fn}
 
 
@@ -49,7 +52,8 @@ class ModelConfig:
     """What to load.
 
     `model`: a checkpoint directory, or a model id of the Hugging Face hub. `device`: as torch
-    writes it. `dtype`: "float32", "bfloat16", "float16", or "auto" for that of the checkpoint.
+    writes it. `dtype`: "float32", "bfloat16", "float16", or "auto" for that of the checkpoint, and
+    for what a CPU computes fast instead of float16.
     `kv_cache_dtype`: "fp8", which GPUs can, or "auto" for that of the model.
     `max_model_len`: in tokens; None for all that the model has positions for. `name`: shown to
     clients; None for that of the directory.
@@ -156,28 +160,15 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
     first used, and hold no memory of their own. Raises what `load_model` does.
     """
     started_s = time.perf_counter()
-    from transformers import GenerationConfig
-
-    make_generation_config: Any = GenerationConfig
-    auto_class = _auto_class(config)
-    dtype = "auto" if model_config.dtype == "auto" else _DTYPES[model_config.dtype]
+    auto_class, is_auto = _auto_class(config), model_config.dtype == "auto"
     try:
-        model, info = auto_class.from_pretrained(
-            checkpoint.directory,
-            config=config,
-            dtype=dtype,
-            # What the trial compares with: every model has it, and it leaves nothing out
-            # (some versions of transformers run soft-capped models through SDPA, without the cap).
-            attn_implementation="eager",
-            local_files_only=True,
-            # Not that of the checkpoint, which we read ourselves: what is wrong in it is no reason
-            # not to load the weights.
-            generation_config=make_generation_config(),
-            trust_remote_code=False,
-            output_loading_info=True,
-            # Not to ignore them, but to name them below.
-            ignore_mismatched_sizes=True,
+        model, info = _from_pretrained(
+            auto_class, checkpoint, config, "auto" if is_auto else _DTYPES[model_config.dtype]
         )
+        if is_auto and model.dtype == torch.float16 and model_config.device == "cpu":
+            dtype = _instead_of_float16(model)
+            del model
+            model, info = _from_pretrained(auto_class, checkpoint, config, dtype)
         for parameter in show_progress(list(model.parameters()), "weights"):
             parameter.data = parameter.data.to(model_config.device)
         model = model.to(model_config.device).eval()
@@ -190,6 +181,61 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
     size = format_bytes(weights_bytes(model))
     _log.info("weights_loaded size=%r num_files=%d seconds=%.2f", size, num_files, seconds)
     return model
+
+
+def _from_pretrained(
+    auto_class: Any,  # noqa: ANN401
+    checkpoint: Checkpoint,
+    config: Any,  # noqa: ANN401
+    dtype: torch.dtype | str,
+) -> tuple[Any, Any]:
+    """Returns a model on the CPU, and what its loading says."""
+    from transformers import GenerationConfig
+
+    make_generation_config: Any = GenerationConfig
+    model, info = auto_class.from_pretrained(
+        checkpoint.directory,
+        config=config,
+        dtype=dtype,
+        # What the trial compares with: every model has it, and it leaves nothing out
+        # (some versions of transformers run soft-capped models through SDPA, without the cap).
+        attn_implementation="eager",
+        local_files_only=True,
+        # Not that of the checkpoint, which we read ourselves: what is wrong in it is no reason
+        # not to load the weights.
+        generation_config=make_generation_config(),
+        trust_remote_code=False,
+        output_loading_info=True,
+        # Not to ignore them, but to name them in an error.
+        ignore_mismatched_sizes=True,
+    )
+    return model, info
+
+
+def _instead_of_float16(model: Any) -> torch.dtype:  # noqa: ANN401
+    """Returns what a CPU computes a float16 `model` in, and logs it.
+
+    No code for CPUs is fast in float16. Bfloat16 has the same numbers if the weights use no more
+    than its 8 bits, as those of a model that was trained in it; else float32 has, in twice the
+    memory. Where that is not free, bfloat16 rounds the weights.
+    """
+    fields = f"model={type(model).__name__}"
+    if all(_is_exact_in_bfloat16(parameter) for parameter in model.parameters()):
+        _log.info("float16_computed_in_bfloat16 %s: it holds the same weights", fields)
+        return torch.bfloat16
+    num_bytes, free_bytes = 2 * weights_bytes(model), available_host_bytes()
+    if num_bytes <= _FLOAT32_MEMORY_RATIO * free_bytes:
+        _log.info("float16_computed_in_float32 %s: bfloat16 would round the weights", fields)
+        return torch.float32
+    message = "float16_rounded_to_bfloat16 %s: weights lose 3 of 11 bits, as float32 takes %s of %s"
+    _log.warning(message, fields, format_bytes(num_bytes), format_bytes(free_bytes))
+    return torch.bfloat16
+
+
+def _is_exact_in_bfloat16(parameter: Tensor) -> bool:
+    """Whether bfloat16 has the same numbers. Looks at parts, to end at the first that differs."""
+    parts = parameter.detach().flatten().split(2**20)
+    return all(torch.equal(part.to(torch.bfloat16).to(part.dtype), part) for part in parts)
 
 
 def _auto_class(config: Any) -> Any:  # noqa: ANN401

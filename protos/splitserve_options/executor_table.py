@@ -45,7 +45,8 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         _MODEL,
         _SERVE_EXECUTOR,
         "auto",
-        default_text="auto: the checkpoint's, as far as the device is good at it",
+        default_text="auto: the checkpoint's; of float16 on a CPU, bfloat16 if it holds the same"
+        " weights, else float32",
         choices=("auto", "float32", "bfloat16", "float16"),
     ),
     Option(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from executor_service.backends.choose import AUTO, NATIVE, TORCH, choose_compute
@@ -328,6 +330,60 @@ def test_choose_compute_raises_when_native_was_asked_and_computes_nonsense(
     monkeypatch.setattr("executor_service.backends.cpu.NativeAttention", _Nonsense)
     with pytest.raises(BackendUnavailable, match=r"native: the output differs by 0\.01 "):
         choose_compute(lambda: load("LlamaConfig"), NATIVE, BLOCK_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("is_exact", "dtype", "event"),
+    [
+        (True, "bfloat16", "float16_computed_in_bfloat16"),
+        (False, "float32", "float16_computed_in_float32"),
+    ],
+)
+def test_choose_compute_takes_the_native_decoder_when_the_checkpoint_is_float16(
+    tmp_path: Path,
+    native_library: NativeLibrary,
+    caplog: pytest.LogCaptureFixture,
+    is_exact: bool,
+    dtype: str,
+    event: str,
+) -> None:
+    caplog.set_level(logging.INFO, "executor_service")
+    _save_float16(tmp_path, is_exact=is_exact)
+    config = ModelConfig(str(tmp_path))
+    compute = choose_compute(lambda: load_model(config), AUTO, BLOCK_SIZE, is_deterministic=True)
+    assert compute.description == f"native decoder ({native_library.variant})"
+    assert (compute.loaded.dtype_name, compute.why_slow) == (dtype, None)
+    assert [event in record.getMessage() for record in caplog.records].count(True) == 1
+    assert _warnings(caplog) == []
+    # The weights are the same numbers: float32 says the same of them.
+    expected = choose_compute(
+        lambda: load_model(ModelConfig(str(tmp_path), dtype="float32")), TORCH, BLOCK_SIZE
+    )
+    if dtype == "float32":
+        _assert_same_logits(compute, expected)
+
+
+def test_load_model_rounds_float16_and_warns_when_float32_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _save_float16(tmp_path, is_exact=False)
+    monkeypatch.setattr(
+        "executor_service.checkpoint.model_loader.available_host_bytes", lambda: 10_000
+    )
+    assert load_model(ModelConfig(str(tmp_path))).dtype_name == "bfloat16"
+    (warning,) = _warnings(caplog)
+    assert "weights lose 3 of 11 bits, as float32 takes" in warning
+
+
+def _save_float16(directory: Path, *, is_exact: bool) -> None:
+    make_tiny_model("llama", directory)
+    path = directory / "model.safetensors"
+    tensors = {name: tensor.half() for name, tensor in load_file(path).items()}
+    if is_exact:
+        tensors = {name: tensor.bfloat16().half() for name, tensor in tensors.items()}
+    save_file(tensors, path, {"format": "pt"})
+    settings = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**settings, "dtype": "float16"}))
 
 
 def test_choose_compute_warns_and_takes_torch_when_the_model_is_float16(
