@@ -249,20 +249,20 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._free = deque()
+        self.free = deque()
 
     def take(self) -> None:
-        self._num_taken = 1
+        self.num_taken = 1
 """
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("_free", "_idle"),
+        ("self.free", "self.idle"),
         ("deque()", "dict()"),
         ("size: int\n", "size: float\n"),
-        ("_num_taken", "_num_gone"),
+        ("num_taken", "num_gone"),
         ("class Pool", "class BlockPool"),
     ],
 )
