@@ -20,7 +20,11 @@ from executor_service.checkpoint.kv_scales import read_kv_scales
 from executor_service.checkpoint.model_kind import check_kind
 from executor_service.checkpoint.weight_names import check_weight_names
 from executor_service.device.errors import is_out_of_memory
-from executor_service.device.memory import available_host_bytes, format_bytes
+from executor_service.device.memory import (
+    available_host_bytes,
+    format_bytes,
+    release_file_pages,
+)
 from executor_service.errors import (
     ExecutorError,
     ModelUnreadable,
@@ -82,6 +86,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     check_config(config, text_config, max_model_len)
     model = read_model(checkpoint, config, model_config)
     profile = try_model(model, text_config, max_model_len)
+    release_file_pages()
     kv_dtype = _KV_DTYPES.get(model_config.kv_cache_dtype, model.dtype)
     kv_scales: tuple[KVScales, ...] = ()
     if kv_dtype.itemsize == 1:
@@ -231,7 +236,7 @@ def _instead_of_float16(model: Any) -> torch.dtype:  # noqa: ANN401
 
 def _is_exact_in_bfloat16(parameter: Tensor) -> bool:
     """Whether bfloat16 has the same numbers. Looks at parts, to end at the first that differs."""
-    parts = parameter.detach().flatten().split(2**20)
+    parts = torch.split(parameter.detach().flatten(), 2**20)
     return all(torch.equal(part.to(torch.bfloat16).to(part.dtype), part) for part in parts)
 
 
