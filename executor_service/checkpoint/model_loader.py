@@ -229,8 +229,12 @@ def _instead_of_float16(model: Any) -> torch.dtype:  # noqa: ANN401
     if num_bytes <= _FLOAT32_MEMORY_RATIO * free_bytes:
         _log.info("float16_computed_in_float32 %s: bfloat16 would round the weights", fields)
         return torch.float32
-    message = "float16_rounded_to_bfloat16 %s: weights lose 3 of 11 bits, as float32 takes %s of %s"
-    _log.warning(message, fields, format_bytes(num_bytes), format_bytes(free_bytes))
+    _log.warning(
+        "float16_rounded_to_bfloat16 %s: weights lose 3 of 11 bits, as float32 takes %s of %s",
+        fields,
+        format_bytes(num_bytes),
+        format_bytes(free_bytes),
+    )
     return torch.bfloat16
 
 
