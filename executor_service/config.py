@@ -15,6 +15,8 @@ from splitserve_rpc.security import Security, check_exposure
 class ExecutorConfig:
     """Everything the executor process reads. None: the executor's own choice.
 
+    `host_executors`: executors that are started together on this machine and share its memory.
+    `runtime_dir`: where executors of this machine see what each other reserves.
     `model`: a checkpoint directory, or a model id of the Hugging Face hub. `draft_model`: as
     `model`; None for none. `block_size`: tokens. `device_index`: among the GPUs that the process
     sees, from the first again beyond the last. `drain_timeout_s`: that its scheduler gets to let
@@ -39,6 +41,8 @@ class ExecutorConfig:
     num_device_blocks: int | None
     memory_fraction: float | None
     num_host_blocks: int | None
+    host_executors: int
+    runtime_dir: str | None
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int | None

@@ -20,6 +20,7 @@ from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.device.gpu_choice import choose_device
+from executor_service.device.host_reservations import HostReservations, default_directory
 from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.grammars.token_bytes import TokenizerUnsupported
 from executor_service.grammars.vocabulary import Vocabulary
@@ -106,6 +107,10 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         compute.draw,
         adjust=compute.adjust,
         make_measured=make_measured,
+        reservations=HostReservations(
+            default_directory() if config.runtime_dir is None else Path(config.runtime_dir),
+            config.host_executors,
+        ),
     )
     if loaded.device.type == "cuda":
         with unrecorded:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import random
+import shutil
+import tempfile
 from collections.abc import Generator
 
 # Tiny tensors: a second thread costs more than it gives, most of all while other tests run beside.
@@ -36,6 +39,11 @@ if not torch.cuda.is_available():
     # Triton's kernels are tested in its interpreter. It looks when it is imported, and whoever
     # imports transformers imports it.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+# Executors of other tests, or of the machine, are not to take part in their plans.
+os.environ["SPLITSERVE_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="splitserve-tests-")
+atexit.register(shutil.rmtree, os.environ["SPLITSERVE_RUNTIME_DIR"], ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)

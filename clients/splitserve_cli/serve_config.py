@@ -139,8 +139,12 @@ def check_gateway() -> None:
 
 
 def on_gpus_of_their_own(flags: Sequence[str], num_executors: int) -> list[list[str]]:
-    """The flags of each executor. How many GPUs there are, only they find out."""
-    return [[*flags, f"--device-index={index}"] for index in range(num_executors)]
+    """The flags of each executor. How many GPUs there are, only they find out.
+
+    All of them share the memory of this machine.
+    """
+    shared = [*flags, f"--host-executors={num_executors}"]
+    return [[*shared, f"--device-index={index}"] for index in range(num_executors)]
 
 
 def metrics_flags(values: Mapping[str, Value]) -> Iterator[list[str]]:

@@ -51,7 +51,7 @@ class Compute:
 
 
 def log_decoder_refused(what: str, loaded: LoadedModel, error: TrialFailed, price: str) -> str:
-    """Logs that the decoder `what` failed its trial on `loaded`, and at what price; returns why.
+    """Logs that the `what` decoder failed its trial on `loaded`, and at what price; returns why.
 
     That is an error of the decoder, unless the configuration has fields that are not known: then
     the model is one that the decoder was not made for, which is a warning.
@@ -60,7 +60,7 @@ def log_decoder_refused(what: str, loaded: LoadedModel, error: TrialFailed, pric
     shown = ", ".join(f"{name} = {setting!r}" for name, setting in unknown.items())
     reason = f"{error}; its configuration has {shown}" if unknown else str(error)
     level = logging.WARNING if unknown else logging.ERROR
-    message = "%s_refused model=%s reason=%r price=%r"
+    message = "%s_decoder_refused model=%s reason=%r price=%r"
     _log.log(level, message, what, loaded.architecture, reason, price)
     return reason
 

@@ -54,7 +54,7 @@ def compute_on_cpu(
         try:
             return _native_decoder(loaded, library, block_size, is_int8=is_int8)
         except TrialFailed as error:
-            why_slow = log_decoder_refused("native_decoder", loaded, error, PRICE_OF_NO_DECODER)
+            why_slow = log_decoder_refused("native", loaded, error, PRICE_OF_NO_DECODER)
             loaded = load()  # the trial took it apart
     else:
         log_not_used("native_decoder", loaded, reason, "native attention")

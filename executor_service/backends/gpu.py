@@ -165,7 +165,7 @@ def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> GpuDecoder | str:
     try:
         return build_gpu_decoder(loaded, chosen.backend, chosen.block_size)
     except TrialFailed as error:
-        return log_decoder_refused("gpu_decoder", loaded, error, PRICE_OF_NO_GPU_DECODER)
+        return log_decoder_refused("gpu", loaded, error, PRICE_OF_NO_GPU_DECODER)
 
 
 def _with_decoder(compute: Compute, decoder: GpuDecoder) -> Compute:

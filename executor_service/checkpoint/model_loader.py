@@ -21,7 +21,11 @@ from executor_service.checkpoint.model_kind import check_kind
 from executor_service.checkpoint.tokenizer_files import read_tokenizer, with_tokenizer_eos
 from executor_service.checkpoint.weight_names import check_weight_names
 from executor_service.device.errors import is_out_of_memory
-from executor_service.device.memory import available_host_bytes, format_bytes
+from executor_service.device.memory import (
+    available_host_bytes,
+    format_bytes,
+    release_file_pages,
+)
 from executor_service.errors import (
     ExecutorError,
     ModelUnreadable,
@@ -84,6 +88,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     tokenizer = read_tokenizer(checkpoint, config)
     model = read_model(checkpoint, config, model_config)
     profile = try_model(model, text_config, max_model_len)
+    release_file_pages()
     kv_dtype = _KV_DTYPES.get(model_config.kv_cache_dtype, model.dtype)
     kv_scales: tuple[KVScales, ...] = ()
     if kv_dtype.itemsize == 1:
@@ -227,14 +232,18 @@ def _instead_of_float16(model: Any) -> torch.dtype:  # noqa: ANN401
     if num_bytes <= _FLOAT32_MEMORY_RATIO * free_bytes:
         _log.info("float16_computed_in_float32 %s: bfloat16 would round the weights", fields)
         return torch.float32
-    message = "float16_rounded_to_bfloat16 %s: weights lose 3 of 11 bits, as float32 takes %s of %s"
-    _log.warning(message, fields, format_bytes(num_bytes), format_bytes(free_bytes))
+    _log.warning(
+        "float16_rounded_to_bfloat16 %s: weights lose 3 of 11 bits, as float32 takes %s of %s",
+        fields,
+        format_bytes(num_bytes),
+        format_bytes(free_bytes),
+    )
     return torch.bfloat16
 
 
 def _is_exact_in_bfloat16(parameter: Tensor) -> bool:
     """Whether bfloat16 has the same numbers. Looks at parts, to end at the first that differs."""
-    parts = parameter.detach().flatten().split(2**20)
+    parts = torch.split(parameter.detach().flatten(), 2**20)
     return all(torch.equal(part.to(torch.bfloat16).to(part.dtype), part) for part in parts)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from executor_service.decoders.llama_config import why_not_llama_config
+from executor_service.device.memory import release_file_pages
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.progress import show_progress
 from splitserve_kernels.decoder_weights import DecoderShape, LayerWeights, LinearWeights
@@ -84,7 +85,10 @@ def decoder_shape(loaded: LoadedModel, rotary_dim: int) -> DecoderShape:
 
 
 def take_layers(loaded: LoadedModel) -> Iterator[LayerWeights]:
-    """The layers one by one. The model lets go of each when the next one is asked for."""
+    """The layers one by one. The model lets go of each when the next one is asked for.
+
+    So do the pages of its weights, if these are mapped: memory holds what is copied once.
+    """
     model: Any = loaded.model
     layers = list(zip(model.model.layers, loaded.layer_windows, strict=True))
     for layer, window in show_progress(layers, "layers packed"):
@@ -104,6 +108,7 @@ def take_layers(loaded: LoadedModel) -> Iterator[LayerWeights]:
             sliding_window=window,
         )
         release_weights(layer)
+        release_file_pages()
 
 
 def linear_weights(module: nn.Linear) -> LinearWeights:

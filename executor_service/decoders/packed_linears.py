@@ -10,12 +10,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from executor_service.device.memory import release_file_pages
 from executor_service.model.attention_probe import probe_attention
 from executor_service.model.loaded_model import LoadedModel, weights_bytes
 from executor_service.trials.int8_reference import can_be_packed
 from executor_service.trials.model_trial import try_replacement
 from splitserve_kernels.cpu.library import NativeLibrary
 from splitserve_kernels.cpu.linear import WeightRows, linear, pack
+
+# Mapped pages of the originals are given back after so many bytes of copies.
+_RELEASED_BYTES = 32 * 2**20
 
 
 class PackedLinearModule(nn.Module):
@@ -52,11 +56,16 @@ def pack_linears(
     packed: list[PackedLinearModule] = []
 
     def compute(tokens: Tensor) -> Tensor:
+        num_bytes = 0
         for parent in list(model.modules()):
             for name, module in list(parent.named_children()):
                 if can_be_packed(module):
                     packed.append(PackedLinearModule(library, module, is_int8=is_int8))
                     setattr(parent, name, packed[-1])
+                    num_bytes += packed[-1].num_bytes
+                    if num_bytes >= _RELEASED_BYTES:
+                        release_file_pages()
+                        num_bytes = 0
         return probe_attention(model, tokens)[0]
 
     try_replacement(loaded, compute, is_int8=is_int8)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from dataclasses import dataclass, replace
 
 import torch
 
 from executor_service.device.errors import is_out_of_memory, release_cached_memory
+from executor_service.device.host_reservations import HostReservations
 from executor_service.device.kv_cache import (
     CopyBlocks,
     KVCache,
@@ -112,11 +114,13 @@ class _RunnerFactory:
 class _Room:
     """Memory where the model is, before the pools. `budget_bytes`: what pool and step may take.
 
-    `step_bytes`: what the largest step takes; None if it was not measured.
+    `host_bytes`: memory of this machine, before the pools. `step_bytes`: what the largest step
+    takes; None if it was not measured.
     """
 
     free_bytes: int
     budget_bytes: int
+    host_bytes: int
     step_bytes: int | None = None
 
     @property
@@ -133,37 +137,55 @@ def build_runner(
     meter: PeakMeter | None = None,
     adjust: Adjust = adjust_in_torch,
     make_measured: MakeModel | None = None,
+    reservations: HostReservations | None = None,
 ) -> ModelRunner:
     """Allocates the pools and makes a runner for `loaded`; `adjust` and `draw` choose tokens.
 
     Where the number of blocks is not given, it runs the largest step first, on what `make_measured`
-    makes (None: `make_model`), and `meter` measures what that takes. Raises OutOfMemory, with the
-    numbers, if the pools, that step or a single block do not fit.
+    makes (None: `make_model`), and `meter` measures what that takes. `reservations`: of executors
+    on this machine, which the pools join as long as they live; None for none. Raises OutOfMemory,
+    with the numbers, if the pools, that step or a single block do not fit.
     """
+    reservations = reservations or HostReservations()
     factory = _RunnerFactory(
         loaded, cache_config, make_model, make_measured or make_model, draw, adjust
     )
-    room = _free_room(loaded.device, cache_config)
+    with reservations.planning():
+        room = _free_room(loaded, cache_config, reservations)
     if _must_measure(loaded.device, cache_config, room):
         step_bytes = _measure_step(
             factory, cache_config, room, meter or peak_meter_of(loaded.device)
         )
         room = replace(room, step_bytes=step_bytes)
         release_cached_memory(loaded.device)
-    num_device_blocks = _choose_device_blocks(factory, cache_config, room)
-    num_host_blocks = _choose_host_blocks(factory, cache_config, room, num_device_blocks)
-    cache = factory.cache(num_device_blocks, num_host_blocks)
+    with reservations.planning():
+        # Others may have reserved meanwhile.
+        room = replace(_free_room(loaded, cache_config, reservations), step_bytes=room.step_bytes)
+        num_device_blocks = _choose_device_blocks(factory, cache_config, room)
+        num_host_blocks = _choose_host_blocks(factory, cache_config, room, num_device_blocks)
+        num_bytes = num_host_blocks * factory.block_bytes
+        if loaded.device.type != "cuda":
+            num_bytes += num_device_blocks * factory.block_bytes + (room.step_bytes or 0)
+        release = reservations.reserve(num_bytes)
+    try:
+        cache = factory.cache(num_device_blocks, num_host_blocks)
+    except OutOfMemory:
+        release()
+        raise
+    weakref.finalize(cache, release)
     _log_plan(loaded, cache, room)
     return factory.runner(cache)
 
 
-def _free_room(device: torch.device, cache_config: CacheConfig) -> _Room:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
+def _free_room(
+    loaded: LoadedModel, cache_config: CacheConfig, reservations: HostReservations
+) -> _Room:
+    host_free = reservations.share_of(available_host_bytes(), loaded.weights_bytes)
+    if loaded.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(loaded.device)
         # What the ratio leaves out is for other users of the device, and for what no step shows.
-        return _Room(free, int(free - (1 - cache_config.memory_fraction) * total))
-    free = available_host_bytes()
-    return _Room(free, int(free * cache_config.memory_fraction))
+        return _Room(free, int(free - (1 - cache_config.memory_fraction) * total), host_free)
+    return _Room(host_free, int(host_free * cache_config.memory_fraction), host_free)
 
 
 def _must_measure(device: torch.device, cache_config: CacheConfig, room: _Room) -> bool:
@@ -239,7 +261,7 @@ def _choose_device_blocks(factory: _RunnerFactory, cache_config: CacheConfig, ro
 def _choose_host_blocks(
     factory: _RunnerFactory, cache_config: CacheConfig, room: _Room, num_device_blocks: int
 ) -> int:
-    free, size = available_host_bytes(), factory.block_bytes
+    free, size = room.host_bytes, factory.block_bytes
     if factory.loaded.device.type != "cuda":
         free -= num_device_blocks * size + (room.step_bytes or 0)
     asked = cache_config.num_host_blocks

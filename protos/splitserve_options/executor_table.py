@@ -180,4 +180,25 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         minimum=0,
         maximum=2**31 - 1,
     ),
+    Option(
+        "host-executors",
+        Kind.INTEGER,
+        "executors that are started together on this machine: each plans with its share of the"
+        " memory that is free",
+        _MEMORY,
+        ("executor",),
+        1,
+        default_text="1; `serve` gives its executors --num-executors",
+        minimum=1,
+        maximum=1024,
+    ),
+    Option(
+        "runtime-dir",
+        Kind.TEXT,
+        "directory where executors of this machine tell each other what memory they reserve",
+        _MEMORY,
+        _SERVE_EXECUTOR,
+        default_text="splitserve-UID in the directory for temporary files",
+        metavar="DIRECTORY",
+    ),
 )

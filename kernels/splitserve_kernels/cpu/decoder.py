@@ -95,13 +95,17 @@ class NativeDecoder:
         self._library = library
         self._is_int8 = is_int8
         self._shape = shape
-        self.embedding = embedding.detach().clone(memory_format=torch.contiguous_format)
         self._logits = torch.empty(0)
         self._kept: list[object] = []  # what the C structures point to
-        self.num_bytes = self.embedding.nbytes
+        self.num_bytes = embedding.nbytes
+        self.embedding = embedding.detach().clone(memory_format=torch.contiguous_format)
+        if head.weight.data_ptr() == embedding.data_ptr() and head.weight.shape == embedding.shape:
+            head = LinearWeights(self.embedding, head.bias)  # tied: it is in memory already
+        # Layers last: what they were copied from is given back one by one, and the rest with the
+        # first of them.
+        self._head = self._packed(*_joined([head]))
         c_layers = [self._layer(layer) for layer in layers]
         self._layers = (CDecoderLayer * len(c_layers))(*c_layers)
-        self._head = self._packed(*_joined([head]))
         self._final_norm = _norm(final_norm)
         self._decoder = CDecoder(
             embedding=pointer(self.embedding),

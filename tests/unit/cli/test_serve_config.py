@@ -30,6 +30,7 @@ def test_each_executor_has_a_gpu_of_its_own_when_several_are_started() -> None:
     for flags in on_gpus_of_their_own(["--device=cuda", "--dtype=float16"], 3):
         values = options.parse("executor", flags, {})
         assert (values["device"], values["dtype"]) == ("cuda", "float16")
+        assert values["host_executors"] == 3
         indexes.append(values["device_index"])
     assert indexes == [0, 1, 2]
 

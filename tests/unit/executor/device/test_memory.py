@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 
-from executor_service.device.memory import available_host_bytes, format_bytes
+from executor_service.device.memory import available_host_bytes, format_bytes, release_file_pages
 
 
 @pytest.fixture
@@ -60,3 +61,33 @@ def test_available_host_bytes_obeys_the_container_when_it_is_limited(
 )
 def test_format_bytes_takes_the_largest_unit_when_it_is_reached(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
+
+
+def _resident_kib(path: Path) -> int:
+    """Of the mapping of `path` in this process."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.endswith(str(path)):
+            return next(int(each.split()[1]) for each in lines if each.startswith("Rss:"))
+    raise AssertionError(f"{path} is not mapped")
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="there is no /proc")
+@pytest.mark.parametrize("is_written", [False, True])
+def test_release_file_pages_gives_back_weights_that_were_only_read(
+    tmp_path: Path, is_written: bool
+) -> None:
+    path = tmp_path / "with a space.safetensors"
+    content = np.arange(2**20, dtype=np.int32)
+    content.tofile(path)
+    mapped = np.memmap(path, np.int32, mode="c")
+    if is_written:
+        mapped[7] = -1
+    assert int(mapped[8:].sum()) == int(content[8:].sum())
+    assert _resident_kib(path) == 4096
+
+    release_file_pages()
+
+    assert _resident_kib(path) == (4096 if is_written else 0)
+    assert mapped[7] == (-1 if is_written else 7)
+    assert int(mapped[8:].sum()) == int(content[8:].sum())

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import gc
 import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.device.host_reservations import HostReservations
 from executor_service.device.kv_cache import KVCache
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.model.input_batch import InputBatch
@@ -254,3 +257,36 @@ def test_build_runner_measures_for_real_when_it_is_not_told_how(
     assert runner.cache.num_device_blocks == 4
     assert "largest_step_measured" in caplog.text
     assert "not measured" not in caplog.text
+
+
+def test_build_runner_leaves_out_what_other_executors_reserved(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # More than this process comes to use meanwhile.
+    available = 2**20 * BLOCK_BYTES
+    _available(monkeypatch, available)
+    monkeypatch.setattr("executor_service.device.host_reservations._used_bytes", lambda _: 0)
+    config = CacheConfig(16, memory_fraction=1e-4, num_host_blocks=0)
+    others = HostReservations(tmp_path)
+    alone = build_runner(loaded, config, reservations=others).cache.num_device_blocks
+    release = others.reserve(available // 2)
+    fewer = build_runner(loaded, config, reservations=others).cache.num_device_blocks
+    assert (alone, fewer) == (104, 52)
+    release()
+    gc.collect()
+    # The pools of the first are gone; the model is bound to the others.
+    assert len(list(tmp_path.glob("*.reservation"))) == 1
+
+
+def test_build_runner_takes_no_more_than_there_is_when_several_start_together(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _available(monkeypatch, 4000 * BLOCK_BYTES)
+    monkeypatch.setattr("executor_service.device.host_reservations._used_bytes", lambda _: 0)
+    runners = [
+        build_runner(loaded, CacheConfig(16), reservations=HostReservations(tmp_path, 4))
+        for _ in range(4)
+    ]
+    sizes = [each.cache.num_device_blocks + each.cache.num_host_blocks for each in runners]
+    assert sum(sizes) <= 4000
+    assert min(sizes) > 700
