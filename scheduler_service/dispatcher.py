@@ -110,8 +110,9 @@ class Dispatcher:
     def num_unfitting(self, engines: Collection[EngineLoop]) -> int:
         """How many of these none of `engines`, which are all that take requests, could ever run."""
         cores = [engine.scheduler for engine in engines]
-        # Who waits in quarantine begins at once wherever it fits.
-        return self._queue.num_unfitting(cores) + self._quarantine.num_waiting
+        # Who waits in quarantine begins at once wherever it fits, or waits for another executor.
+        num_isolated = 0 if self._quarantine.is_holding else self._quarantine.num_waiting
+        return self._queue.num_unfitting(cores) + num_isolated
 
     def has_work(self, engines: Collection[EngineLoop]) -> bool:
         """Whether one of `engines` has a request, or could run one that waits."""
@@ -201,7 +202,8 @@ class Dispatcher:
         asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _loss(self, engine: EngineLoop, cause: LossCause) -> Loss:
-        return Loss(cause, engine.life, self._now_ns(), engine.has_answered)
+        num_living = len(self._owner.taking_requests()) + 1
+        return Loss(cause, engine.life, self._now_ns(), engine.has_answered, num_living)
 
     def _take_back(self, engine: EngineLoop, requests: list[Request]) -> None:
         for request in sorted(requests, key=lambda moved: moved.arrival):
@@ -284,6 +286,16 @@ class Dispatcher:
                 )
                 self._queue.push(moved)
 
+    def _recall(self, engine: EngineLoop, request_id: str) -> None:
+        """An isolated request is not to be tried on the last executor."""
+        with suppress(ExecutorLost):  # it gives all of its requests back
+            moved = engine.withdraw(request_id)
+            if moved is not None:
+                tracked = self.tracked[request_id]
+                tracked.request, tracked.engine = moved, None
+                self._observer.request_taken_back(moved, engine.life[0], TakenBack.LAST_EXECUTOR)
+                self._quarantine.recalled(moved)
+
     def _dispatch(self, changed: Collection[EngineLoop] | None = None) -> None:
         """Gives requests to executors that can begin them; `changed`: of these, None for all."""
         engines: dict[Host, EngineLoop] = {
@@ -292,10 +304,15 @@ class Dispatcher:
         changed_hosts: list[Host] | None = None
         if changed is not None:
             changed_hosts = [engine.scheduler for engine in changed if engine.takes_requests]
-        isolated = self._quarantine.dispatch(list(engines))
+        now_ns = self._now_ns()
+        for request_id, host in self._quarantine.to_recall(list(engines), now_ns):
+            self._recall(engines[host], request_id)
+        isolated = self._quarantine.dispatch(
+            list(engines), now_ns, lambda request, host: self._owner.avoids(request, engines[host])
+        )
         retried = self._dispatch_retries(engines)
         given = self._queue.dispatch(
-            self._now_ns(),
+            now_ns,
             engines.keys(),
             changed_hosts,
             lambda host, request_id: self._withdraw(engines[host], request_id),
@@ -347,7 +364,7 @@ class Dispatcher:
 
     def _plan_look(self) -> None:
         """Sees to it that whoever waits is looked at when its time has come."""
-        times = (self._queue.next_look_ns, self._quarantine.next_deadline_ns)
+        times = (self._queue.next_look_ns, self._quarantine.next_look_ns)
         at_ns = min((each for each in times if each is not None), default=None)
         if at_ns == self._looks_at_ns:
             return

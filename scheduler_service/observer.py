@@ -30,6 +30,7 @@ class TakenBack(Enum):
     DRAINED = "drained"
     FAILED_THERE = "failed_there"
     WITHDRAWN = "withdrawn"
+    LAST_EXECUTOR = "last_executor"
 
 
 @dataclass(frozen=True, slots=True)

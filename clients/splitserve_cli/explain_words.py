@@ -32,6 +32,8 @@ _BECAUSE: Mapping[str, str] = MappingProxyType(
         "begins_sooner_elsewhere": "another executor than {} could begin it sooner",
         "drained": "{} was sent away",
         "failed_there": "it failed at {}, and is tried at another executor",
+        "last_executor": "executors may have died of it, and {} is the last one while others are on"
+        " their way back",
         "withdrawn": "{} was withdrawn, as what it computed was wrong",
         "executor_lost": "{} was lost",
         "step_failed": "a step of {} failed",

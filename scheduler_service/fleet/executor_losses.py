@@ -10,6 +10,8 @@ from enum import Enum
 # So long a loss says that executors are lost for other reasons than a request, too.
 STORM_NS = 600 * 10**9
 _MAX_REMEMBERED = 64
+# So long an executor that was lost may be on its way back.
+RETURN_NS = 60 * 10**9
 # So many losses in a row say nothing new of a request, if a life that came back answers nothing.
 MAX_REPEATS = 4
 # So many tokens after its first loss that loss is forgiven; twice as many after each further one.
@@ -42,12 +44,14 @@ class Loss:
     """One executor is lost.
 
     `life`: which one; the same one may come back. `has_answered`: a step, since it came (back).
+    `num_living`: executors that took requests before, with this one.
     """
 
     cause: LossCause
     life: Hashable
     now_ns: int
     has_answered: bool
+    num_living: int = 1
 
 
 @dataclass(slots=True)
@@ -57,7 +61,8 @@ class RequestLosses:
     `in_succession`: the numbers of those without enough tokens in between to forgive the one
     before; `num_alone` of them with nothing else in flight. `num_trials`: how many were asked of it
     when it was isolated last, 0 if it never was. `num_tokens`: of its longest sequence, at the
-    latest loss. `lives`: of those executors. `any_silent`: some of them may be there.
+    latest loss, `num_gained` of them since the one before. `lives`: of those executors.
+    `any_silent`: some of them may be there.
     """
 
     in_succession: list[int] = field(default_factory=list)
@@ -65,6 +70,7 @@ class RequestLosses:
     num_alone: int = 0
     num_trials: int = 0
     num_tokens: int = 0
+    num_gained: int = 0
     lives: set[Hashable] = field(default_factory=set)
     any_silent: bool = False
     _num_repeats: int = 0
@@ -85,10 +91,10 @@ class RequestLosses:
         least = NUM_ALONE_IN_A_STORM - 1 if is_storm else 0
         return least + (max(0, self.num_trials - 1) // FORGIVING_TOKENS).bit_length()
 
-    def add(self, number: int, loss: Loss, num_tokens: int, *, is_alone: bool) -> int:
-        """Loss `number`, when it has `num_tokens`; how many of them it got since the one before."""
-        num_gained = max(0, num_tokens - self.num_tokens)
-        if num_gained >= FORGIVING_TOKENS << max(0, self.num_ever - 1):
+    def add(self, number: int, loss: Loss, num_tokens: int, *, is_alone: bool) -> None:
+        """Loss `number`, when it has `num_tokens`."""
+        self.num_gained = max(0, num_tokens - self.num_tokens)
+        if self.num_gained >= FORGIVING_TOKENS << max(0, self.num_ever - 1):
             self.in_succession.clear()
             self.lives.clear()
             self.num_alone = 0
@@ -99,7 +105,6 @@ class RequestLosses:
         self.num_ever += 1
         self.num_alone += is_alone
         self.num_tokens = num_tokens
-        return num_gained
 
     def explain(self, numbers: Collection[int]) -> None:
         """These losses were somebody else's fault."""
@@ -117,20 +122,45 @@ class FleetLosses:
     _latest: deque[tuple[int, frozenset[str]]] = field(
         default_factory=lambda: deque(maxlen=_MAX_REMEMBERED)
     )
+    # When executors were lost, and how many there were before.
+    _num_living: deque[tuple[int, int]] = field(
+        default_factory=lambda: deque(maxlen=_MAX_REMEMBERED)
+    )
+    # When a request was failed for losses, the latest first.
+    _failed_ns: tuple[int, ...] = ()
 
-    def add(self, now_ns: int, in_flight: frozenset[str]) -> None:
+    def add(self, loss: Loss, in_flight: frozenset[str]) -> None:
         """One more."""
         self.num_losses += 1
-        self._latest.append((now_ns, in_flight))
+        self._latest.append((loss.now_ns, in_flight))
+        self._num_living.append((loss.now_ns, loss.num_living))
 
-    def explain(self, request_id: str) -> None:
-        """Those with this request in flight were its fault, and say nothing of others."""
-        kept = [loss for loss in self._latest if request_id not in loss[1]]
+    def explain(self, request_id: str, now_ns: int) -> bool:
+        """Those with this request in flight were its fault, and say nothing of others.
+
+        Returns whether that explains all of late, and no other request was failed of late.
+        """
+        kept = [each for each in self._latest if request_id not in each[1]]
         self._latest = deque(kept, maxlen=_MAX_REMEMBERED)
+        is_first = not self.is_proven(now_ns)
+        self._failed_ns = (now_ns, *self._failed_ns[:1])
+        return is_first and not any(now_ns - lost_ns < STORM_NS for lost_ns, _ in kept)
 
-    def is_storm(self, now_ns: int, request_id: str) -> bool:
-        """Whether some executor was lost lately while this request was not in flight."""
+    def is_proven(self, now_ns: int) -> bool:
+        """Whether a request was failed of late: then there may be more of its kind."""
+        return any(now_ns - failed_ns < STORM_NS for failed_ns in self._failed_ns)
+
+    def is_storm(self, now_ns: int, request_id: str, suspects: Collection[str] = ()) -> bool:
+        """Whether some executor was lost lately for which neither it nor `suspects` may account."""
         return any(
-            now_ns - lost_ns < STORM_NS and request_id not in in_flight
+            now_ns - lost_ns < STORM_NS
+            and request_id not in in_flight
+            and in_flight.isdisjoint(suspects)
             for lost_ns, in_flight in self._latest
         )
+
+    def return_expected_until_ns(self, now_ns: int) -> int:
+        """Until when executors may come back, where there was more than one before; 0: none may."""
+        times = [at_ns for at_ns, num_living in self._num_living if num_living > 1]
+        until_ns = max(times, default=-RETURN_NS) + RETURN_NS
+        return until_ns if until_ns > now_ns else 0

@@ -5,16 +5,20 @@ them it was, if any, nobody knows. Whoever is accused too often in succession is
 in steps of its own, with nothing else in flight there, and so do all others that are isolated, on
 the same executor. Whoever gets as far alone as it got between its latest losses is isolated no
 longer. Whoever was alone when one more was lost is failed (docs/adr/0021).
+
+While anybody is isolated, or a request was failed of late, one loss isolates. So several requests
+of which executors die cost one executor each, and a few before they are isolated. The last executor
+gets no isolated request as long as others may come back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler_service.core.policies.urgency import expires
 from scheduler_service.core.request import Request
-from scheduler_service.fleet.executor_losses import FleetLosses, Loss, RequestLosses
+from scheduler_service.fleet.executor_losses import FleetLosses, Loss, LossCause, RequestLosses
 from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.overdue import MAX_OVERDUE, end_overdue
 
@@ -61,6 +65,8 @@ class Quarantine:
         self._losses: dict[str, RequestLosses] = {}
         self._fleet = FleetLosses()
         self._isolated: dict[str, _Isolated] = {}
+        # Until when nobody is given to the last executor; 0: now.
+        self._held_until_ns = 0
 
     def executor_lost(self, requests: Iterable[Request], loss: Loss) -> Verdict:
         """Judges what an executor had that was lost. Mutates the requests that it names."""
@@ -77,9 +83,11 @@ class Quarantine:
         accused = [r for r in in_flight if not self._losses_of(r).is_repeated(loss)]
         if in_flight and not accused:
             return verdict
-        self._fleet.add(loss.now_ns, frozenset(request.request_id for request in in_flight))
+        self._fleet.add(loss, frozenset(request.request_id for request in in_flight))
+        num_until_isolated = self._num_until_isolated(loss)
         for request in accused:
-            self._accuse(request, verdict, loss, is_alone=len(in_flight) == 1)
+            self._note_loss(request, loss, is_alone=len(in_flight) == 1)
+            self._judge(request, verdict, loss.now_ns, num_until_isolated)
         come_back = {request.request_id for request in requests}
         excused = self._release()
         verdict.released = [r for r in excused if r.request_id not in come_back]
@@ -96,37 +104,57 @@ class Quarantine:
         self._losses.pop(request_id, None)
         self._isolated.pop(request_id, None)
 
-    def _accuse(self, request: Request, verdict: Verdict, loss: Loss, *, is_alone: bool) -> None:
+    def _note_loss(self, request: Request, loss: Loss, *, is_alone: bool) -> None:
+        losses = self._losses_of(request)
+        if not self._is_isolated(request.request_id):
+            losses.num_alone = 0  # it came through, or has not been tried
+        losses.add(self._fleet.num_losses, loss, _num_output_tokens(request), is_alone=is_alone)
+
+    def _judge(
+        self, request: Request, verdict: Verdict, now_ns: int, num_until_isolated: int
+    ) -> None:
+        """Fails or isolates a request after a loss, or leaves it among others."""
         request_id = request.request_id
         losses = self._losses_of(request)
         is_isolated = self._is_isolated(request_id)
-        if not is_isolated:
-            losses.num_alone = 0  # it came through, or has not been tried
-        num_gained = losses.add(
-            self._fleet.num_losses, loss, _num_output_tokens(request), is_alone=is_alone
-        )
-        is_storm = losses.any_silent or self._fleet.is_storm(loss.now_ns, request_id)
-        is_chance = losses.num_alone <= losses.num_alone_allowed(is_storm=is_storm)
-        if len(losses.in_succession) > self._max_losses and not is_chance:
-            self._fail(request, losses)
+        if self._is_guilty(request_id, losses, now_ns):
+            self._fail(request, losses, now_ns)
             verdict.failed.append(request)
-        elif len(losses.in_succession) >= self._max_losses:
+        elif len(losses.in_succession) >= num_until_isolated:
             least = losses.num_trials if is_isolated else 2 * losses.num_trials
-            losses.num_trials = max(num_gained + 1, least)
+            losses.num_trials = max(losses.num_gained + 1, least)
             request.trial_size, request.num_trials_left = 1, losses.num_trials
             self._isolated[request_id] = _Isolated(request)
             if not is_isolated:
                 verdict.isolated.append(request)
 
-    def _fail(self, request: Request, losses: RequestLosses) -> None:
-        self._fleet.explain(request.request_id)
+    def _num_until_isolated(self, loss: Loss) -> int:
+        """Losses in succession. One that is certain suffices where others are suspects already."""
+        is_certain = loss.cause is LossCause.DIED
+        is_alert = bool(self._isolated) or self._fleet.is_proven(loss.now_ns)
+        return 1 if is_certain and is_alert else self._max_losses
+
+    def _is_guilty(self, request_id: str, losses: RequestLosses, now_ns: int) -> bool:
+        """Whether it was alone often enough when executors were lost."""
+        num_losses = len(losses.in_succession)
+        is_chance = losses.any_silent or self._fleet.is_storm(now_ns, request_id)
+        if not is_chance and self._fleet.is_proven(now_ns) and num_losses > 1:
+            return losses.num_alone > losses.num_alone_allowed(is_storm=False)
+        # Losses for which other suspects may account say nothing of chance.
+        is_storm = losses.any_silent or self._fleet.is_storm(now_ns, request_id, self._isolated)
+        is_alone = losses.num_alone > losses.num_alone_allowed(is_storm=is_storm)
+        return is_alone and num_losses > self._max_losses
+
+    def _fail(self, request: Request, losses: RequestLosses, now_ns: int) -> None:
+        is_all_explained = self._fleet.explain(request.request_id, now_ns)
         self._isolated.pop(request.request_id, None)
         message = (
             f"{len(losses.in_succession)} executors were lost while they computed it, "
             f"{losses.num_alone} of them with nothing else to compute"
         )
         request.fail_unscheduled(REASON, message)
-        self._excuse_others(losses.in_succession)
+        if is_all_explained:
+            self._excuse_others(losses.in_succession)
 
     def _excuse_others(self, numbers: Collection[int]) -> None:
         """These losses are explained: who was isolated for them need not be tried any more."""
@@ -150,9 +178,34 @@ class Quarantine:
         return sum(isolated.host is None for isolated in self._isolated.values())
 
     @property
-    def next_deadline_ns(self) -> int | None:
-        """When `take_overdue` has something to do, if nothing happens before."""
-        return min((at_ns for at_ns, _ in self._expiring), default=None)
+    def next_look_ns(self) -> int | None:
+        """When `take_overdue` or `dispatch` has something to do, if nothing happens before."""
+        times = [at_ns for at_ns, _ in self._expiring]
+        if self._held_until_ns and self.num_waiting:
+            times.append(self._held_until_ns)
+        return min(times, default=None)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether who waits here waits for executors that may come back."""
+        return self._held_until_ns > 0
+
+    def to_recall(self, hosts: Sequence[Host], now_ns: int) -> list[tuple[str, Host]]:
+        """Isolated requests to be withdrawn from `hosts`, all that there are, and `recalled`.
+
+        The last executor is not to die of them while others are on their way back.
+        """
+        is_last = len(hosts) == 1
+        self._held_until_ns = self._fleet.return_expected_until_ns(now_ns) if is_last else 0
+        if not self.is_holding:
+            return []
+        self._release()
+        (last,) = hosts
+        return [(name, last) for name, each in self._isolated.items() if each.host is last]
+
+    def recalled(self, request: Request) -> None:
+        """No host has an isolated request any more, as its host gave it back."""
+        self._isolated[request.request_id] = _Isolated(request)
 
     def take_overdue(self, now_ns: int) -> Iterator[Request]:
         """As that of the queue, of those that wait here."""
@@ -170,24 +223,41 @@ class Quarantine:
             if deadline_ns is not None and expires(request):
                 yield deadline_ns, request
 
-    def dispatch(self, hosts: Sequence[Host]) -> Iterator[tuple[Request, Host]]:
+    def dispatch(
+        self,
+        hosts: Sequence[Host],
+        now_ns: int,
+        avoids: Callable[[Request, Host], bool] = lambda _request, _host: False,
+    ) -> Iterator[tuple[Request, Host]]:
         """Those that no host has, and the hosts that get them, whatever these have begun.
 
-        It is one host for all; another only for who does not fit there.
+        It is one host for all; another only for who does not fit there, or `avoids` it while
+        there is another.
         """
-        for isolated in sorted(self._isolated.values(), key=lambda each: each.request.arrival):
+        waiting = [isolated for isolated in self._isolated.values() if isolated.host is None]
+        if not waiting or self.to_recall(hosts, now_ns) or self.is_holding:
+            return
+        # Who is suspected most is tried first: its guilt may explain the losses of others.
+        waiting.sort(key=self._turn)
+        for isolated in waiting:
             if not self.holds(isolated.request):
                 continue  # it has ended while others were given away
             self._release()
             wards = {other.host for other in self._isolated.values()}
             fitting = [host for host in hosts if host.fits(isolated.request)]
+            others = [host for host in fitting if not avoids(isolated.request, host)]
             isolated.host = min(
-                fitting,
+                others or fitting,
                 key=lambda host: (host not in wards, host.num_unfinished_tokens),
                 default=None,
             )
             if isolated.host is not None:
                 yield isolated.request, isolated.host
+
+    def _turn(self, isolated: _Isolated) -> tuple[int, int]:
+        """Smaller is tried first."""
+        losses = self._losses_of(isolated.request)
+        return -len(losses.in_succession), isolated.request.arrival
 
     def _is_isolated(self, request_id: str) -> bool:
         isolated = self._isolated.get(request_id)

@@ -29,6 +29,7 @@ NUM_THAT_MAY_HANG = 7
 # Two among others and one alone. If an executor dies with results that were not heard, the trial
 # is too short by these tokens: then one more among others.
 MOST_DEATHS = 4
+NUM_POISONS = 5
 POISON_SEED = 666
 PROMPT = [5, 6, 7, 8]
 SAMPLED = SamplingParams(max_tokens=60)
@@ -101,6 +102,50 @@ async def test_poison_is_failed_and_innocents_get_their_tokens_when_executors_di
         assert caught.value.reason == "EXECUTOR_LOST_REPEATEDLY"
         assert running.num_deaths <= MOST_DEATHS
         # The fleet goes on.
+        assert await complete_all(client) == expected
+    assert "violation" not in running.log_text()
+
+
+async def test_last_executor_serves_all_others_when_two_of_three_died_of_a_request(
+    running: Mortal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DEADLY_REQUEST, f"die:{POISON_SEED}:{LENGTH}")
+    expected = [expected_completions(prompt, params) for prompt, params in REQUESTS]
+    await running.run_executors(NUM_EXECUTORS)
+    async with AsyncClient(running.address, PATIENT) as client:
+        poisoned = asyncio.create_task(client.complete(PROMPT, POISON))
+        first = asyncio.create_task(complete_all(client))
+        await running.wait_until(lambda executors: len(executors) == 1)
+        # Nobody started others yet: no suspect is tried on the last one, and it serves all others.
+        assert await complete_all(client) == expected
+        assert not poisoned.done()
+
+        async with running.kept_up():
+            with pytest.raises(RequestFailed) as caught:
+                await poisoned
+            assert caught.value.reason == "EXECUTOR_LOST_REPEATEDLY"
+            assert await first == expected
+    assert "violation" not in running.log_text()
+
+
+async def test_several_poisons_are_failed_after_a_bounded_number_of_deaths_when_they_come_at_once(
+    running: Mortal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All with that seed are, whatever their prompts.
+    monkeypatch.setenv(DEADLY_REQUEST, f"die:{POISON_SEED}:{LENGTH}")
+    expected = [expected_completions(prompt, params) for prompt, params in REQUESTS]
+    await running.run_executors(NUM_EXECUTORS)
+    async with AsyncClient(running.address, PATIENT) as client, running.kept_up():
+        poisoned = [
+            asyncio.create_task(client.complete([*PROMPT[:-1], number], POISON))
+            for number in range(NUM_POISONS)
+        ]
+        assert await complete_all(client) == expected
+        outcomes = await asyncio.gather(*poisoned, return_exceptions=True)
+        reasons = [each.reason for each in outcomes if isinstance(each, RequestFailed)]
+        assert reasons == ["EXECUTOR_LOST_REPEATEDLY"] * NUM_POISONS
+        # One each, and two of each executor before; one more if results were not heard.
+        assert running.num_deaths <= NUM_POISONS + 2 * NUM_EXECUTORS + 1
         assert await complete_all(client) == expected
     assert "violation" not in running.log_text()
 

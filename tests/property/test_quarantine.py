@@ -118,6 +118,71 @@ def test_poisons_are_failed_and_only_they_when_requests_of_all_kinds_run(
     assert fleet.num_deaths <= each * len(names)
 
 
+@settings(max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25")), deadline=None)
+@given(
+    num_poisons=st.integers(1, 6),
+    num_innocents=st.integers(0, 12),
+    num_executors=st.integers(1, 6),
+    restart_steps=st.sampled_from([0, 1, 20, 300]),
+    depth=st.integers(1, 3),
+    seed=st.integers(0, 2**32),
+)
+def test_poisons_cost_one_executor_each_and_a_few_before_when_they_come_at_once(
+    num_poisons: int,
+    num_innocents: int,
+    num_executors: int,
+    restart_steps: int,
+    depth: int,
+    seed: int,
+) -> None:
+    rng = Random(seed)
+    names = [f"r{number}" for number in range(1, num_poisons + num_innocents + 1)]
+    poisons = rng.sample(names, num_poisons)
+    fleet = PoisonedFleet(
+        [EveryStep(name, 1) for name in poisons],
+        num_executors,
+        depth=depth,
+        restart_steps=restart_steps,
+    )
+    for _ in names:
+        fleet.add(SamplingParams(max_tokens=rng.randrange(1, 60)))
+
+    fleet.run()
+
+    check_ends(fleet, *poisons)
+    # Each executor may die of some twice before these are isolated, and once after the first of
+    # them is failed.
+    assert fleet.num_deaths <= num_poisons + 2 * min(num_poisons, num_executors) + 1
+
+
+@settings(max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25")), deadline=None)
+@given(
+    arrivals=st.lists(st.integers(0, 60), min_size=1, max_size=6),
+    num_executors=st.integers(1, 4),
+    restart_steps=st.sampled_from([0, 20, 300]),
+    seed=st.integers(0, 2**32),
+)
+def test_poisons_cost_three_executors_each_at_most_whenever_they_come(
+    arrivals: list[int], num_executors: int, restart_steps: int, seed: int
+) -> None:
+    rng = Random(seed)
+    poisons: list[str] = []
+    kills = [EveryStep(f"poison {number}", 1) for number in range(len(arrivals))]
+    fleet = PoisonedFleet(kills, num_executors, restart_steps=restart_steps)
+    for at_step in sorted(arrivals):
+        while fleet.num_steps < at_step or not fleet.living:
+            fleet.step()
+        for _ in range(rng.randrange(3)):
+            fleet.add(SamplingParams(max_tokens=rng.randrange(1, 60)))
+        kills[len(poisons)].request_id = fleet.add(PLAIN).request_id
+        poisons.append(kills[len(poisons)].request_id)
+
+    fleet.run()
+
+    check_ends(fleet, *poisons)
+    assert fleet.num_deaths <= 3 * len(poisons)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_nobody_is_failed_when_executors_die_of_nothing_in_particular(seed: int) -> None:
     fleet = PoisonedFleet([AtRandom(300, Random(seed))])

@@ -43,7 +43,8 @@ class LivenessWatch:
         there = [engine for engine in cluster.engines if engine.takes_requests]
         self._note(
             f"scheduler {number}: no step is answered, though there is something to do",
-            is_so=cluster.num_unfinished > 0
+            # Who is in quarantine may wait for executors that were lost to come back.
+            is_so=cluster.num_unfinished > cluster.num_quarantined
             and bool(there)
             and num_steps == cluster.num_steps_answered,
         )
@@ -53,7 +54,7 @@ class LivenessWatch:
             is_idle = _is_idle(engine)
             self._note(
                 f"{address} has nothing to do, and requests have no executor",
-                is_so=is_idle and cluster.num_unassigned > 0,
+                is_so=is_idle and cluster.num_unassigned > cluster.num_quarantined,
             )
             self._note(
                 f"{address} has nothing to do, and requests wait at others",

@@ -10,7 +10,7 @@ from random import Random
 from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.fleet.executor_losses import Loss, LossCause
+from scheduler_service.fleet.executor_losses import RETURN_NS, Loss, LossCause
 from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.quarantine import Quarantine
 from tests.support.core.clients import Client
@@ -23,6 +23,7 @@ from tests.support.fakes.fake_runner import FakeRunner
 # Whether an executor dies of a step; it is given the ids of the requests that compute in it.
 Kills = Callable[[Collection[str]], bool]
 _MAX_STEPS = 100_000
+STEP_NS = 20_000_000
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class AtRandom:
 
 
 class PoisonedFleet:
-    """Executors step by turns; one that died is back, with empty pools, when others had a turn.
+    """Executors step by turns; one that died is back, with empty pools, after `restart_steps`.
 
     `num_deaths`: of all executors. `pauses`: by request, the most steps of the fleet between two of
     its tokens.
@@ -83,6 +84,7 @@ class PoisonedFleet:
         depth: int = 2,
         max_losses: int = 2,
         cause: LossCause = LossCause.DIED,
+        restart_steps: int = 0,
     ) -> None:
         self.config = make_config(
             num_device_blocks=4096,
@@ -101,7 +103,15 @@ class PoisonedFleet:
         self._depth = depth
         self._cause = cause
         self._oracle = Oracle(self.config)
-        self._engines = [self._new_engine() for _ in range(num_executors)]
+        self._restart_steps = restart_steps
+        # None: it died, and is on its way back since `_back_at`.
+        self._engines: list[CoreEngine[StepPlan] | None] = [
+            self._new_engine() for _ in range(num_executors)
+        ]
+        self._back_at = [0] * num_executors
+        self._hold_until_ns = 0
+        # Requests that wait for any executor.
+        self._waiting: dict[str, Request] = {}
         # By request: its tokens, and when it got the latest.
         self._latest: dict[str, tuple[int, int]] = {}
 
@@ -121,7 +131,8 @@ class PoisonedFleet:
         number = len(self.clients) + 1
         spec = Spec((number, *range(300, 299 + num_prompt_tokens)), params, seed=number)
         request, truth = self._oracle.make_request(spec, number)
-        delivery = self._least_loaded.add(request)
+        (least_loaded,) = self._by_load[:1]
+        delivery = least_loaded.add(request)
         self.clients[request.request_id] = Client(spec, truth, delivery)
         self._latest[request.request_id] = (0, self.num_steps)
         return request
@@ -136,8 +147,18 @@ class PoisonedFleet:
         return [name for name, client in self.clients.items() if not client.request.is_finished]
 
     @property
-    def _least_loaded(self) -> CoreEngine[StepPlan]:
-        return min(self._engines, key=lambda engine: engine.scheduler.num_unfinished_tokens)
+    def living(self) -> list[CoreEngine[StepPlan]]:
+        """Executors that are there."""
+        return [engine for engine in self._engines if engine is not None]
+
+    @property
+    def _by_load(self) -> list[CoreEngine[StepPlan]]:
+        return sorted(self.living, key=lambda engine: engine.scheduler.num_unfinished_tokens)
+
+    @property
+    def now_ns(self) -> int:
+        """By the clock of the quarantine."""
+        return self.num_steps * STEP_NS
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -151,22 +172,28 @@ class PoisonedFleet:
             if client.request.error is None:
                 client.check(self.config)
         assert not self.unfinished
-        for engine in self._engines:
+        for engine in self.living:
             assert engine.scheduler.num_free_blocks == self.config.num_device_blocks
 
     def step(self) -> None:
         """A step of each executor, if it has something to do."""
         self.num_steps += 1
         for host, engine in enumerate(self._engines):
+            if engine is None:
+                if self.num_steps >= self._back_at[host]:
+                    self._engines[host] = self._new_engine()
+                    self._dispatch()
+                continue
             engine.fill()
             if not engine.in_flight:
                 continue
             plan, _ = engine.in_flight[0]
             names = self._names(engine, plan)
             if sum(kills(names) for kills in self._kills):  # all of them count
-                self._lose(host)
+                self._lose(host, engine)
             else:
                 engine.answer()
+        self._dispatch()
         self._check_one_ward()
         self._note_tokens()
 
@@ -176,31 +203,55 @@ class PoisonedFleet:
         sequences = (placement.sequence_of(row_id, stay_id) for row_id, stay_id in each)
         return {sequence.request.request_id for sequence in sequences if sequence is not None}
 
-    def _lose(self, host: int) -> None:
+    def _lose(self, host: int, engine: CoreEngine[StepPlan]) -> None:
         self.num_deaths += 1
-        lost = self._engines[host].scheduler.evacuate()
-        self._engines[host] = self._new_engine()
-        loss = Loss(self._cause, self.num_deaths, self.num_steps, has_answered=True)
-        self.quarantine.executor_lost(lost, loss)
-        for request in sorted(lost, key=lambda moved: moved.arrival):
+        num_living = len(self.living)
+        if num_living > 1:
+            self._hold_until_ns = self.now_ns + RETURN_NS
+        lost = engine.scheduler.evacuate()
+        self._engines[host] = self._new_engine() if self._restart_steps == 0 else None
+        self._back_at[host] = self.num_steps + self._restart_steps
+        loss = Loss(self._cause, self.num_deaths, self.now_ns, True, num_living)
+        verdict = self.quarantine.executor_lost(lost, loss)
+        for request in lost:
             delivery = self.clients[request.request_id].delivery
             delivery.request = request
             delivery.is_finished = request.is_finished
             if not request.is_finished and not self.quarantine.holds(request):
-                self._least_loaded.adopt(delivery)
-        engines: dict[Host, CoreEngine[StepPlan]] = {e.scheduler: e for e in self._engines}
-        for request, new_host in self.quarantine.dispatch(list(engines)):
+                self._waiting[request.request_id] = request
+        self._waiting |= {request.request_id: request for request in verdict.released}
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Gives all that wait to executors that are there, isolated ones first."""
+        engines: dict[Host, CoreEngine[StepPlan]] = {e.scheduler: e for e in self.living}
+        for request_id, host in self.quarantine.to_recall(list(engines), self.now_ns):
+            moved = engines[host].scheduler.withdraw(request_id)
+            assert moved is not None
+            self.clients[request_id].delivery.request = moved
+            self.quarantine.recalled(moved)
+        for request, new_host in self.quarantine.dispatch(list(engines), self.now_ns):
             engines[new_host].adopt(self.clients[request.request_id].delivery)
+        for request in sorted(self._waiting.values(), key=lambda moved: moved.arrival):
+            if not self.living:
+                break
+            del self._waiting[request.request_id]
+            if not request.is_finished:
+                (least_loaded,) = self._by_load[:1]
+                least_loaded.adopt(self.clients[request.request_id].delivery)
 
     def _check_one_ward(self) -> None:
         """Those that are tried apart are all in one place."""
         wards = {
             host
-            for host, engine in enumerate(self._engines)
+            for host, engine in enumerate(self.living)
             for request in engine.scheduler.placement.requests.values()
             if request.trial_size
         }
         assert len(wards) <= 1
+        # Of one that died when it was the last itself, nobody waits for the return.
+        if len(self.living) == 1 and self.now_ns < self._hold_until_ns:
+            assert not wards, "the last executor is risked"
 
     def _note_tokens(self) -> None:
         for name, client in self.clients.items():

@@ -8,6 +8,7 @@ from scheduler_service.fleet.executor_losses import (
     FORGIVING_TOKENS,
     MAX_REPEATS,
     NUM_ALONE_IN_A_STORM,
+    RETURN_NS,
     STORM_NS,
     Loss,
     LossCause,
@@ -111,9 +112,9 @@ def test_one_loss_alone_fails_nobody_when_it_may_be_chance() -> None:
 def test_one_loss_alone_is_proof_when_the_others_are_long_ago_or_explained() -> None:
     quarantine = Quarantine(2)
     lose(quarantine, make("r9"))
-    for name in ("r1", "r2"):
+    for name, now_ns in (("r1", STORM_NS), ("r2", 2 * STORM_NS)):
         request = make(name)
-        verdicts = [lose(quarantine, request, now_ns=STORM_NS) for _ in range(3)]
+        verdicts = [lose(quarantine, request, now_ns=now_ns) for _ in range(3)]
         assert verdicts[-1] == ([], [name])
 
 
@@ -139,19 +140,56 @@ def test_one_loss_alone_fails_nobody_when_one_before_was_only_silent() -> None:
 
 
 def test_others_are_tried_no_more_when_their_losses_are_explained() -> None:
-    quarantine, poison = Quarantine(2), make("r1")
-    innocent, unlucky = make("r2"), make("r3")
-    lose(quarantine, unlucky)
-    isolate(quarantine, poison, innocent, unlucky)
-    innocent.was_in_flight = unlucky.was_in_flight = False
-    for _ in range(NUM_ALONE_IN_A_STORM):
-        _, failed = lose(quarantine, poison, innocent, unlucky)
-    assert failed == ["r1"]
-    assert not any(map(quarantine.holds, (innocent, unlucky)))
-    assert (innocent.trial_size, unlucky.trial_size) == (0, 0)
-    innocent.was_in_flight = unlucky.was_in_flight = True
-    # One of its losses is not explained.
-    assert lose(quarantine, innocent, unlucky) == (["r3"], [])
+    quarantine, poison, innocent = Quarantine(2), make("r1"), make("r2")
+    isolate(quarantine, poison, innocent)
+    innocent.was_in_flight = False
+    assert lose(quarantine, poison, innocent) == ([], ["r1"])
+    assert not quarantine.holds(innocent)
+    assert innocent.trial_size == 0
+
+
+def test_others_are_tried_still_when_a_loss_is_not_explained_by_the_guilty_one() -> None:
+    quarantine, poison, other = Quarantine(2), make("r1"), make("r2")
+    isolate(quarantine, poison, other)
+    lose(quarantine, other, make("r3"))
+    other.was_in_flight = False
+    assert lose(quarantine, poison, other) == ([], ["r1"])
+    assert quarantine.holds(other)
+    other.was_in_flight = True
+    assert lose(quarantine, other) == ([], ["r2"])
+
+
+def test_one_loss_isolates_when_a_request_was_failed_of_late() -> None:
+    quarantine = Quarantine(2)
+    for _ in range(3):
+        lose(quarantine, make("r1"))
+    late = STORM_NS - 1
+    assert lose(quarantine, make("r2"), make("r3"), now_ns=late) == (["r2", "r3"], [])
+    assert lose(quarantine, make("r2"), now_ns=late) == ([], ["r2"])
+    quarantine.forget("r3")
+    assert lose(quarantine, make("r4"), make("r5"), now_ns=2 * STORM_NS) == ([], [])
+
+
+def test_last_executor_gets_no_suspect_while_others_may_come_back() -> None:
+    quarantine, request = Quarantine(2), make("r1")
+    first, second = CoreDriver(), CoreDriver()
+    for num_living in (3, 2):
+        quarantine.executor_lost([request], Loss(LossCause.DIED, num_living, 0, True, num_living))
+
+    assert list(quarantine.dispatch([first.core], 0)) == []
+    assert quarantine.next_look_ns == RETURN_NS
+    assert list(quarantine.dispatch([first.core], RETURN_NS - 1)) == []
+    assert list(quarantine.dispatch([first.core, second.core], 1)) == [(request, first.core)]
+    # The other one is gone again, in whatever way.
+    assert quarantine.to_recall([first.core], 2) == [("r1", first.core)]
+    quarantine.recalled(request)
+    assert list(quarantine.dispatch([first.core], RETURN_NS)) == [(request, first.core)]
+
+
+def test_only_executor_is_risked_at_once_when_there_never_was_another() -> None:
+    quarantine, request, driver = Quarantine(2), make("r1"), CoreDriver()
+    isolate(quarantine, request)
+    assert list(quarantine.dispatch([driver.core], 0)) == [(request, driver.core)]
 
 
 def isolate(quarantine: Quarantine, *requests: Request) -> None:
@@ -167,7 +205,7 @@ def test_dispatch_gives_all_to_the_executor_with_the_least_other_work() -> None:
     assert quarantine.num_waiting == 3
 
     given = []
-    for request, host in quarantine.dispatch([busy.core, idle.core]):
+    for request, host in quarantine.dispatch([busy.core, idle.core], 0):
         assert host is idle.core
         idle.core.readmit(request)
         idle.add(60, f"other {request.request_id}")
@@ -175,7 +213,7 @@ def test_dispatch_gives_all_to_the_executor_with_the_least_other_work() -> None:
 
     assert given == ["r1", "r2", "r3"]
     assert quarantine.num_waiting == 0
-    assert list(quarantine.dispatch([busy.core, idle.core])) == []
+    assert list(quarantine.dispatch([busy.core, idle.core], 0)) == []
 
 
 def test_dispatch_gives_to_another_when_one_does_not_fit_with_the_rest() -> None:
@@ -183,17 +221,17 @@ def test_dispatch_gives_to_another_when_one_does_not_fit_with_the_rest() -> None
     large.add(50)
     quarantine, requests = Quarantine(2), [make("r1", max_tokens=5), make("r2")]
     isolate(quarantine, *requests)
-    given = {r.request_id: host for r, host in quarantine.dispatch([small.core, large.core])}
+    given = {r.request_id: host for r, host in quarantine.dispatch([small.core, large.core], 0)}
     assert given == {"r1": small.core, "r2": large.core}
 
 
 def test_dispatch_waits_when_there_is_no_executor() -> None:
     quarantine, request = Quarantine(2), make("r1")
     isolate(quarantine, request)
-    assert list(quarantine.dispatch([])) == []
+    assert list(quarantine.dispatch([], 0)) == []
     assert quarantine.holds(request)
     driver = CoreDriver()
-    assert list(quarantine.dispatch([driver.core])) == [(request, driver.core)]
+    assert list(quarantine.dispatch([driver.core], 0)) == [(request, driver.core)]
 
 
 def test_quarantine_forgets_when_a_request_has_ended() -> None:
@@ -201,11 +239,12 @@ def test_quarantine_forgets_when_a_request_has_ended() -> None:
     ended, other = make("r1"), make("r2")
     isolate(quarantine, ended, other)
     given = []
-    for request, _ in quarantine.dispatch([driver.core]):
+    for request, _ in quarantine.dispatch([driver.core], 0):
         given.append(request.request_id)
         quarantine.forget("r2")
     assert given == ["r1"]
     assert quarantine.num_waiting == 0
+    quarantine.forget("r1")
     assert lose(quarantine, other) == ([], []), "the name is another's by now"
 
 
@@ -213,13 +252,13 @@ def test_next_one_may_go_anywhere_when_those_before_came_through() -> None:
     quarantine, first, second = Quarantine(2), CoreDriver(), CoreDriver()
     request = make("r1")
     isolate(quarantine, request)
-    for given, _ in quarantine.dispatch([first.core]):
+    for given, _ in quarantine.dispatch([first.core], 0):
         first.core.readmit(given)
     first.step()
     assert (request.status, request.trial_size) == (RequestStatus.RUNNING, 0)
     other = make("r2")
     isolate(quarantine, other)
-    assert list(quarantine.dispatch([first.core, second.core])) == [(other, second.core)]
+    assert list(quarantine.dispatch([first.core, second.core], 0)) == [(other, second.core)]
 
 
 def test_a_life_counts_once_when_it_comes_back_and_answers_nothing() -> None:
@@ -278,7 +317,7 @@ def test_suspect_is_still_one_when_its_executor_gives_it_back() -> None:
     driver = CoreDriver()
     lose(quarantine, poison, make("r2"))
     lose(quarantine, poison, make("r3"))
-    given = list(quarantine.dispatch([driver.core]))
+    given = list(quarantine.dispatch([driver.core], 0))
     assert [request.request_id for request, _ in given] == ["r1"]
     driver.core.readmit(poison)
     moved = driver.core.withdraw("r1")
