@@ -18,6 +18,8 @@ from splitserve_client import AsyncClient, SamplingParams, Tokens
 from splitserve_rpc.server import KEEPALIVE_S
 from tests.chaos.test_several_schedulers import SCHEDULER, Load, Peers, gate, peers
 from tests.contract.stranger.process import poll
+from tests.support.chaos import dark_scheduler
+from tests.support.chaos.dark_connection import can_drop
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.models.tiny_tokenizers import byte_level
 from tests.support.processes import light_executor
@@ -158,5 +160,13 @@ async def test_requests_are_served_soon_when_another_scheduler_is_named_for_one_
             stopped_s = time.monotonic()
             named.write_text(two.address)
             await poll(ask)
-            print("SERVED", time.monotonic() - stopped_s)
             assert time.monotonic() - stopped_s <= MOST_REFUSED_S
+
+
+async def test_streams_and_executors_go_on_when_the_network_of_their_scheduler_drops_everything(
+    tmp_path: Path,
+) -> None:
+    if not await asyncio.to_thread(can_drop):
+        pytest.skip("this machine allows no network namespaces, or has neither iptables nor nft")
+    took_s = await asyncio.to_thread(dark_scheduler.measure, tmp_path)
+    assert max(took_s.values()) <= MOST_S, took_s
