@@ -121,6 +121,7 @@ def _start_all(network: _Network) -> None:
             f"--scheduler={_DARK},{_OTHER}",
             f"--listen={address}",
             "--num-host-blocks=0",
+            "--move-after-s=0.1",
         )
 
 
