@@ -136,7 +136,7 @@ class GrpcRegistry:
 
     @asynccontextmanager
     async def questions(self) -> AsyncGenerator[Ask, None]:
-        """Asks over one connection, as long as that is there, whether the scheduler answers."""
+        """Opens a connection over which one asks whether the scheduler answers."""
         channel = self._identity.channel(self._scheduler, Role.SCHEDULER, _CHANNEL_OPTIONS)
         async with channel:
             yield partial(is_answering, channel)
