@@ -2,9 +2,9 @@
 
 Of those that answer it goes to the one that it prefers. When that is lost, or says nothing while
 another one answers, it goes to the next, at once; back only when the one that it prefers more has
-answered for a while. For each scheduler it
-begins another life, with an `executor_epoch` of its own: whatever the last one still sends is
-refused, and the epochs of schedulers need not be in order.
+answered for a while. For each scheduler it begins another life, with an `executor_epoch` of its
+own: whatever the last one still sends is refused, and the epochs of schedulers need not be in
+order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SchedulerDoor(Registry, Protocol):
         ...
 
     def questions(self) -> AbstractAsyncContextManager[Ask]:
-        """To ask over one connection whether it answers."""
+        """Opens a connection over which one asks whether it answers."""
 
     async def is_answering(self) -> bool:
         """Whether it answers over a new connection, whatever it says."""

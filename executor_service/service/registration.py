@@ -42,6 +42,7 @@ _QUIET_FAILURES = 2
 _JITTER_RATIO = 0.2
 _CALL_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 2.0
+_RESOLUTION_TIMEOUT_S = 2.0
 # The next attempt does not wait for what the last one learnt.
 _CHANNEL_OPTIONS = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
 _MAX_SAID = 8
@@ -135,7 +136,7 @@ class GrpcRegistry:
 
     @asynccontextmanager
     async def questions(self) -> AsyncGenerator[Ask, None]:
-        """Asks over one connection, as long as that is there, whether the scheduler answers."""
+        """Opens a connection over which one asks whether the scheduler answers."""
         channel = self._identity.channel(self._scheduler, Role.SCHEDULER, _CHANNEL_OPTIONS)
         async with channel:
             yield partial(is_answering, channel)
@@ -293,7 +294,7 @@ async def advertised_address(listen: str, port: int, scheduler: str) -> str:
     """`host:port` under which the scheduler at `scheduler` reaches what listens on `listen`.
 
     For a wildcard, the host is that from which this machine reaches the scheduler. Raises OSError
-    if its name cannot be resolved.
+    if its name cannot be resolved in time.
     """
     host = listen.rpartition(":")[0]
     if host in _WILDCARD_HOSTS:
@@ -304,9 +305,11 @@ async def advertised_address(listen: str, port: int, scheduler: str) -> str:
 async def _local_host(scheduler: str) -> str:
     remote_host, _, remote_port = scheduler.rpartition(":")
     loop = asyncio.get_running_loop()
-    infos = await loop.getaddrinfo(
-        remote_host.strip("[]"), int(remote_port), type=socket.SOCK_DGRAM
-    )
+    # A name server that says nothing is not to keep the executor from another scheduler.
+    async with asyncio.timeout(_RESOLUTION_TIMEOUT_S):
+        infos = await loop.getaddrinfo(
+            remote_host.strip("[]"), int(remote_port), type=socket.SOCK_DGRAM
+        )
     family, kind, protocol, _, remote = infos[0]
     with socket.socket(family, kind, protocol) as datagrams:
         # Connecting a datagram socket sends nothing: it asks the routing table.

@@ -16,15 +16,17 @@ import pytest
 
 from splitserve_client import AsyncClient, SamplingParams, Tokens
 from splitserve_rpc.server import KEEPALIVE_S
-from tests.chaos.test_several_schedulers import Load, Peers, gate, peers
+from tests.chaos.test_several_schedulers import SCHEDULER, Load, Peers, gate, peers
 from tests.contract.stranger.process import poll
+from tests.support.chaos import dark_scheduler
+from tests.support.chaos.dark_connection import can_drop
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.models.tiny_tokenizers import byte_level
 from tests.support.processes import light_executor
 from tests.support.processes.gate import Gate
 from tests.support.processes.gateway_process import gateway_process
 from tests.support.processes.patience import PATIENT
-from tests.support.processes.processes import Processes
+from tests.support.processes.processes import Processes, light_processes
 
 # A machine with much other work takes its time.
 pytestmark = pytest.mark.timeout(1800)
@@ -35,6 +37,8 @@ __all__ = ["gate", "peers"]
 HELD_AT = 40
 # What was on its way then is there.
 LATE_S = 1.0
+# Until requests are served when the only scheduler is stopped and another one named: 62 s once.
+MOST_REFUSED_S = 20.0
 PARAMS = SamplingParams(seed=5, max_tokens=200, ignore_eos=True)
 PROMPT = [5, 6, 7]
 TRUTH = list(expected_completions(PROMPT, PARAMS)[0].token_ids)
@@ -129,3 +133,40 @@ async def test_stream_of_a_gateway_goes_on_while_its_scheduler_is_stopped(
 
         _, pause_s = await Reader(tokens()).end(peers, gate)
         assert pause_s <= MOST_S
+
+
+async def test_requests_are_served_soon_when_another_scheduler_is_named_for_one_that_is_stopped(
+    tmp_path: Path,
+) -> None:
+    named = tmp_path / "schedulers"
+    with light_processes(tmp_path / "one") as one, light_processes(tmp_path / "two") as two:
+        named.write_text(one.address)
+        for scheduler in (one, two):
+            scheduler.start_scheduler(*SCHEDULER)
+        for _ in range(2):
+            one.start_executor(f"--scheduler=file:{named}")
+        await one.wait_until(lambda executors: len(executors) == 2)
+        async with gateway_process(f"file:{named}") as gateway:
+            await gateway.wait_ready()
+
+            async def ask() -> tuple[bool, int]:
+                body = {"model": "light", "prompt": PROMPT, "max_tokens": 3}
+                answer = await gateway.http.post("/v1/completions", json=body)
+                return answer.status_code == 200, answer.status_code
+
+            await gateway.wait_models({"light"})
+            assert one.scheduler is not None
+            one.scheduler.send_signal(signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            named.write_text(two.address)
+            await poll(ask)
+            assert time.monotonic() - stopped_s <= MOST_REFUSED_S
+
+
+async def test_streams_and_executors_go_on_when_the_network_of_their_scheduler_drops_everything(
+    tmp_path: Path,
+) -> None:
+    if not await asyncio.to_thread(can_drop):
+        pytest.skip("this machine allows no network namespaces, or has neither iptables nor nft")
+    took_s = await asyncio.to_thread(dark_scheduler.measure, tmp_path)
+    assert max(took_s.values()) <= MOST_S, took_s

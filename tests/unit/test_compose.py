@@ -17,16 +17,19 @@ WITH_TLS = (ROOT / "docker-compose.tls.yml").read_text()
 # What the containers are to each other is nobody's choice.
 FIXED = {
     "scheduler": {
+        "RES_OPTIONS": "timeout:1",
         "SPLITSERVE_LISTEN": "0.0.0.0:50051",
         "SPLITSERVE_CLUSTER_LISTEN": "0.0.0.0:50050",
         "SPLITSERVE_INSECURE": "${SPLITSERVE_INSECURE:-true}",
     },
     "executor": {
+        "RES_OPTIONS": "timeout:1",
         "SPLITSERVE_LISTEN": "0.0.0.0:50052",
         "SPLITSERVE_SCHEDULER": "dns:scheduler:50050",
         "SPLITSERVE_INSECURE": "${SPLITSERVE_INSECURE:-true}",
     },
     "gateway": {
+        "RES_OPTIONS": "timeout:1",
         "SPLITSERVE_HTTP": "0.0.0.0:8000",
         "SPLITSERVE_SCHEDULERS": "dns:scheduler:50051",
         "SPLITSERVE_LIVE_LISTEN": "0.0.0.0:8001",

@@ -143,9 +143,8 @@ class Upstream:
         # Of a key that the gateway had before: what they have begun goes on.
         self._retired: list[Session] = []
         self._is_doubtful = asyncio.Event()
-        # Not set while it is read what the scheduler serves.
+        # Not set while it is read what the scheduler serves, nor before it was asked at first.
         self._is_read = asyncio.Event()
-        self._is_read.set()
         self._watchers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Upstream:
@@ -195,7 +194,7 @@ class Upstream:
 
     @property
     def is_reading(self) -> bool:
-        """Whether it serves something, and what that is will soon be known."""
+        """Whether it will soon be known what it serves."""
         return not self._is_read.is_set()
 
     async def wait_read(self) -> None:

@@ -179,6 +179,20 @@ async def test_silent_stream_moves_when_another_scheduler_serves() -> None:
         assert await network.schedulers.elsewhere(stubs)
 
 
+async def test_silent_scheduler_is_asked_last_when_another_serves() -> None:
+    network = _Network("a:1", "b:1")
+    async with network.schedulers.call(1.0) as stubs:
+        network.silent = {"a:1"}
+        # Nobody waits for an answer of it.
+        assert await network.schedulers.elsewhere(stubs, is_silent=True)
+        network.pass_time()
+        assert await network.call() == "b:1"
+        # It answers again, and is as good as any.
+        network.silent, network.known = set(), ("a:1",)
+        network.pass_time()
+        assert await network.call() == "a:1"
+
+
 async def test_scheduler_that_stops_is_left_though_no_other_serves_yet() -> None:
     network = _Network("a:1", "b:1")
     assert await network.call() == "a:1"
