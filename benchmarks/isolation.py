@@ -7,6 +7,9 @@ then, in the run that it is compared with, asks just for what it got of that: th
 politely. `moved`: p99 time to first token of `steady` under the attack by that at the same load; at
 most 1.3 is the aim. `failed`: requests of `steady` without an answer. One JSON object for each run
 and one for each attack. Times are real ones: measure on a machine that does nothing else.
+
+With `--virtual` the queue and the cores alone decide, in virtual time: the figures are the same on
+any machine, and say nothing of the gateway and of clients that do not read.
 """
 
 from __future__ import annotations
@@ -22,8 +25,12 @@ from dataclasses import dataclass
 
 from benchmarks.http import stack
 from benchmarks.http_load import encode
+from benchmarks.isolation_executors import PROMPT_TOKEN_S, ROW_S, STEP_S
 from benchmarks.letters_executor import MODEL
 from benchmarks.report import emit, percentile
+from scheduler_service.core.config import PreemptionMode, SchedulerConfig
+from tests.support.core.virtual_fleet import VirtualFleet
+from tests.support.core.virtual_load import Arrival, StepCosts, random_arrivals
 
 _STEADY, _ATTACKER = "steady", "attacker"
 _STEADY_PER_S = 6.0
@@ -37,21 +44,25 @@ _UNREAD_BYTES = 2048
 
 @dataclass(frozen=True)
 class _Attack:
-    """What `attacker` asks for, and how many requests it keeps open at a time."""
+    """What `attacker` asks for, and how many requests it keeps open at a time.
+
+    `per_s`: in virtual time, how often it asks instead; more than there is room for.
+    """
 
     num_prompt_tokens: int
     num_output_tokens: int
     num_open: int
+    per_s: float
     n: int = 1
     reads: bool = True
 
 
 _ATTACKS = {
-    "flood": _Attack(512, 64, 400),
-    "swapped": _Attack(16, 1000, 300),
-    "giants": _Attack(12_000, 64, 24),
-    "slow readers": _Attack(16, 400, 300, reads=False),
-    "n=64": _Attack(32, 64, 24, n=64),
+    "flood": _Attack(512, 64, 400, 80.0),
+    "swapped": _Attack(16, 1000, 300, 12.0),
+    "giants": _Attack(12_000, 64, 24, 4.0),
+    "slow readers": _Attack(16, 400, 300, 25.0, reads=False),
+    "n=64": _Attack(32, 64, 24, 6.0, n=64),
 }
 
 
@@ -193,6 +204,71 @@ def _measure(name: str, policy: str, num_executors: int, seconds: float) -> None
     emit("isolation_moved", attack=name, policy=policy, executors=num_executors, moved=moved)
 
 
+def _measure_virtually(name: str, policy: str, num_executors: int, seconds: float) -> None:
+    """The same in virtual time, without gateway and processes."""
+    attack, p99_ms = _ATTACKS[name], dict[str, float]()
+    until_us, per_s = int(seconds * 1e6), attack.per_s
+    costs = StepCosts(int(1e6 * STEP_S), int(1e6 * ROW_S), int(1e6 * PROMPT_TOKEN_S))
+    config = SchedulerConfig(
+        block_size=16,
+        num_device_blocks=_NUM_BLOCKS,
+        num_host_blocks=_NUM_HOST_BLOCKS,
+        block_bytes=1,
+        max_num_seqs=_NUM_ROWS,
+        max_num_batched_tokens=2048,
+        max_model_len=1 << 16,
+        max_num_waiting=1024,
+        vocab_size=1 << 20,
+        eos_token_ids=frozenset(),
+        queue_policy=policy,
+        preemption_mode=PreemptionMode.SWAP,
+    )
+    for load in ("attack", "same load"):
+        prompt, output = attack.num_prompt_tokens, attack.num_output_tokens
+        arrivals = [
+            *_random_arrivals(_STEADY, _STEADY_PER_S, until_us, 64, 32),
+            *_random_arrivals(_ATTACKER, per_s, until_us, prompt, output, attack.n),
+        ]
+        fates = VirtualFleet(config, [costs] * num_executors).run(arrivals, until_us)
+        measured = [
+            fate
+            for fate in fates
+            if fate.arrival.tenant == _STEADY
+            and _WARM_UP_S * 1e6 < fate.arrival.at_us < until_us - 5_000_000
+        ]
+        first_ms = [fate.ttft_us / 1e3 for fate in measured if fate.ttft_us is not None]
+        others = (fate for fate in fates if fate.arrival.tenant == _ATTACKER)
+        per_s = round(sum(fate.finished_us is not None for fate in others) / seconds, 2)
+        p99_ms[load] = percentile(first_ms, 99)
+        emit(
+            "isolation_virtual",
+            attack=name,
+            policy=policy,
+            load=load,
+            ttft_ms_p50=percentile(first_ms, 50),
+            ttft_ms_p99=p99_ms[load],
+            requests=len(measured),
+            failed=len(measured) - len(first_ms),
+            attacker_done_per_s=per_s,
+        )
+    moved = round(p99_ms["attack"] / p99_ms["same load"], 2)
+    emit("isolation_virtual_moved", attack=name, policy=policy, moved=moved)
+
+
+def _random_arrivals(
+    tenant: str, per_s: float, until_us: int, prompt: int, output: int, n: int = 1
+) -> list[Arrival]:
+    return random_arrivals(
+        tenant,
+        per_s,
+        until_us,
+        num_prompt_tokens=prompt,
+        num_output_tokens=output,
+        seed=len(tenant),
+        num_sequences=n,
+    )
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -200,10 +276,12 @@ def main() -> None:
     parser.add_argument("--executors", type=int, default=3)
     parser.add_argument("--attack", choices=sorted(_ATTACKS), nargs="*", default=list(_ATTACKS))
     parser.add_argument("--policy", choices=("fair", "fcfs"), nargs="*", default=["fair"])
+    parser.add_argument("--virtual", action="store_true", help="decisions alone, in virtual time")
     arguments = parser.parse_args()
+    measure = _measure_virtually if arguments.virtual else _measure
     for name in arguments.attack:
         for policy in arguments.policy:
-            _measure(name, policy, arguments.executors, arguments.seconds)
+            measure(name, policy, arguments.executors, arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from benchmarks.letters_executor import LettersRunner, describe, serve_info
 from executor_service.steps.step import FinishedStep, StepInput
 
 STEP_S = 0.02
-_ROW_S = 50e-6
-_PROMPT_TOKEN_S = 50e-6
+ROW_S = 50e-6
+PROMPT_TOKEN_S = 50e-6
 
 
 class CostlyRunner(LettersRunner):
@@ -28,7 +28,7 @@ class CostlyRunner(LettersRunner):
     def begin(self, step: StepInput) -> FinishedStep:
         """All rows at once."""
         num_prompt_tokens = int(step.num_new_tokens[step.num_new_tokens > 1].sum())
-        time.sleep(STEP_S + _ROW_S * step.num_rows + _PROMPT_TOKEN_S * num_prompt_tokens)
+        time.sleep(STEP_S + ROW_S * step.num_rows + PROMPT_TOKEN_S * num_prompt_tokens)
         return super().begin(step)
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from scheduler_service.assignment import AssignedFor, Assignment
 from scheduler_service.core.lack import Lack
+from scheduler_service.core.policies.tenant_shares import TenantShares
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.holds import Holds
 from scheduler_service.fleet.host_state import HostState
@@ -45,12 +46,22 @@ class Place(NamedTuple):
 class Choosing:
     """Compares the hosts that could begin a request, and has it wait for better ones."""
 
-    def __init__(self, hosts: Hosts, holds: Holds, router: Router) -> None:
+    def __init__(
+        self, hosts: Hosts, holds: Holds, router: Router, shares: TenantShares | None
+    ) -> None:
+        """`shares`: what tenants may take of the fleet; None for whatever there is."""
         self._hosts = hosts
+        self._shares = shares
         self._holds = holds
         self._router = router
         # By request, of hosts that lacked blocks for it: how many they had.
         self._lacking: dict[str, dict[HostState, int]] = {}
+
+    def tick(self, now_ns: int) -> None:
+        """Takes note of the time."""
+        self._holds.end(now_ns)
+        if self._shares is not None:
+            self._shares.now_ns = now_ns
 
     def forget(self, request_id: str) -> None:
         """It waits no more."""
@@ -96,6 +107,8 @@ class Choosing:
                 busy = busy or choice
                 continue
             lack = state.host.openings.what_lacks(request)
+            if lack is None and self._takes_the_last(request, state):
+                continue
             if lack is None:
                 if busy and self._holds.begins(request, choice.cost_ns, busy.cost_ns, now_ns):
                     return Waits.FOR_ONE_THAT_IS_BUSY
@@ -111,6 +124,23 @@ class Choosing:
                 lacking.pop(state, None)
         return None
 
+    def _takes_the_last(self, request: Request, state: HostState) -> bool:
+        """Whether the last host with room for other tenants would be left to one.
+
+        A tenant that has nothing at other hosts may take any, so that nobody waits for ever.
+        """
+        if self._shares is None or not self._shares.is_shared:
+            return False
+        if not state.host.openings.takes_over(request):
+            return False
+        others = [each for each in self._hosts.all if each is not state]
+        tenant = request.scheduling.tenant
+        # Where somebody waits for room, nobody may find any later.
+        has_room = any(each.is_open and not each.is_waited_at for each in others)
+        return not has_room and any(
+            each.host.openings.has_requests_of(tenant) for each in others
+        )
+
     def _why_not(self, request: Request, *, is_busy: bool) -> AssignedFor:
         """Why it is not given to the best one."""
         if not is_busy:
@@ -122,6 +152,8 @@ class Choosing:
         """A host where a request waits for what it lacks, with nobody before it."""
         free = [state for state in states if state.host.openings.nobody_waits]
         for choice in self._router.rank(request, free):
+            if self._takes_the_last(request, choice.state):
+                continue
             if choice.state.host.openings.what_lacks(request) in _AWAITED_AT_A_HOST:
                 return Place(choice, AssignedFor.NO_ROOM_ANYWHERE)
         return Waits.FOR_ROOM

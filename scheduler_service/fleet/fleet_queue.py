@@ -59,7 +59,7 @@ class FleetQueue:
         self.router: Router = router or PrefixRouter()
         self._hosts = Hosts(self.router)
         self._holds = Holds()
-        self._choosing = Choosing(self._hosts, self._holds, self.router)
+        self._choosing = Choosing(self._hosts, self._holds, self.router, self._policy.shares)
         self._waiting: dict[str, Request] = {}
         self._num_looks = 0
         # Whether there is more to do at once than was done in one go.
@@ -177,7 +177,7 @@ class FleetQueue:
         self._hosts.keep(hosts)
         for host in hosts if changed is None else changed:
             self._hosts.note(host)
-        self._holds.end(now_ns)
+        self._choosing.tick(now_ns)
         if not self._waiting:
             self._is_behind = False
             return

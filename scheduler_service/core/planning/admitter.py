@@ -286,9 +286,6 @@ class Admitter:
         placement = self._placement
         if (lack := self._what_lacks_at_once(request)) is not None:
             return lack
-        num_most = self._num_prompt_tokens(request, budget)
-        if num_most <= 0:
-            return Lack.SHARE
         leader = request.unfinished[0]
         hit = placement.blocks.prefixes.find(leader)
         lack = self._room.what_lacks(request, leader, hit)
@@ -301,6 +298,10 @@ class Admitter:
             hit = placement.blocks.prefixes.find(leader)
             if self._room.what_lacks(request, leader, hit) is not None:
                 return Lack.BLOCKS_ON_THEIR_WAY
+        # Asked last: whoever lacks something else does not take the turn of others.
+        num_most = self._num_prompt_tokens(request, budget)
+        if num_most <= 0:
+            return Lack.SHARE
         num_pending = len(leader.token_ids) - hit.num_tokens
         if not self._fits(num_pending, budget):
             return Lack.BUDGET

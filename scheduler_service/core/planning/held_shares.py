@@ -59,6 +59,20 @@ class HeldShares:
         num_rows_left -= beside.num_rows
         return shares is not None and not shares.may_take(tenant, num_rows, num_rows_left)
 
+    def takes_over(self, request: Request, num_blocks: int, beside: Beside) -> bool:
+        """Whether the rows or blocks of `request` alone leave too few to other tenants.
+
+        A tenant that has nothing here may take them: `exceeds` counts what it has before.
+        """
+        shares, tenant = self._shares, request.scheduling.tenant
+        if shares is None:
+            return False
+        num_rows = num_rows_wanted(request)
+        num_rows_left = self._placement.num_unreserved_rows - beside.num_rows - num_rows
+        num_blocks_left = self._blocks.device.num_free - beside.num_blocks - num_blocks
+        takes_rows = num_rows > 1 and not shares.leaves_enough(tenant, num_rows, num_rows_left)
+        return takes_rows or not shares.leaves_enough(tenant, num_blocks, num_blocks_left)
+
     def waits_for_its_own(self, request: Request, num_blocks: int) -> bool:
         """Whether others of its tenant have the rows or the `num_blocks` that `request` needs.
 

@@ -154,6 +154,15 @@ class Openings:
             and not self._is_held_up(request)
         )
 
+    def takes_over(self, request: Request) -> bool:
+        """Whether `request` would leave too little of this core to other tenants."""
+        return bool(request.unfinished) and self._room.takes_over(request, self._waiting)
+
+    def has_requests_of(self, tenant: str) -> bool:
+        """Whether a tenant has rows here, or is about to."""
+        rows_of_tenants = self._placement.rows_of_tenants
+        return tenant in rows_of_tenants or self._waiting.rows_of_tenants[tenant] > 0
+
     def may_yield_to(self, request: Request) -> bool:
         """Whether somebody runs here who may have to make way for a request."""
         order = self._placement.rows.order
@@ -268,14 +277,21 @@ class Openings:
         if lack in AWAITS_ROOM or is_again(request):
             return
         num_rows = num_rows_wanted(request)
-        beside.rows_of_tenants[request.scheduling.tenant] += num_rows
+        num_tokens = num_blocks = 0
         if request.unfinished:
             leader = request.unfinished[0]
-            hit, num_tokens = self._placement.blocks.prefixes.find(leader), len(leader.token_ids)
-            beside.num_tokens += num_tokens - hit.num_tokens
-            if lack is not Lack.SHARE:
-                beside.num_blocks += num_rows * self._config.num_blocks_for(num_tokens)
+            hit = self._placement.blocks.prefixes.find(leader)
+            if lack is None and self._policy.allows_bypasses:
+                # It may have been given to wait for room here: no step was planned since.
+                lack = self._room.what_lacks(request, leader, hit, beside)
+                if lack in AWAITS_ROOM:
+                    return
+            num_tokens = len(leader.token_ids) - hit.num_tokens
+            num_blocks = num_rows * self._config.num_blocks_for(len(leader.token_ids))
+        beside.rows_of_tenants[request.scheduling.tenant] += num_rows
+        beside.num_tokens += num_tokens
         if lack is not Lack.SHARE:
+            beside.num_blocks += num_blocks
             beside.num_rows += num_rows
 
     def _num_tokens_for(self, request: Request) -> int:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from scheduler_service.core.blocks.block_manager import Allocation
-from scheduler_service.core.blocks.prefix_cache import PrefixHit
+from scheduler_service.core.blocks.prefix_cache import NO_HIT, PrefixHit
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.lack import Lack
 from scheduler_service.core.params_sets import ParamsSet
@@ -127,6 +127,13 @@ class Room:
     def exceeds_row_share(self, request: Request, beside: Beside) -> bool:
         """Whether rows for a waiting request leave too few to other tenants."""
         return request.num_bypasses < MAX_BYPASSES and self._shares.exceeds_rows(request, beside)
+
+    def takes_over(self, request: Request, beside: Beside) -> bool:
+        """Whether a waiting request would leave too little of this core to other tenants."""
+        blocks, leader = self._placement.blocks, request.unfinished[0]
+        num_blocks = blocks.num_lacking(leader, NO_HIT) + blocks.device.num_free
+        num_blocks += self._num_more_blocks(request, leader)
+        return self._shares.takes_over(request, num_blocks, beside)
 
     def what_lacks(
         self, request: Request, leader: Sequence, hit: PrefixHit, beside: Beside = NOBODY

@@ -47,6 +47,7 @@ class Arrival:
     tenant: str
     num_prompt_tokens: int
     num_output_tokens: int
+    num_sequences: int = 1
 
 
 @dataclass(slots=True)
@@ -62,6 +63,14 @@ class Fate:
     def ttft_us(self) -> int | None:
         """From its arrival to its first token."""
         return None if self.first_token_us is None else self.first_token_us - self.arrival.at_us
+
+
+def outcome_of(plan: StepPlan, costs: StepCosts) -> StepOutcome:
+    """The answer of an executor that takes so long."""
+    token_ids = np.full(len(plan.work.row_ids), _SAMPLED, np.int32)
+    if plan.work.samples is not None:
+        token_ids[~plan.work.samples] = -1
+    return StepOutcome(plan.step_id, StepStatus.OK, token_ids, compute_us=costs.of(plan))
 
 
 def even_arrivals(
@@ -81,11 +90,14 @@ def random_arrivals(
     num_prompt_tokens: int,
     num_output_tokens: int,
     seed: int,
+    num_sequences: int = 1,
 ) -> list[Arrival]:
     """Requests that come as a Poisson process."""
     rng, arrivals, at_us = np.random.default_rng(seed), list[Arrival](), 0.0
     while (at_us := at_us + rng.exponential(1e6 / per_s)) < until_us:
-        arrivals.append(Arrival(int(at_us), tenant, num_prompt_tokens, num_output_tokens))
+        arrivals.append(
+            Arrival(int(at_us), tenant, num_prompt_tokens, num_output_tokens, num_sequences)
+        )
     return arrivals
 
 
@@ -127,13 +139,7 @@ class VirtualLoad:
             self.num_steps += 1
 
     def _answer(self, core: Scheduler, plan: StepPlan, now_us: int, fates: Sequence[Fate]) -> None:
-        token_ids = np.full(len(plan.work.row_ids), _SAMPLED, np.int32)
-        if plan.work.samples is not None:
-            token_ids[~plan.work.samples] = -1
-        outcome = StepOutcome(
-            plan.step_id, StepStatus.OK, token_ids, compute_us=self.costs.of(plan)
-        )
-        events = core.apply(outcome)
+        events = core.apply(outcome_of(plan, self.costs))
         for number in events.client_keys.tolist():
             if fates[number].first_token_us is None:
                 fates[number].first_token_us = now_us

@@ -30,14 +30,14 @@ class Fleet:
         self.assignments: dict[str, Assignment] = {}
 
     def push(
-        self, name: str, prompt: int = 3, *, max_tokens: int = 50, **scheduling: object
+        self, name: str, prompt: int = 3, *, max_tokens: int = 50, n: int = 1, **scheduling: object
     ) -> Request:
         """A request waits for an executor."""
         self.num_requests += 1
         request = Request.create(
             name,
             [1 + at % 90 for at in range(prompt)],
-            self.drivers[0].make_request(1, max_tokens=max_tokens, ignore_eos=True).params,
+            self.drivers[0].make_request(1, max_tokens=max_tokens, ignore_eos=True, n=n).params,
             arrival=self.num_requests,
             seed=0,
             scheduling=SchedulingParams(**scheduling),  # type: ignore[arg-type]

@@ -198,3 +198,47 @@ def test_newcomer_begins_at_once_when_a_long_prompt_of_another_is_computed() -> 
     fleet.dispatch()
     fleet.step()
     assert begins_within(fleet, fleet.push("b", 100, tenant="b"), 2)
+
+
+def test_newcomer_begins_at_once_when_a_waiting_giant_of_another_has_the_turn() -> None:
+    fleet = Fleet(
+        {
+            "block_size": 16,
+            "num_device_blocks": 1000,
+            "max_num_batched_tokens": 2048,
+            "max_model_len": 20_000,
+            "prefix_caching": False,
+        },
+        policy="fair",
+    )
+    fleet.push("known", tenant="b", max_tokens=1)
+    fleet.push("long", 9000, tenant="a")
+    fleet.dispatch()
+    fleet.step()
+    giant = fleet.push("giant", 9000, tenant="a")
+    fleet.queue.forget("giant")
+    fleet.drivers[0].core.readmit(giant)
+    request = fleet.push("b", 100, tenant="b")
+    assert [name for name, _ in fleet.dispatch()] == ["b"]
+    fleet.step()
+    assert request.status is RequestStatus.RUNNING
+
+
+def test_last_executor_is_left_to_others_when_requests_take_all_rows() -> None:
+    fleet = Fleet({"max_num_seqs": 8}, {"max_num_seqs": 8}, policy="fair")
+    fleet.push("known", tenant="b", max_tokens=1)
+    fleet.dispatch()
+    fleet.step()
+    large = [fleet.push(f"a{number}", tenant="a", n=8, max_tokens=8) for number in range(3)]
+    fleet.dispatch()
+    fleet.step()
+    assert sum(request.status is RequestStatus.RUNNING for request in large) == 1
+    assert begins_within(fleet, fleet.push("b", tenant="b"), 2)
+
+
+def test_requests_that_take_all_rows_use_every_executor_when_their_tenant_is_alone() -> None:
+    fleet = Fleet({"max_num_seqs": 8}, {"max_num_seqs": 8}, policy="fair")
+    large = [fleet.push(f"a{number}", tenant="a", n=8, max_tokens=8) for number in range(3)]
+    fleet.dispatch()
+    fleet.step()
+    assert sum(request.status is RequestStatus.RUNNING for request in large) == 2
