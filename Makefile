@@ -28,8 +28,8 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test test-all check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos options bench bench-scheduler bench-peers bench-tokens gpu-check models soak fuzz simulate chaos \
-	compose-test transformers-versions \
+	check-protos fix protos options bench bench-scheduler bench-peers bench-tokens gpu-check models soak mutants fuzz simulate \
+	chaos compose-test transformers-versions \
 	clean
 
 help:
@@ -52,6 +52,7 @@ help:
 	@echo 'make transformers-versions  tests of configurations and decoders with older transformers, too'
 	@echo 'make soak          the property tests for an hour or so'
 	@echo 'make simulate      histories of a simulated cluster with faults; HISTORIES=20000 SEED=1 for more'
+	@echo 'make mutants       plants faults into our code: does the test that is named for each find it'
 	@echo 'make fuzz          hostile messages and requests for an hour or so'
 	@echo 'make chaos         faults in a real stack under load: MINUTES=30, or SEED=n for one history'
 	@echo 'make compose-test  docker-compose.yml for real, with podman'
@@ -208,6 +209,10 @@ models: $(READY)
 SOAK ?= 20000
 soak: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=$(SOAK) $(BIN)/python -m pytest -q tests/property
+
+# MUTANT='public prefix' for those with that in their names, SEEDS=5 for other examples, too.
+mutants: $(READY)
+	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.mutants $(if $(MUTANT),'$(MUTANT)') --seeds $(or $(SEEDS),0)
 
 # The same messages and requests as in make test, many more of them.
 FUZZ ?= 20000

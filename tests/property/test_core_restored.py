@@ -68,6 +68,13 @@ def describe(events: StepEvents) -> list[object]:
     ]
 
 
+def tokens_of(core: Scheduler) -> list[list[int]]:
+    """All known tokens of each sequence."""
+    placement = core.placement
+    sequences = (s for request in placement.requests.values() for s in request.sequences)
+    return [placement.known_tokens(sequence).tolist() for sequence in sequences]
+
+
 @settings(
     max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "12")),
     deadline=None,
@@ -111,6 +118,7 @@ def test_core_goes_on_identically_when_it_was_restored(
     engine.fill()
     core = engine.scheduler
     restored = pickle.loads(pickle.dumps(core)) if is_plain else load_core(dump_core(core))
+    assert tokens_of(restored) == tokens_of(core)
     engine.scheduler = Twins([core, restored])  # type: ignore[assignment]
     while engine.step():
         pass

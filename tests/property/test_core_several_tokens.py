@@ -2,7 +2,8 @@
 
 `CoreMachine` draws everything that there is, and these situations now and then. Here every story
 has several of them: rows that run on or have drafts, of which the executor keeps some, while they
-are swapped, their executor is lost, or the core breaks when it has taken a result. Sequences are long: some have all tokens but one when they come.
+are swapped, their executor is lost, or the core breaks when it has taken a result. Sequences are
+long, and some come with all tokens but one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Story(CoreMachine):
             num_device_blocks=num_blocks,
             num_host_blocks=2 * num_blocks,
             max_num_seqs=4,
-            max_num_batched_tokens=64,
+            max_num_batched_tokens=random.choice([64, 16, 8]),
             max_model_len=_MAX_PROMPT + _MAX_TOKENS,
             max_num_waiting=16,
             eos_token_ids=frozenset({EOS}),

@@ -39,7 +39,9 @@ PATIENCE_S = 240.0
 class LoopLink:
     """Stands for an `ExecutorLink`; answers every batch at once. `alter` may spoil a result."""
 
-    def __init__(self, config: SchedulerConfig, epoch: int = 1) -> None:
+    def __init__(
+        self, config: SchedulerConfig, epoch: int = 1, max_inflight_steps: int = 2
+    ) -> None:
         runner = FakeRunner(
             block_size=config.block_size,
             num_device_blocks=config.num_device_blocks,
@@ -48,7 +50,7 @@ class LoopLink:
         self._executor = StepExecutor(executor_info(config, epoch), runner)
         self._results: asyncio.Queue[pb.StepResult] = asyncio.Queue()
         self.alter: Callable[[pb.StepResult], None] = lambda _result: None
-        limits = pb.ExecutorLimits(max_inflight_steps=2, max_message_bytes=2**22)
+        limits = pb.ExecutorLimits(max_inflight_steps=max_inflight_steps, max_message_bytes=2**22)
         self.info = pb.ExecutorInfo(address=ADDRESS, executor_epoch=epoch, limits=limits)
 
     def send(self, batch: EncodedBatch) -> None:

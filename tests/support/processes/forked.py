@@ -137,6 +137,9 @@ _light = _Forker(
     *("splitserve_cli.info", "splitserve_cli.drain", "splitserve_cli.generate"),
 )
 _with_torch = _Forker("executor_service.__main__", "executor_service.engine_loader")
+# Nothing of ours: what runs there changes it before it is imported.
+_of_tests = _Forker("pytest", "numpy", "torch", "grpc.aio", "google.protobuf.message")
+_RUN_TESTS = "tests.mutants.run_mutant"
 
 
 def start_process(
@@ -154,6 +157,8 @@ def start_process(
     descriptor, PIPE (not `stdout`), or None: that of the tests.
     """
     forker = _with_torch if package in _NEED_TORCH else _light
+    if package == _RUN_TESTS:
+        forker = _of_tests
     module = package if package.startswith("tests.") else f"{package}.__main__"
     request = {
         "module": module,

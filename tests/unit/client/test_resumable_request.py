@@ -59,6 +59,22 @@ def test_request_drops_what_a_finished_sequence_brings_when_it_is_resumed() -> N
     assert resumed == {0: [5], 1: [6]}
 
 
+def test_request_tells_scores_of_the_prompt_once_when_a_stream_breaks_among_them() -> None:
+    def scored(*token_ids: int) -> api.GenerateResponse:
+        scores = [api.TokenLogprob(token_id=token_id, rank=1) for token_id in token_ids]
+        return api.GenerateResponse(tokens=api.TokenChunk(prompt_logprobs=scores))
+
+    request = make(num_prompt_logprobs=0)
+    told = request.receive(scored(2, 3))
+    assert request.may_go_on(LOST)
+    told += [*request.receive(scored(2)), *request.receive(scored(3, 4))]
+
+    scores = [
+        score for event in told if isinstance(event, Tokens) for score in event.prompt_logprobs
+    ]
+    assert [score.token_id for score in scores] == [2, 3, 4]
+
+
 def test_request_hands_the_best_out_with_the_finish_when_they_are_chosen_at_the_end() -> None:
     request = make(best_of=2)
     assert request.receive(tokens(0, 5, 6)) == []

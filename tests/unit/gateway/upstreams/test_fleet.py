@@ -166,6 +166,9 @@ async def test_stream_goes_on_elsewhere_when_its_scheduler_has_no_more_time_for_
         (resumed,) = second.requests
         known = list(resumed.resume_token_ids)
         assert known == EXPECTED[: len(known)]
+        seeds = [each.sampling_params.seed for each in (first.requests[0], resumed)]
+        assert seeds[0] == seeds[1]
+        assert resumed.sampling_params.HasField("seed")
 
 
 @pytest.mark.usefixtures("asked_often")

@@ -36,6 +36,27 @@ from tests.support.core.engine_loops import (
 from tests.support.fakes.fake_chain import expected_tokens
 
 
+@pytest.mark.parametrize(("most", "expected"), [(1, 1), (2, 2), (3, 2)])
+async def test_loop_sends_no_more_steps_ahead_than_the_executor_takes(
+    most: int, expected: int
+) -> None:
+    link, clients = LoopLink(CONFIG, max_inflight_steps=most), Clients()
+    loop = a_loop(clients, link=link)
+    ahead, has_sent = list[int](), asyncio.Event()
+
+    def note(_result: pb.StepResult) -> None:
+        ahead.append(loop.scheduler.num_in_flight)
+        if len(ahead) == 6:
+            has_sent.set()
+
+    link.alter = note
+    loop.readmit(a_request(1))
+    running = asyncio.create_task(loop.run())
+    await has_sent.wait()
+    running.cancel()
+    assert max(ahead) == expected
+
+
 async def test_loop_gives_the_core_up_when_schedule_raises(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

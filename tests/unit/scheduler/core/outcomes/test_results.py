@@ -22,6 +22,17 @@ def test_apply_tells_whose_tokens_came_when_several_run() -> None:
     assert events.tokens == []
 
 
+@pytest.mark.parametrize("ahead", [-1, 1])
+def test_apply_refuses_a_result_when_it_is_of_another_step_than_the_oldest(ahead: int) -> None:
+    driver = CoreDriver()
+    driver.add(3)
+    plans = [driver.plan(), driver.plan()]
+    assert plans[0] is not None
+    outcome = StepOutcome(plans[0].step_id + ahead, StepStatus.FAILED)
+    with pytest.raises(ContractBroken, match="not expected"):
+        driver.core.apply(outcome)
+
+
 def test_apply_tells_nothing_when_a_row_did_not_sample() -> None:
     driver = CoreDriver(max_num_batched_tokens=4)
     driver.add(6)

@@ -1,0 +1,229 @@
+"""Faults of executors, fleet, streams, journals, clients and the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from tests.mutants.mutant import HISTORIES, Mutant
+
+_STEPS = "tests/unit/executor/steps/"
+_REFUSALS = "tests/contract/test_refusals.py"
+
+EXECUTOR_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
+    {
+        "tables of rows are not extended": Mutant(
+            "executor_service.steps.row_table",
+            "        self.tables.write(*columns)\n",
+            "        pass\n",
+            f"{HISTORIES}random_scenario",
+        ),
+        "rows go on where they would be at most": Mutant(
+            "executor_service.steps.sampled_inputs",
+            "positions = np.minimum(self._last_positions[lines, row_ids], most)",
+            "positions = most",
+            f"{HISTORIES}growing",
+        ),
+        "drafts are believed": Mutant(
+            "executor_service.steps.drafts",
+            "                and before == inputs[line]\n",
+            "",
+            f"{HISTORIES}growing",
+        ),
+        "a draft behind the end of a sequence is taken": Mutant(
+            "executor_service.steps.drafts",
+            "                and before not in rows.sampling_params[line].stop_token_ids\n",
+            "",
+            f"{_STEPS}test_drafts.py",
+        ),
+        "a row runs on behind its end": Mutant(
+            "executor_service.steps.run_on",
+            "            if tokens[-1] in self._step.sampling_params[row].stop_token_ids:\n"
+            "                self._num_left[row] = 0\n",
+            "",
+            "tests/property/test_core_state_machine.py::TestRunAheadMachine",
+        ),
+        "a stale scheduler is obeyed": Mutant(
+            "executor_service.steps.step_executor",
+            "if identity.scheduler_epoch < newest_epoch:",
+            "if False:",
+            "tests/contract/test_identity.py",
+        ),
+        "a batch for another life of the executor is taken": Mutant(
+            "executor_service.steps.step_executor",
+            "if identity.executor_epoch != executor_epoch:",
+            "if False:",
+            f"{_STEPS}test_step_executor.py",
+        ),
+        "a repeated step is computed again": Mutant(
+            "executor_service.steps.step_executor",
+            "if last_step_id is not None and step_id <= last_step_id:",
+            "if last_step_id is not None and step_id < last_step_id:",
+            "tests/contract/test_identity.py",
+        ),
+        "a delta is applied to rows that it was not made for": Mutant(
+            "executor_service.steps.step_executor",
+            "if identity.base_step_id is not None and identity.base_step_id != base_step_id:",
+            "if False:",
+            f"{_STEPS}test_step_executor.py",
+        ),
+        "a row has the samples of the one before it": Mutant(
+            "executor_service.steps.row_table",
+            "        self.sampled.forget_rows(row_ids)\n",
+            "",
+            "tests/contract/test_rows.py",
+        ),
+        "slots behind the input are not looked at": Mutant(
+            "executor_service.steps.batch_checks",
+            "num_written = work.num_new_tokens if num_more is None else work.num_new_tokens"
+            " + num_more",
+            "num_written = work.num_new_tokens",
+            _REFUSALS,
+        ),
+        "two moves go to one block": Mutant(
+            "executor_service.steps.batch_checks",
+            "    check_distinct_blocks(moves.destinations, destination_path)\n",
+            "",
+            _REFUSALS,
+        ),
+        "a table ends where it was written last": Mutant(
+            "executor_service.steps.block_tables",
+            "self.lengths[rows] = np.maximum(self.lengths.take(rows), ends)",
+            "self.lengths[rows] = ends",
+            "tests/property/test_resident_tables.py",
+        ),
+        "a device misses a write of tables": Mutant(
+            "executor_service.steps.block_tables",
+            "for back in range(num_missed, 0, -1)]",
+            "for back in range(num_missed - 1, 0, -1)]",
+            "tests/property/test_resident_tables.py",
+        ),
+        "random numbers do not depend on the position": Mutant(
+            "executor_service.sampling.philox",
+            "counter = (positions & _WORD, (positions >> 32) & _WORD, zero, zero)",
+            "counter = (zero, (positions >> 32) & _WORD, zero, zero)",
+            "tests/unit/executor/sampling",
+        ),
+        "random numbers are those of the token before": Mutant(
+            "executor_service.sampling.sampler",
+            "to_device(rows.positions[random_rows].astype(np.int64), device),",
+            "to_device(rows.positions[random_rows].astype(np.int64) - 1, device),",
+            "tests/unit/executor/sampling",
+        ),
+    }
+)
+
+_CLIENT = "splitserve_client.resumable_request"
+
+SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
+    {
+        "what a drained executor has is forgotten": Mutant(
+            "scheduler_service.executors.engine_loop",
+            "return withdrawn[0]",
+            "return None",
+            f"{HISTORIES}drained",
+        ),
+        "results say nothing of executors": Mutant(
+            "scheduler_service.executors.executor_health",
+            "if outcome.status is StepStatus.NEED_SNAPSHOT:",
+            "if outcome.status:",
+            f"{HISTORIES}one_sick",
+        ),
+        "more steps are in flight than the executor takes": Mutant(
+            "scheduler_service.executors.engine_loop",
+            "self._credits = min(pipeline_depth, link.info.limits.max_inflight_steps)",
+            "self._credits = pipeline_depth",
+            "tests/unit/scheduler/executors/test_engine_loop.py",
+        ),
+        "the one queue is in order of arrival": Mutant(
+            "scheduler_service.fleet.fleet_queue",
+            "make_queue_policy(policy, tenant_weights, self._lanes.name_of)",
+            'make_queue_policy("fcfs", tenant_weights, self._lanes.name_of)',
+            f"{HISTORIES}contended",
+        ),
+        "nobody is taken back from a busy executor": Mutant(
+            "scheduler_service.fleet.fleet_queue",
+            "            if found:\n                return found\n",
+            "",
+            f"{HISTORIES}contended",
+        ),
+        "the fleet does not learn what tenants got": Mutant(
+            "scheduler_service.fleet.fleet_queue",
+            "            self._policy.sampled(tenant, num_tokens)\n",
+            "            pass\n",
+            "tests/unit/scheduler/fleet/test_fleet_queue.py",
+        ),
+        "everybody in flight was alone when an executor is lost": Mutant(
+            "scheduler_service.fleet.quarantine",
+            "is_alone=len(in_flight) == 1)",
+            "is_alone=True)",
+            "tests/property/test_quarantine.py",
+        ),
+        "a request is isolated one loss too late": Mutant(
+            "scheduler_service.fleet.quarantine",
+            "elif len(losses.in_succession) >= self._max_losses:",
+            "elif len(losses.in_succession) > self._max_losses:",
+            "tests/unit/scheduler/fleet/test_quarantine.py",
+        ),
+        "tokens of all streams go to the first": Mutant(
+            "scheduler_service.streams.delivery",
+            "if np.count_nonzero(numbers == first) == len(numbers):",
+            "if True:",
+            "tests/unit/scheduler/streams/test_delivery.py",
+        ),
+        "tokens of a stream come in the wrong order": Mutant(
+            "scheduler_service.streams.delivery",
+            'order = np.argsort(numbers, kind="stable")',
+            'order = np.argsort(numbers[::-1], kind="stable")[::-1]',
+            "tests/unit/scheduler/streams/test_delivery.py",
+        ),
+        "a journal says that a step had one row more": Mutant(
+            "scheduler_service.journal.journaled_core",
+            "entry.apply.num_rows = num_rows",
+            "entry.apply.num_rows = num_rows + 1",
+            "tests/property/test_record_replay.py",
+        ),
+        "a core is written down without the last token of its rows": Mutant(
+            "scheduler_service.journal.checkpoint",
+            '"token_ids": [(row_id, rows.known_tokens(row_id)) for row_id in running],',
+            '"token_ids": [(row_id, rows.known_tokens(row_id)[:-1]) for row_id in running],',
+            "tests/property/test_core_restored.py",
+        ),
+        "a client forgets its tokens": Mutant(
+            _CLIENT,
+            "        self._outputs[0].append(token_id)\n",
+            "        pass\n",
+            f"{HISTORIES}cut_off",
+        ),
+        "a client tells twice what it had before a break": Mutant(
+            _CLIENT,
+            "        self._held.clear()\n",
+            "",
+            f"{HISTORIES}of_the_best",
+        ),
+        "a client resumes the first sequence only": Mutant(
+            _CLIENT,
+            "            if token_ids:\n",
+            "            if token_ids and index == 0:\n",
+            "tests/unit/client/test_several_sequences.py",
+        ),
+        "a client tells scores of the prompt twice": Mutant(
+            _CLIENT,
+            "        del tokens.prompt_logprobs[:num_known]\n",
+            "",
+            "tests/unit/client/test_resumable_request.py",
+        ),
+        "a gateway forgets one token on resumption": Mutant(
+            "splitserve_gateway.upstreams.upstream_request",
+            "resume_token_ids=self._came.outputs,",
+            "resume_token_ids={i: t[:-1] for i, t in self._came.outputs.items()},",
+            "tests/unit/gateway/upstreams/test_fleet.py",
+        ),
+        "a gateway goes on with other randomness": Mutant(
+            "splitserve_gateway.upstreams.upstream_request",
+            "        if params.seed is None:\n",
+            "        if False:\n",
+            "tests/unit/gateway/upstreams/test_fleet.py",
+        ),
+    }
+)

@@ -1,0 +1,44 @@
+"""Tests find what is wrong: each planted fault is found by the test that is named for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.histories import DRAWS, num_until_wrong
+from tests.mutants.mutant import HISTORIES, source_of
+from tests.mutants.mutants import MUTANTS, table
+from tests.mutants.run_mutant import FOUND
+from tests.support.processes.forked import ROOT, run_process
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_changes_the_code_that_there_is(name: str) -> None:
+    mutant = MUTANTS[name]
+    source = mutant.mutate(name, source_of(mutant.module))
+    compile(source, mutant.module, "exec", dont_inherit=True)
+
+
+@pytest.mark.parametrize("killer", sorted({mutant.killer for mutant in MUTANTS.values()}))
+def test_killer_is_there(killer: str) -> None:
+    if killer.startswith(HISTORIES):
+        assert killer.removeprefix(HISTORIES) in DRAWS
+    else:
+        assert (ROOT / killer.partition("::")[0]).exists()
+
+
+@pytest.mark.cases(6)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_fault_is_found_when_it_is_planted(name: str) -> None:
+    ended = run_process("tests.mutants.run_mutant", name)
+    assert ended.returncode == FOUND, f"{MUTANTS[name].killer}:\n{ended.stdout}{ended.stderr}"
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_histories_are_well_when_nothing_is_planted(draw: str) -> None:
+    assert num_until_wrong(draw, range(2)) is None
+
+
+def test_readme_lists_all_mutants() -> None:
+    assert table() in Path(__file__).with_name("README.md").read_text()
