@@ -50,6 +50,12 @@ def is_address(text: str) -> bool:
     return match is not None and int(match["port"]) <= _MAX_PORT
 
 
+def is_reachable_address(text: str) -> bool:
+    """Whether it is `host:port` of something that can be dialled: not of port 0."""
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and 1 <= int(match["port"]) <= _MAX_PORT
+
+
 def is_loopback(address: str) -> bool:
     """Whether only this machine reaches what listens on `address` (`host:port`)."""
     host = address.rpartition(":")[0].strip("[]")
