@@ -11,7 +11,15 @@ import functools
 from collections.abc import Collection
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    WithJsonSchema,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
@@ -33,11 +41,27 @@ def at_most(count: int) -> FieldInfo:
 
 TokenIds = Annotated[list[TokenId], at_most(MAX_PROMPT_TOKENS)]
 Label = Annotated[str, Field(max_length=128)]
+# Of calls of tools, by whoever made them; and names of models, tools and whoever speaks.
+Id = Annotated[str, Field(max_length=512)]
+Name = Annotated[str, Field(max_length=1024)]
 
 
 def text_or_list(value: object) -> str:
     """The tag of a value that is a text or a list; tags begin with a sign that no field has."""
     return "<list>" if isinstance(value, list) else "<text>"
+
+
+def text_type(*allowed: str) -> BeforeValidator:
+    """For the `type` of a part: says that nothing but text is served."""
+    names = " or ".join(map(repr, allowed))
+    message = f"must be {names}: images, audio and files are not served"
+
+    def check(value: object) -> object:
+        if value not in allowed:
+            raise PydanticCustomError("part_not_text", message)
+        return value
+
+    return BeforeValidator(check)
 
 
 def _refuse(value: object) -> object:
@@ -72,7 +96,11 @@ def _check_nesting(value: object) -> object:
 FreeJson = Annotated[Any, AfterValidator(_check_nesting)]
 FreeObject = Annotated[dict[str, Any], AfterValidator(_check_nesting)]
 
-Refused = Annotated[Any, AfterValidator(_refuse), Field(description="Refused unless null.")]
+Refused = Annotated[
+    Any,
+    AfterValidator(_refuse),
+    WithJsonSchema({"type": "null", "description": "Refused unless null."}),
+]
 # In the metadata of fields that nothing depends on.
 IGNORED = "ignored"
 Ignored = Annotated[Any, IGNORED, Field(description="Accepted and ignored.")]

@@ -12,11 +12,15 @@ from splitserve_gateway.schemas.base import (
     ApiRequest,
     Flag,
     FreeObject,
+    Id,
     Ignored,
     Int32,
+    Label,
+    Name,
     Refused,
     at_most,
     text_or_list,
+    text_type,
 )
 from splitserve_gateway.schemas.chat import (
     MAX_MESSAGES,
@@ -34,7 +38,9 @@ _ItemStatus = Annotated[Literal["in_progress", "completed", "incomplete"] | None
 class ResponseTextPart(ApiRequest):
     """Text of a message. `annotations` and `logprobs`: of an earlier answer."""
 
-    type: Literal["input_text", "output_text", "text"]
+    type: Annotated[
+        Literal["input_text", "output_text", "text"], text_type("input_text", "output_text", "text")
+    ]
     text: str
     annotations: Ignored = None
     logprobs: Ignored = None
@@ -67,8 +73,8 @@ class CalledFunction(ApiRequest):
     """The call of a tool that an earlier answer made. `arguments`: JSON text."""
 
     type: Literal["function_call"]
-    call_id: str
-    name: str
+    call_id: Id
+    name: Name
     arguments: str
     parsed_arguments: Ignored = None
     id: Ignored = None
@@ -82,9 +88,9 @@ class FunctionOutput(ApiRequest):
     """What a tool answered."""
 
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: Id
     output: Content
-    name: str | None = None
+    name: Name | None = None
     id: Ignored = None
     namespace: Ignored = None
     caller: Ignored = None
@@ -141,7 +147,7 @@ class TextFields(ApiRequest):
 class ReasoningFields(ApiRequest):
     """`reasoning`: how much the model is to think, for templates that read it."""
 
-    effort: str | None = None
+    effort: Label | None = None
     summary: Ignored = None
     generate_summary: Ignored = None
     context: Refused = None

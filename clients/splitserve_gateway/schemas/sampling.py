@@ -13,6 +13,7 @@ from splitserve_gateway.schemas.base import (
     Int32,
     Int64,
     Label,
+    Name,
     Refused,
     StreamOptions,
     TokenId,
@@ -46,7 +47,7 @@ _BadWord = Annotated[str, Field(max_length=MAX_BAD_WORD_CHARS)]
 class SamplingFields(IgnoredFields):
     """What both kinds of generation take. Ranges of numbers: the scheduler's."""
 
-    model: str | None = None
+    model: Name | None = None
     stream: Flag = False
     stream_options: StreamOptions | None = None
 

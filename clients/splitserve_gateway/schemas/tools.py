@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from splitserve_gateway.schemas.base import ApiRequest, FreeObject, Ignored, Refused, at_most
+from splitserve_gateway.schemas.base import ApiRequest, FreeObject, Ignored, Name, Refused, at_most
 
 MAX_TOOLS = 128
 
@@ -27,7 +27,7 @@ class FunctionDefinition(ApiRequest):
 class NamedFunction(ApiRequest):
     """A function of `tools`."""
 
-    name: str
+    name: Name
 
 
 def _kind_of_choice(value: object) -> str:
@@ -99,7 +99,7 @@ class ResponseToolName(ApiRequest):
     """One of the tools."""
 
     type: Literal["function"]
-    name: str
+    name: Name
 
 
 class AllowedResponseTools(ApiRequest):
