@@ -39,6 +39,18 @@ def at_most(count: int) -> FieldInfo:
     return info
 
 
+def described(**schema: Any) -> FieldInfo:  # noqa: ANN401
+    """For the OpenAPI description alone: what is checked elsewhere, by whoever knows the limit."""
+    info: FieldInfo = Field(json_schema_extra=schema)
+    return info
+
+
+def needs_one_of(*names: str) -> dict[str, object]:
+    """For the OpenAPI description alone: fields of which exactly one is given, and not null."""
+    is_given = {"not": {"type": "null"}}
+    return {"oneOf": [{"required": [name], "properties": {name: is_given}} for name in names]}
+
+
 TokenIds = Annotated[list[TokenId], at_most(MAX_PROMPT_TOKENS)]
 Label = Annotated[str, Field(max_length=128)]
 # Of calls of tools, by whoever made them; and names of models, tools and whoever speaks.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Tag, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from splitserve_gateway.schemas.base import (
@@ -19,6 +19,8 @@ from splitserve_gateway.schemas.base import (
     Name,
     Refused,
     at_most,
+    described,
+    needs_one_of,
     text_or_list,
     text_type,
 )
@@ -105,6 +107,13 @@ class ChatMessage(ApiRequest):
     audio: Refused = None
     function_call: Refused = None
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"required": ["role"], "properties": {"role": {"const": "assistant"}}},
+            "else": needs_one_of("content"),
+        }
+    )
+
     @model_validator(mode="after")
     def _check_content(self) -> Self:
         if self.content is None and self.role != "assistant":
@@ -127,7 +136,9 @@ TemplateVariables = Annotated[FreeObject, AfterValidator(_check_variables)]
 class ChatFields(ApiRequest):
     """What a chat template reads."""
 
-    messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES)] | None = None
+    messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES), described(minItems=1)] | None = (
+        None
+    )
     tools: Annotated[list[ChatTool], at_most(MAX_TOOLS)] | None = None
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: Flag = True
@@ -144,9 +155,11 @@ class ChatFields(ApiRequest):
 class ChatRequest(ChatFields, SamplingFields):
     """What `/v1/chat/completions` takes."""
 
-    max_completion_tokens: Int32 | None = None
+    model_config = ConfigDict(json_schema_extra=needs_one_of("messages", "prompt_token_ids"))
+
+    max_completion_tokens: Annotated[Int32 | None, described(minimum=1)] = None
     logprobs: Flag = False
-    top_logprobs: Int32 | None = None
+    top_logprobs: Annotated[Int32 | None, described(minimum=0, maximum=20)] = None
 
     include_reasoning: Flag = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, WithJsonSchema
 
 from splitserve_gateway.schemas.base import (
     IGNORED,
@@ -19,6 +19,7 @@ from splitserve_gateway.schemas.base import (
     Name,
     Refused,
     at_most,
+    described,
     text_or_list,
     text_type,
 )
@@ -29,6 +30,7 @@ from splitserve_gateway.schemas.chat import (
     TemplateVariables,
     kind_of_part,
 )
+from splitserve_gateway.schemas.formats import TEXT_FORMAT
 from splitserve_gateway.schemas.sampling import SamplingFields
 from splitserve_gateway.schemas.tools import MAX_TOOLS, ResponseTool, ResponseToolChoice
 
@@ -131,8 +133,13 @@ Item = Annotated[
     | Annotated[Reasoning, Tag("<reasoning>")],
     Discriminator(_kind_of_item),
 ]
+# What a model thought is no input by itself.
+_NO_REASONING = {"not": {"required": ["type"], "properties": {"type": {"const": "reasoning"}}}}
 Input = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Item], at_most(MAX_MESSAGES), Tag("<list>")],
+    Annotated[str, Tag("<text>"), described(minLength=1)]
+    | Annotated[
+        list[Item], at_most(MAX_MESSAGES), Tag("<list>"), described(contains=_NO_REASONING)
+    ],
     Discriminator(text_or_list),
 ]
 
@@ -140,7 +147,7 @@ Input = Annotated[
 class TextFields(ApiRequest):
     """`text`: what the text of the answer may be."""
 
-    format: FreeObject | None = None
+    format: Annotated[FreeObject | None, WithJsonSchema(TEXT_FORMAT)] = None
     verbosity: Refused = None
 
 
@@ -171,8 +178,8 @@ class ResponsesRequest(SamplingFields):
 
     input: Input
     instructions: str | None = None
-    max_output_tokens: Int32 | None = None
-    top_logprobs: Int32 | None = None
+    max_output_tokens: Annotated[Int32 | None, described(minimum=1)] = None
+    top_logprobs: Annotated[Int32 | None, described(minimum=0, maximum=20)] = None
     include: (
         Annotated[
             list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],

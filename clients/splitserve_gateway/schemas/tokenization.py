@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from splitserve_gateway.schemas.base import ApiRequest, Flag, Name, TokenIds
+from pydantic import ConfigDict
+
+from splitserve_gateway.schemas.base import ApiRequest, Flag, Name, TokenIds, needs_one_of
 from splitserve_gateway.schemas.chat import ChatFields
 
 
 class TokenizeRequest(ChatFields):
     """What `/tokenize` takes: `prompt`, or `messages` and what a chat's template reads."""
+
+    model_config = ConfigDict(json_schema_extra=needs_one_of("prompt", "messages"))
 
     model: Name | None = None
     prompt: str | None = None
