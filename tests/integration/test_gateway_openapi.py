@@ -85,8 +85,9 @@ class Examples:
         yield from (low, high, min(max(low, 1), high))
 
     def _number(self, schema: Json) -> Iterator[float]:
-        low = schema.get("minimum", schema.get("exclusiveMinimum", -1e6))
-        high = schema.get("maximum", 1e6)
+        low: float = schema.get("minimum", -1e6)
+        low = schema.get("exclusiveMinimum", low)
+        high: float = schema.get("maximum", 1e6)
         yield from (low + (0.001 if "exclusiveMinimum" in schema else 0), high, (low + high) / 2)
 
     def _string(self, schema: Json) -> Iterator[str]:

@@ -20,6 +20,7 @@ from pydantic import (
     PrivateAttr,
     WithJsonSchema,
 )
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
@@ -45,9 +46,9 @@ def described(**schema: Any) -> FieldInfo:  # noqa: ANN401
     return info
 
 
-def needs_one_of(*names: str) -> dict[str, object]:
+def needs_one_of(*names: str) -> JsonDict:
     """For the OpenAPI description alone: fields of which exactly one is given, and not null."""
-    is_given = {"not": {"type": "null"}}
+    is_given: JsonDict = {"not": {"type": "null"}}
     return {"oneOf": [{"required": [name], "properties": {name: is_given}} for name in names]}
 
 
