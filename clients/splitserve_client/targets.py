@@ -12,13 +12,21 @@ from splitserve_client.client_config import ClientConfig
 from splitserve_client.errors import ServerUnreachable
 from splitserve_client.plain_text import warn_of_plain_text
 from splitserve_client.schedulers import Schedulers, Target
+from splitserve_rpc.addresses import MAX_PORT
 from splitserve_rpc.discovery import discovery, names_several
 from splitserve_rpc.server import channel_options
 from splitserve_rpc.watched_files import FilesUnusable
 
+_MAX_PORT_DIGITS = 20
+
 
 def open_target(address: str, config: ClientConfig) -> Target:
     """Where calls go. Raises CredentialsUnusable and ServerUnreachable."""
+    port = address.rpartition(":")[2]
+    # gRPC would take the remainder of a division by 65536.
+    if port.isdecimal() and (len(port) > _MAX_PORT_DIGITS or int(port) > MAX_PORT):
+        problem = f"its port is above {MAX_PORT}"
+        raise ServerUnreachable(f"the address {address[:100]!r} cannot be used: {problem}")
     if not names_several(address):
         return open_channels(config, address)
     try:

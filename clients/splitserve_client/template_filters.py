@@ -6,7 +6,7 @@ import functools
 import html
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jinja2
@@ -16,6 +16,11 @@ from splitserve_client.template_limits import CurrentBudget
 
 # For HTML, or for people; of a cost that is hard to tell before.
 _NO_FILTERS = ("center", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
+# They take a text apart: of each character become a text, its place in a list, and a key.
+_CUTTING_FILTERS = frozenset(
+    (*("batch", "groupby", "indent", "slice", "sort", "title", "unique"), "urlencode", "wordcount")
+)
+_CUT_BYTES = 128
 Filter = Callable[..., Any]
 
 
@@ -27,11 +32,12 @@ def make_filters(current: CurrentBudget) -> dict[str, Filter]:
         "tojson": functools.partial(_to_json, current),
     }
     usual = {name: use for name, use in jinja2.filters.FILTERS.items() if name not in _NO_FILTERS}
-    return {name: _checking(current, found) for name, found in (usual | special).items()}
+    return {name: _checking(current, name, found) for name, found in (usual | special).items()}
 
 
-def _checking(current: CurrentBudget, found: Filter) -> Filter:
+def _checking(current: CurrentBudget, name: str, found: Filter) -> Filter:
     """The filter `found`, whose arguments and results are not too much."""
+    cut_bytes = _CUT_BYTES if name in _CUTTING_FILTERS else 1
 
     @functools.wraps(found)
     def checked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -39,11 +45,18 @@ def _checking(current: CurrentBudget, found: Filter) -> Filter:
         for argument in (*args[1:], *kwargs.values()):
             if isinstance(argument, int):  # of batch, slice, round, truncate: a size
                 budget.check_num_chars(argument)
+        for argument in args[:2]:  # the first may be Jinja's environment or context
+            if isinstance(argument, str):
+                budget.check_num_bytes(cut_bytes * len(argument))
         result = found(*args, **kwargs)
         if isinstance(result, str):
             budget.check_num_chars(len(result))
+            budget.charge(result)
         elif isinstance(result, list | tuple | dict):
+            budget.charge(result)
             budget.check_value(result)
+        elif isinstance(result, Iterator):
+            return budget.charge_each(result)
         return result
 
     return checked

@@ -2,7 +2,9 @@
 
 A template is a program out of a model's files, and it runs on what clients send. It runs in this
 process, and nothing can stop a call of C code. So time is looked at between the steps of a
-template, and how much a step may bring is known before it is made.
+template, and how much a step may bring is known before it is made. What it brought is charged by
+the bytes that it takes, and nothing that is charged is ever given back: whatever a template keeps,
+it keeps no more than the limit.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2.filters
 
@@ -24,6 +26,12 @@ TEMPLATE_FILE = "<template>"
 # Loops of these are looked at line by line, calls wherever they are.
 _WATCHED_FILES = frozenset((TEMPLATE_FILE, jinja2.filters.__file__))
 _MAX_INT_BITS = 4096
+# What the budget itself keeps of each list, tuple or dictionary; and a small object of Jinja's.
+_VALUE_BYTES = 256
+_OBJECT_BYTES = 512
+# A short text, and its place in a list.
+_PART_BYTES = 64
+_LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 # The clock of a thread costs more than a line of a template.
 _CLOCK_EVERY = 16
 # Fields of a format with a width, which is a size to be made, or with one that is computed.
@@ -31,6 +39,9 @@ _WIDE_FIELD = re.compile(
     r"%[^a-zA-Z%]*(\d{4}|\*) | %\(.*\)[^a-zA-Z%]*(\d{4}|\*) | \{[^{}]*:[^{}]*(\d{4}|\{)",
     re.DOTALL | re.VERBOSE,
 )
+
+
+T = TypeVar("T")
 
 
 class LimitPassed(BaseException):
@@ -41,7 +52,8 @@ class LimitPassed(BaseException):
 class TemplateLimits:
     """`cpu_s`: of the thread that renders. `num_chars`: of any one text or list, written out.
 
-    `total_num_chars`: of all texts that are made on the way. `clock` gives seconds of a thread.
+    `total_num_chars`: of all values that are made on the way, in characters of a byte; wider ones
+    and lists count by the bytes that they take. `clock` gives seconds of a thread.
     """
 
     cpu_s: float = 2.0
@@ -56,7 +68,7 @@ class Budget:
     def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits
         self._end = limits.clock() + limits.cpu_s
-        self._num_chars_left = limits.total_num_chars
+        self._num_bytes_left = limits.total_num_chars
         # Of lists and dictionaries; no template can change one. They are kept, as ids need it.
         self._sizes: dict[int, tuple[object, int]] = {}
 
@@ -84,7 +96,12 @@ class Budget:
         """Before a text of this length is made. Raises LimitPassed."""
         if num_chars > self._limits.num_chars:
             raise LimitPassed(f"it makes a text of more than {self._limits.num_chars} characters")
-        self._charge(int(num_chars))
+        self.check_num_bytes(int(num_chars))
+
+    def check_num_bytes(self, num_bytes: int) -> None:
+        """Before so many are taken, if only for a moment. Raises LimitPassed."""
+        if num_bytes > self._num_bytes_left:
+            raise LimitPassed("what it makes on the way is too much")
 
     def check_value(self, value: object) -> None:
         """Of a value with all that is in it. Raises LimitPassed if writing it out is too much.
@@ -104,8 +121,7 @@ class Budget:
         known = self._sizes.get(id(value))
         if known is not None:
             return known[1]
-        # 8 bytes an item are more than a character.
-        self._charge(4 * len(value))
+        self._charge(sys.getsizeof(value) + _VALUE_BYTES)
         items: Iterable[object] = value
         if isinstance(value, dict):
             items = itertools.chain(value.keys(), value.values())
@@ -117,10 +133,28 @@ class Budget:
         self._sizes[id(value)] = (value, size)
         return size
 
-    def _charge(self, num_chars: int) -> None:
-        self._num_chars_left -= num_chars
-        if self._num_chars_left < 0:
-            raise LimitPassed("what it makes on the way is too much")
+    def _charge(self, num_bytes: int) -> None:
+        self.check_num_bytes(num_bytes)
+        self._num_bytes_left -= num_bytes
+
+    def charge(self, made: T) -> T:
+        """Returns `made`, a new value, whose texts are new, too. Raises LimitPassed."""
+        if made is None or isinstance(made, bool | int | float):
+            return made
+        if isinstance(made, str | bytes):
+            self._charge(sys.getsizeof(made))
+        elif isinstance(made, list | tuple):
+            texts = sum(sys.getsizeof(item) for item in made if isinstance(item, str | bytes))
+            self._charge(sys.getsizeof(made) + texts)
+        elif isinstance(made, dict):
+            self._charge(sys.getsizeof(made))
+        else:
+            self._charge(_OBJECT_BYTES)
+        return made
+
+    def charge_each(self, made: Iterator[T]) -> Iterator[T]:
+        """`made`, whose items are charged as they come: somebody may keep them."""
+        return map(self.charge, made)
 
     def collect(self, items: Iterable[object]) -> list[Any]:
         """`items` as a list, whose size is looked at while it grows."""
@@ -128,6 +162,8 @@ class Budget:
         num_chars = 0
         for item in items:
             num_chars += 1 + (len(item) if isinstance(item, str) else 0)
+            self._charge(_PART_BYTES)
+            self.charge(item)
             if num_chars > self._limits.num_chars:
                 raise LimitPassed(f"it makes a list of more than {num_chars - 1} characters")
             found.append(item)
@@ -167,6 +203,16 @@ class Budget:
         self.check_value(values)
         num_fields = pattern.count("%") + pattern.count("{")
         self.check_num_chars(len(pattern) + num_fields * (_written_len(values) + 1000))
+
+    def check_split(self, text: str, name: str, separator: object) -> None:
+        """Before the method `name` cuts `text` into parts. Raises LimitPassed."""
+        if name == "splitlines":
+            num_parts = 1 + sum(map(text.count, _LINE_ENDS))
+        elif isinstance(separator, str) and separator:
+            num_parts = 1 + text.count(separator)
+        else:
+            num_parts = 1 + len(text) // 2
+        self.check_num_bytes(sys.getsizeof(text) + _PART_BYTES * num_parts)
 
     def check_replace(self, text: str, old: str, new: str) -> None:
         """Before `new` takes the place of all `old`. Raises LimitPassed."""

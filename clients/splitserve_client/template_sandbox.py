@@ -29,6 +29,9 @@ from splitserve_client.template_limits import (
 _MAX_SOURCE_CHARS = 1_000_000
 _MAX_MESSAGE_CHARS = 1000
 _NO_METHODS = frozenset(("translate", "maketrans", "fromkeys", "to_bytes", "from_bytes"))
+_SPLITTING_METHODS = frozenset(("split", "rsplit", "splitlines", "partition", "rpartition"))
+# Of lists and dictionaries; all others of theirs bring what there is already, or change them.
+_COPYING_METHODS = frozenset(("copy",))
 _PADDING_METHODS = frozenset(("center", "expandtabs", "ljust", "rjust", "zfill"))
 
 
@@ -96,6 +99,15 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    def visit_Getitem(self, node: jinja2.nodes.Getitem, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        # The environment is asked for items, but not for slices, which are copies.
+        if isinstance(node.arg, jinja2.nodes.Slice):
+            self.write("environment.charged(")
+            super().visit_Getitem(node, frame)
+            self.write(")")
+        else:
+            super().visit_Getitem(node, frame)
+
     def visit_List(self, node: jinja2.nodes.List, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
         self._checked(super().visit_List, node, frame)
 
@@ -150,12 +162,17 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def concat(self, texts: Iterable[str]) -> str:
         """What a macro, a block or a template has written."""
         texts = list(texts)
-        self._current.get().check_num_chars(sum(map(len, texts)))
-        return "".join(texts)
+        budget = self._current.get()
+        budget.check_num_chars(sum(map(len, texts)))
+        return budget.charge("".join(texts))
 
     def concat_texts(self, values: tuple[object, ...]) -> str:
         """What the operator `~` does."""
         return self.concat([str(value) for value in values])
+
+    def charged(self, value: T) -> T:
+        """`value`, which is new."""
+        return self._current.get().charge(value)
 
     def checked(self, value: T) -> T:
         """`value`, if it is not too much."""
@@ -170,7 +187,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         right: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         self._current.get().check_operation(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        return self.charged(super().call_binop(context, operator, left, right))
 
     def call(
         __self,  # noqa: N805 - a template may call its own argument `self`
@@ -187,7 +204,10 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             __obj.catch_varargs or __obj.catch_kwargs
         ):
             budget.check_value((args, kwargs))
-        return super().call(__context, __obj, *args, **kwargs)
+        result = super().call(__context, __obj, *args, **kwargs)
+        if isinstance(owner, dict | list | tuple) and __obj.__name__ not in _COPYING_METHODS:
+            return result
+        return result if result is owner else budget.charge(result)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
         wrapped = super().wrap_str_format(value)
@@ -216,6 +236,8 @@ def _check_method(
     if name in _PADDING_METHODS:
         widths = [value for value in (*args, *kwargs.values()) if isinstance(value, int)]
         budget.check_num_chars((len(owner) + 1) * max(widths, default=8))
+    elif name in _SPLITTING_METHODS and isinstance(owner, str):
+        budget.check_split(owner, name, args[0] if args else kwargs.get("sep"))
     elif name == "replace" and len(args) > 1:
         budget.check_replace(owner, str(args[0]), str(args[1]))
     elif name == "join" and args:

@@ -8,7 +8,7 @@ import re
 import socket
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:,\[\]/]+):(?P<port>\d{1,5})")
-_MAX_PORT = 65535
+MAX_PORT = 65535
 
 
 class CannotListen(Exception):
@@ -47,7 +47,13 @@ def listen_at(listen: str) -> socket.socket:
 def is_address(text: str) -> bool:
     """Whether it is `host:port`."""
     match = _ADDRESS.fullmatch(text)
-    return match is not None and int(match["port"]) <= _MAX_PORT
+    return match is not None and int(match["port"]) <= MAX_PORT
+
+
+def is_reachable_address(text: str) -> bool:
+    """Whether it is `host:port` of something that can be dialled: not of port 0."""
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and 1 <= int(match["port"]) <= MAX_PORT
 
 
 def is_loopback(address: str) -> bool:

@@ -18,6 +18,7 @@ from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.executors.step_patience import MeasuredStep, StepSize
 from scheduler_service.step_codec import decode_features
 from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve_rpc.addresses import is_reachable_address
 from splitserve_rpc.contract import CONTRACT_MAJOR, SAMPLING_VERSION
 from splitserve_rpc.domain_error import DomainError
 
@@ -71,8 +72,6 @@ _DTYPES = "float32|bfloat16|float16"
 _KV_DTYPES = f"{_DTYPES}|float8_e4m3fn"
 _TEXTS = MappingProxyType(
     {
-        # Without spaces: it stands in the log as it is.
-        "address": (r"[!-~]+:[0-9]{1,5}", "host:port"),
         "model.name": (r"(?s).+", "a text that is not empty"),
         "model.digest": (r"[0-9a-f]{64}", "64 lower-case hexadecimal digits"),
         "model.dtype": (_DTYPES, _DTYPES),
@@ -109,6 +108,7 @@ def check_executor_info(info: executor.ExecutorInfo) -> None:
     for path, (pattern, allowed) in _TEXTS.items():
         if not re.fullmatch(pattern, text := _get(info, path)):
             raise _invalid(path, repr(text[:_SHOWN_CHARS]), allowed)
+    check_address(info.address)
     for token_id in info.model.eos_token_ids:
         if not 0 <= token_id < info.model.vocab_size:
             raise _invalid("model.eos_token_ids", token_id, f"0 to {info.model.vocab_size - 1}")
@@ -142,6 +142,10 @@ def check_address(address: str) -> None:
     """Whether it may be one that registered."""
     if (length := len(address)) > (most := _MAX_LENGTHS["address"]):
         raise _invalid("address", f"{length} long", f"{most} at most")
+    # Without spaces: it stands in the log as it is.
+    if not (address.isascii() and address.isprintable() and is_reachable_address(address)):
+        allowed = "host:port with a port from 1 to 65535"
+        raise _invalid("address", repr(address[:_SHOWN_CHARS]), allowed)
 
 
 def check_model(info: executor.ExecutorInfo, model: executor.ModelInfo | None) -> None:

@@ -324,6 +324,33 @@ async def test_reasoning_is_apart_when_the_prompt_ends_within_it(
     assert message.get("reasoning") == message.get("reasoning_content")
 
 
+@pytest.mark.parametrize(
+    ("message", "param", "wanted"),
+    [
+        ({"content": None}, ".content", "must be a text or a list of text parts in a message of"),
+        ({}, "", "must be a text or a list of text parts in a message of role user, and is absent"),
+        ({"content": 5}, ".content", "should be a valid string or a list, got 5"),
+        *(
+            (
+                {"content": [{"type": "text", "text": "x"}, {"type": kind, kind: {}}]},
+                ".content.1.type",
+                f"must be 'text': images, audio and files are not served, got '{kind}'",
+            )
+            for kind in ("image_url", "input_audio", "file")
+        ),
+        ({"content": "x", "name": "n" * 10**6}, ".name", "at most 1024 characters"),
+        ({"content": "x", "tool_call_id": "n" * 10**6}, ".tool_call_id", "at most 512 characters"),
+    ],
+)
+async def test_message_is_refused_with_what_is_wanted(
+    gateway: RunningGateway, message: Json, param: str, wanted: str
+) -> None:
+    error = await gateway.refusal(PATH, {"messages": [{"role": "user", **message}]})
+    assert error["param"] == f"messages.0{param}"
+    assert wanted in error["message"]
+    assert len(error["message"]) < 300
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 

@@ -119,8 +119,16 @@ def _refusal(error: ValidationError) -> ApiError:
         return invalid(f"{param} is required", param, "missing_field")
     if first["type"] == "unsupported_field":
         return invalid(f"{param} {first['msg']}", param, "unsupported_field")
-    name = param or "the body"
-    return invalid(f"{name}: {first['msg']}, got {_shown(first['input'])}", param, "invalid_value")
+    if first["type"] == "content_missing":
+        is_null = "content" in first["input"]
+        was = "null" if is_null else "absent"
+        message = f"{param}.content {first['msg']}, and is {was}"
+        return invalid(message, f"{param}.content" if is_null else param, "invalid_value")
+    name, wanted = param or "the body", first["msg"]
+    if first["type"] == "string_type" and first["loc"][-1:] == ("<text>",):
+        # Whatever is no list is looked at as a text.
+        wanted = "Input should be a valid string or a list"
+    return invalid(f"{name}: {wanted}, got {_shown(first['input'])}", param, "invalid_value")
 
 
 def _shown(value: object) -> str:

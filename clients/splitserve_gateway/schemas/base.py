@@ -11,7 +11,16 @@ import functools
 from collections.abc import Collection
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    WithJsonSchema,
+)
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
@@ -31,13 +40,41 @@ def at_most(count: int) -> FieldInfo:
     return info
 
 
+def described(**schema: Any) -> FieldInfo:  # noqa: ANN401
+    """For the OpenAPI description alone: what is checked elsewhere, by whoever knows the limit."""
+    info: FieldInfo = Field(json_schema_extra=schema)
+    return info
+
+
+def needs_one_of(*names: str) -> JsonDict:
+    """For the OpenAPI description alone: fields of which exactly one is given, and not null."""
+    is_given: JsonDict = {"not": {"type": "null"}}
+    return {"oneOf": [{"required": [name], "properties": {name: is_given}} for name in names]}
+
+
 TokenIds = Annotated[list[TokenId], at_most(MAX_PROMPT_TOKENS)]
 Label = Annotated[str, Field(max_length=128)]
+# Of calls of tools, by whoever made them; and names of models, tools and whoever speaks.
+Id = Annotated[str, Field(max_length=512)]
+Name = Annotated[str, Field(max_length=1024)]
 
 
 def text_or_list(value: object) -> str:
     """The tag of a value that is a text or a list; tags begin with a sign that no field has."""
     return "<list>" if isinstance(value, list) else "<text>"
+
+
+def text_type(*allowed: str) -> BeforeValidator:
+    """For the `type` of a part: says that nothing but text is served."""
+    names = " or ".join(map(repr, allowed))
+    message = f"must be {names}: images, audio and files are not served"
+
+    def check(value: object) -> object:
+        if value not in allowed:
+            raise PydanticCustomError("part_not_text", message)
+        return value
+
+    return BeforeValidator(check)
 
 
 def _refuse(value: object) -> object:
@@ -72,7 +109,11 @@ def _check_nesting(value: object) -> object:
 FreeJson = Annotated[Any, AfterValidator(_check_nesting)]
 FreeObject = Annotated[dict[str, Any], AfterValidator(_check_nesting)]
 
-Refused = Annotated[Any, AfterValidator(_refuse), Field(description="Refused unless null.")]
+Refused = Annotated[
+    Any,
+    AfterValidator(_refuse),
+    WithJsonSchema({"type": "null", "description": "Refused unless null."}),
+]
 # In the metadata of fields that nothing depends on.
 IGNORED = "ignored"
 Ignored = Annotated[Any, IGNORED, Field(description="Accepted and ignored.")]

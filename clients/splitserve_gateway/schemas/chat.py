@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Tag, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from splitserve_gateway.schemas.base import (
@@ -12,11 +12,17 @@ from splitserve_gateway.schemas.base import (
     ApiRequest,
     Flag,
     FreeObject,
+    Id,
     Ignored,
     Int32,
+    Label,
+    Name,
     Refused,
     at_most,
+    described,
+    needs_one_of,
     text_or_list,
+    text_type,
 )
 from splitserve_gateway.schemas.sampling import SamplingFields
 from splitserve_gateway.schemas.tools import MAX_TOOLS, ChatTool, ChatToolChoice
@@ -30,7 +36,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 class TextPart(ApiRequest):
     """A part of a message's content; only text is served."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], text_type("text")]
     text: str
     prompt_cache_breakpoint: Ignored = None
 
@@ -59,11 +65,11 @@ Content = Annotated[
 
 
 def _kind_of_arguments(value: object) -> str:
-    return "<object>" if isinstance(value, dict) else "<text>"
+    return "<object>" if isinstance(value, dict) else "<JSON>"
 
 
 _Arguments = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[FreeObject, Tag("<object>")],
+    Annotated[str, Tag("<JSON>")] | Annotated[FreeObject, Tag("<object>")],
     Discriminator(_kind_of_arguments),
 ]
 
@@ -71,7 +77,7 @@ _Arguments = Annotated[
 class FunctionCall(ApiRequest):
     """The call of a tool that an earlier answer made. `arguments`: JSON text."""
 
-    name: str
+    name: Name
     arguments: Annotated[_Arguments, NULL_IS_DEFAULT] = ""
     parsed_arguments: Ignored = None
 
@@ -79,7 +85,7 @@ class FunctionCall(ApiRequest):
 class ToolCall(ApiRequest):
     """A tool call of an earlier answer."""
 
-    id: str | None = None
+    id: Id | None = None
     type: Annotated[Literal["function"], NULL_IS_DEFAULT] = "function"
     function: FunctionCall
     index: Ignored = None
@@ -90,9 +96,9 @@ class ChatMessage(ApiRequest):
 
     role: Role
     content: Content | None = None
-    name: str | None = None
+    name: Name | None = None
     tool_calls: Annotated[list[ToolCall], at_most(MAX_TOOLS)] | None = None
-    tool_call_id: str | None = None
+    tool_call_id: Id | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
@@ -101,10 +107,17 @@ class ChatMessage(ApiRequest):
     audio: Refused = None
     function_call: Refused = None
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"required": ["role"], "properties": {"role": {"const": "assistant"}}},
+            "else": needs_one_of("content"),
+        }
+    )
+
     @model_validator(mode="after")
     def _check_content(self) -> Self:
         if self.content is None and self.role != "assistant":
-            message = f"content of a {self.role} message is required"
+            message = f"must be a text or a list of text parts in a message of role {self.role}"
             raise PydanticCustomError("content_missing", message)
         return self
 
@@ -123,7 +136,9 @@ TemplateVariables = Annotated[FreeObject, AfterValidator(_check_variables)]
 class ChatFields(ApiRequest):
     """What a chat template reads."""
 
-    messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES)] | None = None
+    messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES), described(minItems=1)] | None = (
+        None
+    )
     tools: Annotated[list[ChatTool], at_most(MAX_TOOLS)] | None = None
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: Flag = True
@@ -131,7 +146,7 @@ class ChatFields(ApiRequest):
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
     chat_template_kwargs: TemplateVariables | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Label | None = None
     add_special_tokens: bool | None = None
     chat_template: Refused = None
     mm_processor_kwargs: Refused = None
@@ -140,9 +155,11 @@ class ChatFields(ApiRequest):
 class ChatRequest(ChatFields, SamplingFields):
     """What `/v1/chat/completions` takes."""
 
-    max_completion_tokens: Int32 | None = None
+    model_config = ConfigDict(json_schema_extra=needs_one_of("messages", "prompt_token_ids"))
+
+    max_completion_tokens: Annotated[Int32 | None, described(minimum=1)] = None
     logprobs: Flag = False
-    top_logprobs: Int32 | None = None
+    top_logprobs: Annotated[Int32 | None, described(minimum=0, maximum=20)] = None
 
     include_reasoning: Flag = True
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, cast
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from splitserve_gateway.schemas.base import Int32, Refused, TokenIds
+from splitserve_gateway.schemas.base import Int32, Refused, TokenIds, described, needs_one_of
 from splitserve_gateway.schemas.sampling import SamplingFields
 
 MAX_PROMPTS = 1024
@@ -25,11 +25,13 @@ def _kind_of_prompt(value: object) -> str:
 
 
 _Many = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+_Text = Annotated[str, described(minLength=1)]
+_Tokens = Annotated[TokenIds, described(minItems=1)]
 _Prompt = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[TokenIds, Tag("<tokens>")]
-    | Annotated[list[str], _Many, Tag("<texts>")]
-    | Annotated[list[TokenIds], _Many, Tag("<lists>")],
+    Annotated[_Text, Tag("<text>")]
+    | Annotated[_Tokens, Tag("<tokens>")]
+    | Annotated[list[_Text], _Many, Tag("<texts>")]
+    | Annotated[list[_Tokens], _Many, Tag("<lists>")],
     Discriminator(_kind_of_prompt),
 ]
 
@@ -37,8 +39,10 @@ _Prompt = Annotated[
 class CompletionRequest(SamplingFields):
     """What `/v1/completions` takes. `prompt`: a text, its token ids, or a batch of either."""
 
+    model_config = ConfigDict(json_schema_extra=needs_one_of("prompt", "prompt_token_ids"))
+
     prompt: _Prompt | None = None
-    logprobs: Int32 | None = None
+    logprobs: Annotated[Int32 | None, described(minimum=0, maximum=20)] = None
     suffix: Refused = None
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, WithJsonSchema
 
 from splitserve_gateway.schemas.base import (
     IGNORED,
@@ -12,11 +12,16 @@ from splitserve_gateway.schemas.base import (
     ApiRequest,
     Flag,
     FreeObject,
+    Id,
     Ignored,
     Int32,
+    Label,
+    Name,
     Refused,
     at_most,
+    described,
     text_or_list,
+    text_type,
 )
 from splitserve_gateway.schemas.chat import (
     MAX_MESSAGES,
@@ -25,6 +30,7 @@ from splitserve_gateway.schemas.chat import (
     TemplateVariables,
     kind_of_part,
 )
+from splitserve_gateway.schemas.formats import TEXT_FORMAT
 from splitserve_gateway.schemas.sampling import SamplingFields
 from splitserve_gateway.schemas.tools import MAX_TOOLS, ResponseTool, ResponseToolChoice
 
@@ -34,7 +40,9 @@ _ItemStatus = Annotated[Literal["in_progress", "completed", "incomplete"] | None
 class ResponseTextPart(ApiRequest):
     """Text of a message. `annotations` and `logprobs`: of an earlier answer."""
 
-    type: Literal["input_text", "output_text", "text"]
+    type: Annotated[
+        Literal["input_text", "output_text", "text"], text_type("input_text", "output_text", "text")
+    ]
     text: str
     annotations: Ignored = None
     logprobs: Ignored = None
@@ -67,8 +75,8 @@ class CalledFunction(ApiRequest):
     """The call of a tool that an earlier answer made. `arguments`: JSON text."""
 
     type: Literal["function_call"]
-    call_id: str
-    name: str
+    call_id: Id
+    name: Name
     arguments: str
     parsed_arguments: Ignored = None
     id: Ignored = None
@@ -82,9 +90,9 @@ class FunctionOutput(ApiRequest):
     """What a tool answered."""
 
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: Id
     output: Content
-    name: str | None = None
+    name: Name | None = None
     id: Ignored = None
     namespace: Ignored = None
     caller: Ignored = None
@@ -125,8 +133,13 @@ Item = Annotated[
     | Annotated[Reasoning, Tag("<reasoning>")],
     Discriminator(_kind_of_item),
 ]
+# What a model thought is no input by itself.
+_NO_REASONING = {"not": {"required": ["type"], "properties": {"type": {"const": "reasoning"}}}}
 Input = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Item], at_most(MAX_MESSAGES), Tag("<list>")],
+    Annotated[str, Tag("<text>"), described(minLength=1)]
+    | Annotated[
+        list[Item], at_most(MAX_MESSAGES), Tag("<list>"), described(contains=_NO_REASONING)
+    ],
     Discriminator(text_or_list),
 ]
 
@@ -134,14 +147,14 @@ Input = Annotated[
 class TextFields(ApiRequest):
     """`text`: what the text of the answer may be."""
 
-    format: FreeObject | None = None
+    format: Annotated[FreeObject | None, WithJsonSchema(TEXT_FORMAT)] = None
     verbosity: Refused = None
 
 
 class ReasoningFields(ApiRequest):
     """`reasoning`: how much the model is to think, for templates that read it."""
 
-    effort: str | None = None
+    effort: Label | None = None
     summary: Ignored = None
     generate_summary: Ignored = None
     context: Refused = None
@@ -165,8 +178,8 @@ class ResponsesRequest(SamplingFields):
 
     input: Input
     instructions: str | None = None
-    max_output_tokens: Int32 | None = None
-    top_logprobs: Int32 | None = None
+    max_output_tokens: Annotated[Int32 | None, described(minimum=1)] = None
+    top_logprobs: Annotated[Int32 | None, described(minimum=0, maximum=20)] = None
     include: (
         Annotated[
             list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],

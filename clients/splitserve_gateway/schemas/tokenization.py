@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from splitserve_gateway.schemas.base import ApiRequest, Flag, TokenIds
+from pydantic import ConfigDict
+
+from splitserve_gateway.schemas.base import ApiRequest, Flag, Name, TokenIds, needs_one_of
 from splitserve_gateway.schemas.chat import ChatFields
 
 
 class TokenizeRequest(ChatFields):
     """What `/tokenize` takes: `prompt`, or `messages` and what a chat's template reads."""
 
-    model: str | None = None
+    model_config = ConfigDict(json_schema_extra=needs_one_of("prompt", "messages"))
+
+    model: Name | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: Flag = False
@@ -18,6 +22,6 @@ class TokenizeRequest(ChatFields):
 class DetokenizeRequest(ApiRequest):
     """What `/detokenize` takes."""
 
-    model: str | None = None
+    model: Name | None = None
     tokens: TokenIds
     skip_special_tokens: Flag = False

@@ -6,12 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from splitserve_gateway.schemas.base import ApiRequest, FreeObject, Ignored, Refused, at_most
+from splitserve_gateway.schemas.base import (
+    ApiRequest,
+    FreeObject,
+    Ignored,
+    Name,
+    Refused,
+    at_most,
+    described,
+)
 
 MAX_TOOLS = 128
 
 _Mode = Literal["auto", "required"]
-_NewName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+_NewName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$", examples=["get_weather"])]
 _Word = Literal["none", "auto", "required"]
 
 
@@ -27,7 +35,7 @@ class FunctionDefinition(ApiRequest):
 class NamedFunction(ApiRequest):
     """A function of `tools`."""
 
-    name: str
+    name: Annotated[Name, described(minLength=1)]
 
 
 def _kind_of_choice(value: object) -> str:
@@ -99,7 +107,7 @@ class ResponseToolName(ApiRequest):
     """One of the tools."""
 
     type: Literal["function"]
-    name: str
+    name: Annotated[Name, described(minLength=1)]
 
 
 class AllowedResponseTools(ApiRequest):

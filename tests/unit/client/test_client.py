@@ -255,6 +255,12 @@ async def test_client_says_so_at_once_when_no_server_answers() -> None:
             await client.get_model()
 
 
+@pytest.mark.parametrize("port", ["65536", "99999", "9" * 30])
+async def test_client_refuses_a_port_that_there_is_not(port: str) -> None:
+    with pytest.raises(ServerUnreachable, match="its port is above 65535"):
+        AsyncClient(f"127.0.0.1:{port}")
+
+
 async def test_abort_raises_when_the_request_is_unknown(
     client: AsyncClient, fake: FakeScheduler
 ) -> None:

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
+from jinja2.filters import FILTERS
 
 from splitserve_client import ChatTemplateFailed
 from splitserve_client.template_limits import TemplateLimits
@@ -89,16 +93,23 @@ HARMLESS = ("pow", "nsloop", "strftime")
 # Where a tick is a look at the clock, these many are enough for any real chat.
 NUM_TICKS = 2_000
 MAX_BYTES = 100_000_000
+# The limit of what is made, the same again for a moment, and what Python needs for all that.
+MAX_KEPT_BYTES = 4_000_000
+
+
+def ticking_clock() -> Callable[[], float]:
+    """Its time passes by looking at it, so that no machine is too slow for a test."""
+    ticks = itertools.count()
+    return lambda: float(next(ticks))
 
 
 def make_sandbox() -> Sandbox:
-    """Its time passes by looking at it, so that no machine is too slow for a test."""
-    ticks = itertools.count()
+    """With little time and memory."""
     limits = TemplateLimits(
         cpu_s=NUM_TICKS,
         num_chars=1_000_000,
         total_num_chars=10_000_000,
-        clock=lambda: float(next(ticks)),
+        clock=ticking_clock(),
     )
     return Sandbox(limits)
 
@@ -192,3 +203,76 @@ def test_a_chat_is_refused_when_it_is_larger_than_any_prompt() -> None:
 )  # fmt: skip
 def test_a_template_does_what_jinja_does_when_it_is_modest(source: str, expected: str) -> None:
     assert run(source) == expected
+
+
+# Arguments with which methods make as much as they can; most of all others tell, and make nothing.
+_ARGUMENTS = {
+    "split": "' '", "rsplit": "' '", "partition": "' '", "rpartition": "' '", "replace": "' ', '  '",
+    "removeprefix": "'a'", "removesuffix": "' '", "join": "t", "center": "100000", "ljust": "100000",
+    "rjust": "100000", "zfill": "100000", "format": "t",
+}  # fmt: skip
+_TELLING = re.compile(r"_|is|r?find|r?index|count|startswith|endswith")
+_ITERATORS = ("batch", "items", "map", "reverse", "select", "slice", "unique")
+_PROGRAMS = [
+    *(
+        f"{owner}.{name}({_ARGUMENTS.get(name, '')})"
+        for owner, kind in {"t": str, "w": str, "l": list, "d": dict}.items()
+        for name in dir(kind)
+        if _TELLING.match(name) is None
+    ),
+    *(f"{owner}.split()" for owner in "tw"),
+    *(f"w|{name}" for name in FILTERS if name not in _ITERATORS),
+    *(f"l|{name}" for name in ("join", "list", "sort", "string", "tojson", "default")),
+    *(f"{owner}|{name}|list" for owner in "wl" for name in ("reverse", "select", "unique")),
+    *(f"w{rest}|list" for rest in ("|batch(1)", "|slice(9)", "|map('upper')", "|select|map('e')")),
+    *(f"d|{name}|list" for name in ("dictsort", "items", "list")),
+    *("t[1:]", "w[1:]", "l[1:]", "t[::-1]", "(t ~ t)[:-1]", "l[::2]", "(l, t)[:1]"),
+    *("t ~ w", "t + w", "l + l", "l * 2", "t * 2", "'%s' % t", "[l, t]", "{'a': t, 'b': l}"),
+    *("dict(a=t)", "namespace(a=t)", "range(9000)|list", "m(w|batch(1))", "m(w)", "t.encode()"),
+]
+
+
+@pytest.mark.parametrize("program", _PROGRAMS)
+def test_a_template_keeps_no_more_than_it_may_whatever_makes_it(program: str) -> None:
+    """Each level of a recursion keeps what it makes."""
+    source = (
+        "{% macro m(x) %}{% for c in x %}{{ loop.length }}{{ c }}{% endfor %}{% endmacro %}"
+        "{% macro keep(n) %}"
+        f"{{% set kept = {program} %}}{{% if n %}}{{{{ keep(n - 1) }}}}{{% endif %}}"
+        "{% endmacro %}{{ keep(60) }}"
+    )
+    limits = TemplateLimits(
+        cpu_s=NUM_TICKS, num_chars=400_000, total_num_chars=1_000_000, clock=ticking_clock()
+    )
+    sandbox = Sandbox(limits)
+    variables = {
+        "t": "ab " * 40_000,
+        "w": "\U0001f600 b" * 10_000,
+        "l": ["ab"] * 16_000,
+        "d": {str(number): "ab" for number in range(4_000)},
+    }
+    tracemalloc.start()
+    try:
+        with suppress(ChatTemplateFailed):
+            sandbox.render(sandbox.compile(source), variables)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < MAX_KEPT_BYTES
+
+
+def test_a_real_chat_is_rendered_when_it_is_as_long_as_a_context() -> None:
+    """As templates of reasoning models take answers apart, with a million words of them."""
+    source = (
+        "{% for message in messages %}{% set content = message.content.split('</think>')[-1]"
+        ".lstrip('\\n') %}{% set ns = namespace(reasoning=message.content.split('</think>')[0]"
+        ".rstrip('\\n').split('<think>')[-1].strip()) %}{{ '<|' ~ message.role ~ '|>' }}"
+        "{{ '<think>' + ns.reasoning + '</think>' + content | trim }}{% endfor %}"
+    )
+    sandbox = Sandbox(TemplateLimits(clock=lambda: 0.0))
+    message = {
+        "role": "assistant",
+        "content": "<think>\n" + "why " * 250 + "</think>\n" + "so " * 250,
+    }
+    text = sandbox.render(sandbox.compile(source), {"messages": [message] * 2000})
+    assert text.count("<|assistant|>") == 2000

@@ -195,6 +195,14 @@ async def test_registrations_are_bounded_when_nobody_answers() -> None:
         ("address", "a executor_joined address=b:1"),
         ("address", "a\u2028b:1"),
         ("address", "\x1b[2Jb:1"),
+        ("address", "a:65536"),
+        ("address", "a:99999"),
+        ("address", "a:0"),
+        ("address", "a:"),
+        ("address", "a"),
+        ("address", "a:1:2"),
+        ("address", "a:\u0661"),
+        ("address", "[::1]:65536"),
     ],
 )
 def test_info_is_refused_by_name_when_a_field_is_beyond_all_that_exists(
@@ -211,6 +219,11 @@ def test_info_is_refused_by_name_when_a_field_is_beyond_all_that_exists(
     assert refusal.value.reason == "EXECUTOR_INFO_INVALID"
     assert refusal.value.message.startswith(path)
     assert len(refusal.value.message) < 300
+
+
+@pytest.mark.parametrize("address", ["a:1", "a.b-c_d:65535", "127.0.0.1:80", "[::1]:50052"])
+def test_info_is_taken_when_its_address_can_be_dialled(address: str) -> None:
+    check_executor_info(Machine(address).info)
 
 
 def test_info_is_refused_when_it_names_countless_tokens() -> None:
