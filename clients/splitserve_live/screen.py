@@ -218,7 +218,7 @@ def _rows(state: LiveState, told: live.LiveExecutor, most: int) -> Iterator[Text
     # The last line says how many more there are.
     num_shown = len(running) if len(running) <= most else most - 1
     names = [(printable(each.request_id), printable(each.tenant)) for each in running[:num_shown]]
-    table = [("REQUEST", "TENANT", "PROMPT", "TOKENS", "COMPUTED")]
+    table: list[tuple[str, ...]] = [("REQUEST", "TENANT", "PROMPT", "TOKENS", "COMPUTED")]
     for row, (request_id, tenant) in enumerate(names):
         numbers = running[row].num_prompt_tokens, told.num_tokens[row], told.num_computed[row]
         table.append((request_id, tenant, *(str(number) for number in numbers)))
