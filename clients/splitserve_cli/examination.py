@@ -118,7 +118,9 @@ def _findings_of_computing(
     device = values.get("device")
     torch = check_torch(device, has_gpu(), installed_version("torch"))
     yield from [] if torch is None else [torch]
-    yield from check_compilers(compiler_problems(), is_on_gpu=device != "cpu" and has_gpu())
+    # A torch that cannot use the GPU computes on the CPU.
+    is_on_gpu = device != "cpu" and has_gpu() and torch is None
+    yield from check_compilers(compiler_problems(), is_on_gpu=is_on_gpu)
     yield check_instructions()
     if device != "cuda":
         num_executors, threads = values.get("num_executors") or 1, values.get("threads")

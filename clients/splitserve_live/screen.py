@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from splitserve.scheduler.v1 import live_pb2 as live
@@ -25,6 +24,10 @@ _KINDS = (("", ""), ("P", "yellow"), ("d", "blue"), ("D", "magenta"), ("r", "gre
 
 # Why the next waits, by executors.
 _MAX_REASONS = 4
+# Of a bar in a chart, from none to all of its height.
+_BARS = " ▁▂▃▄▅▆▇█"
+_POINT_S = 2
+_CHART_WIDTH = 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,131 +39,210 @@ class _Detail:
     num_steps: int
 
 
-# What is left out first where there is little room.
+# From the least; with more room than for the last of them there is more of each, up to the most.
 _DETAILS = (
-    _Detail(num_map_lines=6, num_rows=8, num_steps=3),
-    _Detail(num_map_lines=6, num_rows=4, num_steps=1),
-    _Detail(num_map_lines=3, num_rows=0, num_steps=1),
-    _Detail(num_map_lines=1, num_rows=0, num_steps=0),
     _Detail(num_map_lines=0, num_rows=0, num_steps=0),
+    _Detail(num_map_lines=1, num_rows=0, num_steps=0),
+    _Detail(num_map_lines=1, num_rows=0, num_steps=1),
+    _Detail(num_map_lines=1, num_rows=2, num_steps=1),
 )
+_MOST = _Detail(num_map_lines=6, num_rows=12, num_steps=10)
+# Without a terminal, whose height says what there is room for.
+_USUAL = _Detail(num_map_lines=6, num_rows=12, num_steps=3)
 
 
 def screen(state: LiveState, width: int, height: int | None = None) -> RenderableType:
     """One picture of it, `width` characters wide; not higher than `height` lines, if that is given.
 
-    With less room less is said of each executor, in the end a line, and of no more than fit.
+    With less room less is said of each executor, in the end a line, and of no more than fit; with
+    more, more.
     """
     executors = list(state.executors.values())
-    head = [_title(state), *_queue(state)]
+    head = [_title(state), *_totals(state), *_queue(state)]
     if not executors:
-        head.append(Text("no executor serves"))
-    for detail in _DETAILS:
-        said = (_executor(state, executor, width, detail) for executor in executors)
-        picture = Group(*head, *chain.from_iterable(said), _legend())
-        if height is None or _height(picture, width) <= height:
-            return picture
-    head.append(Text(""))
-    room = max(1, (height or 0) - _height(Group(*head), width))
+        head.append(_line("no executor serves"))
+    legend = _legend()
+
+    def body(detail: _Detail) -> list[Text]:
+        return [line for each in executors for line in _executor(state, each, width, detail)]
+
+    if height is None:
+        return Group(*head, *body(_USUAL), legend)
+    room = height - len(head) - _height(legend, width)
+    detail = next((each for each in reversed(_DETAILS) if len(body(each)) <= room), None)
+    if detail is _DETAILS[-1]:
+        detail = _grown(detail, lambda more: len(body(more)), room)
+    if detail is not None:
+        return Group(*head, *body(detail), legend)
+    room = max(1, height - len(head) - 1)
     lines = [_brief(executor) for executor in executors]
     if len(lines) > room:
-        lines[room - 1 :] = [Text(f"and {len(lines) - room + 1} more executors")]
-    return Group(*head, *lines)
+        lines[room - 1 :] = [_line(f"and {len(lines) - room + 1} more executors")]
+    return Group(*head, _line(""), *lines)
 
 
-def _height(picture: RenderableType, width: int) -> int:
-    console = Console(width=width)
-    return len(console.render_lines(picture, pad=False))
+def _grown(detail: _Detail, num_lines: Callable[[_Detail], int], room: int) -> _Detail:
+    """Returns `detail` with as much more of each as there is `room` for: of requests first."""
+    for name in ("num_rows", "num_map_lines", "num_steps"):
+        while getattr(detail, name) < getattr(_MOST, name):
+            more = replace(detail, **{name: getattr(detail, name) + 1})
+            if num_lines(more) > room:
+                break
+            detail = more
+    return detail
+
+
+def _line(text: str, style: str = "") -> Text:
+    """One line, which ends where the terminal does."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+
+def _height(text: Text, width: int) -> int:
+    return len(Console(width=width).render_lines(text, pad=False))
 
 
 def _title(state: LiveState) -> Text:
     clock = time.strftime("%H:%M:%S", time.localtime(state.frame.unix_ms / 1000))
-    return Text(f"splitserve top   {clock}", style="bold")
+    return _line(f"splitserve top   {clock}", "bold")
+
+
+def _totals(state: LiveState) -> Iterator[Text]:
+    """What all do together: now, and in the last minute."""
+    told = [executor.told for executor in state.executors.values()]
+    blocks = [executor.device.counts for executor in state.executors.values()]
+    num_blocks = sum(map(sum, blocks))
+    num_used = num_blocks - sum(counts[0] + counts[3] for counts in blocks)
+    num_waiting = state.frame.num_waiting + sum(each.num_waiting for each in told)
+    parts = [
+        f"{sum(len(set(each.running)) for each in told)} running",
+        f"{num_waiting} waiting",
+        f"{sum(len(each.swapped) for each in told)} swapped",
+        f"KV {_share(num_used, num_blocks)}",
+    ]
+    latency = state.frame.time_to_first_token
+    if latency.count:
+        parts.append(f"TTFT p50 {_duration(latency.p50_us)} p99 {_duration(latency.p99_us)}")
+    yield _line(", ".join(parts))
+    points = list(state.history)[-_CHART_WIDTH:]
+    if points:
+        tokens = [point.num_tokens // _POINT_S for point in points]
+        waiting = [point.num_waiting for point in points]
+        text = _line("tokens/s ").append(_chart(tokens), "blue")
+        text.append(f" {tokens[-1]}  waiting ").append(_chart(waiting), "yellow")
+        yield text.append(f" {waiting[-1]}")
+
+
+def _chart(values: Sequence[int]) -> str:
+    """A bar for each, the highest as high as a line."""
+    most, steps = max(values), len(_BARS) - 1
+    return "".join(_BARS[-(-value * steps // most)] if most else _BARS[0] for value in values)
+
+
+def _share(part: int, whole: int) -> str:
+    """Nothing is 0 % but nothing, and nothing is 100 % but all."""
+    percent = round(100 * part / whole) if whole else 0
+    if part and not percent:
+        return "<1 %"
+    return ">99 %" if part < whole and percent == 100 else f"{percent} %"
+
+
+def _duration(us: int) -> str:
+    if us < 1_000_000:
+        return f"{us / 1000:.0f} ms" if us >= 10_000 else f"{us / 1000:.1f} ms"
+    return f"{us / 1_000_000:.1f} s"
 
 
 def _brief(executor: LiveExecutor) -> Text:
-    told, counts = executor.told, Counter(executor.device.states)
+    told, counts = executor.told, executor.device.counts
     num_used = len(executor.device.states) - counts[0] - counts[3]
-    return Text(
+    return _line(
         f"{printable(told.address)}  {state_word(told.state)}  {len(set(told.running))} running, "
         f"{told.num_waiting} waiting, {len(told.swapped)} swapped, "
-        f"{num_used} of {len(executor.device.states)} blocks used",
-        no_wrap=True,
+        f"{num_used} of {len(executor.device.states)} blocks used"
     )
 
 
 def _executor(
     state: LiveState, executor: LiveExecutor, width: int, detail: _Detail
-) -> Iterator[RenderableType]:
+) -> Iterator[Text]:
+    """Lines, of which each fits or is cut."""
     told = executor.told
-    yield Text(f"\n{printable(told.address)}  {state_word(told.state)}", style="bold")
+    yield _line("")
+    yield _line(f"{printable(told.address)}  {state_word(told.state)}", "bold")
     num_running = len(set(told.running))
-    yield Text(
+    yield _line(
         f"{num_running} running in {len(told.running)} of {told.max_num_seqs} rows, "
         f"{told.num_waiting} waiting, {len(told.swapped)} swapped, {told.num_steps} steps, "
         f"{told.num_preemptions} preemptions"
     )
     if told.reason.lack:
         next_here = state.request(next(iter((*told.swapped, *told.waiting)), 0))
-        yield Text(f"next here is {printable(next_here.request_id)}: {why(told.reason)}")
+        yield _line(f"next here is {printable(next_here.request_id)}: {why(told.reason)}")
     for name, pool in (("device", executor.device), ("host", executor.host)):
         if pool.states and detail.num_map_lines:
-            yield _pool(name, pool, width, detail.num_map_lines)
+            yield from _pool(name, pool, width, detail.num_map_lines)
     latest = list(executor.steps)
     for step in latest[len(latest) - min(detail.num_steps, len(latest)) :]:
         kinds = Counter(step.kinds)
         rows = ", ".join(f"{n} {_kind_word(kind)}" for kind, n in sorted(kinds.items()))
-        line = Text(f"step {step.step_id}  {step.round_trip_us / 1000:.1f} ms  {rows}  ")
-        for kind in step.kinds[: max(0, width - len(line))]:
-            line.append(*_mark(_KINDS, kind))
-        yield line
+        line = _line(f"step {step.step_id}  {step.round_trip_us / 1000:.1f} ms  {rows}  ")
+        yield _add_marks(line, _KINDS, step.kinds[: max(0, width - len(line))])
     if told.running and detail.num_rows:
-        yield _rows(state, told, detail.num_rows)
+        yield from _rows(state, told, detail.num_rows)
 
 
-def _pool(name: str, pool: Pool, width: int, num_map_lines: int) -> Text:
-    counts = Counter(pool.states)
+def _pool(name: str, pool: Pool, width: int, num_map_lines: int) -> Iterator[Text]:
+    counts = pool.counts
     parts = (f"{counts[n]} {word}" for n, word in enumerate(BLOCK_STATES) if counts[n])
-    text = Text(f"{name}: {len(pool.states)} blocks of {pool.block_size} tokens: ")
-    text.append(", ".join(parts))
+    shown = bytes(pool.states[: pool.num_shown])
+    first = f" (map: first {len(shown)})" if len(shown) < len(pool.states) else ""
+    if name == "host" and counts[0] == len(pool.states):
+        # Few use it: there is nothing to see.
+        shown, first = b"", ""
+    yield _line(
+        f"{name}: {len(pool.states)} blocks of {pool.block_size} tokens{first}: " + ", ".join(parts)
+    )
     # Of many blocks a character stands for several: for what most of them are.
-    per_mark = -(-len(pool.states) // (width * num_map_lines))
-    for start in range(0, len(pool.states), per_mark):
-        if start // per_mark % width == 0:
-            text.append("\n")
-        part = pool.states[start : start + per_mark]
-        text.append(*_mark(_BLOCKS, Counter(part).most_common(1)[0][0]))
-    return text
-
-
-def _rows(state: LiveState, told: live.LiveExecutor, most: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("REQUEST", "TENANT", "PROMPT", "TOKENS", "COMPUTED"):
-        table.add_column(heading, justify="left" if heading in ("REQUEST", "TENANT") else "right")
-    running = state.requests(told.running)
-    each = zip(running, told.num_tokens, told.num_computed, strict=True)
-    for number, (request, known, computed) in enumerate(each):
-        if number == most:
-            table.add_row(f"and {len(running) - most} more")
-            break
-        table.add_row(
-            printable(request.request_id),
-            printable(request.tenant),
-            *(str(value) for value in (request.num_prompt_tokens, known, computed)),
+    per_mark = max(1, -(-len(shown) // (width * num_map_lines)))
+    if per_mark > 1:
+        shown = bytes(
+            Counter(shown[start : start + per_mark]).most_common(1)[0][0]
+            for start in range(0, len(shown), per_mark)
         )
-    return table
+    for start in range(0, len(shown), width):
+        yield _add_marks(_line(""), _BLOCKS, shown[start : start + width])
 
 
-def _queue(state: LiveState) -> Iterator[RenderableType]:
+def _rows(state: LiveState, told: live.LiveExecutor, most: int) -> Iterator[Text]:
+    running = state.requests(told.running)
+    # The last line says how many more there are.
+    num_shown = len(running) if len(running) <= most else most - 1
+    names = [(printable(each.request_id), printable(each.tenant)) for each in running[:num_shown]]
+    table: list[tuple[str, ...]] = [("REQUEST", "TENANT", "PROMPT", "TOKENS", "COMPUTED")]
+    for row, (request_id, tenant) in enumerate(names):
+        numbers = running[row].num_prompt_tokens, told.num_tokens[row], told.num_computed[row]
+        table.append((request_id, tenant, *(str(number) for number in numbers)))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for number, row_texts in enumerate(table):
+        cells = [
+            text.ljust(wide) if column < 2 else text.rjust(wide)
+            for column, (text, wide) in enumerate(zip(row_texts, widths, strict=True))
+        ]
+        yield _line("  ".join(cells), "" if number else "bold")
+    if num_shown < len(running):
+        yield _line(f"and {len(running) - num_shown} more")
+
+
+def _queue(state: LiveState) -> Iterator[Text]:
     frame = state.frame
     if not frame.waiting:
         return
     first = state.request(frame.waiting[0])
     line = f"queue: {frame.num_waiting} wait for an executor; "
     line += f"next is {printable(first.request_id)} ({first.num_prompt_tokens} tokens)"
-    yield Text(line, style="bold")
+    yield _line(line, "bold")
     for sentence in reasons_of_all(frame.reasons)[:_MAX_REASONS]:
-        yield Text(f"  {sentence}")
+        yield _line(f"  {sentence}")
 
 
 def _legend() -> Text:
@@ -172,8 +254,12 @@ def _legend() -> Text:
     return text
 
 
-def _mark(marks: tuple[tuple[str, str], ...], number: int) -> tuple[str, str]:
-    return marks[number] if number < len(marks) else ("?", "")
+def _add_marks(text: Text, marks: tuple[tuple[str, str], ...], numbers: bytes) -> Text:
+    """Adds a mark for each of `numbers` to `text`, which it returns."""
+    for number, alike in groupby(numbers):
+        mark, style = marks[number] if number < len(marks) else ("?", "")
+        text.append(mark * len(list(alike)), style)
+    return text
 
 
 def _kind_word(kind: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from splitserve.scheduler.v1 import live_pb2 as live
+from splitserve_live.words import BLOCK_STATES
 
 # Of an executor, the latest.
 _MAX_STEPS = 120
@@ -18,11 +19,16 @@ _MAX_POINTS = 150
 
 @dataclass(slots=True)
 class Pool:
-    """The blocks of one pool: what each is, as `LivePool.states` says it, and whose."""
+    """The blocks of one pool: what each is, as `LivePool.states` says it, and whose.
+
+    `counts`: how many are in each state. `num_touched`: up to which some are not free and blank.
+    """
 
     block_size: int = 0
     states: bytearray = field(default_factory=bytearray)
     holders: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=lambda: [0] * len(BLOCK_STATES))
+    num_touched: int = 0
 
     @property
     def num_shown(self) -> int:
@@ -30,8 +36,8 @@ class Pool:
 
         Rounded up to a power of two, so that a map seldom becomes larger; the rest is free.
         """
-        num_touched = len(self.states.rstrip(b"\0"))
-        return min(len(self.states), 1 << max(num_touched - 1, _LEAST_SHOWN - 1).bit_length())
+        wanted = max(self.num_touched, _LEAST_SHOWN)
+        return min(len(self.states), 1 << (wanted - 1).bit_length())
 
     def take(self, told: live.LivePool) -> None:
         """What has changed."""
@@ -40,9 +46,15 @@ class Pool:
         if missing > 0:
             self.states.extend(bytes(missing))
             self.holders.extend([0] * missing)
+            self.counts[0] += missing
         for block, state, holder in zip(told.changed, told.states, told.holders, strict=True):
+            self.counts[self.states[block]] -= 1
+            self.counts[state] += 1
             self.states[block] = state
             self.holders[block] = holder
+            self.num_touched = max(self.num_touched, block + 1)
+        while self.num_touched and not self.states[self.num_touched - 1]:
+            self.num_touched -= 1
 
 
 @dataclass(slots=True)

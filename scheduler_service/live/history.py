@@ -140,9 +140,11 @@ class History(NoObserver):
         point = self._now()
         point.num_tokens += num_tokens
         if self._without_token:
-            keys = set(events.client_keys.tolist())
-            keys.update(token.sequence.request.client_key for token in events.tokens)
-            self._first_tokens(keys & self._without_token.keys(), point)
+            keys = events.client_keys.tolist()
+            keys += [token.sequence.request.client_key for token in events.tokens]
+            # Most of the time nobody begins, which is cheaper to find out than who.
+            if not self._without_token.keys().isdisjoint(keys):
+                self._first_tokens(self._without_token.keys() & set(keys), point)
 
     def _first_tokens(self, keys: Iterable[int], point: Point) -> None:
         now_ns = self._now_ns()

@@ -147,7 +147,8 @@ async def test_page_shows_what_the_scheduler_says_when_requests_are_swapped_out(
         waiting = state.requests([*state.frame.waiting, *told.waiting])
         names = await stack.page.locator("#queue .id").all_inner_texts()
         assert names == [request.request_id for request in waiting]
-        for index, pool in enumerate((executor.device, executor.host)):
+        # The first line of counts is that of the latest step.
+        for index, pool in enumerate((executor.device, executor.host), 1):
             counts = Counter(pool.states)
             text = await stack.page.locator(".card .counts").nth(index).inner_text()
             assert text.startswith(f"{len(pool.states)} blocks of 4 tokens: ")
@@ -223,7 +224,7 @@ async def test_steps_are_told_row_by_row_when_keys_move_over_them() -> None:
     async with held_stack() as stack:
         stack.watch.hold(after=2)
         await stack.watch.wait_held()
-        await expect(stack.page.locator(".card .counts").last).to_contain_text(
+        await expect(stack.page.locator(".card .counts").first).to_contain_text(
             re.compile(r"step \d+:")
         )
         await stack.page.locator("canvas.steps").first.focus()
@@ -365,8 +366,11 @@ async def test_names_are_text_and_leave_room_for_each_other_whatever_callers_wro
             await asyncio.wait(asking)
 
 
-async def test_map_of_many_blocks_stays_small_and_says_what_its_cells_stand_for() -> None:
-    executor = FakeExecutor(num_device_blocks=30_000, num_host_blocks=0)
+@asynccontextmanager
+async def page_after(
+    num_requests: int, executor: FakeExecutor, viewport: ViewportSize
+) -> AsyncIterator[Page]:
+    """The page when so many prompts, each of 50 blocks of its own, were computed."""
     async with (
         browser() as chromium,
         scheduler_in_process(executor) as scheduler,
@@ -374,20 +378,110 @@ async def test_map_of_many_blocks_stays_small_and_says_what_its_cells_stand_for(
         live_page([scheduler.address]) as url,
     ):
         expect.set_options(timeout=PATIENCE_MS)
-        await client.complete([7] * 40, SamplingParams(max_tokens=8))
-        page = await chromium.new_page(viewport=DESKTOP)
+        params = SamplingParams(max_tokens=8)
+        for number in range(num_requests):
+            await client.complete([number + 1] * 200, params)
+        page = await chromium.new_page(viewport=viewport)
         await page.goto(url)
+        await expect(page.locator("#connection")).to_have_text("live")
+        yield page
+
+
+async def test_map_is_as_large_as_what_is_used_of_a_large_pool() -> None:
+    executor = FakeExecutor(num_device_blocks=131_072, num_host_blocks=131_072)
+    async with page_after(1, executor, {"width": 1280, "height": 800}) as page:
+        counts = page.locator(".card .counts")
+        await expect(counts.nth(1)).to_contain_text(
+            re.compile(r"^131,072 blocks of 4 tokens, the first 64 shown: .*131,0\d\d free")
+        )
+        await expect(counts.nth(2)).to_contain_text("131,072 blocks of 4 tokens, all free")
+        await expect(page.locator("canvas.map:visible")).to_have_count(1)
+        canvas = page.locator("canvas.map").first
+        box = await canvas.bounding_box()
+        assert box is not None
+        assert box["height"] <= 40
+        await canvas.focus()
+        await canvas.press("End")
+        await expect(page.locator("#spoken")).to_have_text("block 63: free")
+        # What moves is seen without scrolling, and so is all else.
+        for each in ("canvas.steps", "#history", "canvas.map", ".card", "#requests-part"):
+            await expect(page.locator(each).first).to_be_in_viewport(ratio=1)
+
+
+async def test_map_of_many_used_blocks_stays_small_and_says_what_its_cells_stand_for() -> None:
+    executor = FakeExecutor(num_device_blocks=30_000, num_host_blocks=0)
+    async with page_after(45, executor, PHONE) as page:
         canvas, spoken = page.locator("canvas.map").first, page.locator("#spoken")
-        await expect(page.locator(".card .counts").first).to_contain_text(
-            re.compile(r"30,000 blocks of 4 tokens, (\d+) in a cell")
+        await expect(page.locator(".card .counts").nth(1)).to_contain_text(
+            re.compile(r"30,000 blocks of 4 tokens, the first 4,096 shown, (\d+) in a cell")
         )
         box = await canvas.bounding_box()
         assert box is not None
-        assert box["height"] <= 220
+        assert box["height"] <= 160
         await canvas.focus()
         await expect(spoken).to_have_text(re.compile(r"^blocks 0 to \d+: .*\d+ cached"))
         await canvas.press("End")
-        await expect(spoken).to_have_text(re.compile(r"^blocks \d+ to 29999: \d+ free$"))
+        await expect(spoken).to_have_text(re.compile(r"^blocks \d+ to 4095: \d+ free$"))
+
+
+async def test_page_has_the_history_and_the_time_to_the_first_token() -> None:
+    async with page_after(1, FakeExecutor(), DESKTOP) as page:
+        totals, charts = page.locator("#totals div"), page.locator("#history canvas")
+        for name in ("TTFT p50", "TTFT p99"):
+            latency = totals.filter(has_text=name).locator("dd")
+            await expect(latency).to_have_text(re.compile(r"^[\d.]+ (µs|ms|s)$"))
+        # As soon as a point is over.
+        for number, said in enumerate(
+            (
+                r"Tokens a second, the last five minutes: now .*at most [1-9]",
+                r"Time to first token, .*now p50 [\d.]+ .s?, p99 [\d.]+ ",
+                r"Waiting for a row, .*now 0, at most 1$",
+            )
+        ):
+            await expect(charts.nth(number)).to_have_attribute("aria-label", re.compile(said))
+
+
+@pytest.mark.parametrize(
+    ("used", "blocks", "said"),
+    [(0, 131_072, "0 %"), (460, 131_072, "<1 %"), (1, 3, "33 %"), (2047, 2048, ">99 %")],
+)
+async def test_share_of_blocks_in_use_is_no_zero_when_some_are(
+    used: int, blocks: int, said: str
+) -> None:
+    async with (
+        browser() as chromium,
+        scheduler_in_process() as scheduler,
+        live_page([scheduler.address]) as url,
+    ):
+        page = await chromium.new_page()
+        await page.goto(url)
+        code = "async ([used, blocks]) => (await import('./words.js')).share(used, blocks)"
+        assert await page.evaluate(code, [used, blocks]) == said
+
+
+async def test_requests_that_wait_are_whole_and_those_that_run_are_told_on_a_phone() -> None:
+    async with held_stack(PHONE, num_requests=MANY_REQUESTS) as stack:
+        page = stack.page
+        waiting = await poll(stack.waiting)
+        assert len(waiting) > 4
+        await expect(page.locator("#queue li")).to_have_count(4)
+        await expect(page.locator("#more")).to_have_text(f"and {len(waiting) - 4} more")
+        bottom = "each => each.scrollHeight - each.clientHeight"
+        assert await page.locator("#queue").evaluate(bottom) == 0
+        (executor,) = (await stack.state()).executors.values()
+        running = sorted(set(executor.told.running))
+        state = await stack.state()
+        names = [request.request_id for request in state.requests(running)]
+        await expect(page.locator("#requests .id")).to_have_text(names[:4])
+        # Whoever ends is told below those that run.
+        for name in names:
+            stack.abort(name)
+        while set(names) & set(await stack.holders()):
+            stack.watch.hold(after=1)
+            await stack.watch.wait_held()
+        await page.set_viewport_size(DESKTOP)
+        facts = page.locator("#requests .hint").filter(has_text=re.compile("over .* ago"))
+        await expect(facts.first).to_be_visible()
 
 
 async def test_page_says_that_nothing_comes_when_the_scheduler_is_silent() -> None:

@@ -45,19 +45,25 @@ def text_of(target: TargetReport) -> str:
 
 
 def _latency_lines(latency: dict[str, Any]) -> list[str]:
+    """A table of at most 78 columns: below each figure, from where to where it may be."""
     rows = [["", *FIGURE_NAMES, "largest"]]
     for metric, figures in latency.items():
         if figures:
-            cells = [_with_interval(figures[name]) for name in FIGURE_NAMES]
+            cells = [seconds_text(figures[name]["value"]) for name in FIGURE_NAMES]
             rows.append([metric, *cells, seconds_text(figures["largest"])])
+            rows += _interval_rows([figures[name] for name in FIGURE_NAMES])
     return aligned(rows)
 
 
-def _with_interval(figure: dict[str, float | None]) -> str:
-    value, low, high = figure["value"], figure["low"], figure["high"]
-    if low is None or high is None:
-        return seconds_text(value)
-    return f"{seconds_text(value)} [{seconds_text(low)}, {seconds_text(high)}]"
+def _interval_rows(figures: Sequence[dict[str, float | None]]) -> list[list[str]]:
+    """Two rows, without a cell where there are too few requests to say; none if all are without."""
+    rows = []
+    for name, bound in (("from", "low"), ("to", "high")):
+        values = [figure[bound] for figure in figures]
+        if any(value is not None for value in values):
+            cells = ["" if value is None else seconds_text(value) for value in values]
+            rows.append([f"  {name}", *cells, ""])
+    return rows
 
 
 def _generator_line(content: Any) -> list[str]:  # noqa: ANN401
@@ -119,6 +125,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(
             cell.ljust(width) if index == 0 else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
+        ).rstrip()
         for row in rows
     ]

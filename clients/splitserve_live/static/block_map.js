@@ -1,11 +1,12 @@
-// A pool as a map: a cell for each block, told apart by colour and by shape. Of a pool with more
-// blocks than cells, each cell stands for several: for what most of them are.
+// A pool as a map: a cell for each block, told apart by colour and by shape. It is as large as what
+// is used of the pool; of more blocks than cells, each cell stands for several: for what most of
+// them are.
 
 import { BLOCK_STATES, counted, number } from "./words.js";
 
 const MIN_CELL = 5;
 const MAX_CELL = 16;
-const MAX_HEIGHT = 220;
+const MAX_HEIGHT = 160;
 
 export class BlockMap {
   // `choose(request)`: 0 for none. `say(text)`: to who does not see.
@@ -41,13 +42,15 @@ export class BlockMap {
     this.pool = pool;
     this.colours = colours;
     this.nameOf = nameOf;
-    const isNew = chosen !== this.chosen || pool.states.length !== this.length;
+    const isNew = chosen !== this.chosen || pool.numShown !== this.length;
     this.chosen = chosen;
-    this.length = pool.states.length;
+    this.length = pool.numShown;
     if (isNew || !this.columns || pool.changed.size > this.length / 2) this.all();
     else {
       const cells = new Set();
-      for (const block of pool.changed) cells.add(Math.floor(block / this.perCell));
+      for (const block of pool.changed) {
+        if (block < this.length) cells.add(Math.floor(block / this.perCell));
+      }
       for (const cell of cells) this.draw(cell);
     }
     pool.changed.clear();
@@ -57,7 +60,7 @@ export class BlockMap {
   all() {
     const width = this.canvas.clientWidth;
     if (!this.pool || !width) return;
-    const count = this.pool.states.length;
+    const count = this.pool.numShown;
     const room = Math.min(MAX_HEIGHT, width * 0.6);
     const aim = Math.sqrt((width * room) / Math.max(count, 1));
     this.cell = Math.max(MIN_CELL, Math.min(MAX_CELL, Math.floor(aim)));
@@ -78,7 +81,7 @@ export class BlockMap {
 
   // The blocks of a cell: from the first to before the second.
   blocks(cell) {
-    return [cell * this.perCell, Math.min((cell + 1) * this.perCell, this.pool.states.length)];
+    return [cell * this.perCell, Math.min((cell + 1) * this.perCell, this.pool.numShown)];
   }
 
   // How many of the blocks of a cell are in each state.

@@ -42,19 +42,21 @@ export class ExecutorCard {
       head,
       this.facts,
       this.reason,
+      element("h3", "", "Steps"),
+      this.steps.canvas,
+      this.stepText.root,
       element("h3", "", "KV blocks on the device"),
       this.device.canvas,
       this.deviceText.root,
       this.hostPart,
-      element("h3", "", "Steps"),
-      this.steps.canvas,
-      this.stepText.root,
     );
   }
 
   draw(known, chosen, colours, nameOf) {
     this.device.show(known.device, chosen, colours, nameOf);
     this.hostPart.hidden = known.host.states.length === 0;
+    // Of a pool that nobody has used there is nothing to see.
+    this.host.canvas.hidden = known.host.numTouched === 0;
     if (!this.hostPart.hidden) this.host.show(known.host, chosen, colours, nameOf);
     this.steps.show(known.steps, chosen, colours, nameOf);
   }
@@ -101,10 +103,14 @@ class PoolCounts {
   }
 
   write(pool, perCell) {
+    const shown = pool.numShown < pool.states.length ? `, the first ${number(pool.numShown)} shown` : "";
     const each = perCell > 1 ? `, ${perCell} in a cell` : "";
-    text(this.size, `${number(pool.states.length)} blocks of ${pool.blockSize} tokens${each}:`);
+    const isBlank = pool.numTouched === 0;
+    const rest = isBlank ? ", all free" : `${shown}${each}:`;
+    text(this.size, `${number(pool.states.length)} blocks of ${pool.blockSize} tokens${rest}`);
     this.states.forEach((each, state) => {
       const count = pool.counts[state];
+      each.hidden = isBlank;
       each.classList.toggle("none", !count);
       text(each.lastChild, `${number(count)} ${BLOCK_STATES[state]}`);
     });

@@ -4,6 +4,9 @@ const MAX_STEPS = 160;
 const MAX_LIVES = 2_000;
 const MAX_EVENTS = 64;
 const GONE_MS = 60_000;
+const MAX_POINTS = 150;
+// Blocks that a map shows even if all are free.
+const LEAST_SHOWN = 64;
 
 class Pool {
   constructor() {
@@ -12,6 +15,9 @@ class Pool {
     this.blockSize = 0;
     this.counts = [0, 0, 0, 0, 0, 0];
     this.changed = new Set();
+    // Up to which block some are not free and blank, and how many a map shows.
+    this.numTouched = 0;
+    this.numShown = 0;
   }
 
   take(told) {
@@ -20,6 +26,7 @@ class Pool {
       this.states = new Uint8Array(told.num_blocks);
       this.holders = new Array(told.num_blocks).fill(0);
       this.counts = [told.num_blocks, 0, 0, 0, 0, 0];
+      this.numTouched = this.numShown = 0;
     }
     told.changed.forEach((block, index) => {
       this.counts[this.states[block]] -= 1;
@@ -27,7 +34,19 @@ class Pool {
       this.counts[this.states[block]] += 1;
       this.holders[block] = told.holders[index];
       this.changed.add(block);
+      this.numTouched = Math.max(this.numTouched, block + 1);
     });
+    while (this.numTouched && !this.states[this.numTouched - 1]) this.numTouched -= 1;
+    this.fit();
+  }
+
+  // All up to the last block that is not free and blank, up to a power of two: so a map seldom
+  // becomes larger, and smaller only when little of it is used.
+  fit() {
+    let wanted = LEAST_SHOWN;
+    while (wanted < this.numTouched) wanted *= 2;
+    wanted = Math.min(wanted, this.states.length);
+    if (wanted > this.numShown || 4 * wanted <= this.numShown) this.numShown = wanted;
   }
 
   blocksOf(request) {
@@ -49,10 +68,13 @@ export class Model {
     this.frame = null;
     this.tokensPerSecond = 0;
     this.samples = [];
+    this.history = [];
   }
 
   take(frame) {
     this.frame = frame;
+    this.history.push(...frame.history);
+    this.history.splice(0, Math.max(0, this.history.length - MAX_POINTS));
     if (frame.forgets) this.names.clear();
     for (const request of frame.requests) {
       this.names.set(request.number, request);
@@ -123,6 +145,7 @@ export class Model {
       if (!isTold && life.state && life.state !== "waits") {
         this.note(life, frame.now_ms, "is over");
         life.state = "";
+        life.overMs = frame.now_ms;
       }
     }
     for (const { told } of this.executors.values()) {

@@ -3,9 +3,10 @@
 import { element, sign, text } from "./elements.js";
 import { ExecutorCard } from "./executor_card.js";
 import { Feed } from "./feed.js";
+import { History } from "./history.js";
 import { Model } from "./model.js";
-import { Queue, RequestPanel } from "./request_panel.js";
-import { BLOCK_MEANINGS, MOVE_MEANING, ROW_MEANINGS, number } from "./words.js";
+import { Queue, RequestPanel, Requests } from "./request_panel.js";
+import { BLOCK_MEANINGS, MOVE_MEANING, ROW_MEANINGS, duration, number, share } from "./words.js";
 
 // Text changes no faster than people read it.
 const TEXT_MS = 500;
@@ -26,7 +27,9 @@ let isSilent = false;
 let colours = readColours();
 
 const queue = new Queue(choose);
+const requests = new Requests(choose);
 const panel = new RequestPanel(choose);
+const history = new History(get("history"));
 const feed = new Feed({
   frame(frame, isFirst) {
     if (isFirst) model.begin();
@@ -153,7 +156,9 @@ function draw() {
           "“splitserve executor” starts one."
       : "",
   );
+  history.show(model.history, colours);
   queue.write(model, chosen);
+  requests.write(model, chosen);
   panel.write(model, chosen);
   writeTotals();
 }
@@ -164,13 +169,16 @@ function writeTotals() {
   const blocks = [...model.executors.values()].map((known) => known.device);
   const numBlocks = blocks.reduce((total, pool) => total + pool.states.length, 0);
   const numFree = blocks.reduce((total, pool) => total + pool.counts[0] + pool.counts[3], 0);
+  const { ttft } = model.frame;
   const totals = {
     Executors: number(told.length),
     Running: number(sum((each) => new Set(each.running).size)),
     Waiting: number(model.frame.num_waiting + sum((each) => each.num_waiting)),
     Swapped: number(sum((each) => each.swapped.length)),
     "Tokens/s": number(Math.round(model.tokensPerSecond)),
-    "KV in use": numBlocks ? `${Math.round((100 * (numBlocks - numFree)) / numBlocks)} %` : "–",
+    "TTFT p50": ttft ? duration(ttft.p50_us / 1000) : "–",
+    "TTFT p99": ttft ? duration(ttft.p99_us / 1000) : "–",
+    "KV in use": numBlocks ? share(numBlocks - numFree, numBlocks) : "–",
   };
   const list = get("totals");
   Object.entries(totals).forEach(([term, value], index) => {
@@ -192,6 +200,8 @@ function readColours() {
     kinds: [0, 1, 2, 3, 4].map((kind) => read(`--row-${kind}`)),
     page: read("--card"),
     text: read("--text"),
+    line: read("--line"),
+    chart: [read("--block-1"), read("--block-5")],
   };
 }
 

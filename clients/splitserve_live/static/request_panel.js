@@ -1,40 +1,36 @@
-// The queue, and the life of the request that was chosen.
+// The queue, who runs and ran, and the life of the request that was chosen.
 
 import { element, fill, text } from "./elements.js";
 import { counted, duration, number, why } from "./words.js";
 
 const MAX_SHOWN = 8;
+// On a phone, so that the executors are not far away.
+const MAX_SHOWN_ON_PHONES = 4;
 const MAX_REASONS = 4;
+const phone = matchMedia("(max-width: 480px)");
 
-export class Queue {
-  constructor(choose) {
+// A button for each of some requests, with its name and some facts.
+class RequestList {
+  constructor(name, choose) {
     this.choose = choose;
-    this.list = document.getElementById("queue");
-    this.why = document.getElementById("why");
-    this.reasons = document.getElementById("reasons");
-    this.more = document.getElementById("more");
-    this.next = element("bdi");
-    this.nextWords = element("span");
-    this.why.append(this.nextWords, this.next);
-    // By request: a button stays that of its request while the queue moves on.
+    this.list = document.getElementById(name);
+    this.heading = document.getElementById(`${name}-heading`);
+    // By request: a button stays that of its request while the list moves on.
     this.items = new Map();
   }
 
-  write(model, chosen) {
-    const { frame } = model;
-    const places = new Map();
-    for (const told of frame.executors) {
-      for (const request of told.waiting) places.set(request, told.address);
+  // `requests`: by their numbers. `factsOf(request)`: what is said of each.
+  write(requests, model, chosen, factsOf) {
+    this.arrange(requests);
+    for (const request of requests) {
+      const [button] = this.items.get(request).children;
+      const [id, hint] = button.children;
+      const tenant = (model.names.get(request) ?? model.lives.get(request)?.name)?.tenant ?? "";
+      button.setAttribute("aria-pressed", String(request === chosen));
+      text(id, model.idOf(request));
+      text(hint.firstChild, factsOf(request).join(" · ") + (tenant ? " · " : ""));
+      text(hint.lastChild, tenant);
     }
-    const numHere = frame.executors.reduce((sum, told) => sum + told.num_waiting, 0);
-    const total = frame.num_waiting + numHere;
-    this.writeWhy(model);
-    const shown = [...frame.waiting, ...places.keys()].slice(0, MAX_SHOWN);
-    this.arrange(shown);
-    for (const request of shown) this.item(request, model, chosen, places.get(request));
-    const quarantined = frame.num_quarantined ? `, ${frame.num_quarantined} in quarantine` : "";
-    const rest = total - shown.length;
-    text(this.more, rest > 0 ? `and ${number(rest)} more${quarantined}` : quarantined.slice(2));
   }
 
   // Who has gone goes, who has come comes, and whoever has the focus keeps it; if that one has gone,
@@ -56,7 +52,7 @@ export class Queue {
     if (!focused || document.activeElement === focused) return;
     const { children } = this.list;
     const heir = focused.isConnected ? focused : children[Math.min(place, children.length - 1)];
-    (heir?.querySelector("button") ?? heir ?? document.getElementById("queue-heading")).focus();
+    (heir?.querySelector("button") ?? heir ?? this.heading).focus();
   }
 
   make(request) {
@@ -71,18 +67,38 @@ export class Queue {
     item.append(button);
     return item;
   }
+}
 
-  item(request, model, chosen, address) {
-    const [button] = this.items.get(request).children;
-    const [id, hint] = button.children;
-    const name = model.names.get(request);
-    button.setAttribute("aria-pressed", String(request === chosen));
-    text(id, model.idOf(request));
-    const sinceMs = name ? model.frame.now_ms - name.submitted_ms : 0;
-    const facts = [counted(name?.prompt ?? 0, "token"), duration(sinceMs)];
-    if (address) facts.push(`at ${address}`);
-    text(hint.firstChild, facts.join(" · ") + (name?.tenant ? " · " : ""));
-    text(hint.lastChild, name?.tenant ?? "");
+export class Queue {
+  constructor(choose) {
+    this.list = new RequestList("queue", choose);
+    this.why = document.getElementById("why");
+    this.reasons = document.getElementById("reasons");
+    this.more = document.getElementById("more");
+    this.next = element("bdi");
+    this.nextWords = element("span");
+    this.why.append(this.nextWords, this.next);
+  }
+
+  write(model, chosen) {
+    const { frame } = model;
+    const places = new Map();
+    for (const told of frame.executors) {
+      for (const request of told.waiting) places.set(request, told.address);
+    }
+    const numHere = frame.executors.reduce((sum, told) => sum + told.num_waiting, 0);
+    const total = frame.num_waiting + numHere;
+    this.writeWhy(model);
+    const shown = [...frame.waiting, ...places.keys()].slice(0, mostShown());
+    this.list.write(shown, model, chosen, (request) => {
+      const name = model.names.get(request);
+      const sinceMs = name ? frame.now_ms - name.submitted_ms : 0;
+      const facts = [counted(name?.prompt ?? 0, "token"), duration(sinceMs)];
+      return places.has(request) ? [...facts, `at ${places.get(request)}`] : facts;
+    });
+    const quarantined = frame.num_quarantined ? `, ${frame.num_quarantined} in quarantine` : "";
+    const rest = total - shown.length;
+    text(this.more, rest > 0 ? `and ${number(rest)} more${quarantined}` : quarantined.slice(2));
   }
 
   // Of those that no executor has; else of those that wait at one.
@@ -102,6 +118,38 @@ export class Queue {
     fill(this.reasons, shown, () => element("li"), text);
   }
 }
+
+// Who runs, and below them who ended while this page looked.
+export class Requests {
+  constructor(choose) {
+    this.list = new RequestList("requests", choose);
+    this.hint = document.getElementById("requests-hint");
+  }
+
+  write(model, chosen) {
+    const { frame } = model;
+    const places = new Map();
+    for (const told of frame.executors) {
+      for (const request of told.running) places.set(request, told.address);
+    }
+    // The oldest first: they stay where they are until they end.
+    const running = [...places.keys()].sort((one, other) => one - other);
+    const over = [...model.lives.values()].filter((life) => life.overMs && !life.state);
+    over.sort((one, other) => other.overMs - one.overMs);
+    const shown = [...running, ...over.map((life) => life.number)].slice(0, mostShown());
+    this.list.write(shown, model, chosen, (request) => {
+      const life = model.lives.get(request);
+      const tokens = counted(life?.tokens ?? 0, "token");
+      if (places.has(request)) return [tokens, `runs on ${places.get(request)}`];
+      return [tokens, `over ${duration(frame.now_ms - life.overMs)} ago`];
+    });
+    const rest = running.length - shown.length;
+    const some = rest > 0 ? `and ${number(rest)} more run` : "";
+    text(this.hint, shown.length ? some : "None has run since this page looks.");
+  }
+}
+
+const mostShown = () => (phone.matches ? MAX_SHOWN_ON_PHONES : MAX_SHOWN);
 
 // A sentence for each reason that there is, with all executors that have it.
 function grouped(reasons) {

@@ -45,6 +45,14 @@ export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ?
 
 export const number = (value) => value.toLocaleString("en-US");
 
+// Nothing is 0 % but nothing, and nothing is 100 % but all.
+export function share(part, whole) {
+  const percent = Math.round((100 * part) / whole);
+  if (part && percent === 0) return "<1 %";
+  if (part < whole && percent === 100) return ">99 %";
+  return `${percent} %`;
+}
+
 export function duration(ms) {
   if (ms < 1) return `${Math.round(ms * 1000)} µs`;
   if (ms < 1000) return `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import pwd
 import subprocess
 import sys
@@ -197,7 +198,7 @@ def _build_for_image(
     directory: Path, machine: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, set[str]]:
     """The program's exit code, and the variants that it compiled, on a machine of that name."""
-    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(sys, "argv", ["build", str(directory)])
     code = build._main()
     names = {path.name.removeprefix("splitserve_cpu_") for path in directory.glob("*.so")}

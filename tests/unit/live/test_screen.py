@@ -13,7 +13,7 @@ import splitserve_live
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_live.frames import frame_line
 from splitserve_live.screen import screen
-from splitserve_live.state import LiveState
+from splitserve_live.state import LiveState, Pool
 from splitserve_live.words import BLOCK_STATES, ROW_KINDS, lack_word, state_word, why
 
 STATIC = Path(splitserve_live.__file__).parent / "static"
@@ -103,6 +103,62 @@ def test_screen_shows_a_map_of_every_executor_when_there_is_room_for_little_else
     assert text.count("hS···c··") == 2
     assert text.count("next here is eight\\x1b[31m: it needs 9 blocks, and 5 are free") == 2
     assert "REQUEST" not in text
+
+
+def busy_frame(num_running: int, num_blocks: int = 131_072) -> live.WatchSchedulerResponse:
+    """One executor with large pools of which little is used, and a history."""
+    frame = live.WatchSchedulerResponse()
+    executor = frame.executors.add(address="127.0.0.1:1", state=live.LIVE_STATE_SERVING)
+    for number in range(1, num_running + 1):
+        frame.new_requests.add(number=number, request_id=f"chatcmpl-{number:032x}", tenant="")
+        executor.running.append(number)
+        executor.num_tokens.append(200)
+        executor.num_computed.append(199)
+    for pool in (executor.device, executor.host):
+        pool.num_blocks, pool.block_size = num_blocks, 16
+    executor.device.changed.extend(range(460))
+    executor.device.states = bytes([1] * 460)
+    executor.device.holders.extend([1] * 460)
+    for number in range(20):
+        executor.steps.add(step_id=number, rows=[1], kinds=bytes([2]), num_rows=1)
+        frame.history.add(start_ms=2000 * number, num_tokens=100 * number, num_waiting=3)
+    latency = frame.time_to_first_token
+    latency.count, latency.p50_us, latency.p99_us = 9, 25_000, 1_250_000
+    return frame
+
+
+@pytest.mark.parametrize("num_running", [0, 3, 30])
+def test_screen_fills_a_terminal_of_80_by_24_with_requests_first(num_running: int) -> None:
+    lines = drawn(busy_frame(num_running), 80, 24).splitlines()
+    # One before the executor, one before the legend, and no more.
+    assert sum(not line.strip() for line in lines) == 2
+    assert len(lines) == 24
+    num_requests = sum(line.startswith("chatcmpl-") for line in lines)
+    assert num_requests == {0: 0, 3: 3}.get(num_running, num_requests)
+    assert num_requests >= min(num_running, 7)
+
+
+def test_screen_tells_totals_time_to_first_token_and_history() -> None:
+    text = drawn(busy_frame(3), 80, 24)
+    assert "3 running, 0 waiting, 0 swapped, KV <1 %, TTFT p50 25 ms p99 1.2 s\n" in text
+    assert re.search(r"^tokens/s  ▁.*█ 950  waiting █{20} 3$", text, re.MULTILINE)
+
+
+def test_screen_shows_as_much_of_a_pool_as_is_used() -> None:
+    lines = drawn(busy_frame(3), 100).splitlines()
+    (first,) = [n for n, line in enumerate(lines) if line.startswith("device: 131072 blocks")]
+    assert "(map: first 512)" in lines[first]
+    marks = "".join(lines[first + 1 : first + 7])
+    assert (marks.count("h"), marks.count("·")) == (460, 512 - 460)
+    assert lines[first + 7] == "host: 131072 blocks of 16 tokens: 131072 free"
+
+
+def test_counts_of_a_pool_follow_what_is_told_of_it() -> None:
+    pool = Pool()
+    pool.take(live.LivePool(num_blocks=200, changed=[3, 150], states=bytes([1, 3]), holders=[7, 0]))
+    assert (pool.counts, pool.num_touched, pool.num_shown) == ([198, 1, 0, 1, 0, 0], 151, 200)
+    pool.take(live.LivePool(num_blocks=200, changed=[150], states=bytes([0]), holders=[0]))
+    assert (pool.counts, pool.num_touched, pool.num_shown) == ([199, 1, 0, 0, 0, 0], 4, 64)
 
 
 def test_reason_is_said_once_when_several_executors_have_it() -> None:

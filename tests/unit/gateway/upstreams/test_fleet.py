@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -84,16 +85,19 @@ async def test_requests_being_prepared_count_for_the_scheduler_that_they_were_gi
         assert [upstream.num_open for upstream in running.fleet._upstreams] == [0, 0]
 
 
+def _takes_all(fleet: Fleet, number: int) -> bool:
+    return sum(upstream.takes_requests for upstream in fleet.reachable()) == number
+
+
 async def test_gateways_begin_with_different_schedulers_when_all_are_idle() -> None:
     async with schedulers(2) as running:
         addresses = [upstream.address for upstream in running.fleet._upstreams]
         begun = set()
         for draws in ([0.1, 0.9], [0.9, 0.1]):
-            draw = iter(draws)
-            other = Fleet(Listed(addresses), UnreadBudget(), draw=lambda draw=draw: next(draw))
-            async with other:
-                both = Schedulers(other, running.fakes, running.servers)
-                await running.until(lambda both=both: both.addresses_taking() == addresses)
+            async with Fleet(Listed(addresses), UnreadBudget(), draw=iter(draws).__next__) as other:
+                await Schedulers(other, running.fakes, running.servers).until(
+                    partial(_takes_all, other, len(addresses))
+                )
                 begun.add(other.choose(None)[0].address)
         assert begun == set(addresses)
 
