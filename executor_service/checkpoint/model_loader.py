@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.generation_config import read_eos_token_ids, read_generation_config
 from executor_service.checkpoint.kv_scales import read_kv_scales
 from executor_service.checkpoint.model_kind import check_kind
+from executor_service.checkpoint.text_part import is_causal, text_part, wrapper_class
 from executor_service.checkpoint.tokenizer_files import read_tokenizer, with_tokenizer_eos
 from executor_service.checkpoint.weight_names import check_weight_names
 from executor_service.device.errors import is_out_of_memory
@@ -88,7 +90,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     generation_config = read_generation_config(checkpoint.directory, vocab_size)
     eos_token_ids = generation_config.eos_token_ids
     if eos_token_ids is None:
-        eos_token_ids = _eos_token_ids(model, text_config, vocab_size)
+        eos_token_ids = _eos_token_ids(config, text_config, vocab_size)
     eos_token_ids = with_tokenizer_eos(eos_token_ids, tokenizer, vocab_size)
     return LoadedModel(
         model=model,
@@ -159,7 +161,7 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
     from transformers import GenerationConfig
 
     make_generation_config: Any = GenerationConfig
-    auto_class = _auto_class(config)
+    auto_class, is_wrapper = _auto_class(config, checkpoint.architectures)
     dtype = "auto" if model_config.dtype == "auto" else _DTYPES[model_config.dtype]
     try:
         model, info = auto_class.from_pretrained(
@@ -178,12 +180,16 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             # Not to ignore them, but to name them below.
             ignore_mismatched_sizes=True,
         )
+        check_weight_names(checkpoint.directory, model, info)
+        if is_wrapper:
+            model = text_part(model)
         for parameter in show_progress(list(model.parameters()), "weights"):
             parameter.data = parameter.data.to(model_config.device)
         model = model.to(model_config.device).eval()
+    except ExecutorError:
+        raise
     except Exception as error:
         raise _load_error(checkpoint, error) from error
-    check_weight_names(checkpoint.directory, model, info)
     if model.dtype not in _DTYPES.values():
         raise ModelUnsupported(f"{config.model_type}: dtype {model.dtype} is not supported")
     num_files, seconds = len(checkpoint.weight_files), time.perf_counter() - started_s
@@ -192,16 +198,22 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
     return model
 
 
-def _auto_class(config: Any) -> Any:  # noqa: ANN401
-    """The class that loads the model. Raises ModelUnsupported if it has none that can be served."""
+def _auto_class(config: Any, architectures: Sequence[str]) -> tuple[Any, bool]:  # noqa: ANN401
+    """The class that loads the model, and whether that is multimodal, with a text part to serve.
+
+    Raises ModelUnsupported if it has none that can be served.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    wrapper = wrapper_class(config, architectures)
+    if wrapper is not None and not is_causal(config, architectures):
+        return wrapper, True
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     # A few configurations have several classes; which one it is shows when it is loaded.
     if isinstance(model_class, type):
         check_model_class(model_class)
-    return AutoModelForCausalLM
+    return AutoModelForCausalLM, False
 
 
 def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:
@@ -220,9 +232,9 @@ def _vocab_size(model: Any, text_config: Any) -> int:  # noqa: ANN401
     return min(num_embeddings, int(getattr(text_config, "vocab_size", num_embeddings)))
 
 
-def _eos_token_ids(model: Any, text_config: Any, vocab_size: int) -> tuple[int, ...]:  # noqa: ANN401
+def _eos_token_ids(config: Any, text_config: Any, vocab_size: int) -> tuple[int, ...]:  # noqa: ANN401
     """The tokens that end a sequence, where only the configuration of the model says so."""
-    for source in (model.config, text_config):
+    for source in (config, text_config):
         token_ids = read_eos_token_ids(getattr(source, "eos_token_id", None), vocab_size)
         if token_ids is not None:
             return token_ids
