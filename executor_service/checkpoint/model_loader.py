@@ -181,11 +181,11 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             ignore_mismatched_sizes=True,
         )
         check_weight_names(checkpoint.directory, model, info)
-        if is_wrapper:
-            model = text_part(model)
         for parameter in show_progress(list(model.parameters()), "weights"):
             parameter.data = parameter.data.to(model_config.device)
         model = model.to(model_config.device).eval()
+        if is_wrapper:
+            model = text_part(model)
     except ExecutorError:
         raise
     except Exception as error:

@@ -79,8 +79,8 @@ def text_part(wrapper: Any) -> Any:  # noqa: ANN401
     except Exception as error:
         # Of models that need an image, say.
         raise ModelUnsupported(
-            f"{name}: it takes no text alone ({one_line(error)}): not served; served would be a"
-            " model that does"
+            f"{name}: its own code in transformers takes no text alone with this config.json"
+            f" ({one_line(error)}): not served; served would be a model that does"
         ) from error
     finally:
         for hook in hooks:

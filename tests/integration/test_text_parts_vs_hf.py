@@ -77,7 +77,7 @@ def test_the_end_of_a_sequence_is_the_wrappers_when_its_text_part_is_served(
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("blip-2", "it takes no text alone"),
+        ("blip-2", "takes no text alone"),
         ("paligemma", "nor would its text part be (gemma: bidirectional encoder"),
         ("idefics", "multimodal model (with vision_config)"),
         ("minicpmv4_6", "nor would its text part be (qwen3_5_text: linear attention"),

@@ -61,13 +61,17 @@ _MEDIA_SIZES: Mapping[str, Any] = {
 }
 _MEDIA = ("vision", "audio", "vq", "speech")
 # Text parts whose positions have a time, a height and a width, which they are not told by default.
-_THREE_POSITIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-_WITH_THREE_POSITIONS = frozenset(
-    {
-        *("ernie4_5_vl_moe_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text"),
-        *("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "paddleocr_vl_text"),
-    }
-)
+_WHOLE_HEADS, _HALF_HEADS = [2, 3, 3], [1, 1, 2]
+_SECTIONS: Mapping[str, list[int]] = {
+    "ernie4_5_vl_moe_text": _WHOLE_HEADS,
+    "glm4v_text": _WHOLE_HEADS,
+    "glm4v_moe_text": _HALF_HEADS,
+    "glm_ocr_text": _HALF_HEADS,
+    "paddleocr_vl_text": _WHOLE_HEADS,
+    "qwen2_vl_text": _WHOLE_HEADS,
+    "qwen2_5_vl_text": _WHOLE_HEADS,
+    "qwen2_5_omni_text": _WHOLE_HEADS,
+}
 # What these need besides.
 _BESIDES: Mapping[str, Mapping[str, Any]] = {
     "longcat_flash": {
@@ -116,9 +120,14 @@ def _shrunk_options(base: Any, part: str) -> dict[str, Any]:  # noqa: ANN401
         if isinstance(settings.get(name), dict):
             options[name] = _nearer(settings[name])
             if "mrope_section" in settings[name]:
-                options[name]["mrope_section"] = _THREE_POSITIONS["mrope_section"]
-    if base.model_type in _WITH_THREE_POSITIONS:
-        options["rope_parameters"] = _THREE_POSITIONS
+                options[name]["mrope_section"] = _WHOLE_HEADS
+    if base.model_type in _SECTIONS:
+        sections = _SECTIONS[base.model_type]
+        options["rope_parameters"] = {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": sections,
+        }
     if part:
         # Nothing is said of it but its type where that is not the only one that may be there.
         options |= {"model_type": base.model_type, **_BESIDES.get(base.model_type, {})}
