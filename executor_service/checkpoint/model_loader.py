@@ -186,6 +186,8 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
         model = model.to(model_config.device).eval()
         if is_wrapper:
             model = text_part(model)
+            if model.device.type == "cuda":
+                torch.cuda.empty_cache()  # of the parts that were left out
     except ExecutorError:
         raise
     except Exception as error:

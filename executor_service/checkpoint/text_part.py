@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from executor_service.device.errors import is_out_of_memory
 from executor_service.errors import ModelUnsupported, one_line
 from executor_service.model.model_support import check_model_class
 from executor_service.trials.logit_error import relative_error
@@ -77,6 +78,8 @@ def text_part(wrapper: Any) -> Any:  # noqa: ANN401
     try:
         expected = _logits(wrapper, tokens)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         # Of models that need an image, say.
         raise ModelUnsupported(
             f"{name}: its own code in transformers takes no text alone with this config.json"
