@@ -157,7 +157,7 @@ async def _tokenizer(client: AsyncClient) -> Tokenizer:
     except (TokenizerUnavailable, ChatTemplateFailed) as error:
         raise TokenizerUnavailable(
             f"{error.message}; give token ids (--token-ids 1,2,3), or serve the model with its"
-            " tokenizer",
+            " tokenizer.json",
             error.reason,
         ) from error
 

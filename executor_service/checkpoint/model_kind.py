@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from executor_service.checkpoint.text_part import causal_classes, is_causal, wrapper_class
 from executor_service.errors import ModelUnsupported
 from executor_service.model.model_support import check_config, check_model_class
 
@@ -67,7 +68,7 @@ def check_kind(config: Any, architectures: Sequence[str]) -> None:  # noqa: ANN4
 
     `config`: of `transformers`. `architectures`: the classes that config.json names; none is fine.
     """
-    classes = _causal_classes(config)
+    classes = causal_classes(config)
     what, would_be = _other_kind(config, architectures, classes)
     if what:
         named = f" ({', '.join(architectures)})" if architectures else ""
@@ -80,10 +81,10 @@ def _other_kind(
     classes: Mapping[str, type],
 ) -> tuple[str, str]:
     """What it is instead, and what would be served; empty if it is a causal language model."""
-    is_causal = bool(classes) and (not architectures or any(a in classes for a in architectures))
     media = _media(config)
-    if media and not is_causal:
-        return f"multimodal model (with {', '.join(media)})", _text_part(config)
+    if media and not is_causal(config, architectures):
+        instead = _instead_of_multimodal(config, architectures)
+        return (f"multimodal model (with {', '.join(media)})", instead) if instead else ("", "")
     would_be = _SERVED
     if getattr(config, "is_encoder_decoder", False):
         return "encoder-decoder model", would_be
@@ -93,23 +94,13 @@ def _other_kind(
         return "bidirectional encoder, whose tokens see later ones", would_be
     if not classes:
         return _kind_of(architectures) or "model type without a causal language model", would_be
-    if is_causal or _is_same_by_another_name(config, architectures):
+    if is_causal(config, architectures) or _is_same_by_another_name(config, architectures):
         return "", ""
     class_name = next(iter(classes))
     kind = _kind_of(architectures) or f"other code than that of its model type ({class_name})"
     if getattr(config, "auto_map", None):
         kind += ", custom code, which is never run,"
     return kind, f"{_SERVED}, here {class_name}"
-
-
-def _causal_classes(config: Any) -> dict[str, type]:  # noqa: ANN401
-    """The causal language models that transformers has for the type of `config`, by name."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return {}
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return {each.__name__: each for each in (found if isinstance(found, tuple) else (found,))}
 
 
 def _kind_of(architectures: Sequence[str]) -> str | None:
@@ -163,17 +154,27 @@ def _media(config: Any) -> list[str]:  # noqa: ANN401
     ]
 
 
-def _text_part(config: Any) -> str:  # noqa: ANN401
-    """Whether the text part alone would be served."""
+def _instead_of_multimodal(config: Any, architectures: Sequence[str]) -> str:  # noqa: ANN401
+    """What would be served instead of a multimodal model; empty if its text part is."""
     text_config = config.get_text_config(decoder=True)
-    classes = _causal_classes(text_config)
-    if text_config is config or not classes:
+    if text_config is config:
         return _SERVED
-    name, model_class = next(iter(classes.items()))
+    classes = causal_classes(text_config)
+    wrapper = wrapper_class(config, architectures)
     try:
-        check_kind(text_config, [name])
+        if config.is_encoder_decoder or getattr(text_config, "is_encoder_decoder", False):
+            raise ModelUnsupported(f"{text_config.model_type}: encoder-decoder model")
+        for name in classes:
+            check_kind(text_config, [name])
         check_config(text_config, text_config, 1)
-        check_model_class(model_class)
+        for model_class in classes.values():
+            check_model_class(model_class)
+        if wrapper is not None:
+            check_model_class(wrapper)
+            return ""
+        if not classes:
+            raise ModelUnsupported(f"{text_config.model_type}: no causal language model")
     except ModelUnsupported as error:
-        return f"nor would its text part be ({error}); {_SERVED}"
-    return f"its text part alone would be, saved as a checkpoint of {name}"
+        reason = str(error).partition(": not served")[0]
+        return f"nor would its text part be ({reason}); {_SERVED}"
+    return f"its text part alone would be, saved as a checkpoint of {next(iter(classes))}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.generation_config import read_eos_token_ids, read_generation_config
 from executor_service.checkpoint.kv_scales import read_kv_scales
 from executor_service.checkpoint.model_kind import check_kind
+from executor_service.checkpoint.text_part import is_causal, text_part, wrapper_class
 from executor_service.checkpoint.tokenizer_files import read_tokenizer, with_tokenizer_eos
 from executor_service.checkpoint.weight_names import check_weight_names
 from executor_service.device.errors import is_out_of_memory
@@ -97,7 +99,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     generation_config = read_generation_config(checkpoint.directory, vocab_size)
     eos_token_ids = generation_config.eos_token_ids
     if eos_token_ids is None:
-        eos_token_ids = _eos_token_ids(model, text_config, vocab_size)
+        eos_token_ids = _eos_token_ids(config, text_config, vocab_size)
     eos_token_ids = with_tokenizer_eos(eos_token_ids, tokenizer, vocab_size)
     return LoadedModel(
         model=model,
@@ -165,7 +167,8 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
     first used, and hold no memory of their own. Raises what `load_model` does.
     """
     started_s = time.perf_counter()
-    auto_class, is_auto = _auto_class(config), model_config.dtype == "auto"
+    auto_class, is_wrapper = _auto_class(config, checkpoint.architectures)
+    is_auto = model_config.dtype == "auto"
     try:
         model, info = _from_pretrained(
             auto_class, checkpoint, config, "auto" if is_auto else _DTYPES[model_config.dtype]
@@ -174,12 +177,18 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             dtype = _instead_of_float16(model)
             del model
             model, info = _from_pretrained(auto_class, checkpoint, config, dtype)
+        check_weight_names(checkpoint.directory, model, info)
         for parameter in show_progress(list(model.parameters()), "weights"):
             parameter.data = parameter.data.to(model_config.device)
         model = model.to(model_config.device).eval()
+        if is_wrapper:
+            model = text_part(model)
+            if model.device.type == "cuda":
+                torch.cuda.empty_cache()  # of the parts that were left out
+    except ExecutorError:
+        raise
     except Exception as error:
         raise _load_error(checkpoint, error) from error
-    check_weight_names(checkpoint.directory, model, info)
     if model.dtype not in _DTYPES.values():
         raise ModelUnsupported(f"{config.model_type}: dtype {model.dtype} is not supported")
     num_files, seconds = len(checkpoint.weight_files), time.perf_counter() - started_s
@@ -247,16 +256,22 @@ def _is_exact_in_bfloat16(parameter: Tensor) -> bool:
     return all(torch.equal(part.to(torch.bfloat16).to(part.dtype), part) for part in parts)
 
 
-def _auto_class(config: Any) -> Any:  # noqa: ANN401
-    """The class that loads the model. Raises ModelUnsupported if it has none that can be served."""
+def _auto_class(config: Any, architectures: Sequence[str]) -> tuple[Any, bool]:  # noqa: ANN401
+    """The class that loads the model, and whether that is multimodal, with a text part to serve.
+
+    Raises ModelUnsupported if it has none that can be served.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    wrapper = wrapper_class(config, architectures)
+    if wrapper is not None and not is_causal(config, architectures):
+        return wrapper, True
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     # A few configurations have several classes; which one it is shows when it is loaded.
     if isinstance(model_class, type):
         check_model_class(model_class)
-    return AutoModelForCausalLM
+    return AutoModelForCausalLM, False
 
 
 def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:
@@ -275,9 +290,9 @@ def _vocab_size(model: Any, text_config: Any) -> int:  # noqa: ANN401
     return min(num_embeddings, int(getattr(text_config, "vocab_size", num_embeddings)))
 
 
-def _eos_token_ids(model: Any, text_config: Any, vocab_size: int) -> tuple[int, ...]:  # noqa: ANN401
+def _eos_token_ids(config: Any, text_config: Any, vocab_size: int) -> tuple[int, ...]:  # noqa: ANN401
     """The tokens that end a sequence, where only the configuration of the model says so."""
-    for source in (model.config, text_config):
+    for source in (config, text_config):
         token_ids = read_eos_token_ids(getattr(source, "eos_token_id", None), vocab_size)
         if token_ids is not None:
             return token_ids

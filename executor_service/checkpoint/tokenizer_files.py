@@ -111,11 +111,14 @@ def with_tokenizer_eos(
 
 def _convert(directory: Path, config: Any) -> Any:  # noqa: ANN401
     """The tokenizer as `transformers` reads it. Raises whatever it raises, and TypeError."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     tokenizer: Any = AutoTokenizer.from_pretrained(
         directory, config=config, local_files_only=True, trust_remote_code=False
     )
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        # With mistral-common installed it is what that has for tekken.json.
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise TypeError(f"{type(tokenizer).__name__} has no form as {_TOKENIZER}")
     return tokenizer

@@ -79,7 +79,22 @@ def try_model(model: Any, text_config: Any, max_model_len: int) -> AttentionProf
         if is_out_of_memory(error):
             raise OutOfMemory(f"{name}: no memory left to try it ({one_line(error)})") from error
         # The models' own code may raise anything.
-        raise _not_served(name, f"a trial run failed ({one_line(error)})") from error
+        raise _not_served(name, _why_it_failed(model, text_config, error)) from error
+
+
+def _why_it_failed(model: Any, text_config: Any, error: Exception) -> str:  # noqa: ANN401
+    """Whose fault `error` of a trial run is; its text is often about shapes that nobody knows."""
+    tokens = near_tokens(model, text_config, 1).tokens
+    try:
+        model.set_attn_implementation("eager")
+        model(input_ids=tokens, use_cache=False)
+    except Exception as own:
+        # As above.
+        return (
+            "a trial run failed: its own code in transformers cannot run with this config.json,"
+            f" without paged attention either ({one_line(own)})"
+        )
+    return f"a trial run failed, with paged attention alone ({one_line(error)})"
 
 
 def _not_served(name: str, reason: str) -> ModelUnsupported:

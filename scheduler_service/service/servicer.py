@@ -43,6 +43,11 @@ _MAX_TOKENIZER_REQUEST_BYTES = 1024
 # Who has one of them submits for many, of whom none may slow down another.
 _FOR_OTHERS = frozenset({Scope.GATEWAY, Scope.TENANTS})
 
+_NO_TOKENIZER = (
+    "the executors offer no tokenizer: their checkpoint has no tokenizer.json, tokenizer.model,"
+    " vocab.json with merges.txt, or tekken.json that can be read"
+)
+
 _log = logging.getLogger(__name__)
 
 
@@ -270,7 +275,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise DomainError("MESSAGE_TOO_LARGE", message)
         self._model_for(context)
         if not self._cluster.served.tokenizer_files:
-            raise DomainError("TOKENIZER_UNAVAILABLE", "the executors offer no tokenizer")
+            raise DomainError("TOKENIZER_UNAVAILABLE", _NO_TOKENIZER)
         async with self._open_calls.tokenizer(self._checks.owner_of(context)):
             for name, data in self._cluster.served.tokenizer_files.items():
                 for start in range(0, max(len(data), 1), _CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""Every type of causal language model, made small, served in every number format: is it right?
+"""Every type of language model, made small, served in every number format: is it right?
 
 The truth is Hugging Face's forward pass in float32 with the same (rounded) weights, over a prompt
 as long as the model allows. `python -m tests.support.models.model_walk` goes through all of them
@@ -8,6 +8,7 @@ and prints a table; `model_outcomes.txt` holds what is to come out.
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from executor_service.model.input_batch import build_input_batch
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.trials.int8_reference import rounded_matrices
 from executor_service.trials.logit_error import relative_error
-from tests.support.models.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import auto_class, make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
 
 FORMATS = ("float32", "bfloat16", "float16", "int8")
@@ -77,10 +78,13 @@ class Outcome:
 
 
 def model_types() -> list[str]:
-    """All that the installed `transformers` has a causal language model for."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """All that the installed `transformers` has a language model for; multimodal ones, too."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    )
 
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES})
 
 
 def known_outcomes() -> dict[str, list[str]]:
@@ -117,13 +121,10 @@ def _make(model_type: str, directory: Path) -> None:
 
 
 def _check_size(config: Any) -> None:  # noqa: ANN401
-    from transformers import AutoModelForCausalLM
-
     if config.is_encoder_decoder:
         return
-    auto: Any = AutoModelForCausalLM
     with torch.device("meta"):
-        model = auto.from_config(config)
+        model = auto_class(config).from_config(copy.deepcopy(config))
     if sum(parameter.numel() for parameter in model.parameters()) > _MAX_NUM_WEIGHTS:
         raise NotSmall("it stays large")
 
@@ -169,9 +170,9 @@ def _true_logits(
     *,
     in_float32: bool,
 ) -> Tensor:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
+    model: Any = auto_class(AutoConfig.from_pretrained(directory)).from_pretrained(
         directory, dtype=getattr(torch, dtype), attn_implementation="eager"
     )
     model = model.float() if in_float32 else model
@@ -193,6 +194,14 @@ def _served_logits(compute: Compute, prompt: list[int]) -> Tensor:
         batch = build_input_batch(make_step([row]), [0], _BLOCK_SIZE, loaded.device)
         parts.append(model.logits(batch).clone())
     return torch.cat(parts)
+
+
+def greedy_tokens(compute: Compute, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """The best token after `prompt`, and after each of these, as they are served."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(int(_served_logits(compute, token_ids)[-1].argmax()))
+    return token_ids[len(prompt) :]
 
 
 def check_type(

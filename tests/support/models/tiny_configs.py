@@ -1,4 +1,4 @@
-"""A small configuration of any model type that `transformers` has a causal language model for."""
+"""A small configuration of any model type that `transformers` has a language model for."""
 
 from __future__ import annotations
 
@@ -49,8 +49,37 @@ _EVEN_IF_NONE: Mapping[str, Any] = {
     "num_experts_per_tok": 2,
     "pad_token_id": 0,
 }
+# Of parts for images and sounds.
+_MEDIA_SIZES: Mapping[str, Any] = {
+    **dict.fromkeys(("hidden_size", "embed_dim", "out_hidden_size", "projection_dim"), 64),
+    **dict.fromkeys(("num_hidden_layers", "depth", "num_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "num_heads"), 4),
+    "intermediate_size": 96,
+    "image_size": 28,
+    "patch_size": 14,
+    "initializer_range": 0.02,
+}
+_MEDIA = ("vision", "audio", "vq", "speech")
+# Text parts whose positions have a time, a height and a width, which they are not told by default.
+_WHOLE_HEADS, _HALF_HEADS = [2, 3, 3], [1, 1, 2]
+_SECTIONS: Mapping[str, list[int]] = {
+    "ernie4_5_vl_moe_text": _WHOLE_HEADS,
+    "glm4v_text": _WHOLE_HEADS,
+    "glm4v_moe_text": _HALF_HEADS,
+    "glm_ocr_text": _HALF_HEADS,
+    "paddleocr_vl_text": _WHOLE_HEADS,
+    "qwen2_vl_text": _WHOLE_HEADS,
+    "qwen2_5_vl_text": _WHOLE_HEADS,
+    "qwen2_5_omni_text": _WHOLE_HEADS,
+}
 # What these need besides.
 _BESIDES: Mapping[str, Mapping[str, Any]] = {
+    "longcat_flash": {
+        "ffn_hidden_size": 96,
+        "expert_ffn_hidden_size": 32,
+        "zero_expert_num": 2,
+        "moe_topk": 2,
+    },
     "smollm3": {"no_rope_layer_interval": 2},
     "granite": {"residual_multiplier": 0.95},
     "zaya": {"num_experts_per_tok": 1},
@@ -63,9 +92,21 @@ def shrunk_config(model_type: str, overrides: Mapping[str, Any] | None = None) -
 
     config_class: Any = CONFIG_MAPPING[model_type]
     base = config_class()
-    if getattr(config_class, "sub_configs", None):
-        raise ValueError("it has configurations inside")
+    options = _shrunk_options(base, "")
+    return config_class(**{**options, **_BESIDES.get(model_type, {}), **(overrides or {})})
+
+
+def _shrunk_options(base: Any, part: str) -> dict[str, Any]:  # noqa: ANN401
+    """Options of a small configuration like `base`, which is the `part` of another, or none."""
     settings = vars(base)
+    inner = getattr(type(base), "sub_configs", {})
+    parts = {
+        name: _shrunk_options(settings[name], name)
+        for name in inner
+        if settings.get(name) is not None
+    }
+    if part.startswith(_MEDIA):
+        return {n: size for n, size in _MEDIA_SIZES.items() if settings.get(n) is not None} | parts
     options = {n: size for n, size in _SIZES.items() if settings.get(n) is not None}
     if "is_decoder" in settings:
         options["is_decoder"] = True
@@ -78,7 +119,19 @@ def shrunk_config(model_type: str, overrides: Mapping[str, Any] | None = None) -
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(settings.get(name), dict):
             options[name] = _nearer(settings[name])
-    return config_class(**{**options, **_BESIDES.get(model_type, {}), **(overrides or {})})
+            if "mrope_section" in settings[name]:
+                options[name]["mrope_section"] = _WHOLE_HEADS
+    if base.model_type in _SECTIONS:
+        sections = _SECTIONS[base.model_type]
+        options["rope_parameters"] = {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": sections,
+        }
+    if part:
+        # Nothing is said of it but its type where that is not the only one that may be there.
+        options |= {"model_type": base.model_type, **_BESIDES.get(base.model_type, {})}
+    return options | parts
 
 
 def _nearer(rope: Mapping[str, Any]) -> dict[str, Any]:

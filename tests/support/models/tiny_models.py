@@ -157,10 +157,20 @@ def make_tiny_config(
     return config
 
 
-def _model_class(config: PreTrainedConfig) -> Callable[[PreTrainedConfig], PreTrainedModel]:
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+def auto_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401
+    """The class of `transformers` that loads a model of `config`, with a head for tokens."""
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
+    from transformers.models.auto import modeling_auto
 
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    causal: Any = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
+    multimodal: Any = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING
+    if type(config) in multimodal and type(config) not in causal:
+        return AutoModelForMultimodalLM
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def _model_class(config: PreTrainedConfig) -> Callable[[PreTrainedConfig], PreTrainedModel]:
+    auto = auto_class(config)
     from_config: Callable[[PreTrainedConfig], PreTrainedModel] = auto.from_config
     return from_config
 

@@ -104,6 +104,18 @@ def test_there_are_no_files_and_a_reason_when_a_vocabulary_is_broken(
     assert f"source={name}" in line
 
 
+def test_tekken_is_converted_when_transformers_prefers_a_tokenizer_without_a_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FOLDERS["tekken"](tmp_path)
+    expected = client_tokenizer(read_tokenizer(checkpoint_in(tmp_path))).encode("hello world")
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: object())
+
+    assert client_tokenizer(read_tokenizer(checkpoint_in(tmp_path))).encode("hello world") == (
+        expected
+    )
+
+
 def test_the_reason_names_the_package_when_one_is_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
