@@ -395,8 +395,8 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "a withdrawn request is still tracked by its steps": Mutant(
             f"{_CORE}placement",
-            "        self.departures.ignore_results(sequence)\n        sequence.status = status\n",
-            "        sequence.status = status\n",
+            "        self.departures.ignore_results(sequence)\n        is_ending",
+            "        is_ending",
             _SEVERAL,
         ),
         "what a run did not bring is still promised": Mutant(

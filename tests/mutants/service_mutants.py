@@ -161,8 +161,8 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "a request is isolated one loss too late": Mutant(
             "scheduler_service.fleet.quarantine",
-            "elif len(losses.in_succession) >= self._max_losses:",
-            "elif len(losses.in_succession) > self._max_losses:",
+            "elif len(losses.in_succession) >= num_until_isolated:",
+            "elif len(losses.in_succession) > num_until_isolated:",
             "tests/unit/scheduler/fleet/test_quarantine.py",
         ),
         "tokens of all streams go to the first": Mutant(
