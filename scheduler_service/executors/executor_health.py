@@ -109,9 +109,10 @@ class ExecutorHealth:
 
         Raises ContractBroken, CoreBroken.
         """
-        if outcome.status is StepStatus.NEED_SNAPSHOT:
-            return
         core, life = engine.scheduler, engine.life
+        is_expected = outcome.step_id == core.oldest_step_in_flight
+        if outcome.status is StepStatus.NEED_SNAPSHOT or not is_expected:
+            return
         has_no_tokens = _exceeds(outcome, core.config.vocab_size)
         if not has_no_tokens and self._says_nothing(engine, outcome):
             return

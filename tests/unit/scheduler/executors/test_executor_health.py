@@ -7,9 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from scheduler_service.assignment import AssignedFor
 from scheduler_service.config import ClusterConfig
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.fleet.circuit_breaker import FIRST_PROBE_NS
+from scheduler_service.observer import TakenBack
+from scheduler_service.request_lives.life_event import LifeKind
+from scheduler_service.request_lives.life_recorder import LifeRecorder
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
@@ -101,6 +105,30 @@ async def test_executor_is_taken_back_when_it_computes_a_probe(kind: str) -> Non
         await step(fleet, machines)
 
     assert engine_of(fleet, sick).takes_requests
+    await fleet.cluster.drain(0)
+
+
+async def test_life_of_a_request_says_where_it_failed_and_where_it_was_retried() -> None:
+    recorders: list[LifeRecorder] = []
+
+    def observer(fleet: Fleet) -> LifeRecorder:
+        recorders.append(LifeRecorder(100, lambda: fleet.now_ns))
+        return recorders[0]
+
+    fleet = Fleet(ClusterConfig(), observer)
+    machines = [Machine(f"executor:{number}") for number in (1, 2)]
+    for machine in machines:
+        await fleet.join(machine)
+    machines[0].is_not_a_number = True
+    fleet.submit(*range(1, 9))
+
+    await finishes(fleet, machines, 8)
+
+    lives = [[(e.kind, e.reason) for e in life.events] for life in recorders[0].ended]
+    moved = (LifeKind.TAKEN_BACK, TakenBack.FAILED_THERE.value)
+    life = next(life for life in lives if moved in life)
+    assert life[life.index(moved) + 1] == (LifeKind.GIVEN, AssignedFor.RETRIED.value)
+    assert life[-1] == (LifeKind.ENDED, "length")
     await fleet.cluster.drain(0)
 
 
