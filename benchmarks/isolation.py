@@ -157,11 +157,12 @@ async def _run(http: str, attack: _Attack, per_s: float | None, seconds: float) 
     async def polite() -> _Answer:
         return await attacker.ask(attack.num_prompt_tokens, attack.num_output_tokens, attack.n)
 
+    others: list[asyncio.Task[object]] = []
     if per_s is None:
-        others = [asyncio.create_task(_keep_open(attacker, attack)) for _ in range(attack.num_open)]
+        attacking = (_keep_open(attacker, attack) for _ in range(attack.num_open))
+        others += map(asyncio.create_task, attacking)
     else:
-        polite_s = max(per_s, 0.01)
-        others = [asyncio.create_task(_at_random(polite_s, attacker, polite))]  # type: ignore[list-item]
+        others.append(asyncio.create_task(_at_random(max(per_s, 0.01), attacker, polite)))
     warm_up_s = _WARM_UP_S + attack.num_output_tokens * 0.02
     warming = asyncio.create_task(_at_random(_STEADY_PER_S, steady, lambda: steady.ask(64, 32)))
     await asyncio.sleep(warm_up_s)

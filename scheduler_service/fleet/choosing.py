@@ -137,9 +137,7 @@ class Choosing:
         tenant = request.scheduling.tenant
         # Where somebody waits for room, nobody may find any later.
         has_room = any(each.is_open and not each.is_waited_at for each in others)
-        return not has_room and any(
-            each.host.openings.has_requests_of(tenant) for each in others
-        )
+        return not has_room and any(each.host.openings.has_requests_of(tenant) for each in others)
 
     def _why_not(self, request: Request, *, is_busy: bool) -> AssignedFor:
         """Why it is not given to the best one."""

@@ -36,9 +36,9 @@ class _RunningPrompts(NamedTuple):
 
 @dataclass(slots=True)
 class _First:
-    """Requests here that others have to wait for.
+    """Requests that other tenants have to wait for, where tenants have shares.
 
-    `tenants`: of those for which only their own tenant waits, because it has the room they need.
+    `tenants`: tenants of further ones, for which only these wait: they have the room themselves.
     """
 
     others: list[Request] = field(default_factory=list)
@@ -243,6 +243,8 @@ class Openings:
         """Swapped requests and those that were passed often enough, where tenants have shares."""
         if self._going_first is None:
             self._going_first = found = _First()
+            if self._policy.shares is None:
+                return found
             self._room.begin_step()
             for request in chain(self._placement.swapped, self._overdue):
                 is_swapped = request.status is RequestStatus.SWAPPED

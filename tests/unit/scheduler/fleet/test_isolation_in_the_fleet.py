@@ -84,6 +84,7 @@ def p99_of_steady(all_fates: Sequence[Fate]) -> float:
     return float(np.percentile(times_us, 99)) / STEP_US
 
 
+@pytest.mark.thorough("two fleets under load for each; test_tenants_in_the_fleet has the parts")
 @pytest.mark.parametrize("name", ATTACKS)
 def test_tenant_is_served_as_soon_when_another_attacks_several_executors(name: str) -> None:
     attack = ATTACKS[name]
