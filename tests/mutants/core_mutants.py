@@ -397,7 +397,7 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_CORE}placement",
             "        self.departures.ignore_results(sequence)\n        sequence.status = status\n",
             "        sequence.status = status\n",
-            _SEVERAL,
+            _MACHINE,
         ),
         "what a run did not bring is still promised": Mutant(
             f"{_CORE}outcomes.shortfalls",
