@@ -141,7 +141,7 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_CORE}planning.growing_rows",
             "            needed = rows.num_tokens[order]\n",
             "            needed = rows.num_known[order]\n",
-            _SEVERAL,
+            f"{_UNIT}planning/test_growing_rows.py",
         ),
         "drafts do not count in the budget of tokens": Mutant(
             f"{_CORE}planning.drafting",
@@ -184,7 +184,7 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_CORE}outcomes.row_failures",
             "                sequence.num_computed -= 1\n",
             "                pass\n",
-            _MACHINE,
+            f"{_UNIT}test_grammars.py",
         ),
         "a preempted sequence forgets what is promised": Mutant(
             f"{_CORE}row_columns",

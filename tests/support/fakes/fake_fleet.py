@@ -48,9 +48,9 @@ class Schedulers:
     def addresses_taking(self) -> list[str]:
         return [up.address for up in self.fleet._upstreams if up.served and up.takes_requests]
 
-    async def generate(self) -> list[int]:
+    async def generate(self, params: SamplingParams = PARAMS) -> list[int]:
         upstream, served = self.fleet.choose(None)
-        request = upstream.request(PROMPT, PARAMS, SchedulingParams(), served.model.digest)
+        request = upstream.request(PROMPT, params, SchedulingParams(), served.model.digest)
         return [
             token_id
             async for event in request.events()

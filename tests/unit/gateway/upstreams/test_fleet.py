@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -27,7 +28,15 @@ from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream import Upstream
 from splitserve_rpc.discovery import Listed
 from splitserve_rpc.domain_error import DomainError
-from tests.support.fakes.fake_fleet import EXPECTED, Schedulers, refuse, schedulers
+from tests.support.fakes.fake_fleet import (
+    EXPECTED,
+    PARAMS,
+    PROMPT,
+    Schedulers,
+    refuse,
+    schedulers,
+)
+from tests.support.fakes.fake_generation import expected_tokens
 from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, start
 
 pytestmark = pytest.mark.usefixtures("asked_once")
@@ -150,7 +159,10 @@ async def test_only_scheduler_is_still_asked_when_it_does_not_serve() -> None:
 
 
 @pytest.mark.usefixtures("asked_often")
-async def test_stream_goes_on_elsewhere_when_its_scheduler_has_no_more_time_for_it() -> None:
+@pytest.mark.parametrize("seed", [7, None])
+async def test_stream_goes_on_elsewhere_when_its_scheduler_has_no_more_time_for_it(
+    seed: int | None,
+) -> None:
     async with schedulers(2) as running:
         held = asyncio.Event()
         first, second = running.fakes
@@ -162,17 +174,17 @@ async def test_stream_goes_on_elsewhere_when_its_scheduler_has_no_more_time_for_
                 raise DomainError("DRAINING", "the scheduler is shutting down")
 
         first.before_token = end_among
-        generating = asyncio.create_task(running.generate())
+        generating = asyncio.create_task(running.generate(replace(PARAMS, seed=seed)))
         await held.wait()
         # By now it is gone, as whoever drains is in the end.
         await running.servers[0].server.stop(None)
-        assert await generating == EXPECTED
+        drawn = first.requests[0].sampling_params.seed
+        expected = expected_tokens(PROMPT, drawn, len(EXPECTED))
+        assert await generating == expected
         (resumed,) = second.requests
+        assert resumed.sampling_params.seed == drawn
         known = list(resumed.resume_token_ids)
-        assert known == EXPECTED[: len(known)]
-        seeds = [each.sampling_params.seed for each in (first.requests[0], resumed)]
-        assert seeds[0] == seeds[1]
-        assert resumed.sampling_params.HasField("seed")
+        assert known == expected[: len(known)]
 
 
 @pytest.mark.usefixtures("asked_often")
