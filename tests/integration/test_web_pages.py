@@ -159,5 +159,15 @@ async def test_nothing_is_guarded_when_callers_need_a_credential(tmp_path: Path)
             assert await listeners.status("api", "GET", "/v1/models", head) == 401
 
 
+async def test_nothing_below_health_is_health(tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("the-key-of-the-gateway")
+    config = GatewayConfig(schedulers=NOBODY, gateway_key_file=key_file)
+    async with serving_gateway(config) as gateway:
+        listeners = Listeners({"api": _address(gateway)})
+        for path, status in (("/health", 503), ("/health/x", 401), ("/health/", 401)):
+            assert await listeners.status("api", "GET", path) == status
+
+
 def _address(gateway: Server) -> str:
     return f"{gateway.config.host}:{gateway.config.port}"
