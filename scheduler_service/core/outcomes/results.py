@@ -187,10 +187,14 @@ class Results:
         self._advance_beams(departed.values())
 
     def _take_candidates(self, sequence: Sequence, index: int, outcome: StepOutcome) -> bool:
-        """The most probable next tokens of a beam are known; False if it is none."""
+        """Takes the most probable next tokens of a beam; returns False if it is none.
+
+        The tenant is charged one token for each beam, whichever of them the search keeps.
+        """
         if sequence.request.params.beam is None:
             return False
         sequence.candidates = outcome.logprobs[index][0].top
+        self._charge_tenant(sequence.request.scheduling.tenant, 1)
         return True
 
     def _add_events(

@@ -242,25 +242,33 @@ def check_plan(
 
 
 def lengths_of(scheduler: Scheduler) -> dict[Sequence, int]:
-    """Known tokens of all sequences, but for beams, which are not charged for."""
+    """Known tokens of all sequences."""
     placement = scheduler.placement
     return {
         sequence: len(placement.known_tokens(sequence))
         for request in placement.requests.values()
         for sequence in request.sequences
-        if request.params.beam is None
     }
 
 
 def check_charges(
     scheduler: Scheduler, lengths: dict[Sequence, int], num_sampled: Counter[str]
 ) -> None:
-    """Each tenant is charged for as many tokens as its sequences got since `lengths_of`."""
+    """Each tenant is charged for as many tokens as its sequences got since `lengths_of`.
+
+    A beam search is charged for the tokens of all beams, of which it does not keep all.
+    """
     if not scheduler.placement.waiting.charges_outputs:
         assert not num_sampled
         return
     known_tokens, num_gained = scheduler.placement.known_tokens, Counter[str]()
+    searching = set[str]()
     for sequence, length in lengths.items():
         tenant = sequence.request.scheduling.tenant
-        num_gained[tenant] += len(known_tokens(sequence)) - length
-    assert num_sampled == +num_gained
+        if sequence.request.params.beam is not None:
+            searching.add(tenant)
+        else:
+            num_gained[tenant] += len(known_tokens(sequence)) - length
+    assert num_sampled >= num_gained
+    for tenant in num_sampled.keys() - searching:
+        assert num_sampled[tenant] == num_gained[tenant]

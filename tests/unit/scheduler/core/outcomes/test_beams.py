@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.request import FinishReason, Request
+from scheduler_service.core.plan import StepEvents, StepOutcome
+from scheduler_service.core.request import FinishReason, Request, SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
 from tests.support.core.checked_engine import CheckedEngine, expected_hypotheses
 from tests.support.core.driver import CoreDriver
@@ -31,6 +33,27 @@ def test_beams_find_what_a_search_finds_when_nothing_disturbs_them(width: int, d
     engine.run()
     check_completions(request)
     assert len(request.completions) == width
+
+
+def test_beam_search_is_charged_a_token_for_each_beam_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = CheckedEngine(queue_policy="fair", depth=1)
+    charged = Counter[str]()
+    apply = engine.core.apply
+
+    def counted(outcome: StepOutcome) -> StepEvents:
+        events = apply(outcome)
+        charged.update(events.num_sampled)
+        return events
+
+    monkeypatch.setattr(engine.core, "apply", counted)
+    scheduling = SchedulingParams(tenant="a")
+    engine.add(PROMPT, max_tokens=9, beam=BeamParams(4), n=4, scheduling=scheduling)
+    engine.run()
+
+    # The prompt has one row, and each of the eight steps after it four beams.
+    assert charged == {"a": 1 + 8 * 4}
 
 
 @pytest.mark.parametrize(
