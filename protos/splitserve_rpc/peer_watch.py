@@ -1,7 +1,7 @@
 """Whether a peer still answers, by questions to its event loop.
 
 Pings of HTTP/2 are no evidence: gRPC answers them from a thread of its own while the process hangs,
-and waits for a minute by default when nobody answers (docs/adr/0032-silent-peers.md).
+and waits for a minute by default when nobody answers (docs/adr/0029-silent-peers.md).
 """
 
 from __future__ import annotations
