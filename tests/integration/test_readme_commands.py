@@ -39,10 +39,21 @@ def newcomer(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     command = ["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone)]
     subprocess.run(command, check=True, timeout=PATIENCE_S)
     environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
-    own_settings = Path.home() / ".config" / "pip" / "pip.conf"
-    if own_settings.exists():
-        environment["PIP_CONFIG_FILE"] = str(own_settings)
-    kept = ("PIP_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT")
+    for name, path in (
+        ("PIP_CONFIG_FILE", ".config/pip/pip.conf"),
+        ("NPM_CONFIG_USERCONFIG", ".npmrc"),
+    ):
+        if (settings := Path.home() / path).exists():
+            environment[name] = str(settings)
+    kept = (
+        "PIP_",
+        "NPM_CONFIG_",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "SSL_CERT",
+        "NODE_EXTRA",
+    )
     environment |= {name: value for name, value in os.environ.items() if name.startswith(kept)}
     return clone, environment
 
