@@ -14,7 +14,10 @@ MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("fastapi", "uvicorn", "httptools", "llguidance"),
             *(() if sys.platform == "win32" else ("uvloop",)),
         ),
-        "executor": ("torch", "transformers", "safetensors", "psutil", "tqdm", "llguidance"),
+        "executor": (
+            *("torch", "transformers", "sentencepiece", "safetensors", "psutil", "tqdm"),
+            "llguidance",
+        ),
     }
 )
 

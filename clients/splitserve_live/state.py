@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from splitserve.scheduler.v1 import live_pb2 as live
-from splitserve_live.words import BLOCK_STATES
 
 # Of an executor, the latest.
 _MAX_STEPS = 120
 # Blocks that a map shows even if all are free.
 _LEAST_SHOWN = 64
+# Of a byte: a newer scheduler may tell states that have no word here.
+_NUM_STATES = 256
 # Of the scheduler: five minutes.
 _MAX_POINTS = 150
 
@@ -27,7 +28,7 @@ class Pool:
     block_size: int = 0
     states: bytearray = field(default_factory=bytearray)
     holders: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=lambda: [0] * len(BLOCK_STATES))
+    counts: list[int] = field(default_factory=lambda: [0] * _NUM_STATES)
     num_touched: int = 0
 
     @property

@@ -163,7 +163,7 @@ def _usable(files: Mapping[str, Path]) -> Iterable[tuple[str, Path]]:
         try:
             check_file_name(name)
         except ValueError as error:
-            _log.warning("tokenizer_file_ignored name='%s' reason='%s'", printable(name), error)
+            _log.warning("tokenizer_file_ignored name=%r reason=%r", printable(name), str(error))
         else:
             yield name, path
 

@@ -125,7 +125,7 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "results say nothing of executors": Mutant(
             "scheduler_service.executors.executor_health",
-            "if outcome.status is StepStatus.NEED_SNAPSHOT:",
+            "if outcome.status is StepStatus.NEED_SNAPSHOT or not is_expected:",
             "if outcome.status:",
             f"{HISTORIES}one_sick",
         ),

@@ -253,8 +253,9 @@ def test_streams_go_on_over_a_new_connection_when_theirs_is_forgotten_on_the_way
         for way in ((CLIENT, scheduler.host), (scheduler.host, CLIENT)):
             assert cluster.network.swallow(*way) == 1
         await ending
-        # The scheduler has the requests until it finds the old connection dead.
-        assert longest_pause_s(client) <= KEEPALIVE_S + PING_TIMEOUT_S + 1.0
+        # The scheduler has the requests until it finds the old connection dead; and the client may
+        # have been refused just before, and tries again a second later.
+        assert longest_pause_s(client) <= KEEPALIVE_S + PING_TIMEOUT_S + 2.0
 
     run(story, num_schedulers=1)
 

@@ -177,12 +177,7 @@ export type GenerationEvent = Tokens | Finish;
 
 /** Whether a scheduler serves, and if not, why. "unknown": it does not say, or a later reason. */
 export type Readiness =
-  | "unknown"
-  | "ready"
-  | "no_executor"
-  | "no_progress"
-  | "draining"
-  | "executors_failing";
+  "unknown" | "ready" | "no_executor" | "no_progress" | "draining" | "executors_failing";
 
 /** The model that is served. Token ids are 0 .. vocabSize-1. */
 export interface Model {

@@ -153,7 +153,7 @@ def test_generate_names_the_way_out_when_the_server_has_no_tokenizer(
 
     assert capsys.readouterr().err == (
         "splitserve generate: the executors offer no tokenizer; give token ids (--token-ids 1,2,3),"
-        " or serve the model with its tokenizer [TOKENIZER_UNAVAILABLE]\n"
+        " or serve the model with its tokenizer.json [TOKENIZER_UNAVAILABLE]\n"
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc.aio
 import pytest
@@ -15,6 +17,7 @@ from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.steps.executor_info import ExecutorInfo, ModelInfo
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_options import options
+from splitserve_rpc.peer_watch import Ask
 from tests.support.fakes.fake_runner import FakeRunner
 from tests.support.grammars.sampled_texts import byte_level_texts
 from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of
@@ -42,6 +45,13 @@ class ClingingScheduler:
         self._held += [channel, call]
         signal.raise_signal(signal.SIGTERM)
         return await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def questions(self) -> AsyncIterator[Ask]:
+        yield self.is_answering
+
+    async def is_answering(self) -> bool:
+        return True
 
     async def leave(self, _: ExecutorInfo, timeout_s: float) -> None:
         assert timeout_s > 1000

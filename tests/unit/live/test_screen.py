@@ -156,9 +156,11 @@ def test_screen_shows_as_much_of_a_pool_as_is_used() -> None:
 def test_counts_of_a_pool_follow_what_is_told_of_it() -> None:
     pool = Pool()
     pool.take(live.LivePool(num_blocks=200, changed=[3, 150], states=bytes([1, 3]), holders=[7, 0]))
-    assert (pool.counts, pool.num_touched, pool.num_shown) == ([198, 1, 0, 1, 0, 0], 151, 200)
+    assert pool.counts[:6] == [198, 1, 0, 1, 0, 0]
+    assert (pool.num_touched, pool.num_shown) == (151, 200)
     pool.take(live.LivePool(num_blocks=200, changed=[150], states=bytes([0]), holders=[0]))
-    assert (pool.counts, pool.num_touched, pool.num_shown) == ([199, 1, 0, 0, 0, 0], 4, 64)
+    assert pool.counts[:6] == [199, 1, 0, 0, 0, 0]
+    assert (pool.num_touched, pool.num_shown) == (4, 64)
 
 
 def test_reason_is_said_once_when_several_executors_have_it() -> None:
