@@ -60,7 +60,8 @@ def newcomer(tmp_path: Path) -> tuple[Path, dict[str, str]]:
 
 def run_until(command: list[str], expected: str, where: Path, environment: dict[str, str]) -> str:
     """Runs a command until it prints `expected`, then presses Ctrl-C; returns what it printed."""
-    process = subprocess.Popen(
+    printed = ""
+    with subprocess.Popen(
         command,
         cwd=where,
         env=environment,
@@ -68,19 +69,18 @@ def run_until(command: list[str], expected: str, where: Path, environment: dict[
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-    )
-    assert process.stdout is not None
-    printed = ""
-    try:
-        for line in process.stdout:
-            printed += line
-            if expected in line:
-                os.killpg(process.pid, signal.SIGINT)
-                expected = "\0"
-        process.wait(PATIENCE_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                printed += line
+                if expected in line:
+                    os.killpg(process.pid, signal.SIGINT)
+                    expected = "\0"
+            process.wait(PATIENCE_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     return printed
 
 

@@ -26,7 +26,7 @@ from tests.support.observability.prometheus import (
     prometheus,
     quick_rules,
 )
-from tests.support.processes.light_executor import DEADLY_REQUEST
+from tests.support.processes.light_executor import DEADLY_REQUEST, SICKNESS
 from tests.support.processes.patience import PATIENCE_S
 
 pytestmark = needs_prometheus
@@ -43,6 +43,7 @@ MADE_TO_FIRE = HELD | DEAD | LOST | {
     "SplitservePreemptions",
     "SplitserveClientsDoNotRead",
     "SplitserveGatewayErrors",
+    "SplitserveExecutorWithdrawn",
 }  # fmt: skip
 
 
@@ -129,6 +130,24 @@ async def test_alerts_fire_when_steps_hang_and_those_who_wait_are_too_many(tmp_p
         seen |= await fired(found, HELD)
 
     assert seen - SET_OFF_BY_SLOWNESS == {"SplitserveQueueFull"}
+
+
+async def test_alert_fires_when_an_executor_fails_whatever_it_is_given(tmp_path: Path) -> None:
+    sickness = tmp_path / "sickness"
+    async with (
+        observed(
+            tmp_path, num_executors=1, environment={SICKNESS: f"not_a_number:{sickness}"}
+        ) as running,
+        reading(tmp_path, running) as found,
+    ):
+        sickness.touch()
+
+        async def ask() -> None:
+            assert await running.complete([1, 2, 3]) == ["INVALID_LOGITS"]
+
+        seen = await fired(found, {"SplitserveExecutorWithdrawn"}, ask)
+
+    assert seen - SET_OFF_BY_SLOWNESS - LOST == {"SplitserveExecutorWithdrawn"}
 
 
 async def test_alert_fires_when_blocks_are_scarce(tmp_path: Path) -> None:
