@@ -6,6 +6,7 @@ import { counted, duration, number, why } from "./words.js";
 const MAX_SHOWN = 8;
 // On a phone, so that the executors are not far away.
 const MAX_SHOWN_ON_PHONES = 4;
+const KEPT_FOR_OVER = 2;
 const MAX_REASONS = 4;
 const phone = matchMedia("(max-width: 480px)");
 
@@ -136,14 +137,17 @@ export class Requests {
     const running = [...places.keys()].sort((one, other) => one - other);
     const over = [...model.lives.values()].filter((life) => life.overMs && !life.state);
     over.sort((one, other) => other.overMs - one.overMs);
-    const shown = [...running, ...over.map((life) => life.number)].slice(0, mostShown());
+    // Places are kept for those that ended last, however many run.
+    const numRunning = mostShown() - Math.min(over.length, KEPT_FOR_OVER);
+    const ended = over.map((life) => life.number);
+    const shown = [...running.slice(0, numRunning), ...ended].slice(0, mostShown());
     this.list.write(shown, model, chosen, (request) => {
       const life = model.lives.get(request);
       const tokens = counted(life?.tokens ?? 0, "token");
       if (places.has(request)) return [tokens, `runs on ${places.get(request)}`];
       return [tokens, `over ${duration(frame.now_ms - life.overMs)} ago`];
     });
-    const rest = running.length - shown.length;
+    const rest = running.length - numRunning;
     const some = rest > 0 ? `and ${number(rest)} more run` : "";
     text(this.hint, shown.length ? some : "None has run since this page looks.");
   }
