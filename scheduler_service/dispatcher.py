@@ -189,7 +189,7 @@ class Dispatcher:
         self._dispatch()
 
     def retry_elsewhere(self, engine: EngineLoop, requests: list[Request]) -> None:
-        """Takes requests that failed at an engine; they go on at another one."""
+        """Moves requests that failed on one executor to another one."""
         requests = [each for each in requests if self._runs_at(engine, each.request_id)]
         self._quarantine.executor_lost(requests, self._loss(engine, LossCause.WITHDRAWN))
         for request in requests:

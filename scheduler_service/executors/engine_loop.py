@@ -99,7 +99,7 @@ class EngineLoop:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it serves, and answers in time."""
+        """Returns whether the executor serves requests and answers in time."""
         return self.is_serving and not self.steps.watch.is_doubtful
 
     @property

@@ -33,7 +33,7 @@ class EngineNews:
         self._audit.record(ExecutorDrained(info.address, info.executor_epoch))
 
     def withdrawn(self, info: executor.ExecutorInfo, num_requests: int, why: str) -> None:
-        """Its steps or rows fail; these requests go on elsewhere, and it gets no others."""
+        """Reports that an executor is withdrawn, as its steps or rows fail; its requests move."""
         _log.error(
             "executor_withdrawn address=%s num_requests=%d reason=%r",
             info.address,

@@ -54,7 +54,7 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """An executor that left and may come back, until its alarm rings."""
+    """Configuration of an executor that left, kept until `alarm` rings."""
 
     config: SchedulerConfig
     alarm: asyncio.TimerHandle
@@ -188,7 +188,7 @@ class Engines:
     def _look(
         self, info: executor.ExecutorInfo, steps: StepAlarm, state: PeerState, quiet_s: float
     ) -> bool:
-        """Notes whether an executor says anything; returns whether it may be given up if not.
+        """Records whether an executor answers; returns whether it may be given up if silent.
 
         The last that is there is not, nor are all of them if it is this side that hears nothing.
         """
@@ -368,7 +368,7 @@ class Engines:
         self._owner.lost(engine, requests, cause)
 
     def _expect(self, config: SchedulerConfig) -> None:
-        """Expects an executor like the one that left, for `executor_return_s` from now on."""
+        """Keeps requests waiting for an executor like `config` for `executor_return_s`."""
         self._expect_no_longer(config)
         delay_s = self._parts.config.executor_return_s
         alarm = asyncio.get_running_loop().call_later(delay_s, self._give_up_expecting, config)

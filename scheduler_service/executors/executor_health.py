@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HealthOwner:
-    """What is to be done. `known`: all executors. `withdraw`: has one join anew, and says why.
+    """Actions of the cluster. `known`: all executors. `withdraw`: has one join anew, with a reason.
 
     `retry`: has requests go on at another executor than the one that gave them away. `changed`: an
     executor takes requests again, or readiness may be another.
@@ -68,7 +68,7 @@ class ExecutorHealth:
         self._alarm: asyncio.TimerHandle | None = None
 
     def is_withdrawn(self, life: tuple[str, int]) -> bool:
-        """Whether an executor that joins gets no requests yet."""
+        """Returns whether an executor that joins is withdrawn and gets probes only."""
         return self._breakers.is_open(life)
 
     def avoids(self, request: Request, engine: EngineLoop) -> bool:
@@ -76,7 +76,7 @@ class ExecutorHealth:
         return engine.life in self._breakers.failed_at(request.request_id)
 
     def close(self) -> None:
-        """Probes nobody any more."""
+        """Stops all probes."""
         if self._alarm is not None:
             self._alarm.cancel()
 
@@ -91,7 +91,7 @@ class ExecutorHealth:
         self._probes.pop(engine.life, None)
 
     def request_ended(self, request_id: str) -> None:
-        """A request is over, for whatever reason."""
+        """Forgets failures of a request that has ended, for whatever reason."""
         self._breakers.ended(request_id)
 
     def probe_ended(self, request: Request) -> bool:
@@ -186,7 +186,7 @@ class ExecutorHealth:
             asyncio.get_running_loop().call_soon(self._act)
 
     def _act(self) -> None:
-        """Withdraws those that failed too often, and probes those that are due."""
+        """Withdraws executors with open breakers, and starts probes that are due."""
         self._is_acting_soon = False
         now_ns = self._now_ns()
         for engine in self._find(self._breakers.to_open):
@@ -236,7 +236,7 @@ class ExecutorHealth:
         return True
 
     def _mark_failing(self, engine: EngineLoop) -> None:
-        """There is no other: it goes on, so that its requests end by name, and health says why."""
+        """Marks the only executor as failing: its requests end by name, and readiness says why."""
         if not engine.is_failing:
             engine.is_failing = True
             _log.error("executor_failing address=%s", engine.life[0])
@@ -323,7 +323,7 @@ class ExecutorHealth:
 
 
 def _exceeds(outcome: StepOutcome, vocab_size: int) -> bool:
-    """Whether some token is none."""
+    """Returns whether a sampled token is outside the vocabulary."""
     return len(outcome.token_ids) > 0 and int(outcome.token_ids.max()) >= vocab_size
 
 

@@ -58,11 +58,11 @@ class _Breaker:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether a step that goes well changes nothing."""
+        """Returns whether a step without failures would change nothing."""
         return not (self.blame or self.failed_in_a_row or self.steps)
 
     def relieve(self) -> None:
-        """A step went well."""
+        """Takes off a part of the blame, after a step that brought a token."""
         self.failed_in_a_row.clear()
         self.blame = max(0.0, self.blame - _RELIEF)
         if not self.blame:

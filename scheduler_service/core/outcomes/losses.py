@@ -75,7 +75,7 @@ class Losses:
         return {request: None for request in self.rows_of(plan) if request is not None}
 
     def rows_of(self, plan: StepPlan) -> list[Request | None]:
-        """The same by row; None where the result concerns nobody any more."""
+        """Requests of a step, by row; None where the sequence has ended or left the row."""
         work = plan.work
         each = zip(work.row_ids.tolist(), work.stay_ids.tolist(), strict=True)
         sequences = (self._placement.sequence_of(row_id, stay_id) for row_id, stay_id in each)

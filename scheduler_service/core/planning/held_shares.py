@@ -74,7 +74,7 @@ class HeldShares:
         return takes_rows or not shares.leaves_enough(tenant, num_blocks, num_blocks_left)
 
     def waits_for_its_own(self, request: Request, num_blocks: int) -> bool:
-        """Whether others of its tenant have the rows or the `num_blocks` that `request` needs.
+        """Returns whether the tenant of `request` holds the rows or the `num_blocks` that it needs.
 
         These do not pass it then, in this step.
         """

@@ -28,7 +28,7 @@ _MAX_YIELDED_TO = 4
 
 
 class _RunningPrompts(NamedTuple):
-    """Prompts that are being computed: their tokens that are left, and whose they are."""
+    """Prompts in prefill: tokens left to compute, by tenant."""
 
     num_tokens: int
     tenants: frozenset[str]
@@ -92,7 +92,7 @@ class Openings:
 
     @property
     def has_tokens_left(self) -> bool:
-        """Whether the next step can take more tokens, at least those of some tenant."""
+        """Returns whether the next step has token budget left for some tenant."""
         return self._num_tokens_left(is_newcomer=self._room.is_divided) > 0
 
     @property
@@ -159,7 +159,7 @@ class Openings:
         return bool(request.unfinished) and self._room.takes_over(request, self._waiting)
 
     def has_requests_of(self, tenant: str) -> bool:
-        """Whether a tenant has rows here, or is about to."""
+        """Returns whether a tenant has rows on this executor, or waits for one there."""
         rows_of_tenants = self._placement.rows_of_tenants
         return tenant in rows_of_tenants or self._waiting.rows_of_tenants[tenant] > 0
 
@@ -233,7 +233,7 @@ class Openings:
         return not may_be_passed or request.num_bypasses >= MAX_BYPASSES
 
     def _is_held_up(self, request: Request) -> bool:
-        """Whether `request` has to wait for others that wait here."""
+        """Returns whether requests that wait on this executor hold back `request`."""
         if self._policy.shares is None:
             return not self._takes_others
         return not all(self._policy.may_pass(request, other) for other in self._first.others)
@@ -304,7 +304,7 @@ class Openings:
         return self._num_tokens_left(is_newcomer=is_newcomer)
 
     def _num_tokens_left(self, *, is_newcomer: bool) -> int:
-        """Prompt tokens that the next step can take besides those that are here already.
+        """Returns how many more prompt tokens fit into the next step.
 
         `is_newcomer`: those of a tenant without a prompt here, where tenants share a step: the
         prompts of others do not keep it waiting (see `planning/prompt_limit.py`).

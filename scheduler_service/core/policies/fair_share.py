@@ -183,7 +183,7 @@ class FairSharePolicy:
         return False
 
     def may_pass(self, request: Request, other: Request) -> bool:
-        """Whether the tenant of `request` is another one, and was served no more."""
+        """Returns whether `request` is of another tenant than `other`, served no more than it."""
         tenant, other_tenant = request.scheduling.tenant, other.scheduling.tenant
         served, served_other = self._accounts.get(tenant), self._accounts.get(other_tenant)
         if tenant == other_tenant or served_other is None:

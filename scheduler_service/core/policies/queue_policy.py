@@ -111,7 +111,7 @@ class QueuePolicy(Protocol):
         """Whether `running` may be preempted to admit `waiting`. Never true both ways."""
 
     def may_pass(self, request: Request, other: Request) -> bool:
-        """Whether `request` may begin before `other`, for which all others have to wait.
+        """Returns whether `request` may begin before `other`, which holds a reservation.
 
         `other` was passed as often as the rules allow, or is swapped out and lacks room.
         """
