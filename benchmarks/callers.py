@@ -17,7 +17,7 @@ from benchmarks.report import emit, percentile
 from scheduler_service.callers.api_keys import caller_with_key
 from scheduler_service.callers.caller import Caller, Callers, OpenDoor, TenantLimits
 from scheduler_service.callers.quotas import Quotas
-from scheduler_service.cluster import Cluster
+from scheduler_service.driver import Driver
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
@@ -59,7 +59,7 @@ class ServedOfNobody:
 
 
 class ClusterOfNobody:
-    """As much of a Cluster as a request needs before it is submitted."""
+    """As much of a Driver as a request needs before it is submitted."""
 
     served = ServedOfNobody()
     now_ns = staticmethod(time.monotonic_ns)
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--prompt-len", type=int, default=512)
     arguments = parser.parse_args()
-    keys, cluster = ManyKeys(arguments.keys), cast("Cluster", ClusterOfNobody())
+    keys, cluster = ManyKeys(arguments.keys), cast("Driver", ClusterOfNobody())
     request = api.GenerateRequest(
         prompt_token_ids=range(arguments.prompt_len),
         sampling_params=api.SamplingParams(max_tokens=100),

@@ -16,8 +16,8 @@ from scheduler_service.audit.audit import Audit
 from scheduler_service.audit.file_audit import AuditUnusable, open_audit
 from scheduler_service.callers.caller import Callers
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
-from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
+from scheduler_service.driver import Driver
 from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import JournalUnusable, open_journal
 from scheduler_service.live.live_view import LiveView
@@ -90,7 +90,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     recorder, live = _open_recorder(config), LiveView()
     observers = [None if metrics is None else metrics.observer, recorder, traces, live]
     connect = partial(ExecutorLink, identity=config.security.identity)
-    cluster = Cluster(
+    cluster = Driver(
         config.cluster,
         scheduler_epoch,
         changed.set,
@@ -165,7 +165,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
 
 
 async def _drain(
-    cluster: Cluster, readiness: ReadinessWatch, patience_s: float, peers: tuple[str, ...]
+    cluster: Driver, readiness: ReadinessWatch, patience_s: float, peers: tuple[str, ...]
 ) -> None:
     """Clients are told of it at once."""
     draining = asyncio.create_task(cluster.drain(patience_s, peers))

@@ -10,6 +10,7 @@ from typing import Any
 from scheduler_service.callers_config import CallersConfig
 from scheduler_service.core.config import (
     BatchPolicyName,
+    FleetConfig,
     PolicyConfig,
     PreemptionMode,
     Speculation,
@@ -43,6 +44,17 @@ class ClusterConfig:
     max_adapters: int = 8
     max_unread_bytes: int = 16 * _MIB
     policies: PolicyConfig = field(default_factory=PolicyConfig)
+
+    @property
+    def fleet(self) -> FleetConfig:
+        """The part that is about all executors together."""
+        return FleetConfig(
+            queue_policy=self.policies.queue_policy,
+            tenant_weights=self.policies.tenant_weights,
+            max_num_waiting=self.max_num_waiting,
+            max_executor_losses=self.max_executor_losses,
+            executor_return_s=self.executor_return_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

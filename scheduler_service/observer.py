@@ -7,30 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 from scheduler_service.assignment import Assignment
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.request_names import RequestName
-
-
-class AcquittedBy(Enum):
-    """Why a request is no longer tried alone: it got as far as it had to; another was guilty."""
-
-    CAME_THROUGH = "came_through"
-    ANOTHER_FAILED = "another_failed"
-
-
-class TakenBack(Enum):
-    """Why an executor that is there gave a request away that it had not begun, or could not end."""
-
-    BEGINS_SOONER_ELSEWHERE = "begins_sooner_elsewhere"
-    DRAINED = "drained"
-    FAILED_THERE = "failed_there"
-    WITHDRAWN = "withdrawn"
-    LAST_EXECUTOR = "last_executor"
+from scheduler_service.scheduler.effects import AcquittalReason, MoveReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +47,7 @@ class Observer(Protocol):
         """
         ...
 
-    def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
+    def request_taken_back(self, request: Request, address: str, why: MoveReason) -> None:
         """The executor at `address` has it no more; it waits for one."""
         ...
 
@@ -72,7 +55,7 @@ class Observer(Protocol):
         """Executors may have died of it: from now on it is tried alone, `num_trials_left` times."""
         ...
 
-    def request_acquitted(self, request: Request, why: AcquittedBy) -> None:
+    def request_acquitted(self, request: Request, why: AcquittalReason) -> None:
         """It is no longer tried alone, and runs with the others."""
         ...
 
@@ -115,13 +98,13 @@ class NoObserver:
     def request_given(self, request: Request, address: str, assignment: Assignment | None) -> None:
         pass
 
-    def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
+    def request_taken_back(self, request: Request, address: str, why: MoveReason) -> None:
         pass
 
     def request_quarantined(self, request: Request) -> None:
         pass
 
-    def request_acquitted(self, request: Request, why: AcquittedBy) -> None:
+    def request_acquitted(self, request: Request, why: AcquittalReason) -> None:
         pass
 
     def heads_wait(self, heads: Sequence[Head]) -> None:
@@ -165,7 +148,7 @@ class Observers:
         for each in self._all:
             each.request_given(request, address, assignment)
 
-    def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
+    def request_taken_back(self, request: Request, address: str, why: MoveReason) -> None:
         for each in self._all:
             each.request_taken_back(request, address, why)
 
@@ -173,7 +156,7 @@ class Observers:
         for each in self._all:
             each.request_quarantined(request)
 
-    def request_acquitted(self, request: Request, why: AcquittedBy) -> None:
+    def request_acquitted(self, request: Request, why: AcquittalReason) -> None:
         for each in self._all:
             each.request_acquitted(request, why)
 

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.sampling_params import MAX_SEQUENCES
-from scheduler_service.executors.engines import Engines
+from scheduler_service.executors.membership import Membership
 from scheduler_service.request_limits import message_bytes, most_message_bytes
+from scheduler_service.scheduler.scheduler import Scheduler
 from splitserve.executor.v1 import executor_pb2 as executor
 
 
 class Served:
     """A model and its limits. `max_model_len`: of the option, None if it was not given."""
 
-    def __init__(self, engines: Engines, max_model_len: int | None) -> None:
-        self._engines = engines
+    def __init__(
+        self, membership: Membership, scheduler: Scheduler, max_model_len: int | None
+    ) -> None:
+        self._membership = membership
+        self._scheduler = scheduler
         self._max_model_len = max_model_len
 
     @property
     def model(self) -> executor.ModelInfo | None:
         """What the executors serve; None before one was connected."""
-        return self._engines.model
+        return self._membership.model
 
     @property
     def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer of the model."""
-        return self._engines.tokenizer_files
+        return self._membership.tokenizer_files
 
     @property
     def largest_config(self) -> SchedulerConfig | None:
         """Of the executor that takes the largest requests; None before the first."""
-        return self._engines.config
+        return self._scheduler.largest_config
 
     @property
     def max_model_len(self) -> int:
@@ -40,7 +44,7 @@ class Served:
     @property
     def max_num_sequences(self) -> int:
         """Most sequences of a request, as some connected executor allows."""
-        return min(self._engines.max_num_seqs, MAX_SEQUENCES)
+        return min(self._scheduler.max_num_seqs, MAX_SEQUENCES)
 
     @property
     def max_message_bytes(self) -> int:

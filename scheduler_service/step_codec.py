@@ -56,6 +56,14 @@ class ResultUnusable(Exception):
     """A StepResult that contradicts the contract, or fences us off: the executor is of no use."""
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The message that an outcome was decoded from, and how many rows its step has."""
+
+    result: executor.StepResult
+    num_rows: int
+
+
 # -- to the executor ---------------------------------------------------------------------------
 
 

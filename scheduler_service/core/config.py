@@ -46,6 +46,22 @@ class PreemptionMode(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FleetConfig:
+    """How requests wait and move among executors.
+
+    `max_num_waiting`: places in the queue for each executor. `max_executor_losses`: executors lost
+    in succession, after which a request of their steps is quarantined. `executor_return_s`: how
+    long an executor that left is expected back.
+    """
+
+    queue_policy: str = "fcfs"
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    max_num_waiting: int = 1024
+    max_executor_losses: int = 2
+    executor_return_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
     """How every core schedules, whatever its executor.
 

@@ -13,8 +13,8 @@ from scheduler_service.executors.step_patience import StepSize
 class StepAlarm:
     """Of one executor.
 
-    `ask_others`: to find out which other executors are there. `recovered`: called when it may get
-    requests again. `give_up`: is set by whoever runs the executor, and is told why.
+    `ask_others`: to find out which other executors are there. `doubted`: told whenever it becomes
+    doubtful, or is no longer. `give_up`: is set by whoever runs the executor, and is told why.
     """
 
     def __init__(
@@ -24,13 +24,13 @@ class StepAlarm:
         *,
         block_size: int,
         ask_others: Callable[[], None],
-        recovered: Callable[[], None],
+        doubted: Callable[[bool], None],
     ) -> None:
         self._watch = watch
         self._now_ns = now_ns
         self._block_size = block_size
         self._ask_others = ask_others
-        self._recovered = recovered
+        self._doubted = doubted
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at_ns = 0
         self.give_up: Callable[[str], None] = lambda _why: None
@@ -47,21 +47,26 @@ class StepAlarm:
 
     def answered(self) -> None:
         """The oldest step was answered."""
-        self._tell_recovery(lambda: self._watch.answered(self._now_ns()))
+        was_doubtful = self._watch.is_doubtful
+        self._watch.answered(self._now_ns())
+        self._set_timer()
+        self._notice(was_doubtful=was_doubtful)
 
     def connected(self, *, is_cut: bool) -> None:
         """Its connection is broken, or is there again."""
+        was_doubtful = self._watch.is_doubtful
         if is_cut:
             self._watch.cut()
         else:
-            self._tell_recovery(lambda: self._watch.mended(self._now_ns()))
+            self._watch.mended(self._now_ns())
+            self._set_timer()
+        self._notice(was_doubtful=was_doubtful)
 
     def silent(self, *, is_silent: bool) -> None:
         """Whether it answers when it is asked whether it is there."""
         was_doubtful = self._watch.is_doubtful
         self._watch.is_silent = is_silent
-        if was_doubtful and not self._watch.is_doubtful:
-            self._recovered()
+        self._notice(was_doubtful=was_doubtful)
 
     def stop(self) -> None:
         """Looks no more."""
@@ -69,12 +74,10 @@ class StepAlarm:
             self._timer.cancel()
             self._timer = None
 
-    def _tell_recovery(self, change: Callable[[], None]) -> None:
-        was_doubtful = self._watch.is_doubtful
-        change()
-        self._set_timer()
-        if was_doubtful and not self._watch.is_doubtful:
-            self._recovered()
+    def _notice(self, *, was_doubtful: bool) -> None:
+        """Tells of a change of whether the executor is doubtful."""
+        if was_doubtful != self._watch.is_doubtful:
+            self._doubted(not was_doubtful)
 
     def _set_timer(self) -> None:
         """One timer serves many steps: it is set again only if it would be too late."""
@@ -89,7 +92,10 @@ class StepAlarm:
     def _look(self) -> None:
         self._timer = None
         now_ns = self._now_ns()
-        match self._watch.look(now_ns):
+        was_doubtful = self._watch.is_doubtful
+        verdict = self._watch.look(now_ns)
+        self._notice(was_doubtful=was_doubtful)
+        match verdict:
             case Verdict.GIVE_UP:
                 waited_s, allowed_s = self._watch.waited_s(now_ns), self._watch.allowed_s
                 self.give_up(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
-from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.config import FleetConfig, SchedulerConfig
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal.checkpoint import core_structure
 from scheduler_service.journal.core import Core
 from scheduler_service.journal.journaled_core import JournaledCore
 from scheduler_service.journal.params_codec import encode_fields
 from scheduler_service.journal.segment_file import FRAME_BYTES, SegmentFile
+from scheduler_service.scheduler import scheduler as fleet
+from scheduler_service.scheduler.effects import Effect
+from scheduler_service.scheduler.events import Event
+from scheduler_service.step_codec import EncodedBatch, Received
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
 JOURNAL_VERSION = 2
@@ -26,20 +30,30 @@ _EVENTS_BETWEEN_FLUSHES = 256
 _log = logging.getLogger(__name__)
 
 
+class Recording(Protocol):
+    """The record of one event: completed once the scheduler has handled it."""
+
+    def done(self, found: Sequence[Effect], batches: Sequence[EncodedBatch]) -> None:
+        """`found` are the effects, in order; `batches`: of the steps among them."""
+
+    def raised(self, error: Exception) -> None:
+        """The scheduler raised instead."""
+
+
 class Journal(Protocol):
-    """Makes the cores of a scheduler."""
+    """Records what a scheduler is told, and what it decides."""
 
-    def core(
-        self,
-        config: SchedulerConfig,
-        last_step_id: int,
-        address: str,
-        executor_epoch: int,
-        scheduler_epoch: int | None = None,
-    ) -> Core:
-        """The core of one life of the executor at `address`. Raises ValueError as Scheduler.
+    @property
+    def position(self) -> str:
+        """Where the latest event is, for people."""
 
-        `scheduler_epoch`: of its batches, if that is not the scheduler's own.
+    def begin(self, scheduler: fleet.Scheduler, config: FleetConfig) -> None:
+        """Records that `scheduler` was made with `config`. Called once, before any event."""
+
+    def record(self, event: Event, now_ns: int, received: Received | None) -> Recording:
+        """Begins the record of an event that is about to be handled.
+
+        `received`: the message that the outcome of a `StepCompleted` was decoded from.
         """
 
     def close(self) -> None:
@@ -47,17 +61,21 @@ class Journal(Protocol):
 
 
 class NoJournal:
-    """Nothing is recorded."""
+    """Records nothing. Implements `Journal` and `Recording`."""
 
-    def core(
-        self,
-        config: SchedulerConfig,
-        last_step_id: int,
-        address: str,
-        executor_epoch: int,
-        scheduler_epoch: int | None = None,
-    ) -> Core:
-        return Scheduler(config, last_step_id)
+    position = ""
+
+    def begin(self, scheduler: fleet.Scheduler, config: FleetConfig) -> None:
+        pass
+
+    def record(self, event: Event, now_ns: int, received: Received | None) -> Recording:
+        return self
+
+    def done(self, found: Sequence[Effect], batches: Sequence[EncodedBatch]) -> None:
+        pass
+
+    def raised(self, error: Exception) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -8,12 +8,12 @@ from itertools import islice
 
 from scheduler_service.core.request import Int64Array, Request
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.live import reasons
 from scheduler_service.live.holders import device_holders, host_holders
 from scheduler_service.live.names import Names
 from scheduler_service.live.pool_map import PoolMap, block_states
 from scheduler_service.live.step_log import LoggedStep, StepLog
+from scheduler_service.scheduler.executor_state import ExecutorState
 from splitserve.scheduler.v1 import live_pb2 as live
 
 # Of a queue.
@@ -45,13 +45,13 @@ class ExecutorView:
 
 
 def view_executor(
-    engine: EngineLoop, names: Names, log: StepLog, before: ExecutorView | None
+    engine: ExecutorState, names: Names, log: StepLog, before: ExecutorView | None
 ) -> ExecutorView:
     """What it is now; to be called in the event loop, between steps of the core.
 
     `before`: of the moment before. Blocks that steps moved since then are on the move.
     """
-    core = engine.scheduler
+    core = engine.engine
     names.see(log.owners.refresh())
     numbers: Int64Array = log.owners.now[0, core.placement.rows.order]
     steps = tuple(log.answered)
@@ -80,7 +80,7 @@ def view_executor(
 
 
 def _tell(
-    engine: EngineLoop, core: Scheduler, names: Names, running: list[int]
+    engine: ExecutorState, core: Scheduler, names: Names, running: list[int]
 ) -> live.LiveExecutor:
     told = live.LiveExecutor()
     rows, placement = core.placement.rows, core.placement
@@ -110,7 +110,7 @@ def first_queued(core: Scheduler) -> list[Request]:
     return list(islice(core.placement.queued, MAX_WAITING))
 
 
-def _state_of(engine: EngineLoop) -> live.LiveState:
+def _state_of(engine: ExecutorState) -> live.LiveState:
     if engine.is_draining:
         return live.LIVE_STATE_DRAINING
     if not engine.is_connected:

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from scheduler_service.cluster import Cluster
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.request import Request
+from scheduler_service.driver import Driver
 from scheduler_service.live.history import History
 from scheduler_service.live.moment import Moment, Watched
 from scheduler_service.live.names import Names
@@ -59,7 +59,7 @@ class LiveView(NoObserver):
         self._num_watchers = 0
 
     @contextmanager
-    def watching(self, cluster: Cluster) -> Iterator[Watcher]:
+    def watching(self, cluster: Driver) -> Iterator[Watcher]:
         """Somebody watches within. Raises DomainError(TOO_MANY_WATCHERS)."""
         if self._num_watchers >= MAX_WATCHERS:
             message = f"{self._num_watchers} watch already; allowed: {MAX_WATCHERS}"

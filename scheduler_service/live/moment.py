@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
-from scheduler_service.cluster import Cluster
 from scheduler_service.core.request import Request
-from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.driver import Driver
 from scheduler_service.live import reasons
 from scheduler_service.live.executor_view import (
     MAX_WAITING,
@@ -20,6 +19,7 @@ from scheduler_service.live.history import History
 from scheduler_service.live.names import Names, NamesMark
 from scheduler_service.live.row_owners import RowOwners
 from scheduler_service.live.step_log import StepLog
+from scheduler_service.scheduler.executor_state import ExecutorState
 from splitserve.scheduler.v1 import live_pb2 as live
 
 _MS = 1_000_000
@@ -72,14 +72,14 @@ class Moment:
 class Watched:
     """What is remembered while somebody watches `cluster`. `logs`: of executors, by address."""
 
-    cluster: Cluster
+    cluster: Driver
     names: Names
     history: History
     logs: dict[str, StepLog]
 
-    def log_of(self, engine: EngineLoop) -> StepLog:
+    def log_of(self, engine: ExecutorState) -> StepLog:
         """Its steps from now on; whose rows are taken already is known."""
-        address, rows = engine.life[0], engine.scheduler.placement.rows
+        address, rows = engine.life[0], engine.engine.placement.rows
         log = self.logs.get(address)
         if log is None or log.owners.rows is not rows:
             log = self.logs[address] = StepLog(RowOwners(rows))
@@ -90,7 +90,7 @@ class Watched:
         """Steps of the executor that lives there; to be called between steps, and by each."""
         log = self.logs.get(address)
         if log is None:
-            engines = (each for each in self.cluster.engines if each.life[0] == address)
+            engines = (each for each in self.cluster.executors if each.life[0] == address)
             engine = next(engines, None)
             log = None if engine is None else self.log_of(engine)
         return log
@@ -101,11 +101,11 @@ class Watched:
         told = live.WatchSchedulerResponse(
             unix_ms=unix_ms,
             now_ms=cluster.now_ns() // _MS,
-            num_waiting=cluster.num_unassigned,
-            num_quarantined=cluster.num_quarantined,
+            num_waiting=cluster.scheduler.num_waiting,
+            num_quarantined=cluster.scheduler.num_quarantined,
         )
-        engines = cluster.engines
-        waiting = cluster.first_waiting(MAX_WAITING)
+        engines = cluster.executors
+        waiting = cluster.scheduler.first_waiting(MAX_WAITING)
         told.waiting.extend(names.numbers_of(waiting))
         if waiting:
             told.reasons.extend(reasons.of_fleet(waiting[0], engines))
@@ -135,10 +135,10 @@ class Watched:
         }
 
 
-def _shown(engines: Iterable[EngineLoop]) -> Iterator[Request]:
+def _shown(engines: Iterable[ExecutorState]) -> Iterator[Request]:
     """Requests that these have, as far as they are told."""
     for engine in engines:
-        placement = engine.scheduler.placement
+        placement = engine.engine.placement
         yield from (sequence.request for sequence in placement.rows.running)
         yield from placement.swapped
-        yield from first_queued(engine.scheduler)
+        yield from first_queued(engine.engine)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass
 
 from scheduler_service.core.request import Request
-from scheduler_service.dispatcher import Tracked
+from scheduler_service.driver import Tracked
 from splitserve.scheduler.v1 import live_pb2 as live
 
 # Names that are remembered, here and by each who watches.

@@ -10,8 +10,8 @@ from scheduler_service.core.lack import Lack
 from scheduler_service.core.planning.room import Room
 from scheduler_service.core.request import Request, RequestStatus
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.fleet.hindrances import Hindrance, Obstacle, hindrance
+from scheduler_service.scheduler.executor_state import ExecutorState
 from splitserve.scheduler.v1 import live_pb2 as live
 
 _LACKS: Mapping[Hindrance, live.LiveLack] = MappingProxyType(
@@ -33,16 +33,16 @@ _LACKS: Mapping[Hindrance, live.LiveLack] = MappingProxyType(
 )
 
 
-def of_fleet(request: Request, engines: Iterable[EngineLoop]) -> Iterator[live.LiveReason]:
+def of_fleet(request: Request, engines: Iterable[ExecutorState]) -> Iterator[live.LiveReason]:
     """Why a request that no executor has begins at none of `engines`, one reason for each."""
     is_any = False
     for engine in engines:
         is_any = True
-        address = engine.link.info.address
+        address = engine.address
         if not engine.takes_requests:
             yield live.LiveReason(address=address, lack=live.LIVE_LACK_OPEN_EXECUTOR)
             continue
-        core = engine.scheduler
+        core = engine.engine
         yield _reason(address, core, request, hindrance(request, core))
     if not is_any:
         yield live.LiveReason(lack=live.LIVE_LACK_EXECUTOR)

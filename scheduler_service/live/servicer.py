@@ -9,7 +9,7 @@ import grpc.aio
 
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.events import OperatorCalled
-from scheduler_service.cluster import Cluster
+from scheduler_service.driver import Driver
 from scheduler_service.live.live_view import MAX_MOMENTS_PER_SECOND, LiveView
 from scheduler_service.service.caller_names import CallerNames
 from splitserve.scheduler.v1 import live_pb2, live_pb2_grpc
@@ -27,7 +27,7 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Driver,
         view: LiveView,
         names: CallerNames,
         audit: Audit | None = None,

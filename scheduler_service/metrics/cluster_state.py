@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from scheduler_service.cluster import Cluster
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.driver import Driver
+from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.service.readiness import Readiness
 from splitserve_metrics.instruments import Instruments, LiveFamily
 
 _STATES = ("serving", "late", "draining", "disconnected", "withdrawn", "failing")
 
 
-def families(cluster: Cluster, readiness: Readiness, instruments: Instruments) -> list[LiveFamily]:
+def families(cluster: Driver, readiness: Readiness, instruments: Instruments) -> list[LiveFamily]:
     """All of them. To be called in the event loop."""
     return [
         *_of_fleet(cluster, readiness, instruments),
@@ -23,13 +23,15 @@ def families(cluster: Cluster, readiness: Readiness, instruments: Instruments) -
     ]
 
 
-def _of_fleet(cluster: Cluster, readiness: Readiness, instruments: Instruments) -> list[LiveFamily]:
+def _of_fleet(cluster: Driver, readiness: Readiness, instruments: Instruments) -> list[LiveFamily]:
     unassigned = instruments.family("splitserve_num_requests_unassigned")
-    num_unfitting = cluster.num_unfitting if any(e.takes_requests for e in cluster.engines) else 0
-    unassigned.add_metric(["fitting"], cluster.num_unassigned - num_unfitting)
+    num_unfitting = (
+        cluster.scheduler.num_unfitting if any(e.takes_requests for e in cluster.executors) else 0
+    )
+    unassigned.add_metric(["fitting"], cluster.scheduler.num_waiting - num_unfitting)
     unassigned.add_metric(["unfitting"], num_unfitting)
     executors = instruments.family("splitserve_num_executors")
-    states = Counter(map(_state_of, cluster.engines))
+    states = Counter(map(_state_of, cluster.executors))
     for state in _STATES:
         executors.add_metric([state], states[state])
     ready = instruments.family("splitserve_ready")
@@ -42,7 +44,7 @@ def _of_fleet(cluster: Cluster, readiness: Readiness, instruments: Instruments) 
     return [unassigned, executors, ready, streams, unread]
 
 
-def _state_of(engine: EngineLoop) -> str:
+def _state_of(engine: ExecutorState) -> str:
     if engine.is_draining:
         return "draining"
     if not engine.is_connected:
@@ -54,15 +56,15 @@ def _state_of(engine: EngineLoop) -> str:
     return "serving" if engine.takes_requests else "late"
 
 
-def _of_cores(cluster: Cluster, instruments: Instruments) -> list[LiveFamily]:
+def _of_cores(cluster: Driver, instruments: Instruments) -> list[LiveFamily]:
     running = instruments.family("splitserve_num_requests_running")
     waiting = instruments.family("splitserve_num_requests_waiting")
     swapped = instruments.family("splitserve_num_requests_swapped")
     preemptions = instruments.family("splitserve_preemptions_total")
     prefixes = instruments.family("splitserve_prefix_tokens_total")
     drafts = instruments.family("splitserve_draft_tokens_total")
-    for engine in cluster.engines:
-        core, address = engine.scheduler, engine.link.info.address
+    for engine in cluster.executors:
+        core, address = engine.engine, engine.address
         running.add_metric([address], core.num_running_requests)
         waiting.add_metric([address], core.num_waiting)
         swapped.add_metric([address], core.num_swapped)
@@ -77,12 +79,12 @@ def _of_cores(cluster: Cluster, instruments: Instruments) -> list[LiveFamily]:
     return [running, waiting, swapped, preemptions, prefixes, drafts]
 
 
-def _of_blocks(cluster: Cluster, instruments: Instruments) -> list[LiveFamily]:
+def _of_blocks(cluster: Driver, instruments: Instruments) -> list[LiveFamily]:
     blocks = instruments.family("splitserve_kv_blocks")
     usage = instruments.family("splitserve_kv_cache_usage_ratio")
-    for engine in cluster.engines:
-        address = engine.link.info.address
-        for name, pool, num_deferred in _pools(engine.scheduler):
+    for engine in cluster.executors:
+        address = engine.address
+        for name, pool, num_deferred in _pools(engine.engine):
             num_used = pool.num_blocks - pool.num_free
             for state, number in (
                 ("blank", pool.num_blank),

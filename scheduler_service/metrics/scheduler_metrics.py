@@ -7,7 +7,7 @@ from collections.abc import Callable
 from prometheus_client import GCCollector, ProcessCollector
 
 from scheduler_service.audit.audit import Audit
-from scheduler_service.cluster import Cluster
+from scheduler_service.driver import Driver
 from scheduler_service.metrics import cluster_state
 from scheduler_service.metrics.counted_audit import CountedAudit
 from scheduler_service.metrics.request_watch import RequestWatch
@@ -40,7 +40,7 @@ class SchedulerMetrics:
         counter = self._instruments.counter("splitserve_calls_refused_total")
         return counted_refusals(counter, on_refusal)
 
-    async def serve(self, cluster: Cluster, readiness: Callable[[], Readiness]) -> str:
+    async def serve(self, cluster: Driver, readiness: Callable[[], Readiness]) -> str:
         """Answers readers from now on; returns where. Raises CannotListen and FilesUnusable."""
         self._listener = MetricsListener(self._address, lambda: self.page(cluster, readiness()))
         return await self._listener.start()
@@ -50,7 +50,7 @@ class SchedulerMetrics:
         if self._listener is not None:
             await self._listener.close()
 
-    def page(self, cluster: Cluster, readiness: Readiness) -> Page:
+    def page(self, cluster: Driver, readiness: Readiness) -> Page:
         """Of this moment; to be called in the event loop."""
         state = cluster_state.families(cluster, readiness, self._instruments)
         return Page(self._instruments.registry, [*state, *self.observer.families()])

@@ -9,9 +9,9 @@ from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal.replay import Call, replay
-from scheduler_service.observer import AcquittedBy, TakenBack
 from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.request_names import RequestName
+from scheduler_service.scheduler.effects import AcquittalReason, MoveReason
 
 
 def lives_of(path: Path, num_kept: int) -> LifeRecorder:
@@ -40,7 +40,7 @@ class _Watched:
             self._given(call.request, address)
         match call.name, result:
             case "withdraw", Request():
-                why = TakenBack.BEGINS_SOONER_ELSEWHERE
+                why = MoveReason.BEGINS_SOONER_ELSEWHERE
                 self.recorder.request_taken_back(result, address, why)
             case "evacuate", list():
                 self.recorder.executor_gone(address, result, is_lost=True)
@@ -49,7 +49,7 @@ class _Watched:
             case "apply", (StepOutcome() as outcome, StepEvents() as events):
                 self.recorder.step_answered(address, outcome)
                 for request in events.acquitted:
-                    self._acquitted(request, AcquittedBy.CAME_THROUGH)
+                    self._acquitted(request, AcquittalReason.CAME_THROUGH)
                 self._ended(events)
             case "take_ended", StepEvents():
                 self._ended(result)
@@ -66,7 +66,7 @@ class _Watched:
                 self.recorder.request_quarantined(request)
         elif request.request_id in self._isolated:
             # It waited for its trial when that was no longer needed; when exactly is not known.
-            self._acquitted(request, AcquittedBy.ANOTHER_FAILED)
+            self._acquitted(request, AcquittalReason.ANOTHER_FAILED)
         self.recorder.request_given(request, address, assignment)
 
     def _came(self, request: Request) -> None:
@@ -78,7 +78,7 @@ class _Watched:
         self.recorder.request_found(request, name)
         self._now_ns = now_ns
 
-    def _acquitted(self, request: Request, why: AcquittedBy) -> None:
+    def _acquitted(self, request: Request, why: AcquittalReason) -> None:
         self._isolated.discard(request.request_id)
         self.recorder.request_acquitted(request, why)
 

@@ -11,12 +11,13 @@ from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
 from scheduler_service.core.plan import StepOutcome, StepPlan
 from scheduler_service.core.request import Request
-from scheduler_service.observer import AcquittedBy, Head, NoObserver, TakenBack
+from scheduler_service.observer import Head, NoObserver
 from scheduler_service.request_lives.life import Life
 from scheduler_service.request_lives.life_event import NO_NUMBERS, LifeEvent, LifeKind, Phase
 from scheduler_service.request_lives.shared_places import SharedPlaces
 from scheduler_service.request_lives.step_rows import StepRows
 from scheduler_service.request_names import RequestName
+from scheduler_service.scheduler.effects import AcquittalReason, MoveReason
 
 Listener: TypeAlias = Callable[[Life, LifeEvent], None]
 
@@ -159,14 +160,14 @@ class LifeRecorder(NoObserver):
             life.enter(self._now_ns(), life.part.phase, LifeKind.QUARANTINED.value, life.executor)
             self._add(life, LifeKind.QUARANTINED, "", {"num_trials": request.num_trials_left})
 
-    def request_acquitted(self, request: Request, why: AcquittedBy) -> None:
+    def request_acquitted(self, request: Request, why: AcquittalReason) -> None:
         life = self._living.get(request.request_id)
         if life is not None:
             if life.part.reason == LifeKind.QUARANTINED.value:
                 life.enter(self._now_ns(), life.part.phase, BEHIND_OTHERS)
             self._add(life, LifeKind.ACQUITTED, why.value)
 
-    def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
+    def request_taken_back(self, request: Request, address: str, why: MoveReason) -> None:
         self._leave(request, LifeKind.TAKEN_BACK, why.value)
 
     def executor_gone(self, address: str, requests: Iterable[Request], *, is_lost: bool) -> None:
@@ -174,7 +175,7 @@ class LifeRecorder(NoObserver):
             if is_lost:
                 self._leave(request, LifeKind.EXECUTOR_LOST, "")
             else:
-                self._leave(request, LifeKind.TAKEN_BACK, TakenBack.DRAINED.value)
+                self._leave(request, LifeKind.TAKEN_BACK, MoveReason.DRAINED.value)
         self._rows.pop(address, None)
 
     def heads_wait(self, heads: Sequence[Head]) -> None:

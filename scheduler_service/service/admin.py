@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.events import OperatorCalled
-from scheduler_service.cluster import Cluster
+from scheduler_service.driver import Driver
 from scheduler_service.journal.journal import software_version
 from scheduler_service.request_lives.explanation import explain, explain_queue
 from scheduler_service.request_lives.life_recorder import LifeRecorder
@@ -25,7 +25,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Driver,
         names: CallerNames,
         audit: Audit | None = None,
         drain_timeout_s: float = 10.0,
@@ -49,24 +49,24 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         name = self._names.of_call(context)
         self._audit.record(OperatorCalled("ListExecutors", context.peer(), name))
         cluster = self._cluster
-        engines = cluster.engines
+        engines = cluster.executors
         taking = [engine for engine in engines if engine.takes_requests]
-        num_unfitting = cluster.num_unfitting if taking else 0
+        num_unfitting = cluster.scheduler.num_unfitting if taking else 0
         # Of what waits for any of them.
-        num_shared = cluster.num_unassigned - num_unfitting
+        num_shared = cluster.scheduler.num_waiting - num_unfitting
         parts = dict(zip(taking, _equal_parts(num_shared, len(taking)), strict=True))
         states = [
             admin_pb2.ExecutorState(
-                executor=engine.link.info,
+                executor=cluster.info_of(engine.address),
                 connected=engine.is_connected,
-                num_waiting_requests=engine.scheduler.num_waiting + parts.get(engine, 0),
-                num_running_requests=engine.scheduler.num_running_requests,
-                num_free_device_blocks=engine.scheduler.num_free_blocks,
-                num_steps=engine.scheduler.num_steps,
-                num_preemptions=engine.scheduler.num_preemptions,
-                num_swapped_requests=engine.scheduler.num_swapped,
-                num_free_host_blocks=engine.scheduler.num_free_host_blocks,
-                num_cached_device_blocks=engine.scheduler.num_cached_blocks,
+                num_waiting_requests=engine.engine.num_waiting + parts.get(engine, 0),
+                num_running_requests=engine.engine.num_running_requests,
+                num_free_device_blocks=engine.engine.num_free_blocks,
+                num_steps=engine.engine.num_steps,
+                num_preemptions=engine.engine.num_preemptions,
+                num_swapped_requests=engine.engine.num_swapped,
+                num_free_host_blocks=engine.engine.num_free_host_blocks,
+                num_cached_device_blocks=engine.engine.num_cached_blocks,
                 draining=engine.is_draining,
                 failing=engine.is_failing,
                 withdrawn=engine.is_withdrawn,
@@ -80,7 +80,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             now=now,
             software_version=software_version(),
             contract_version=executor.ContractVersion(major=CONTRACT_MAJOR, minor=CONTRACT_MINOR),
-            num_unassigned_requests=num_unfitting if taking else cluster.num_unassigned,
+            num_unassigned_requests=num_unfitting if taking else cluster.scheduler.num_waiting,
             num_unfitting_requests=num_unfitting,
         )
 
@@ -128,8 +128,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         cluster = self._cluster
         return explain_queue(
             cluster.heads(),
-            cluster.num_unassigned,
-            sum(engine.takes_requests for engine in cluster.engines),
+            cluster.scheduler.num_waiting,
+            sum(engine.takes_requests for engine in cluster.executors),
             lambda head: cluster.name_of(head.request),
         )
 

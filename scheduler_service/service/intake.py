@@ -9,10 +9,10 @@ from scheduler_service.callers.admission import Admission
 from scheduler_service.callers.caller import Caller, Callers, Scope, TenantLimits
 from scheduler_service.callers.quotas import Quotas
 from scheduler_service.callers.tenant_limits import check_model, check_prompt, check_request
-from scheduler_service.cluster import Cluster
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.planning.arrival_checks import max_len_of
 from scheduler_service.core.request import Request
+from scheduler_service.driver import Driver
 from scheduler_service.request_limits import check_lengths
 from scheduler_service.request_names import RequestName
 from scheduler_service.streams.client_codec import (
@@ -39,7 +39,7 @@ class Accepted:
 class Intake:
     """Checks requests against their callers, and decodes them. One of each scheduler."""
 
-    def __init__(self, cluster: Cluster, callers: Callers) -> None:
+    def __init__(self, cluster: Driver, callers: Callers) -> None:
         self._cluster = cluster
         self._callers = callers
         self.quotas = Quotas(callers.limits, cluster.now_ns)

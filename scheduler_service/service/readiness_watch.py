@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from scheduler_service.cluster import Cluster
+from scheduler_service.driver import Driver
 from scheduler_service.service.forgotten_work import ForgottenWork
 from scheduler_service.service.readiness import Facts, Readiness, ReadinessJudge
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 class ReadinessWatch:
     """`current`: what was published last."""
 
-    def __init__(self, cluster: Cluster, publish: Callable[[bool], Awaitable[None]]) -> None:
+    def __init__(self, cluster: Driver, publish: Callable[[bool], Awaitable[None]]) -> None:
         """`publish`: is told whether requests are served now, where that has changed."""
         self._cluster = cluster
         self._publish = publish
@@ -43,14 +43,14 @@ class ReadinessWatch:
     async def look(self) -> None:
         """Publishes what is the case now."""
         cluster = self._cluster
-        there = [e for e in cluster.engines if e.is_connected and not e.is_draining]
+        there = [e for e in cluster.executors if e.is_connected and not e.is_draining]
         facts = Facts(
             cluster.is_draining,
             len(there),
             sum(engine.is_failing for engine in there),
-            cluster.has_work,
-            cluster.num_steps_answered,
-            cluster.step_allowed_s,
+            cluster.scheduler.has_work,
+            cluster.membership.num_steps_answered,
+            cluster.membership.step_allowed_s,
         )
         readiness = self._judge.judge(facts, cluster.now_ns())
         if readiness is self.current:

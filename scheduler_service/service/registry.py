@@ -6,7 +6,7 @@ import grpc.aio
 
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.events import ExecutorRefused
-from scheduler_service.cluster import Cluster
+from scheduler_service.driver import Driver
 from scheduler_service.executors.handshake import check_address, check_executor_info
 from scheduler_service.service.drain_timeout import read_timeout_s
 from scheduler_service.service.executor_addresses import ExecutorAddresses
@@ -28,7 +28,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     """Register, Leave."""
 
     def __init__(
-        self, cluster: Cluster, addresses: ExecutorAddresses, audit: Audit | None = None
+        self, cluster: Driver, addresses: ExecutorAddresses, audit: Audit | None = None
     ) -> None:
         """`audit`: None to tell nobody."""
         self._cluster = cluster

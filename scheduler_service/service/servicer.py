@@ -16,8 +16,8 @@ import grpc.aio
 from scheduler_service.audit.audit import Audit
 from scheduler_service.callers.admission import Admission
 from scheduler_service.callers.caller import Callers, OpenDoor, Scope
-from scheduler_service.cluster import Cluster
-from scheduler_service.executors.broken_core import MESSAGE, REASON
+from scheduler_service.driver import Driver
+from scheduler_service.scheduler.rescue import MESSAGE, REASON
 from scheduler_service.service.caller_checks import CallerChecks
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.intake import Accepted, Intake
@@ -69,7 +69,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Driver,
         callers: Callers | None = None,
         audit: Audit | None = None,
         sleep: Sleep = asyncio.sleep,

@@ -16,7 +16,8 @@ from scheduler_service.callers.quotas import num_computed_outputs
 from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.request import Request
-from scheduler_service.observer import AcquittedBy, NoObserver, TakenBack
+from scheduler_service.observer import NoObserver
+from scheduler_service.scheduler.effects import AcquittalReason, MoveReason
 from scheduler_service.tracing.request_trace import AnsweredStep, RequestTrace
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_tracing.trace_context import NO_CONTEXT, TraceContext
@@ -135,11 +136,11 @@ class RequestTraces(NoObserver):
         if self._traces and (trace := self._traces.get(request.client_key)) is not None:
             trace.note("quarantined", {"splitserve.num_trials": request.num_trials_left})
 
-    def request_acquitted(self, request: Request, why: AcquittedBy) -> None:
+    def request_acquitted(self, request: Request, why: AcquittalReason) -> None:
         if self._traces and (trace := self._traces.get(request.client_key)) is not None:
             trace.note("acquitted", {"splitserve.reason": why.value})
 
-    def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
+    def request_taken_back(self, request: Request, address: str, why: MoveReason) -> None:
         if self._traces and (trace := self._traces.get(request.client_key)) is not None:
             trace.taken_back(address, why.value)
             self._await(request.client_key, trace)

@@ -90,12 +90,12 @@ class Attacked:
     async def check_nothing_is_left(self) -> None:
         """No request, no block, no stream; and what is asked for next is answered."""
         cluster = self.scheduler.cluster
-        (engine,) = cluster.engines
+        (engine,) = cluster.executors
 
         async def look() -> tuple[bool, object]:
             left = (
                 cluster.num_unfinished,
-                self.executor.num_device_blocks - engine.scheduler.num_free_blocks,
+                self.executor.num_device_blocks - engine.engine.num_free_blocks,
             )
             return not any(left), left
 

@@ -225,7 +225,7 @@ async def test_executors_are_told(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError):
                 await registry_pb2_grpc.RegistryServiceStub(channel).Register(wrong)
         await executor.stop()
-        while scheduler.cluster.engines:
+        while scheduler.cluster.executors:
             await scheduler.changed.wait()
             scheduler.changed.clear()
         audit.close()

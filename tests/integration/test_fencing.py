@@ -25,7 +25,7 @@ async def join(scheduler: SchedulerInProcess, executor: FakeExecutor) -> None:
 
 async def connected(scheduler: SchedulerInProcess, num_executors: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while sum(engine.is_connected for engine in scheduler.cluster.engines) != num_executors:
+        while sum(engine.is_connected for engine in scheduler.cluster.executors) != num_executors:
             scheduler.changed.clear()
             await scheduler.changed.wait()
 
@@ -63,7 +63,7 @@ async def test_former_scheduler_changes_nothing_when_it_comes_back_from_a_pause(
         assert (await completing).completions == expected_completions([7, 8], PARAMS)
         # It was told that its place is taken, or that it is fenced off.
         await connected(former, 0)
-        assert former.cluster.num_unassigned == 1
+        assert former.cluster.scheduler.num_waiting == 1
         later = await client.complete([9], PARAMS)
         assert later.completions == expected_completions([9], PARAMS)
         # Its request was not lost: it goes on with the executor that comes next.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
 from scheduler_service.core.plan import StepOutcome, StepPlan
+from scheduler_service.driver import Driver
 from scheduler_service.live.live_view import MAX_WATCHERS, LiveView
 from scheduler_service.live.pace import Pace
 from scheduler_service.live.watcher import Watcher
@@ -55,10 +55,10 @@ class Looks(NoObserver):
     view: LiveView
     moments: Moments
     num_looks: int = 0
-    cluster: Cluster | None = None
+    cluster: Driver | None = None
     seen: list[tuple[Watcher, int, LiveState]] = field(default_factory=list)
 
-    def begin(self, cluster: Cluster, stack: ExitStack) -> None:
+    def begin(self, cluster: Driver, stack: ExitStack) -> None:
         self.cluster = cluster
         for every in (1, 1, 3, 3, 7):
             watcher = stack.enter_context(self.view.watching(cluster))
@@ -119,7 +119,7 @@ async def test_watchers_know_the_same_however_often_each_of_them_looks() -> None
         with ExitStack() as stack:
             looks.begin(scheduler.cluster, stack)
             await complete_all(client, 6)
-            assert scheduler.cluster.engines[0].scheduler.num_preemptions > 0
+            assert scheduler.cluster.executors[0].scheduler.num_preemptions > 0
             assert looks.num_looks > 60
             assert moments.num_made == looks.num_looks
             looks.cluster = None

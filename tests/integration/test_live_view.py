@@ -11,12 +11,12 @@ from contextlib import ExitStack, aclosing
 import grpc.aio
 import pytest
 
-from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
 from scheduler_service.core.plan import StepOutcome, StepPlan
 from scheduler_service.core.request import Request, SequenceStatus
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.driver import Driver
 from scheduler_service.live.history import POINT_NS
 from scheduler_service.live.live_view import MAX_WATCHERS, LiveView
 from scheduler_service.live.pace import Pace
@@ -52,9 +52,9 @@ class WatchesEachStep(NoObserver):
     def __init__(self) -> None:
         self.state = LiveState()
         self.frames: list[live.WatchSchedulerResponse] = []
-        self._watched: tuple[Cluster, Watcher] | None = None
+        self._watched: tuple[Driver, Watcher] | None = None
 
-    def begin(self, cluster: Cluster, watcher: Watcher) -> None:
+    def begin(self, cluster: Driver, watcher: Watcher) -> None:
         self._watched = cluster, watcher
 
     def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
@@ -70,9 +70,9 @@ class WatchesEachStep(NoObserver):
         frame = live.WatchSchedulerResponse.FromString(watcher.frame().SerializeToString())
         self.frames.append(frame)
         self.state.take(frame)
-        assert list(self.state.executors) == [e.link.info.address for e in cluster.engines]
-        for engine in cluster.engines:
-            self._compare(engine.link.info.address, engine.scheduler)
+        assert list(self.state.executors) == [e.address for e in cluster.executors]
+        for engine in cluster.executors:
+            self._compare(engine.address, engine.engine)
 
     def _compare(self, address: str, core: Scheduler) -> None:
         seen, rows = self.state.executors[address], core.placement.rows
@@ -165,7 +165,7 @@ async def test_frames_say_what_cores_have_at_every_step_when_requests_are_swappe
         with view.watching(scheduler.cluster) as watcher:
             looks.begin(scheduler.cluster, watcher)
             await complete_all(client, 6)
-            last = scheduler.cluster.engines[0].scheduler
+            last = scheduler.cluster.executors[0].scheduler
             assert last.num_preemptions > 0
             steps = steps_of(looks.frames)
             assert sorted({step.step_id for step in steps}) == [step.step_id for step in steps]
@@ -268,7 +268,7 @@ async def test_frame_says_that_others_go_first_when_some_are_swapped_out() -> No
         ]
         watch.hold(after=3)
         await watch.wait_held()
-        while not scheduler.cluster.engines[0].scheduler.num_swapped:
+        while not scheduler.cluster.executors[0].scheduler.num_swapped:
             watch.hold(after=1)
             await watch.wait_held()
         with scheduler.view.watching(scheduler.cluster) as watcher:
@@ -295,7 +295,7 @@ async def test_frame_says_that_there_is_no_executor_when_a_request_waits_for_one
         await watch.wait_held()
         killing = asyncio.create_task(executor.kill())
         async with asyncio.timeout(PATIENCE_S):
-            while scheduler.cluster.engines:
+            while scheduler.cluster.executors:
                 scheduler.changed.clear()
                 await scheduler.changed.wait()
         with scheduler.view.watching(scheduler.cluster) as watcher:

@@ -56,7 +56,7 @@ class Traced:
     async def wait_connected(self, num_executors: int) -> None:
         """Until just so many executors are."""
         async with asyncio.timeout(PATIENCE_S):
-            while sum(e.is_connected for e in self.scheduler.cluster.engines) != num_executors:
+            while sum(e.is_connected for e in self.scheduler.cluster.executors) != num_executors:
                 self.scheduler.changed.clear()
                 await self.scheduler.changed.wait()
 

@@ -40,7 +40,7 @@ class Stack:
         """Until so many are left."""
         scheduler = self.scheduler
         async with asyncio.timeout(PATIENCE_S):
-            while sum(e.is_connected for e in scheduler.cluster.engines) != num_executors:
+            while sum(e.is_connected for e in scheduler.cluster.executors) != num_executors:
                 scheduler.changed.clear()
                 await scheduler.changed.wait()
 
@@ -114,7 +114,7 @@ async def test_metrics_have_all_of_the_table_when_everything_has_happened() -> N
             )
         )
         shown = running.read()
-        cores = [engine.scheduler for engine in running.scheduler.cluster.engines]
+        cores = [engine.engine for engine in running.scheduler.cluster.executors]
         address = small.address
 
     assert shown.total("splitserve_preemptions_total") == cores[0].num_preemptions > 0

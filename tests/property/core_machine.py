@@ -27,8 +27,8 @@ from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request, SequenceStatus
 from scheduler_service.core.tally import PreemptionCause
-from scheduler_service.executors.broken_core import CoreBroken, rescue
 from scheduler_service.journal.checkpoint import dump_core, load_core
+from scheduler_service.scheduler.rescue import CoreBroken, rescue
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
 from tests.support.core.checks import check_core, check_emptied, check_published
@@ -349,9 +349,9 @@ class CoreMachine(RuleBasedStateMachine):
     def core_is_consistent(self) -> None:
         if self.engine is None:
             return
-        check_core(self.engine.scheduler)
+        check_core(self.engine.engine)
         check_published(
-            self.engine.scheduler.placement,
+            self.engine.engine.placement,
             [plan for plan, _ in self.engine.in_flight],
             self.contents,
             self.engine.runner,

@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 from executor_service.errors import ExecutorError
 from executor_service.steps.step import RowStatus, StepInput
-from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
+from scheduler_service.driver import Driver
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
 from tests.simulation.client_process import SimulatedClient
@@ -257,7 +257,7 @@ async def drain_executor(world: World, random: Random, lasting_s: float) -> None
     timeout_s = random.choice([0.0, 0.5, 5.0])
     world.log(f"drain {executor.host} at {scheduler.host}, timeout_s={timeout_s:g}")
 
-    async def drain(cluster: Cluster) -> None:
+    async def drain(cluster: Driver) -> None:
         with suppress(DomainError):  # it is not there
             await cluster.drain_executor(executor.address, timeout_s)
 

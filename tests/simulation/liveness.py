@@ -9,9 +9,9 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from scheduler_service.cluster import Cluster
-from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.driver import Driver
 from scheduler_service.executors.executor_link import ExecutorLost
+from scheduler_service.scheduler.executor_state import ExecutorState
 from tests.simulation.faults import World
 
 _LOOK_EVERY_S = 0.1
@@ -37,24 +37,24 @@ class LivenessWatch:
                 if scheduler.cluster is not None and not self.problems:
                     self._look(number, scheduler.cluster)
 
-    def _look(self, number: int, cluster: Cluster) -> None:
+    def _look(self, number: int, cluster: Driver) -> None:
         num_steps = self._num_steps.get(number, 0)
-        self._num_steps[number] = cluster.num_steps_answered
-        there = [engine for engine in cluster.engines if engine.takes_requests]
+        self._num_steps[number] = cluster.membership.num_steps_answered
+        there = [engine for engine in cluster.executors if engine.takes_requests]
         self._note(
             f"scheduler {number}: no step is answered, though there is something to do",
             # Who is in quarantine may wait for executors that were lost to come back.
-            is_so=cluster.num_unfinished > cluster.num_quarantined
+            is_so=cluster.num_unfinished > cluster.scheduler.num_quarantined
             and bool(there)
-            and num_steps == cluster.num_steps_answered,
+            and num_steps == cluster.membership.num_steps_answered,
         )
         num_queued = sum(map(_num_queued, there))
         for engine in there:
-            address = engine.link.info.address
+            address = engine.address
             is_idle = _is_idle(engine)
             self._note(
                 f"{address} has nothing to do, and requests have no executor",
-                is_so=is_idle and cluster.num_unassigned > cluster.num_quarantined,
+                is_so=is_idle and cluster.scheduler.num_waiting > cluster.scheduler.num_quarantined,
             )
             self._note(
                 f"{address} has nothing to do, and requests wait at others",
@@ -69,13 +69,13 @@ class LivenessWatch:
             self.problems.append(f"since {self._since_s[what]:.3f}: {what}")
 
 
-def _is_idle(engine: EngineLoop) -> bool:
+def _is_idle(engine: ExecutorState) -> bool:
     with suppress(ExecutorLost):
-        return engine.scheduler.num_unfinished == 0 and engine.scheduler.num_in_flight == 0
+        return engine.engine.num_unfinished == 0 and engine.engine.num_in_flight == 0
     return False
 
 
-def _num_queued(engine: EngineLoop) -> int:
+def _num_queued(engine: ExecutorState) -> int:
     with suppress(ExecutorLost):
-        return len(engine.scheduler.queued_request_ids)
+        return len(engine.engine.queued_request_ids)
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scheduler_service.cluster import Cluster
+from scheduler_service.driver import Driver
 from scheduler_service.journal.__main__ import describe
 from scheduler_service.journal.replay import replay
 from splitserve_client import (
@@ -63,8 +63,8 @@ def _is_allowed(outcome: Outcome, error: SplitserveError, world: World) -> bool:
 def problems_of_rest(world: World) -> list[str]:
     """When nothing is to be done, nothing is held."""
     clusters = [s.cluster for s in world.schedulers if s.cluster is not None]
-    engines = [engine for cluster in clusters for engine in cluster.engines]
-    here = sorted(engine.link.info.address for engine in engines)
+    engines = [engine for cluster in clusters for engine in cluster.executors]
+    here = sorted(engine.address for engine in engines)
     expected = sorted(executor.address for executor in world.executors)
     problems = [] if here == expected else [f"{here} are connected; expected: {expected}"]
     held = dict[str, int]()
@@ -77,17 +77,17 @@ def problems_of_rest(world: World) -> list[str]:
     return problems
 
 
-def _held(cluster: Cluster) -> dict[str, int]:
+def _held(cluster: Driver) -> dict[str, int]:
     held = {
         "requests": cluster.num_unfinished,
-        "unassigned requests": cluster.num_unassigned,
+        "unassigned requests": cluster.scheduler.num_waiting,
         "streams": len(cluster.delivery.streams),
         "sinks": len(cluster.delivery.sinks),
         "unread bytes": cluster.delivery.unread.num_bytes,
     }
     # Who is withdrawn computes probes now and then.
-    for engine in (engine for engine in cluster.engines if not engine.is_withdrawn):
-        core, info = engine.scheduler, engine.link.info
+    for engine in (engine for engine in cluster.executors if not engine.is_withdrawn):
+        core, info = engine.engine, cluster.info_of(engine.address)
         held[f"blocks of {info.address}"] = info.num_device_blocks - core.num_free_blocks
         held[f"host blocks of {info.address}"] = info.num_host_blocks - core.num_free_host_blocks
         held[f"steps in flight of {info.address}"] = core.num_in_flight

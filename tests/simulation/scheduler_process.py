@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_service.service.registration import REGISTRY_SERVICE
 from scheduler_service.audit.events import AuditEvent, ExecutorLost
-from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
+from scheduler_service.driver import Driver
 from scheduler_service.journal.journal import FileJournal, Journal, NoJournal
 from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.executor_addresses import ExecutorAddresses
@@ -49,7 +49,7 @@ class LossLog:
         """See Audit."""
         cluster = self.scheduler.cluster
         if isinstance(event, ExecutorLost) and cluster is not None:
-            num_steps = cluster.num_steps_answered
+            num_steps = cluster.membership.num_steps_answered
             self.losses.add((event.address, event.executor_epoch, num_steps))
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class SimulatedScheduler:
     config: ClusterConfig
     journal_folder: Path | None = None
     peers: tuple[str, ...] = ()
-    cluster: Cluster | None = None
+    cluster: Driver | None = None
     process: Process | None = None
     processes: list[Process] = field(default_factory=list)
     loss_logs: list[LossLog] = field(default_factory=list)
@@ -114,7 +114,7 @@ class SimulatedScheduler:
         self._journal = journal = self._new_journal(epoch)
         changed, now_ns = asyncio.Event(), partial(_monotonic_ns, self.loop)
         self.recorder = recorder = LifeRecorder(_NUM_LIVES, now_ns)
-        self.cluster = cluster = Cluster(
+        self.cluster = cluster = Driver(
             self.config,
             epoch,
             changed.set,
@@ -151,7 +151,7 @@ class SimulatedScheduler:
             return NoJournal()
         return FileJournal(self.journal_folder / f"{self.host}-{epoch}", _JOURNAL_BYTES, epoch)
 
-    def _server(self, cluster: Cluster, health: HealthService, readiness: ReadinessWatch) -> Server:
+    def _server(self, cluster: Driver, health: HealthService, readiness: ReadinessWatch) -> Server:
         server = Server(self.network, self.address)
         # With one there is nowhere else to go: clients do not ask.
         knows = (lambda: readiness.current) if self.peers else (lambda: Readiness.READY)

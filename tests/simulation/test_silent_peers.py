@@ -52,7 +52,7 @@ SHAPE = ExecutorShape(
 
 
 @dataclass
-class Cluster:
+class Driver:
     """One or two schedulers, and four executors."""
 
     loop: VirtualLoop
@@ -99,15 +99,13 @@ class Cluster:
     def of(self, scheduler: SimulatedScheduler) -> set[str]:
         """The executors that it has."""
         assert scheduler.cluster is not None
-        return {engine.link.info.address for engine in scheduler.cluster.engines}
+        return {engine.address for engine in scheduler.cluster.executors}
 
     def busy_executor(self, scheduler: SimulatedScheduler) -> str:
         """The address of one that computes."""
         assert scheduler.cluster is not None
         return next(
-            engine.link.info.address
-            for engine in scheduler.cluster.engines
-            if engine.scheduler.num_in_flight
+            engine.address for engine in scheduler.cluster.executors if engine.engine.num_in_flight
         )
 
     def silence(self, host: str, how: str) -> None:
@@ -156,7 +154,7 @@ def executor_hosts(schedulers: tuple[str, ...], all_prefer: int | None) -> list[
 
 
 def run(
-    story: Callable[[Cluster], Awaitable[None]],
+    story: Callable[[Driver], Awaitable[None]],
     num_schedulers: int = 2,
     shape: ExecutorShape = SHAPE,
     all_prefer: int | None = None,
@@ -168,7 +166,7 @@ def run(
     loop = new_loop()
 
     async def main() -> None:
-        cluster = Cluster(loop, num_schedulers, shape, all_prefer)
+        cluster = Driver(loop, num_schedulers, shape, all_prefer)
         with mock.patch.object(grpc.aio, "insecure_channel", opener(cluster.network)):
             try:
                 await asyncio.sleep(15.0)
@@ -187,7 +185,7 @@ def request(number: int, num_tokens: int, *, in_session: bool) -> Wanted:
     return Wanted(number, 0.0, (5, 6, 7 + number), params, SchedulingParams(), in_session)
 
 
-def client_of(cluster: Cluster, schedulers: str, num_tokens: int = 200) -> SimulatedClient:
+def client_of(cluster: Driver, schedulers: str, num_tokens: int = 200) -> SimulatedClient:
     """With requests that take so many steps, over a session and by themselves."""
     wanted = [request(number, num_tokens, in_session=number % 2 == 0) for number in range(4)]
     return SimulatedClient(cluster.loop, cluster.random, CLIENT, schedulers, wanted)
@@ -205,7 +203,7 @@ def longest_pause_s(client: SimulatedClient) -> float:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_streams_of_the_library_go_on_elsewhere_when_their_scheduler_is_silent(how: str) -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         client = client_of(cluster, cluster.addresses)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -218,7 +216,7 @@ def test_streams_of_the_library_go_on_elsewhere_when_their_scheduler_is_silent(h
 
 @pytest.mark.parametrize("how", HOWS)
 def test_executors_go_to_another_scheduler_when_theirs_is_silent(how: str) -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         silent, other = cluster.schedulers
         cluster.silence(silent.host, how)
         took_s = await cluster.until(lambda: len(cluster.of(other)) == len(cluster.executors))
@@ -228,7 +226,7 @@ def test_executors_go_to_another_scheduler_when_theirs_is_silent(how: str) -> No
 
 
 def test_streams_are_computed_once_when_their_only_scheduler_pauses() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         client = client_of(cluster, cluster.addresses)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -245,7 +243,7 @@ def test_streams_are_computed_once_when_their_only_scheduler_pauses() -> None:
 
 
 def test_streams_go_on_over_a_new_connection_when_theirs_is_forgotten_on_the_way() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         client = client_of(cluster, cluster.addresses)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -262,7 +260,7 @@ def test_streams_go_on_over_a_new_connection_when_theirs_is_forgotten_on_the_way
 
 @pytest.mark.parametrize("busy_s", [1.0, 2.0, 3.0])
 def test_nobody_moves_when_a_scheduler_is_busy_for_a_moment(busy_s: float) -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         client = client_of(cluster, cluster.addresses)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -283,7 +281,7 @@ def test_nobody_moves_when_a_scheduler_is_busy_for_a_moment(busy_s: float) -> No
 
 @pytest.mark.parametrize("how", HOWS)
 def test_scheduler_gives_an_executor_up_when_it_is_silent_and_has_nothing_to_do(how: str) -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         (scheduler,) = cluster.schedulers
         silent = cluster.executors[0]
         cluster.silence(silent.host, how)
@@ -295,7 +293,7 @@ def test_scheduler_gives_an_executor_up_when_it_is_silent_and_has_nothing_to_do(
 
 @pytest.mark.parametrize("how", HOWS)
 def test_streams_go_on_elsewhere_when_their_executor_is_silent_in_a_long_step(how: str) -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         client = client_of(cluster, cluster.addresses, num_tokens=2)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -311,7 +309,7 @@ def test_streams_go_on_elsewhere_when_their_executor_is_silent_in_a_long_step(ho
 
 
 def test_nobody_is_given_up_when_steps_are_long() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         client = client_of(cluster, cluster.addresses, num_tokens=2)
         await client.start()
         assert {outcome.num_tokens for outcome in client.outcomes} == {2}
@@ -321,7 +319,7 @@ def test_nobody_is_given_up_when_steps_are_long() -> None:
 
 
 def test_executor_may_be_silent_in_a_step_when_it_does_not_say_that_it_answers() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         client = client_of(cluster, cluster.addresses, num_tokens=2)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -348,7 +346,7 @@ def test_executor_may_be_silent_in_a_step_when_it_does_not_say_that_it_answers()
 
 
 def test_nobody_is_given_up_when_all_executors_are_silent_for_a_moment() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         (scheduler,) = cluster.schedulers
         for executor in cluster.executors:
             assert executor.process is not None
@@ -365,7 +363,7 @@ def test_nobody_is_given_up_when_all_executors_are_silent_for_a_moment() -> None
 
 
 def test_executor_is_reached_over_a_new_connection_when_the_former_is_forgotten() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         client = client_of(cluster, cluster.addresses)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -394,7 +392,7 @@ class Known:
 class Gateway:
     """The way of requests through a gateway: its fleet of schedulers, in a process of its own."""
 
-    def __init__(self, cluster: Cluster, schedulers: Known) -> None:
+    def __init__(self, cluster: Driver, schedulers: Known) -> None:
         self.process = Process(cluster.loop, CLIENT)
         self._loop = cluster.loop
         self._schedulers = schedulers
@@ -448,7 +446,7 @@ class Gateway:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_streams_of_a_gateway_go_on_elsewhere_when_their_scheduler_is_silent(how: str) -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         gateway = Gateway(cluster, Known(cluster.addresses))
         living = gateway.start()
         await asyncio.sleep(3.0)
@@ -473,7 +471,7 @@ def test_streams_of_a_gateway_go_on_elsewhere_when_their_scheduler_is_silent(how
 def test_gateway_and_executors_go_on_when_another_scheduler_is_named_after_the_only_one_is_silent(
     how: str,
 ) -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         first, second = cluster.schedulers
         known = Known(first.address)
         gateway = Gateway(cluster, known)
@@ -499,7 +497,7 @@ def test_gateway_and_executors_go_on_when_another_scheduler_is_named_after_the_o
 
 
 def test_gateway_reaches_its_scheduler_over_a_new_connection_when_the_former_is_forgotten() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def story(cluster: Driver) -> None:
         (scheduler,) = cluster.schedulers
         gateway = Gateway(cluster, Known(cluster.addresses))
         living = gateway.start()

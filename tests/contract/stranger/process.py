@@ -89,7 +89,7 @@ async def _wait_ready(channel: grpc.aio.Channel, log: IO[bytes]) -> None:
 
 
 @dataclass(slots=True)
-class Cluster:
+class Driver:
     """A scheduler process, its client, and executors in this process."""
 
     scheduler: Scheduler
@@ -146,15 +146,13 @@ async def poll(ask: Callable[[], Awaitable[tuple[bool, T]]], timeout_s: float = 
 
 
 @asynccontextmanager
-async def running_cluster(
-    *executors: StrangerExecutor, **options: object
-) -> AsyncIterator[Cluster]:
+async def running_cluster(*executors: StrangerExecutor, **options: object) -> AsyncIterator[Driver]:
     """A scheduler with `executors` connected to it."""
     async with AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(running_scheduler(**options))
         address = scheduler.address
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
-        cluster = Cluster(
+        cluster = Driver(
             scheduler, StrangerClient(channel), admin_pb2_grpc.AdminServiceStub(channel), executors
         )
         for executor in executors:

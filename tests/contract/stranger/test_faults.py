@@ -13,7 +13,7 @@ from tests.contract.stranger.executor import (
     StreamFaults,
     expected_tokens,
 )
-from tests.contract.stranger.process import Cluster, running_cluster
+from tests.contract.stranger.process import Driver, running_cluster
 
 pytestmark = pytest.mark.cases(3)
 
@@ -40,7 +40,7 @@ def truth_of(request: pb.GenerateRequest) -> list[int]:
     )
 
 
-async def check_exact(cluster: Cluster, requests: list[pb.GenerateRequest]) -> list[Completion]:
+async def check_exact(cluster: Driver, requests: list[pb.GenerateRequest]) -> list[Completion]:
     """Streams `requests` through the fault of the only executor."""
     (executor,) = cluster.executors
     completions = await cluster.client.generate_all(requests)

@@ -17,7 +17,7 @@ from tests.contract.stranger.client import (
     request_of,
 )
 from tests.contract.stranger.executor import ExecutorConfig, StrangerExecutor
-from tests.contract.stranger.process import Cluster, running_cluster, running_scheduler
+from tests.contract.stranger.process import Driver, running_cluster, running_scheduler
 from tests.contract.stranger.truth import expected_tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,7 +27,7 @@ BAD_WORD = pb.TokenSequence(token_ids=[5] * 8)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster() -> AsyncIterator[Driver]:
     """A pool of 64 tokens, a model of 100 tokens, no optional feature."""
     config = ExecutorConfig(num_device_blocks=16, max_model_len=100, features=())
     async with running_cluster(StrangerExecutor(config)) as running:
@@ -35,7 +35,7 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def full_cluster() -> AsyncIterator[Cluster]:
+async def full_cluster() -> AsyncIterator[Driver]:
     """All features, and one request at a time."""
     config = ExecutorConfig(
         tokenizer_files={"a.json": b"0123456789ab"},
@@ -78,7 +78,7 @@ def check(error: ErrorDetails | None, code: grpc.StatusCode, reason: str) -> Non
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_generate_refuses_when_request_is_invalid(
-    cluster: Cluster, request_: pb.GenerateRequest, reason: str
+    cluster: Driver, request_: pb.GenerateRequest, reason: str
 ) -> None:
     check(await cluster.client.refusal(request_), INVALID, reason)
 
@@ -120,7 +120,7 @@ BAD_PARAMS: list[dict[str, Param]] = [
 
 @pytest.mark.parametrize("params", BAD_PARAMS, ids=lambda params: next(iter(params)))
 async def test_generate_names_parameter_when_it_is_out_of_range(
-    full_cluster: Cluster, params: dict[str, Param]
+    full_cluster: Driver, params: dict[str, Param]
 ) -> None:
     error = await full_cluster.client.refusal(request_of(PROMPT, **params))
     check(error, INVALID, "SAMPLING_PARAMS_INVALID")
@@ -143,14 +143,14 @@ async def test_generate_names_parameter_when_it_is_out_of_range(
     ids=lambda params: next(iter(params)),
 )
 async def test_generate_accepts_when_parameters_are_at_their_bounds(
-    full_cluster: Cluster, params: dict[str, Param]
+    full_cluster: Driver, params: dict[str, Param]
 ) -> None:
     request = request_of(PROMPT, max_tokens=2, seed=4, **params)
     completion = await full_cluster.client.generate(request)
     assert completion.tokens == expected_tokens(PROMPT, 4, 1, 2, 1000)
 
 
-async def test_generate_refuses_when_request_id_is_in_use(full_cluster: Cluster) -> None:
+async def test_generate_refuses_when_request_id_is_in_use(full_cluster: Driver) -> None:
     (executor,) = full_cluster.executors
     executor.gate.clear()
     first = full_cluster.client.start(request_of(PROMPT, "twin", max_tokens=2))
@@ -163,7 +163,7 @@ async def test_generate_refuses_when_request_id_is_in_use(full_cluster: Cluster)
 
 
 async def test_generate_refuses_with_retry_info_when_queue_is_full(
-    full_cluster: Cluster,
+    full_cluster: Driver,
 ) -> None:
     (executor,) = full_cluster.executors
     executor.gate.clear()
@@ -190,7 +190,7 @@ async def abort_error(client: StrangerClient, request_id: str) -> ErrorDetails |
 
 
 async def test_abort_finds_nothing_when_request_is_unknown_or_finished(
-    full_cluster: Cluster,
+    full_cluster: Driver,
 ) -> None:
     await full_cluster.client.generate(request_of(PROMPT, "done", max_tokens=1))
     for request_id in ("done", "never", ""):
@@ -198,7 +198,7 @@ async def test_abort_finds_nothing_when_request_is_unknown_or_finished(
         check(error, grpc.StatusCode.NOT_FOUND, "REQUEST_UNKNOWN")
 
 
-async def test_generate_draws_request_ids_when_they_are_empty(full_cluster: Cluster) -> None:
+async def test_generate_draws_request_ids_when_they_are_empty(full_cluster: Driver) -> None:
     first = await full_cluster.client.generate(request_of(PROMPT, max_tokens=1))
     second = await full_cluster.client.generate(request_of(PROMPT, max_tokens=1))
     assert first.request_id
@@ -206,19 +206,19 @@ async def test_generate_draws_request_ids_when_they_are_empty(full_cluster: Clus
 
 
 async def test_get_tokenizer_passes_files_on_when_executor_has_them(
-    full_cluster: Cluster,
+    full_cluster: Driver,
 ) -> None:
     assert await full_cluster.client.get_tokenizer() == {"a.json": b"0123456789ab"}
 
 
-async def test_get_tokenizer_refuses_when_executor_has_none(cluster: Cluster) -> None:
+async def test_get_tokenizer_refuses_when_executor_has_none(cluster: Driver) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await cluster.client.get_tokenizer()
     error = read_error(caught.value)
     check(error, grpc.StatusCode.NOT_FOUND, "TOKENIZER_UNAVAILABLE")
 
 
-async def test_get_model_describes_what_executor_registered(full_cluster: Cluster) -> None:
+async def test_get_model_describes_what_executor_registered(full_cluster: Driver) -> None:
     info = full_cluster.executors[0].info.model
     answer = await full_cluster.client.get_model()
     # Its executors answer when they are told to, so whether there is progress is up to the test.

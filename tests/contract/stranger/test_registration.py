@@ -13,7 +13,7 @@ from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from tests.contract.stranger.client import ErrorDetails, read_error, request_of
 from tests.contract.stranger.executor import ExecutorConfig, StrangerExecutor
 from tests.contract.stranger.process import (
-    Cluster,
+    Driver,
     Scheduler,
     poll,
     running_cluster,
@@ -27,7 +27,7 @@ SERVICES = ("", "splitserve.scheduler.v1.SchedulerService")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster() -> AsyncIterator[Driver]:
     async with running_cluster(StrangerExecutor()) as running:
         yield running
 
@@ -74,7 +74,7 @@ async def register(address: str, info: executor_pb2.ExecutorInfo) -> ErrorDetail
     ],
 )
 async def test_register_refuses_when_executor_does_not_match(
-    cluster: Cluster, path: str, value: object, reason: str
+    cluster: Driver, path: str, value: object, reason: str
 ) -> None:
     info = info_of(cluster.executors[0], path, value)
     error = await register(cluster.scheduler.address, info)
@@ -112,20 +112,20 @@ async def test_register_refuses_when_executor_does_not_match(
     ],
 )
 async def test_register_refuses_when_field_is_missing_or_out_of_range(
-    cluster: Cluster, empty: Scheduler, path: str, value: object
+    cluster: Driver, empty: Scheduler, path: str, value: object
 ) -> None:
     await check_invalid(empty, info_of(cluster.executors[0], path, value), path)
 
 
 @pytest.mark.parametrize(("path", "value"), [("model.dtype", "int7"), ("model.digest", "XYZ")])
 async def test_register_refuses_when_first_model_is_out_of_range(
-    cluster: Cluster, path: str, value: object
+    cluster: Driver, path: str, value: object
 ) -> None:
     async with running_scheduler() as scheduler:
         await check_invalid(scheduler, info_of(cluster.executors[0], path, value), path)
 
 
-async def test_register_accepts_when_keys_and_values_have_8_bits(cluster: Cluster) -> None:
+async def test_register_accepts_when_keys_and_values_have_8_bits(cluster: Driver) -> None:
     info = info_of(cluster.executors[0], "model.kv_cache_dtype", "float8_e4m3fn")
     async with running_scheduler() as scheduler:
         assert await register(scheduler.address, info) is None
@@ -142,7 +142,7 @@ async def check_invalid(scheduler: Scheduler, info: executor_pb2.ExecutorInfo, p
     assert path.split(".")[-1] in error.message
 
 
-async def test_register_changes_nothing_when_repeated(cluster: Cluster) -> None:
+async def test_register_changes_nothing_when_repeated(cluster: Driver) -> None:
     (executor,) = cluster.executors
     generation = cluster.client.start(request_of([1, 2], temperature=0, max_tokens=150))
     await generation.read_until(3)
@@ -156,7 +156,7 @@ async def test_register_changes_nothing_when_repeated(cluster: Cluster) -> None:
 
 
 async def test_living_executor_goes_on_when_another_registers_with_its_address(
-    cluster: Cluster,
+    cluster: Driver,
 ) -> None:
     (executor,) = cluster.executors
     mistaken = executor_pb2.ExecutorInfo()
@@ -180,7 +180,7 @@ async def test_living_executor_goes_on_when_another_registers_with_its_address(
     assert [state.executor for state in await cluster.states()] == [executor.info]
 
 
-async def test_dead_address_changes_nothing_when_it_is_registered(cluster: Cluster) -> None:
+async def test_dead_address_changes_nothing_when_it_is_registered(cluster: Driver) -> None:
     dead = info_of(cluster.executors[0], "model.digest", "cd" * 32)
     dead.model.max_model_len_tokens = 3
     executor = StrangerExecutor()

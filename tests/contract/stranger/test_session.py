@@ -9,14 +9,14 @@ import pytest_asyncio
 from splitserve.scheduler.v1 import scheduler_pb2 as pb
 from tests.contract.stranger.client import Param, Session, read_error, request_of
 from tests.contract.stranger.executor import StrangerExecutor
-from tests.contract.stranger.process import Cluster, running_cluster
+from tests.contract.stranger.process import Driver, running_cluster
 from tests.contract.stranger.truth import expected_scores, expected_tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster() -> AsyncIterator[Driver]:
     async with running_cluster(StrangerExecutor()) as running:
         yield running
 
@@ -33,7 +33,7 @@ async def submit(session: Session, handle: int, max_tokens: int = 6, **params: P
     return expected_tokens(prompt, handle, 1, max_tokens, 1000)
 
 
-async def test_session_ends_when_all_have_finished_after_half_close(cluster: Cluster) -> None:
+async def test_session_ends_when_all_have_finished_after_half_close(cluster: Driver) -> None:
     session = cluster.client.session()
     handles = (3, -7, 2**31 - 1, 0)
     truth = {handle: await submit(session, handle) for handle in handles}
@@ -46,7 +46,7 @@ async def test_session_ends_when_all_have_finished_after_half_close(cluster: Clu
 
 
 async def test_session_sends_one_message_a_step_when_requests_run_together(
-    cluster: Cluster,
+    cluster: Driver,
 ) -> None:
     (executor,) = cluster.executors
     executor.gate.clear()
@@ -64,7 +64,7 @@ async def test_session_sends_one_message_a_step_when_requests_run_together(
     assert 4 in sizes
 
 
-async def test_session_aborts_one_when_handle_is_aborted(cluster: Cluster) -> None:
+async def test_session_aborts_one_when_handle_is_aborted(cluster: Driver) -> None:
     session = cluster.client.session()
     await submit(session, 1, max_tokens=190)
     truth = await submit(session, 2)
@@ -78,7 +78,7 @@ async def test_session_aborts_one_when_handle_is_aborted(cluster: Cluster) -> No
     await cluster.wait_idle()
 
 
-async def test_abort_ends_request_of_session_when_called_by_id(cluster: Cluster) -> None:
+async def test_abort_ends_request_of_session_when_called_by_id(cluster: Driver) -> None:
     session = cluster.client.session()
     await session.submit(5, request_of([1, 2], "by-id", max_tokens=190))
     await session.read_until_token(5)
@@ -89,7 +89,7 @@ async def test_abort_ends_request_of_session_when_called_by_id(cluster: Cluster)
     assert session.completions[5].reason == "ABORTED"
 
 
-async def test_abort_finishes_stream_when_request_generates(cluster: Cluster) -> None:
+async def test_abort_finishes_stream_when_request_generates(cluster: Driver) -> None:
     request = request_of([1, 2], "aborted", max_tokens=190, temperature=0)
     generation = cluster.client.start(request)
     await generation.read_until(2)
@@ -102,7 +102,7 @@ async def test_abort_finishes_stream_when_request_generates(cluster: Cluster) ->
     await cluster.wait_idle()
 
 
-async def test_session_rejects_one_when_request_is_invalid(cluster: Cluster) -> None:
+async def test_session_rejects_one_when_request_is_invalid(cluster: Driver) -> None:
     session = cluster.client.session()
     truth = await submit(session, 1)
     await session.submit(2, request_of([]))
@@ -116,7 +116,7 @@ async def test_session_rejects_one_when_request_is_invalid(cluster: Cluster) -> 
     assert session.completions[2].tokens == again
 
 
-async def test_session_reuses_handle_when_request_has_finished(cluster: Cluster) -> None:
+async def test_session_reuses_handle_when_request_has_finished(cluster: Driver) -> None:
     session = cluster.client.session()
     for max_tokens in (1, 2, 3):
         truth = await submit(session, 9, max_tokens=max_tokens)
@@ -126,7 +126,7 @@ async def test_session_reuses_handle_when_request_has_finished(cluster: Cluster)
     await session.read_all()
 
 
-async def test_session_sends_logprobs_as_events_when_asked(cluster: Cluster) -> None:
+async def test_session_sends_logprobs_as_events_when_asked(cluster: Driver) -> None:
     session = cluster.client.session()
     truth = await submit(session, 4, num_logprobs=1)
     await session.half_close()
@@ -140,7 +140,7 @@ async def test_session_sends_logprobs_as_events_when_asked(cluster: Cluster) -> 
 
 @pytest.mark.parametrize("message", ["reused handle", "no action"])
 async def test_session_ends_with_error_when_protocol_is_broken(
-    cluster: Cluster, message: str
+    cluster: Driver, message: str
 ) -> None:
     session = cluster.client.session()
     await submit(session, 1, max_tokens=190)
@@ -157,7 +157,7 @@ async def test_session_ends_with_error_when_protocol_is_broken(
     await cluster.wait_idle()
 
 
-async def test_session_frees_blocks_when_stream_breaks(cluster: Cluster) -> None:
+async def test_session_frees_blocks_when_stream_breaks(cluster: Driver) -> None:
     session = cluster.client.session()
     await submit(session, 1, max_tokens=190)
     await session.read_until_token(1)
@@ -165,21 +165,21 @@ async def test_session_frees_blocks_when_stream_breaks(cluster: Cluster) -> None
     await cluster.wait_idle()
 
 
-async def test_session_ends_at_once_when_nothing_was_submitted(cluster: Cluster) -> None:
+async def test_session_ends_at_once_when_nothing_was_submitted(cluster: Driver) -> None:
     session = cluster.client.session()
     await session.half_close()
     await session.read_all()
     assert session.messages == []
 
 
-async def test_generate_frees_blocks_when_call_is_cancelled(cluster: Cluster) -> None:
+async def test_generate_frees_blocks_when_call_is_cancelled(cluster: Driver) -> None:
     generation = cluster.client.start(request_of([1] * 50, max_tokens=140))
     await generation.read_until(1)
     generation.cancel()
     await cluster.wait_idle()
 
 
-async def test_generate_frees_blocks_when_deadline_passes(cluster: Cluster) -> None:
+async def test_generate_frees_blocks_when_deadline_passes(cluster: Driver) -> None:
     (executor,) = cluster.executors
     # However late its steps are, it does not end before.
     executor.gate.clear()

@@ -13,7 +13,6 @@ from random import Random
 from typing import Any
 
 from scheduler_service.callers.admission import Admission
-from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig
 from scheduler_service.core.request import (
@@ -22,6 +21,7 @@ from scheduler_service.core.request import (
     sequence_seed,
 )
 from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.driver import Driver
 from scheduler_service.executors.executor_link import LinkConfig
 from scheduler_service.request_names import RequestName
 from scheduler_service.streams.sinks import client_key
@@ -67,7 +67,7 @@ class Burst:
         self._now_ns = 0
         self.cluster = self.make_cluster()
 
-    def make_cluster(self) -> Cluster:
+    def make_cluster(self) -> Driver:
         """A cluster whose links lead to the machines."""
         depth = self.random.randint(1, 3)
         config = ClusterConfig(
@@ -80,7 +80,7 @@ class Burst:
             max_executor_losses=1000,
             policies=PolicyConfig(queue_policy=self.random.choice(_QUEUE_POLICIES)),
         )
-        return Cluster(
+        return Driver(
             config, SCHEDULER_EPOCH, lambda: None, now_ns=lambda: self._now_ns, connect=self.connect
         )
 
@@ -148,9 +148,9 @@ class Burst:
 
     def _lose_silent(self) -> None:
         """What a step timeout does: a step was answered under a number that was answered before."""
-        for engine in self.cluster.engines:
-            link = self.machines[engine.link.info.address].link
-            if link is engine.link and engine.scheduler.num_in_flight and link.is_silent:
+        for engine in self.cluster.executors:
+            link = self.machines[engine.address].link
+            if link is engine.link and engine.engine.num_in_flight and link.is_silent:
                 link.break_off()
 
     async def _turns(self, count: int) -> None:
@@ -158,7 +158,7 @@ class Burst:
             await asyncio.sleep(0)
 
     def _is_known(self, machine: Machine) -> bool:
-        return any(engine.link.info.address == machine.address for engine in self.cluster.engines)
+        return any(engine.address == machine.address for engine in self.cluster.executors)
 
     def _machine(self) -> Machine:
         return self.random.choice(list(self.machines.values()))
@@ -247,10 +247,10 @@ class Burst:
         """Everybody got what is true; no core has what is not its own."""
         assert self.errors == [], "in a callback"
         owners: set[str] = set()
-        for engine in self.cluster.engines:
+        for engine in self.cluster.executors:
             if not engine.takes_requests:
                 continue
-            held = engine.scheduler.placement.requests
+            held = engine.engine.placement.requests
             assert owners.isdisjoint(held)
             owners |= held.keys()
         num_errors = 0

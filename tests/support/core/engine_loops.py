@@ -18,12 +18,12 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
-from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost
 from scheduler_service.executors.step_alarm import StepAlarm
 from scheduler_service.executors.step_patience import StepPatience
 from scheduler_service.journal.core import Core
 from scheduler_service.observer import NoObserver
+from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.step_codec import EncodedBatch
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import make_config
@@ -140,9 +140,9 @@ def a_loop(
     link: LoopLink | None = None,
     now_ns: Callable[[], int] = lambda: 0,
     steps: StepAlarm | None = None,
-) -> EngineLoop:
+) -> ExecutorState:
     """A loop with an executor; `core` may be recorded."""
-    return EngineLoop(
+    return ExecutorState(
         Scheduler(CONFIG) if core is None else core,
         link or LoopLink(CONFIG),  # type: ignore[arg-type]
         clients.deliver,
@@ -156,7 +156,7 @@ def a_loop(
     )
 
 
-async def run_until_lost(loop: EngineLoop) -> ExecutorLost:
+async def run_until_lost(loop: ExecutorState) -> ExecutorLost:
     """Runs a loop that is going to end."""
     with pytest.raises(ExecutorLost) as caught:
         await asyncio.wait_for(loop.run(), PATIENCE_S)

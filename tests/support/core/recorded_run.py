@@ -61,7 +61,7 @@ def open_file(path: Path, max_bytes: int = 2**26) -> FileJournal:
 
 
 class RecordedEngine:
-    """A core of a journal and an executor; the loop is that of `EngineLoop`, without clients."""
+    """A core of a journal and an executor; the loop is that of `ExecutorState`, without clients."""
 
     def __init__(
         self, journal: Journal, config: SchedulerConfig, *, epoch: int = 1, depth: int = 2

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from scheduler_service.callers.admission import Admission
-from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.driver import Driver
 from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.executor_link import LinkConfig
 from scheduler_service.journal.journal import Journal
@@ -43,7 +43,7 @@ class Fleet:
     ) -> None:
         self.machines: dict[str, Machine] = {}
         self.now_ns = 0
-        self.cluster = Cluster(
+        self.cluster = Driver(
             config,
             1,
             lambda: None,
@@ -91,8 +91,8 @@ class Fleet:
 
     def requests_at(self, machine: Machine) -> list[str]:
         """What it has not finished."""
-        engines = {engine.link.info.address: engine for engine in self.cluster.engines}
-        return sorted(engines[machine.address].scheduler.unfinished_request_ids)
+        engines = {each.address: each for each in self.cluster.executors}
+        return sorted(engines[machine.address].engine.unfinished_request_ids)
 
     async def finish(self, machine: Machine) -> None:
         """Lets all steps of an executor be answered."""

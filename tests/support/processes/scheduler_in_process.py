@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.callers.caller import Callers, OpenDoor
-from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
+from scheduler_service.driver import Driver
 from scheduler_service.live.live_view import LiveView
 from scheduler_service.live.pace import Pace
 from scheduler_service.live.servicer import LiveServicer
@@ -50,7 +50,7 @@ UNIX_MS = 1_700_000_000_000
 class SchedulerInProcess:
     """What runs."""
 
-    cluster: Cluster
+    cluster: Driver
     servicer: SchedulerServicer
     address: str
     # Set when an executor has come or gone.
@@ -83,7 +83,7 @@ async def scheduler_in_process(
     changed = asyncio.Event()
     view = LiveView(lambda: UNIX_MS, pace=live_pace or Pace(lambda: 0), now_ns=now_ns)
     observers = Observers(view, *(() if observer is None else (observer,)))
-    cluster = Cluster(
+    cluster = Driver(
         config, scheduler_epoch, changed.set, now_ns=now_ns, audit=audit, observer=observers
     )
     callers = callers or OpenDoor()
@@ -111,7 +111,7 @@ async def scheduler_in_process(
             executor.digest = DIGEST
             await executor.start()
         async with asyncio.timeout(PATIENCE_S):
-            while sum(engine.is_connected for engine in cluster.engines) < len(executors):
+            while sum(engine.is_connected for engine in cluster.executors) < len(executors):
                 changed.clear()
                 await changed.wait()
         yield SchedulerInProcess(cluster, servicer, f"127.0.0.1:{running.port}", changed, view)
@@ -124,7 +124,7 @@ async def scheduler_in_process(
 
 def _add(
     running: RunningServer,
-    cluster: Cluster,
+    cluster: Driver,
     servicer: SchedulerServicer,
     admin: AdminServicer,
     audit: Audit,

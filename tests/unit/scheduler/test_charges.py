@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from scheduler_service.callers.admission import Admission
-from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.driver import Driver
 from scheduler_service.request_names import RequestName
 from scheduler_service.streams.sinks import RequestSink, SessionStream
 from splitserve_rpc.domain_error import DomainError
@@ -30,7 +30,7 @@ class Setting:
 
     def __init__(self) -> None:
         self.machine = Machine("executor:0")
-        self.cluster = Cluster(
+        self.cluster = Driver(
             ClusterConfig(max_num_waiting=NUM_WAITING),
             1,
             lambda: None,
@@ -70,7 +70,7 @@ async def test_charge_ends_when_no_executor_has_the_request() -> None:
     setting.machine.link.break_off()
     await turns()
     setting.submit(1, charge)
-    assert setting.cluster.num_unassigned == 1
+    assert setting.cluster.scheduler.num_waiting == 1
     setting.cluster.abort(RequestName("r1"))
     charge.check(num_told=0)
     await setting.cluster.drain(0)
@@ -85,7 +85,7 @@ async def test_nothing_is_charged_when_the_queue_is_full(is_connected: bool) -> 
         setting.machine.link.break_off()
         await turns()
     num_taken, refused = 0, CountedCharge()
-    while setting.cluster.num_unassigned < NUM_WAITING:
+    while setting.cluster.scheduler.num_waiting < NUM_WAITING:
         setting.submit(num_taken, CountedCharge())
         num_taken += 1
     with pytest.raises(DomainError, match=f"{NUM_WAITING} requests wait") as caught:

@@ -34,12 +34,12 @@ async def test_request_in_quarantine_ends_at_its_deadline_when_no_executor_is_th
         await turns()
     machine.link.break_off()
     await turns()
-    assert fleet.cluster.num_unassigned == 2
+    assert fleet.cluster.scheduler.num_waiting == 2
 
     fleet.now_ns = 2 * MS
     (event,) = await fleet.next_events()
     assert (event.handle, event.finish.error.reason) == (1, "DEADLINE_UNREACHABLE")
-    assert fleet.cluster.num_unassigned == 1
+    assert fleet.cluster.scheduler.num_waiting == 1
     await fleet.cluster.drain(0)
 
 
@@ -50,7 +50,7 @@ async def test_lines_about_requests_in_quarantine_say_whose_they_are_and_their_t
     for handle in (1, 2):
         submit_traced(fleet, handle)
     await turns()
-    with logged("scheduler_service.dispatcher") as lines:
+    with logged("scheduler_service.driver") as lines:
         for machine, following in itertools.pairwise(machines):
             assert machine.link is not None
             machine.link.break_off()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.service.forgotten_work import ForgottenWork
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.readiness_watch import ReadinessWatch
@@ -22,14 +22,14 @@ async def test_request_begins_when_its_wake_up_was_lost(
     await fleet.join(Machine("executor:1"))
     await turns()
     with monkeypatch.context() as broken:
-        broken.setattr(EngineLoop, "wake_up", lambda _loop: None)
+        broken.setattr(ExecutorState, "wake_up", lambda _loop: None)
         fleet.submit(1)
     await turns()
     forgotten = ForgottenWork(fleet.cluster)
     await forgotten.look()
-    assert not fleet.cluster.is_computing
+    assert not fleet.cluster.scheduler.is_computing
     await forgotten.look()
-    assert fleet.cluster.is_computing
+    assert fleet.cluster.scheduler.is_computing
     assert "wake_up_missed num_unfinished=1" in caplog.text
     await fleet.cluster.drain(0)
 
@@ -41,13 +41,13 @@ async def test_nothing_is_said_of_a_wake_up_that_is_under_way(
     await fleet.join(Machine("executor:1"))
     await turns()
     with monkeypatch.context() as broken:
-        broken.setattr(EngineLoop, "wake_up", lambda _loop: None)
+        broken.setattr(ExecutorState, "wake_up", lambda _loop: None)
         fleet.submit(1)
     forgotten = ForgottenWork(fleet.cluster)
     await forgotten.look()
     fleet.submit(2)  # its wake-up is for both, and comes before the second look is over
     await forgotten.look()
-    assert fleet.cluster.is_computing
+    assert fleet.cluster.scheduler.is_computing
     assert "wake_up_missed" not in caplog.text
     await fleet.cluster.drain(0)
 
@@ -66,13 +66,13 @@ async def test_nothing_is_said_when_there_is_nothing_to_begin(
     await turns()
     for _ in range(3):  # its step is in flight
         await forgotten.look()
-    assert fleet.cluster.is_computing
+    assert fleet.cluster.scheduler.is_computing
     assert machine.link is not None
     machine.link.break_off()
     await turns()
     for _ in range(3):  # nobody is there
         await forgotten.look()
-    assert fleet.cluster.num_unassigned == 1
+    assert fleet.cluster.scheduler.num_waiting == 1
     assert "wake_up_missed" not in caplog.text
     await fleet.cluster.drain(0)
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler_service.cluster import Cluster
+from scheduler_service.driver import Driver
 from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.registry import MAX_PENDING_OF_A_HOST, RegistryServicer
 from splitserve.scheduler.v1 import registry_pb2
@@ -41,7 +41,7 @@ class _Call:
 
 async def test_registration_is_refused_when_its_host_has_as_many_pending_as_it_may() -> None:
     cluster = _Cluster()
-    servicer = RegistryServicer(cast("Cluster", cluster), ExecutorAddresses(AddressRules()))
+    servicer = RegistryServicer(cast("Driver", cluster), ExecutorAddresses(AddressRules()))
 
     def register(host: str, port: int) -> Any:  # noqa: ANN401
         request = registry_pb2.RegisterRequest(executor=Machine(f"{host}:{port}").info)

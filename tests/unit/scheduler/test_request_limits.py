@@ -13,11 +13,11 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
-from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import MAX_BAD_WORD_TOKENS, MAX_ENTRIES, MAX_SEQUENCES
+from scheduler_service.driver import Driver
 from scheduler_service.observer import NoObserver
 from scheduler_service.request_limits import check_lengths, message_bytes, most_message_bytes
 from scheduler_service.service.servicer import SchedulerServicer
@@ -83,7 +83,7 @@ def fill(place: Any) -> None:  # noqa: ANN401
 
 
 class _Cluster:
-    """As much of a Cluster as a request needs that is refused when it is decoded."""
+    """As much of a Driver as a request needs that is refused when it is decoded."""
 
     served = SimpleNamespace(largest_config=CONFIG, model=None)
     observer = NoObserver()
@@ -112,7 +112,7 @@ async def test_request_is_refused_without_a_copy_when_a_list_is_too_long(
         raise AssertionError("a request was made of it")
 
     monkeypatch.setattr(Request, "create", create)
-    servicer = SchedulerServicer(cast("Cluster", _Cluster()))
+    servicer = SchedulerServicer(cast("Driver", _Cluster()))
     tracemalloc.start()
     try:
         with pytest.raises(DomainError) as caught:
@@ -195,5 +195,5 @@ def test_message_limit_is_usual_when_max_model_len_asks_for_no_more() -> None:
 
 
 def test_cluster_takes_the_usual_message_when_it_knows_no_executor() -> None:
-    cluster = Cluster(ClusterConfig(max_model_len=2 * MIB), 1, lambda: None)
+    cluster = Driver(ClusterConfig(max_model_len=2 * MIB), 1, lambda: None)
     assert cluster.served.max_message_bytes == most_message_bytes(2 * MIB)

@@ -16,8 +16,8 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.executors.broken_core import MESSAGE, REASON, CoreBroken
-from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.rescue import MESSAGE, REASON, CoreBroken
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.checked_engine import expected_hypotheses
 from tests.support.core.engine_loops import (
@@ -43,7 +43,7 @@ TAKE, PUBLISH, CHARGE = (
 )
 
 
-def a_fair_loop(clients: Clients) -> EngineLoop:
+def a_fair_loop(clients: Clients) -> ExecutorState:
     """Its core charges tenants for every token."""
     return a_loop(clients, Scheduler(replace(CONFIG, queue_policy="fair")))
 

@@ -26,19 +26,19 @@ async def test_requests_that_wait_go_at_once_and_those_that_run_stay() -> None:
     await turns()
     # Nobody's, so that it waits where otherwise only what was preempted does.
     waiting = Request.create("waits", [9], SamplingParams(max_tokens=1), arrival=9, seed=9)
-    fleet.cluster.engines[0].readmit(waiting)
+    fleet.cluster.executors[0].engine.readmit(waiting)
     assert fleet.requests_at(going) == ["r1", "waits"]
     draining = fleet.drain(going)
     await turns()
     assert fleet.requests_at(going) == ["r1"]
-    assert fleet.cluster.num_unassigned == 2
+    assert fleet.cluster.scheduler.num_waiting == 2
 
     fleet.submit(4)
     await fleet.join(staying)
     assert fleet.requests_at(going) == ["r1"]
     await fleet.finish(going)
     assert await draining == Drained(num_moved=1)
-    assert [engine.link.info.address for engine in fleet.cluster.engines] == ["staying:1"]
+    assert [engine.address for engine in fleet.cluster.executors] == ["staying:1"]
     await fleet.finish(staying)
     await fleet.finish(staying)
     await fleet.finish(staying)
@@ -73,8 +73,8 @@ async def test_new_life_at_the_address_is_served_when_the_old_one_drains() -> No
     machine.restart()
     await fleet.join(machine)
     assert (await draining).is_lost
-    (engine,) = fleet.cluster.engines
-    assert (engine.link.info.executor_epoch, engine.is_draining) == (machine.epoch, False)
+    (engine,) = fleet.cluster.executors
+    assert (engine.epoch, engine.is_draining) == (machine.epoch, False)
     await fleet.finish(machine)
     assert fleet.cluster.num_unfinished == 0
     await fleet.cluster.drain(0)
@@ -118,12 +118,12 @@ async def test_idle_executor_takes_what_was_preempted_at_another() -> None:
     await fleet.join(busy)
     fleet.submit(1, 2)
     await fleet.join(idle)
-    (engine, _) = fleet.cluster.engines
-    while engine.scheduler.num_running < 2:
+    (engine, _) = fleet.cluster.executors
+    while engine.engine.num_running < 2:
         await turns()
     busy.link.release()  # type: ignore[union-attr]
     await turns()
-    core = engine.scheduler
+    core = engine.engine
     core.placement.preempt(core.placement.requests["r2"], PreemptionCause.BLOCKS)
     core.placement.rows.run_limit[:] = 0  # nothing begins there
     fleet.now_ns = 10**9
@@ -155,7 +155,7 @@ async def test_executor_that_still_drains_serves_on_when_it_is_taken_back() -> N
     assert await refusal(draining) == "DRAIN_UNDONE"
     await fleet.finish(machine)
     await fleet.join(machine)
-    (engine,) = fleet.cluster.engines
+    (engine,) = fleet.cluster.executors
     assert engine.takes_requests
     fleet.cluster.undrain_executor(machine.address)  # changes nothing
     # It may be drained once more.
@@ -173,7 +173,7 @@ async def test_executor_that_is_gone_is_taken_again_when_it_is_taken_back() -> N
     fleet.cluster.undrain_executor(machine.address)
     fleet.cluster.undrain_executor(machine.address)
     await fleet.join(machine)
-    assert [engine.takes_requests for engine in fleet.cluster.engines] == [True]
+    assert [engine.takes_requests for engine in fleet.cluster.executors] == [True]
     assert await fleet.drain(machine) == Drained()
     assert await refusal(fleet.join(machine)) == "EXECUTOR_DRAINED"
     await fleet.cluster.drain(0)
@@ -185,16 +185,16 @@ async def test_executor_that_says_it_was_drained_is_refused_by_a_scheduler_that_
     with pytest.raises(DomainError, match="known: none"):
         fleet.cluster.undrain_executor(machine.address)
     assert await refusal(fleet.join(machine)) == "EXECUTOR_DRAINED"
-    assert fleet.cluster.engines == []
+    assert fleet.cluster.executors == []
 
     fleet.cluster.undrain_executor(machine.address)
     await fleet.join(machine)
-    assert len(fleet.cluster.engines) == 1
+    assert len(fleet.cluster.executors) == 1
     # A new process knows nothing of it.
     machine.restart()
     machine.says_drained = False
     await fleet.join(machine)
-    assert len(fleet.cluster.engines) == 1
+    assert len(fleet.cluster.executors) == 1
     await fleet.cluster.drain(0)
 
 

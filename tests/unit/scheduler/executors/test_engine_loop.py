@@ -13,11 +13,11 @@ from scheduler_service.core.request import RequestStatus, SchedulingParams
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
-from scheduler_service.executors.broken_core import CoreBroken
 from scheduler_service.executors.executor_link import ExecutorLost
 from scheduler_service.executors.step_alarm import StepAlarm
 from scheduler_service.executors.step_patience import StepPatience
 from scheduler_service.journal.journal import FileJournal
+from scheduler_service.scheduler.rescue import CoreBroken
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.engine_loops import (

@@ -9,12 +9,12 @@ from contextlib import suppress
 import pytest
 
 from scheduler_service.callers.admission import Admission
-from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.planning.arrival_checks import check_request
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.driver import Driver
 from scheduler_service.executors.applicants import MAX_PENDING_JOINS
 from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
 from scheduler_service.executors.handshake import check_executor_info, core_config, epoch_for
@@ -37,7 +37,7 @@ class Network:
         self.held: asyncio.Event | None = None
         # For how long executors have been in a step.
         self.step_running_ms = 0
-        self.cluster = Cluster(
+        self.cluster = Driver(
             ClusterConfig(), 7, lambda: None, now_ns=lambda: 0, connect=self.connect
         )
 
@@ -122,18 +122,18 @@ async def test_living_executor_goes_on_when_another_registers_with_its_address(
     if change is _epoch:
         await network.cluster.join(machine.info)
         await turns()
-    known = network.cluster.engines
+    known = network.cluster.executors
 
     with pytest.raises(DomainError) as refusal:
         await network.cluster.join(info_of(machine, change))
 
     assert refusal.value.reason == "EXECUTOR_MISMATCH"
     assert f"GetInfo at {ADDRESS} says" in refusal.value.message
-    assert network.cluster.engines == known
+    assert network.cluster.executors == known
     assert all(engine.is_connected for engine in known)
     await network.cluster.join(machine.info)
     await turns()
-    assert [engine.is_connected for engine in network.cluster.engines] == [True]
+    assert [engine.is_connected for engine in network.cluster.executors] == [True]
     await network.cluster.drain(0)
 
 
@@ -148,8 +148,8 @@ async def test_stream_of_the_former_life_ends_when_an_executor_has_restarted() -
     await turns()
 
     assert [link.is_closed for link in network.links] == [True, False]
-    (engine,) = network.cluster.engines
-    assert engine.link.info.executor_epoch == machine.epoch
+    (engine,) = network.cluster.executors
+    assert engine.epoch == machine.epoch
     assert engine.is_connected
     await network.cluster.drain(0)
 
@@ -169,7 +169,7 @@ async def test_registrations_are_bounded_when_nobody_answers() -> None:
     network.held.set()
     await asyncio.gather(*joining)
     assert all(link.is_closed for link in network.links)
-    assert network.cluster.engines == []
+    assert network.cluster.executors == []
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ async def test_prompt_is_looked_at_once_when_there_are_several_executors(
         looked_at.append(request.sequence.token_ids.tolist())
         check_request(request, config)
 
-    for module in ("executors.engines", "core.scheduler"):
+    for module in ("scheduler.scheduler", "core.scheduler"):
         monkeypatch.setattr(f"scheduler_service.{module}.check_request", check)
     stream = GenerateStream(network.cluster.delivery.new_outbox())
     request = Request.create("r", prompt, SamplingParams(max_tokens=1), arrival=1, seed=1)
@@ -299,11 +299,11 @@ async def test_executor_is_not_taken_while_it_hangs_in_a_step() -> None:
     network = Network(machine)
     network.step_running_ms = 60_000
     await network.cluster.join(machine.info)
-    assert network.cluster.engines == []
+    assert network.cluster.executors == []
     network.step_running_ms = 0
     await network.cluster.join(machine.info)
     await turns()
-    assert [engine.link.info.address for engine in network.cluster.engines] == [ADDRESS]
+    assert [engine.address for engine in network.cluster.executors] == [ADDRESS]
     await network.cluster.drain(0)
 
 
@@ -322,14 +322,14 @@ async def test_life_that_was_lost_is_not_taken_before_it_is_done_with_its_steps(
         assert link.held, "a step is in flight"
         link.break_off()
         await turns()
-        assert cluster.engines == []
+        assert cluster.executors == []
 
         network.step_running_ms = 1
         await cluster.join(machine.info)
-        assert cluster.engines == []
+        assert cluster.executors == []
         network.step_running_ms = 0
         await cluster.join(machine.info)
-        assert [engine.life for engine in cluster.engines] == [(ADDRESS, machine.epoch)]
+        assert [engine.life for engine in cluster.executors] == [(ADDRESS, machine.epoch)]
     await cluster.drain(0)
 
 
@@ -349,9 +349,11 @@ async def test_first_step_of_an_executor_has_the_time_that_it_has_measured_times
     with cluster.client_stream(stream):
         cluster.submit(request, RequestSink(stream, 0), Admission(RequestName("r")))
         await turns()
-        (engine,) = cluster.engines
+        (engine,) = cluster.executors
         first_s = FIRST_LENIENCE * max(FACTOR * 0.25, config.step_patience_s)
-        assert engine.steps.watch.allowed_s == (first_s if has_measured else config.step_timeout_s)
+        assert fleet.cluster.membership.sessions[engine.address].steps.watch.allowed_s == (
+            first_s if has_measured else config.step_timeout_s
+        )
     await cluster.drain(0)
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from scheduler_service.assignment import AssignedFor
 from scheduler_service.config import ClusterConfig
-from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.fleet.circuit_breaker import FIRST_PROBE_NS
-from scheduler_service.observer import TakenBack
 from scheduler_service.request_lives.life_event import LifeKind
 from scheduler_service.request_lives.life_recorder import LifeRecorder
+from scheduler_service.scheduler.effects import MoveReason
+from scheduler_service.scheduler.executor_state import ExecutorState
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
@@ -21,8 +21,8 @@ from tests.support.core.stepped_fleet import Fleet, turns
 KINDS = ("fails", "is_not_a_number", "says_no_tokens")
 
 
-def engine_of(fleet: Fleet, machine: Machine) -> EngineLoop:
-    return next(e for e in fleet.cluster.engines if e.life[0] == machine.address)
+def engine_of(fleet: Fleet, machine: Machine) -> ExecutorState:
+    return next(e for e in fleet.cluster.executors if e.life[0] == machine.address)
 
 
 async def step(fleet: Fleet, machines: Sequence[Machine]) -> None:
@@ -31,7 +31,7 @@ async def step(fleet: Fleet, machines: Sequence[Machine]) -> None:
         if machine.link is not None:
             machine.link.release()
     await turns()
-    known = {engine.life[0] for engine in fleet.cluster.engines}
+    known = {engine.life[0] for engine in fleet.cluster.executors}
     for machine in machines:
         if machine.address not in known:
             await fleet.join(machine)
@@ -125,7 +125,7 @@ async def test_life_of_a_request_says_where_it_failed_and_where_it_was_retried()
     await finishes(fleet, machines, 8)
 
     lives = [[(e.kind, e.reason) for e in life.events] for life in recorders[0].ended]
-    moved = (LifeKind.TAKEN_BACK, TakenBack.FAILED_THERE.value)
+    moved = (LifeKind.TAKEN_BACK, MoveReason.FAILED_THERE.value)
     life = next(life for life in lives if moved in life)
     assert life[life.index(moved) + 1] == (LifeKind.GIVEN, AssignedFor.RETRIED.value)
     assert life[-1] == (LifeKind.ENDED, "length")
@@ -174,7 +174,7 @@ async def test_executor_stays_when_a_few_steps_fail_by_chance() -> None:
     ends = await finishes(fleet, machines, 90)
 
     assert set(ends.values()) == {""}
-    assert not any(engine.is_withdrawn for engine in fleet.cluster.engines)
+    assert not any(engine.is_withdrawn for engine in fleet.cluster.executors)
     await fleet.cluster.drain(0)
 
 
@@ -193,8 +193,8 @@ async def test_healthy_executors_stay_when_requests_fail_everywhere(guilt: str, 
     assert {handle: end for handle, end in ends.items() if end} == dict.fromkeys(
         range(5, 41, 5), reason
     )
-    assert not any(engine.is_failing for engine in fleet.cluster.engines)
-    assert not any(engine.is_withdrawn for engine in fleet.cluster.engines)
+    assert not any(engine.is_failing for engine in fleet.cluster.executors)
+    assert not any(engine.is_withdrawn for engine in fleet.cluster.executors)
     await fleet.cluster.drain(0)
 
 
@@ -209,8 +209,8 @@ async def test_requests_end_by_name_when_every_executor_is_sick(kind: str, count
     ends = await finishes(fleet, machines, 12)
 
     assert all(ends.values())
-    assert any(engine.takes_requests for engine in fleet.cluster.engines)
-    assert all(engine.is_failing for engine in fleet.cluster.engines)
+    assert any(engine.takes_requests for engine in fleet.cluster.executors)
+    assert all(engine.is_failing for engine in fleet.cluster.executors)
     for machine in machines:
         setattr(machine, kind, False)
     fleet.now_ns += 64 * FIRST_PROBE_NS

@@ -149,7 +149,7 @@ def by_name(module: str, name: str, *arguments: str) -> bytes:
         by_name("scheduler_service.core.placement", "attrgetter", "__class__"),
         by_name("scheduler_service.core.request", "array", "i"),
         by_name("scheduler_service.core.nothing", "x"),
-        by_name("scheduler_service.executors.engine_loop", "EngineLoop"),
+        by_name("scheduler_service.executors.engine_loop", "ExecutorState"),
         by_name("scheduler_service.core", "os"),
         by_name("scheduler_service.journal.checkpoint", "importlib.import_module", "os"),
         by_name("scheduler_service.journal.checkpoint", "dump_core", "x"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scheduler_service.callers.admission import Admission
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.dispatcher import Tracked
+from scheduler_service.driver import Tracked
 from scheduler_service.live.names import Names, NamesMark
 from scheduler_service.request_names import RequestName
 from splitserve.scheduler.v1 import live_pb2 as live

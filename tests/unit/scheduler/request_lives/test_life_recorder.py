@@ -146,7 +146,7 @@ async def test_life_says_how_and_why_it_was_preempted_when_blocks_run_out(
     for _ in range(300):
         await told.release(machine)
 
-    core_tally = told.fleet.cluster.engines[0].scheduler.placement.tally
+    core_tally = told.fleet.cluster.executors[0].scheduler.placement.tally
     events = [e for life in told.recorder.ended for e in life.events]
     kinds = [event.kind for event in events]
     assert kinds.count(kind) == core_tally.num_preemptions > 0

@@ -1,0 +1,452 @@
+"""Driver of the scheduler: passes events in, executes effects, and owns the timer.
+
+It decides nothing. A request outlives the executors that it runs on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import assert_never
+
+from scheduler_service.audit import events as audit_events
+from scheduler_service.audit.audit import Audit, NoAudit
+from scheduler_service.callers.admission import Admission
+from scheduler_service.config import ClusterConfig
+from scheduler_service.core.request import Request
+from scheduler_service.executors.drains import Drained
+from scheduler_service.executors.executor_link import ExecutorLink
+from scheduler_service.executors.membership import Connect, Membership
+from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.journal.journal import Journal, NoJournal
+from scheduler_service.new_rows_codec import encode_once
+from scheduler_service.observer import Head, NoObserver, Observer
+from scheduler_service.request_names import RequestName
+from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.served import Served
+from scheduler_service.step_codec import EncodedBatch, Received
+from scheduler_service.streams.delivery import Delivery
+from scheduler_service.streams.outbox import Unread
+from scheduler_service.streams.sinks import Sink, Stream
+from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.log_context import LogContext, logging_about
+
+# All streams together may hold as much unread as so many may alone.
+_NUM_UNREAD_STREAMS = 16
+# Whoever watches the first that wait is told so often at most.
+_BETWEEN_HEADS_NS = 100_000_000
+_HEALTH_LEVELS = {
+    effects.HealthChange.FAILING: logging.ERROR,
+    effects.HealthChange.RECOVERED: logging.INFO,
+    effects.HealthChange.PROBE_FAILED: logging.WARNING,
+    effects.HealthChange.REINSTATED: logging.WARNING,
+}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """What a client's unfinished request was taken as."""
+
+    admission: Admission
+    submitted_ns: int
+
+
+class Driver:
+    """The one event loop around a `Scheduler`: clients on one side, executors on the other.
+
+    `on_change` is called when readiness may have changed. `delivery`: the streams of clients.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        scheduler_epoch: int,
+        on_change: Callable[[], None],
+        *,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        journal: Journal | None = None,
+        audit: Audit | None = None,
+        observer: Observer | None = None,
+        connect: Connect = ExecutorLink,
+    ) -> None:
+        self._config = config
+        self.scheduler_epoch = scheduler_epoch
+        self._on_change = on_change
+        self.now_ns = now_ns
+        self._journal = journal or NoJournal()
+        self._audit = audit or NoAudit()
+        self.observer = observer or NoObserver()
+        self.scheduler = Scheduler(config.fleet)
+        self._journal.begin(self.scheduler, config.fleet)
+        self._inbox: deque[tuple[events.Event, Received | None]] = deque()
+        self._is_handling = False
+        self._timer: asyncio.Handle | None = None
+        self._next_heads_ns = 0
+        self._last_arrival = 0
+        self._draining: DomainError | None = None
+        self._idle = asyncio.Event()
+        self._tracked: dict[str, Tracked] = {}
+        max_unread_bytes = config.max_unread_bytes
+        unread = Unread(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
+        self.delivery = Delivery(unread, self._end_unread)
+        self.membership = Membership(
+            config, scheduler_epoch, now_ns, self._audit, connect, self._handle
+        )
+        self.served = Served(self.membership, self.scheduler, config.max_model_len)
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def _handle(self, event: events.Event, received: Received | None = None) -> None:
+        """Passes an event in, and executes its effects before any other event is passed in.
+
+        Raises what the scheduler raises.
+        """
+        self._inbox.append((event, received))
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._inbox:
+                self._handle_one(*self._inbox.popleft())
+        finally:
+            self._is_handling = False
+            if self._inbox:
+                asyncio.get_running_loop().call_soon(self._handle, events.Tick())
+
+    def _handle_one(self, event: events.Event, received: Received | None) -> None:
+        begun_ns = self.now_ns()
+        record = self._journal.record(event, begun_ns, received)
+        try:
+            found = self.scheduler.handle(event, begun_ns)
+        except Exception as error:
+            record.raised(error)
+            raise
+        if isinstance(event, events.StepCompleted) and event.address in self.scheduler.executors:
+            self.observer.step_answered(event.address, event.outcome)
+        batches: list[EncodedBatch] = []
+        planned_ns = self.now_ns()
+        num_steps = sum(isinstance(effect, effects.SendStep) for effect in found)
+        planning_ns = (planned_ns - begun_ns) // max(1, num_steps)
+        for effect in found:
+            if isinstance(effect, effects.SendStep):
+                batches.append(self._send(effect, planning_ns))
+            else:
+                self._execute(effect)
+        record.done(found, batches)
+        if self.observer.watches_heads and self.scheduler.num_queued:
+            self._tell_heads(begun_ns)
+
+    def _send(self, effect: effects.SendStep, planning_ns: int) -> EncodedBatch:
+        begun_ns = self.now_ns()
+        batch = self.membership.sessions[effect.address].send(effect.plan)
+        planning_ns += self.now_ns() - begun_ns
+        self.observer.step_sent(effect.address, effect.plan, planning_ns)
+        return batch
+
+    def _execute(self, effect: effects.Effect) -> None:
+        observer = self.observer
+        match effect:
+            case effects.DeliverTokens(found):
+                self.delivery.deliver(found)
+                observer.tokens_delivered(found)
+                for request in found.finished:
+                    self._untrack(request)
+            case effects.WakeAt(at_ns):
+                self._set_timer(at_ns)
+            case effects.RequestAssigned(request, address, assignment):
+                if not request.is_finished:
+                    # Long ones take milliseconds, which a step of many would wait for.
+                    encode_once(request.params_set)
+                observer.request_given(request, address, assignment)
+            case effects.RequestFinished(request):
+                self.delivery.finish(request)
+                self._untrack(request)
+            case effects.RequestMoved(request, address, reason):
+                observer.request_taken_back(request, address, reason)
+            case (
+                effects.RequestQuarantined() | effects.RequestAcquitted() | effects.RequestBlamed()
+            ):
+                self._tell_suspicion(effect)
+            case effects.SendStep():
+                raise AssertionError("a step is sent where its batch is kept")
+            case _:
+                self._execute_for_executor(effect)
+
+    def _execute_for_executor(self, effect: effects.ExecutorEffect) -> None:
+        match effect:
+            case effects.ExecutorGone():
+                self._executor_gone(effect)
+            case effects.ExecutorServes():
+                self._on_change()
+            case effects.ExecutorHealthChanged(address, change):
+                _log.log(_HEALTH_LEVELS[change], "%s address=%s", change.value, address)
+                self._on_change()
+            case effects.EngineFailed(address, call, error):
+                _log.error(
+                    "core_invariant_broken address=%s call=%s journal=%s",
+                    address,
+                    call,
+                    self._journal.position,
+                    exc_info=error,
+                )
+            case _:
+                assert_never(effect)
+
+    def _executor_gone(self, gone: effects.ExecutorGone) -> None:
+        self._on_change()
+        if gone.cause is LossCause.WITHDRAWN:
+            self.observer.executor_gone(gone.address, (), is_lost=False)
+        else:
+            is_lost = gone.cause is not LossCause.BLAMELESS
+            self.observer.executor_gone(gone.address, gone.requests, is_lost=is_lost)
+        self.membership.removed(gone)
+
+    def _tell_suspicion(
+        self,
+        effect: effects.RequestQuarantined | effects.RequestAcquitted | effects.RequestBlamed,
+    ) -> None:
+        """Operators learn which requests executors may have died of."""
+        request = effect.request
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return
+        admission = tracked.admission
+        context = LogContext(admission.name.own_id, admission.trace_id)
+        with logging_about(context):
+            match effect:
+                case effects.RequestQuarantined():
+                    _log.warning("request_quarantined num_trials=%d", request.num_trials_left)
+                    tenant = request.scheduling.tenant
+                    self._audit.record(audit_events.RequestQuarantined(tenant, context.request_id))
+                    self.observer.request_quarantined(request)
+                case effects.RequestAcquitted(_, reason):
+                    _log.info("request_acquitted why=%s", reason.value)
+                    self.observer.request_acquitted(request, reason)
+                case effects.RequestBlamed():
+                    _log.error("request_kills_executors why=%r", request.error)
+                case _:
+                    assert_never(effect)
+
+    def _tell_heads(self, now_ns: int) -> None:
+        if now_ns >= self._next_heads_ns:
+            self._next_heads_ns = now_ns + _BETWEEN_HEADS_NS
+            self.observer.heads_wait(self.heads())
+
+    def _set_timer(self, at_ns: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at_ns is None:
+            return
+        loop, delay_ns = asyncio.get_running_loop(), at_ns - self.now_ns()
+        if delay_ns <= 0:
+            self._timer = loop.call_soon(self._tick)
+        else:
+            self._timer = loop.call_later(delay_ns / 1e9, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        try:
+            self._handle(events.Tick())
+        except Exception:
+            _log.exception("scheduler_invariant_broken")
+
+    def look_again(self) -> None:
+        """Checks all executors for work, as if everything had changed."""
+        self._handle(events.Tick(looks_everywhere=True))
+
+    # -- executors -----------------------------------------------------------------------------
+
+    @property
+    def executors(self) -> list[ExecutorState]:
+        """The executors that answered, in order of registration."""
+        return list(self.scheduler.executors.values())
+
+    def info_of(self, address: str) -> executor.ExecutorInfo:
+        """What the executor at `address`, one of `executors`, said of itself."""
+        return self.membership.sessions[address].info
+
+    def weigh_tenants(self, weights: Mapping[str, float]) -> None:
+        """Gives tenants other shares, under the policy `fair`.
+
+        What waits is divided anew at once, rows and blocks by executors that join from now on.
+        """
+        self.membership.weigh_tenants(weights)
+        self._handle(events.TenantsWeighed(weights))
+
+    async def join(self, info: executor.ExecutorInfo, target: str | None = None) -> None:
+        """Takes an executor that registers, once it has answered. Raises DomainError."""
+        self.check_not_draining()
+        await self.membership.join(info, target)
+
+    async def drain_executor(self, address: str, timeout_s: float) -> Drained:
+        """Sends an executor away; returns when it is gone. Raises DomainError."""
+        return await self.membership.drain(address, timeout_s)
+
+    def undrain_executor(self, address: str) -> None:
+        """Takes an executor back that was sent away. Raises DomainError."""
+        known = self.scheduler.executors.get(address)
+        self.membership.undrain(address, 0 if known is None else known.num_moved)
+
+    async def leave(self, address: str, executor_epoch: int, timeout_s: float) -> None:
+        """An executor wants to go; returns when it may. Raises DomainError."""
+        await self.membership.leave(address, executor_epoch, timeout_s)
+
+    # -- what is known -------------------------------------------------------------------------
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._draining is not None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self._tracked)
+
+    def heads(self) -> list[Head]:
+        """The first that no executor has, and what keeps them from each."""
+        return [Head(request, tuple(reasons)) for request, reasons in self.scheduler.heads()]
+
+    def name_of(self, request: Request) -> str:
+        """What its client calls an unfinished one."""
+        return self._tracked[request.request_id].admission.name.own_id
+
+    def tracked(self, request_id: str) -> Tracked | None:
+        """What is known of an unfinished request, to be looked at."""
+        return self._tracked.get(request_id)
+
+    # -- streams of clients ----------------------------------------------------------------------
+
+    @contextmanager
+    def client_stream(self, stream: Stream) -> Iterator[None]:
+        """A stream is open within; whatever ends that, it ends its requests."""
+        self.delivery.open_stream(stream)
+        try:
+            yield
+        finally:
+            stream.outbox.close()
+            self._end_requests(stream)
+            self.delivery.close_stream(stream)
+
+    def fail_stream(self, stream: Stream, error: DomainError) -> None:
+        """Ends a stream with `error`, after what is queued, and its requests at once."""
+        stream.outbox.end(error)
+        self._end_requests(stream)
+
+    def _end_unread(self, stream: Stream) -> None:
+        num_bytes = stream.outbox.num_bytes
+        _log.info("stream_not_read number=%d num_bytes=%d", stream.number, num_bytes)
+        error = DomainError(
+            "STREAM_NOT_READ",
+            f"the stream held {num_bytes} bytes that were not read; allowed: "
+            f"{self._config.max_unread_bytes}, and {_NUM_UNREAD_STREAMS} times that in all streams",
+        )
+        stream.outbox.close(error)
+        # Not now: others are still to be told what a step brought.
+        asyncio.get_running_loop().call_soon(self._end_requests, stream)
+
+    def _end_requests(self, stream: Stream) -> None:
+        for request_id in self.delivery.requests_of(stream):
+            self._abandon(request_id)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def next_arrival(self) -> int:
+        """A number larger than any before."""
+        self._last_arrival += 1
+        return self._last_arrival
+
+    def check_not_draining(self) -> None:
+        """Raises DomainError(DRAINING)."""
+        if self._draining is not None:
+            raise _draining(self._draining.schedulers)
+
+    def check_accepting(self) -> None:
+        """Raises DomainError DRAINING or MODEL_NOT_READY."""
+        self.check_not_draining()
+        if self.scheduler.largest_config is None:
+            raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
+
+    def submit(self, request: Request, sink: Sink, admission: Admission) -> None:
+        """Takes a request. Raises DomainError; then nothing has changed.
+
+        While no executor is connected, requests wait for one, up to the queue's bound.
+        """
+        assert request.request_id == admission.name.key
+        self.check_accepting()
+        if request.request_id in self._tracked:
+            raise DomainError(
+                "REQUEST_ID_IN_USE", f"request_id {admission.name.own_id!r} is unfinished"
+            )
+        self.scheduler.check(request)
+        self.delivery.expect(request.request_id, sink)
+        admission.charge.begin()
+        self.observer.request_submitted(request, admission.name, self.scheduler.num_waiting)
+        self._tracked[request.request_id] = Tracked(admission, self.now_ns())
+        self._handle(events.RequestSubmitted(request))
+
+    def abort(self, name: RequestName) -> None:
+        """Ends a request. Raises DomainError(REQUEST_UNKNOWN)."""
+        if name.key not in self._tracked:
+            raise DomainError("REQUEST_UNKNOWN", f"no unfinished request {name.own_id!r}")
+        self._handle(events.RequestAborted(name.key))
+
+    def _abandon(self, request_id: str) -> None:
+        """The client is gone: ends the request if it is unfinished, and tells nobody."""
+        if request_id in self._tracked:
+            self.delivery.forget(request_id)
+            self._handle(events.RequestAborted(request_id))
+
+    async def drain(self, timeout_s: float, peers: tuple[str, ...] = ()) -> None:
+        """Refuses new requests, lets those here finish for `timeout_s`, then ends the rest.
+
+        `peers`: schedulers that may take over. Then what waits ends at once: nothing of it has been
+        computed here. What runs would have to be computed again, and may be over before that.
+        """
+        self._draining = _draining(peers)
+        if peers:
+            self._end_waiting()
+        if self._tracked:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+        for stream in list(self.delivery.streams.values()):
+            self.fail_stream(stream, _draining(peers))
+        for request_id in list(self._tracked):
+            self._abandon(request_id)
+        self._set_timer(None)
+        await self.membership.close()
+        self._set_timer(None)
+
+    def _end_waiting(self) -> None:
+        """Ends streams of which no request runs."""
+        places = self.scheduler.places
+        for stream in list(self.delivery.streams.values()):
+            found = [places.get(name) for name in self.delivery.requests_of(stream)]
+            if found and all(each is not None and each.executor is None for each in found):
+                self.fail_stream(stream, self._draining or _draining())
+
+    def _untrack(self, request: Request) -> None:
+        """The one way out for a request that was taken."""
+        self.delivery.forget(request.request_id)
+        tracked = self._tracked.pop(request.request_id, None)
+        if not self._tracked:
+            self._idle.set()
+        if tracked is not None:
+            self.observer.request_ended(request)
+            tracked.admission.charge.end(request)
+
+
+def _draining(peers: tuple[str, ...] = ()) -> DomainError:
+    return DomainError("DRAINING", "the scheduler is shutting down", schedulers=peers)
