@@ -6,23 +6,23 @@ queue, in quarantine, among those to be retried, or at the engine of one executo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
 from typing import TypeVar, assert_never
 
 from scheduler_service.assignment import AssignedFor, Assignment
 from scheduler_service.core.config import FleetConfig, SchedulerConfig
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
 from scheduler_service.core.planning.arrival_checks import check_request, fits
-from scheduler_service.core.request import Request
-from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
-from scheduler_service.core.scheduler import Scheduler as Engine
+from scheduler_service.core.policies.queue_policy import make_queue_policy
+from scheduler_service.core.queue.waiting_queue import WaitingQueue
+from scheduler_service.core.request import Request, RequestStatus
 from scheduler_service.fleet.executor_losses import Loss, LossCause
-from scheduler_service.fleet.fleet_queue import FleetQueue, Given
-from scheduler_service.fleet.hindrances import Hindrances
 from scheduler_service.fleet.host_state import Host
-from scheduler_service.fleet.moves import has_waited, to_be_moved
+from scheduler_service.fleet.overdue import end_overdue
+from scheduler_service.fleet.prefix_router import PrefixRouter
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
 from scheduler_service.scheduler.effects import (
     AcquittalReason,
@@ -68,12 +68,19 @@ from scheduler_service.scheduler.health import (
     make_suspect,
 )
 from scheduler_service.scheduler.rescue import end_with_fault, rescue
+from scheduler_service.scheduler.routing import Routing
 from splitserve_rpc.domain_error import DomainError
 
 # A deadline is past when the clock is beyond it.
 _PAST_NS = 1_000_000
+# Requests that end late in one turn; the others wait for the next.
+_MAX_OVERDUE = 32
+# A preempted request waits for its own executor for this long before another one begins it.
+_LEAST_PATIENCE_NS = 10_000_000
+_MAX_HEADS = 4
+_MAX_HEAD_EXECUTORS = 8
+QUEUE_FULL_RETRY_S = 1.0
 _ALONE = Assignment(AssignedFor.TRIED_ALONE)
-_RETRY = Assignment(AssignedFor.RETRIED)
 _DRAINED = "it was drained"
 
 _Result = TypeVar("_Result")
@@ -110,20 +117,23 @@ class Scheduler:
         self.now_ns = 0
         self.executors: dict[str, ExecutorState] = {}
         self.places: dict[str, Place] = {}
-        self._queue = FleetQueue(config.queue_policy, config.tenant_weights)
+        self.queue = WaitingQueue(make_queue_policy(config.queue_policy, config.tenant_weights))
         self._quarantine = Quarantine(
-            config.max_executor_losses, refuses_late=self._queue.refuses_late
+            config.max_executor_losses, refuses_late=self.queue.refuses_late
         )
-        # Requests that failed on an executor, and go to another one before all that wait.
-        self._retries: dict[str, Request] = {}
         self._health = ExecutorHealth(self.executors)
+        self._routing = Routing(self.queue, PrefixRouter(), self._health.avoids)
         self._expected: list[_Expected] = []
         self._last_config: SchedulerConfig | None = None
         self._effects: list[Effect] = []
         # Executors for which a step is to be planned by the next tick.
         self._awake: dict[str, None] = {}
-        # Whether requests are to be dispatched before `handle` returns, wherever they fit.
-        self._is_dispatch_due = False
+        # Executors to which another step could be sent, if there were something to compute.
+        self._idle: dict[str, None] = {}
+        # Executors at which preempted requests wait.
+        self._preempting: dict[str, None] = {}
+        # Whether executors or their requests have changed, so that any request may begin anywhere.
+        self._has_changed = False
         self._broken: list[ExecutorState] = []
         self._draining: dict[str, ExecutorState] = {}
         # When to plan steps of executors again though nothing happens, by address.
@@ -136,6 +146,7 @@ class Scheduler:
         Raises ValueError for an executor whose configuration makes no sense; then nothing changed.
         """
         self.now_ns = now_ns
+        self.queue.tick(now_ns)
         match event:
             case StepCompleted():
                 self._step_completed(event)
@@ -146,7 +157,7 @@ class Scheduler:
             case RequestAborted():
                 self._abort(event.request_id)
             case TenantsWeighed():
-                self._queue.weigh_tenants(event.weights)
+                self.queue.weigh_tenants(event.weights)
             case _:
                 self._handle_of_executor(event)
         self._settle()
@@ -184,12 +195,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that no executor has."""
-        return len(self._queue) + len(self._retries) + self._quarantine.num_waiting
+        return len(self.queue) + self._quarantine.num_waiting
 
     @property
     def num_queued(self) -> int:
         """Of these, those in the queue."""
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def num_quarantined(self) -> int:
@@ -199,17 +210,22 @@ class Scheduler:
     @property
     def num_unfitting(self) -> int:
         """Of these, those that no executor that takes requests could ever run."""
-        engines = [executor.engine for executor in self.taking_requests]
         # Whoever waits in quarantine begins at once wherever it fits, or waits for an executor.
         num_isolated = 0 if self._quarantine.is_holding else self._quarantine.num_waiting
-        return self._queue.num_unfitting(engines) + num_isolated
+        self._routing.keep(self.taking_requests)
+        return sum(not self._routing.fits_some(each) for each in self.queue) + num_isolated
 
     @property
     def has_work(self) -> bool:
         """Whether some connected executor has a request, or could run one that waits."""
-        engines = [each.engine for each in self.executors.values() if each.is_connected]
-        has_requests = any(engine.num_unfinished for engine in engines)
-        return has_requests or bool(self._retries) or self._queue.any_fits(engines)
+        connected = [each for each in self.executors.values() if each.is_connected]
+        if any(executor.engine.num_unfinished for executor in connected):
+            return True
+        configs: list[SchedulerConfig] = []
+        for executor in connected:
+            if executor.config not in configs:
+                configs.append(executor.config)
+        return any(fits(request, config) for request in self.queue for config in configs)
 
     @property
     def is_computing(self) -> bool:
@@ -237,17 +253,15 @@ class Scheduler:
 
     def first_waiting(self, limit: int) -> list[Request]:
         """The first `limit` requests of the queue."""
-        return self._queue.first(self.now_ns, limit)
+        return list(islice(self.queue.candidates(), limit))
 
     def heads(self) -> list[tuple[Request, list[tuple[str, str]]]]:
         """The first of the queue, each with (address, what keeps it from that executor)."""
-        addresses: dict[Host, str] = {each.engine: each.address for each in self.taking_requests}
-
-        def named(hindrances: Hindrances) -> list[tuple[str, str]]:
-            return [(addresses[host], why.value) for host, why in hindrances]
-
-        heads = self._queue.heads(self.now_ns, addresses.keys())
-        return [(request, named(hindrances)) for request, hindrances in heads]
+        executors = self.taking_requests[:_MAX_HEAD_EXECUTORS]
+        return [
+            (request, [(e.address, self._routing.obstacle(request, e)) for e in executors])
+            for request in islice(self.queue.candidates(), _MAX_HEADS)
+        ]
 
     def check(self, request: Request) -> None:
         """Raises DomainError if `request` cannot be taken: no executor can run it, or too many wait.
@@ -257,9 +271,9 @@ class Scheduler:
         """
         self._check_fits(request)
         num_places = self._config.max_num_waiting * max(1, len(self.taking_requests))
-        if not self._queue.has_place(request, num_places):
-            message = f"{len(self._queue)} requests wait; allowed: {num_places}"
-            if len(self._queue) < num_places:
+        if not self.queue.has_place(request.scheduling.tenant, num_places):
+            message = f"{len(self.queue)} requests wait; allowed: {num_places}"
+            if len(self.queue) < num_places:
                 message += ", of which some are left to tenants that have fewer"
             raise DomainError("QUEUE_FULL", message, retry_delay_s=QUEUE_FULL_RETRY_S)
 
@@ -280,8 +294,13 @@ class Scheduler:
         assert request.request_id not in self.places, "request id in use"
         request.submitted_ns = self.now_ns
         self.places[request.request_id] = Place(request)
-        self._queue.push(request)
-        self._dispatch([])
+        self._push(request)
+
+    def _push(self, request: Request) -> None:
+        """Has a request wait that no executor has."""
+        request.status = RequestStatus.WAITING
+        self.queue.push(request)
+        self._awake.update(self._idle)
 
     def _abort(self, request_id: str) -> None:
         place = self.places.get(request_id)
@@ -298,12 +317,13 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         """A request ended that no engine has."""
-        self._forget(request.request_id)
+        self._forget(request)
         self._effects.append(RequestFinished(request))
 
-    def _forget(self, request_id: str) -> None:
-        self._queue.forget(request_id)
-        self._retries.pop(request_id, None)
+    def _forget(self, request: Request) -> None:
+        request_id = request.request_id
+        self.queue.ended(request)
+        self._routing.forget(request_id)
         self._quarantine.forget(request_id)
         self._health.request_ended(request_id)
         self.places.pop(request_id, None)
@@ -312,10 +332,10 @@ class Scheduler:
         """Takes note of what a step brought, and has clients told."""
         for request in events.acquitted:
             self._effects.append(RequestAcquitted(request, AcquittalReason.CAME_THROUGH))
-        self._queue.charge(events.num_sampled)
+        self.queue.charge(events.num_sampled)
         events.finished = [each for each in events.finished if not self._health.probe_ended(each)]
         for request in events.finished:
-            self._forget(request.request_id)
+            self._forget(request)
         self._effects.append(DeliverTokens(events))
 
     def _deliver_ended(self, executor: ExecutorState) -> None:
@@ -329,7 +349,7 @@ class Scheduler:
     # -- executors -----------------------------------------------------------------------------
 
     def _join(self, event: ExecutorJoined) -> None:
-        engine = Engine(event.config, event.last_step_id)
+        engine = Engine(event.config, self.queue, event.last_step_id)
         known = self.executors.get(event.address)
         if known is not None:
             self._remove(known, LossCause.DIED, "a new executor answers at its address")
@@ -354,7 +374,7 @@ class Scheduler:
         self._health.executor_changed()
         if self.num_unfitting:
             self._end_unfitting()
-        self._is_dispatch_due = True
+        self._has_changed = True
 
     def _doubted(self, address: str, *, is_doubtful: bool) -> None:
         executor = self.executors.get(address)
@@ -370,7 +390,7 @@ class Scheduler:
             return
         executor.is_draining = True
         self._draining[address] = executor
-        self._move_all(executor, executor.engine.queued_request_ids)
+        self._move_all(executor, executor.engine.preempted_request_ids)
 
     def _drain_expired(self, address: str) -> None:
         executor = self.executors.get(address)
@@ -395,14 +415,15 @@ class Scheduler:
             if request.request_id in self.places:
                 self._effects.append(RequestMoved(request, executor.address, MoveReason.DRAINED))
         self._take_back(executor, moved)
-        self._is_dispatch_due = True
+        self._has_changed = True
 
     def _remove(
         self, executor: ExecutorState, cause: LossCause, why: str, *, is_drained: bool = False
     ) -> None:
         """Closes the engine of an executor; its requests go on elsewhere."""
         del self.executors[executor.address]
-        for others in (self._awake, self._draining, self._asks_at_ns):
+        noted = (self._awake, self._idle, self._preempting, self._draining, self._asks_at_ns)
+        for others in noted:
             others.pop(executor.address, None)
         executor.is_connected = False
         if self._last_config is not None:
@@ -438,13 +459,13 @@ class Scheduler:
         self._announce(verdict)
         self._take_back(executor, lost)
         for request in verdict.released:
-            self._queue.push(request)
+            self._push(request)
         for place in [left for left in self.places.values() if left.executor is executor]:
             # An engine so broken that it could not even give this one back.
             if not place.request.is_finished:
                 end_with_fault(place.request)
             self._end(place.request)
-        self._is_dispatch_due = True
+        self._has_changed = True
 
     def _expect(self, config: SchedulerConfig) -> None:
         """Keeps requests waiting for an executor like the one that left."""
@@ -486,7 +507,7 @@ class Scheduler:
             if request.is_finished:
                 self._end(request)
             elif not self._quarantine.holds(request):
-                self._queue.push(request)
+                self._push(request)
 
     def _runs_at(self, executor: ExecutorState, request_id: str) -> bool:
         place = self.places.get(request_id)
@@ -531,9 +552,9 @@ class Scheduler:
         self._wake(executor)
         return moved
 
-    def _admit(self, executor: ExecutorState, request: Request) -> None:
-        """Gives an executor a request that was checked."""
-        self._ask(executor, "readmit", lambda: executor.engine.readmit(request))
+    def _adopt(self, executor: ExecutorState, request: Request) -> None:
+        """Gives an executor a request that is to be tried apart from others."""
+        self._ask(executor, "adopt", lambda: executor.engine.adopt(request))
         self._deliver_ended(executor)
         self._wake(executor)
 
@@ -554,7 +575,10 @@ class Scheduler:
             return
         except _EngineBroke:
             return
-        self._plan_steps(executor)
+        executors = {event.address: None}
+        if len(self.queue):
+            executors |= self._idle
+        self._plan(executors)
         self._deliver(events)
         self._deliver_ended(executor)
 
@@ -580,8 +604,8 @@ class Scheduler:
             self._effects.append(RequestMoved(request, executor.address, reason))
             self.places[request.request_id] = Place(request)
             if not self._quarantine.holds(request):
-                self._retries[request.request_id] = request
-        self._is_dispatch_due |= bool(moved)
+                self._push(request)
+        self._has_changed |= bool(moved)
         if executor.is_broken:
             raise _EngineBroke
 
@@ -596,28 +620,81 @@ class Scheduler:
         executor.has_answered = True
         return events
 
+    def _plan(self, addresses: Iterable[str]) -> None:
+        """Plans steps of executors, one after the other, for what they have and what waits."""
+        executors = [self.executors[each] for each in addresses if each in self.executors]
+        self._routing.keep(self.taking_requests)
+        while executors:
+            self._routing.plan_next(executors)
+            declined = False
+            for executor in executors:
+                if not executor.is_broken:
+                    self._plan_steps(executor)
+                declined |= self._routing.planned(executor)
+            # What was meant for one of them and did not begin there may begin at another.
+            has_moved = self._preempting and self._move_preempted()
+            is_over = not (declined or has_moved)
+            executors = [] if is_over else [self.executors[each] for each in self._idle]
+
     def _plan_steps(self, executor: ExecutorState) -> None:
         """Sends steps to an executor while it has something to do, and credits."""
-        engine = executor.engine
-        self._asks_at_ns.pop(executor.address, None)
+        engine, address = executor.engine, executor.address
+        self._asks_at_ns.pop(address, None)
+        self._idle.pop(address, None)
         while engine.num_in_flight < executor.num_credits:
-            self._refill(executor)
+            view = self._routing.view(executor)
+            plan = self._ask(executor, "plan_step", lambda: engine.plan_step(view))
+            self._assign_begun(executor)
             if executor.is_broken:
                 return
-            plan = self._ask(executor, "schedule", engine.schedule)
-            if executor.is_broken:
-                return
+            executor.lacks = engine.placement.draft.lacks if plan is None else plan.lacks
+            if engine.num_preempted:
+                self._preempting[address] = None
+            else:
+                self._preempting.pop(address, None)
             if plan is None:
-                if engine.num_in_flight == 0:
-                    # Whoever was given before may have ended since, and kept others out: no result
-                    # will come after which they are looked at again.
-                    self._refill(executor)
+                self._idle[address] = None
                 if engine.is_behind:
                     self._wake(executor)
                 elif engine.ask_again_at_ns is not None and engine.num_in_flight == 0:
-                    self._asks_at_ns[executor.address] = engine.ask_again_at_ns
-                return
-            self._effects.append(SendStep(executor.address, plan))
+                    self._asks_at_ns[address] = engine.ask_again_at_ns
+                break
+            self._effects.append(SendStep(address, plan))
+        self._deliver_ended(executor)
+
+    def _move_preempted(self) -> bool:
+        """Takes one preempted request back that had better begin at another executor.
+
+        Its own executor has KV of it, or a part. So it waits there for as long as it would take to
+        compute it again: it loses at most twice what the best choice would (ski rental).
+        """
+        if len(self.queue):
+            return False  # what waits comes first
+        takers = [
+            executor
+            for executor in self.taking_requests
+            if executor.address not in self._preempting and self._routing.has_room(executor)
+        ]
+        for address in self._preempting if takers else ():
+            giver = self.executors[address]
+            for request in giver.engine.movable_requests:
+                num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
+                for taker in takers:
+                    patience_ns = max(_LEAST_PATIENCE_NS, taker.engine.recompute_ns(num_tokens))
+                    has_waited = self.now_ns - request.queued_at_ns >= patience_ns
+                    if has_waited and taker.engine.has_room_for(request):
+                        reason = MoveReason.BEGINS_SOONER_ELSEWHERE
+                        self._take_from(giver, request.request_id, reason)
+                        return True
+        return False
+
+    def _assign_begun(self, executor: ExecutorState) -> None:
+        """Notes which requests have left the queue for an executor."""
+        for request in self.queue.take_begun():
+            assignment = self._routing.assignment(request, executor)
+            self._routing.forget(request.request_id)
+            self.places[request.request_id].executor = executor
+            self._effects.append(RequestAssigned(request, executor.address, assignment))
 
     def _wake(self, executor: ExecutorState) -> None:
         """Has the next tick plan steps of an executor, after all that arrived together."""
@@ -625,22 +702,29 @@ class Scheduler:
 
     def _tick(self, *, looks_everywhere: bool) -> None:
         self._wakes_at_ns = None
-        for waiting in (self._queue, self._quarantine):
-            for request in waiting.take_overdue(self.now_ns):
-                self._end(request)
+        self._end_overdue()
         self._give_up_expecting()
         next_probe_ns = self._health.next_probe_ns
         self._health.is_due |= next_probe_ns is not None and next_probe_ns <= self.now_ns
-        self._dispatch(None if looks_everywhere else [])
+        self._place_isolated()
         awake, self._awake = self._awake, {}
+        if self._routing.end_holds(self.now_ns):
+            awake |= self._idle
         for address, at_ns in self._asks_at_ns.items():
             if at_ns <= self.now_ns:
                 awake[address] = None
-        for address in list(self.executors) if looks_everywhere else awake:
-            executor = self.executors.get(address)
-            if executor is not None and not executor.is_broken:
-                self._plan_steps(executor)
-                self._deliver_ended(executor)
+        self._plan(list(self.executors) if looks_everywhere else awake)
+
+    def _end_overdue(self) -> None:
+        """Ends some of the waiting requests whose deadline is past."""
+        for _ in range(_MAX_OVERDUE):
+            request = self.queue.overdue()
+            if request is None:
+                break
+            end_overdue(request, self.now_ns)
+            self._end(request)
+        for request in self._quarantine.take_overdue(self.now_ns):
+            self._end(request)
 
     # -- what follows before `handle` returns --------------------------------------------------
 
@@ -654,9 +738,10 @@ class Scheduler:
                     self._remove(executor, LossCause.BLAMELESS, why)
             elif self._health.is_due:
                 self._act_on_health()
-            elif self._is_dispatch_due:
-                self._is_dispatch_due = False
-                self._dispatch()
+            elif self._has_changed:
+                self._has_changed = False
+                self._place_isolated()
+                self._awake.update(self._idle)
             else:
                 break
         for executor in list(self._draining.values()):
@@ -669,10 +754,10 @@ class Scheduler:
 
     @property
     def _next_wake_ns(self) -> int | None:
-        if self._awake or self._is_dispatch_due:
+        if self._awake:
             return 0
-        looks = [self._queue.next_look_ns, self._quarantine.next_look_ns]
-        looks.append(self._health.next_probe_ns)
+        looks = [self.queue.next_deadline_ns, self._quarantine.next_look_ns]
+        looks += [self._health.next_probe_ns, self._routing.next_hold_end_ns]
         looks += [each.until_ns for each in self._expected]
         times = [at_ns + _PAST_NS if at_ns else at_ns for at_ns in looks if at_ns is not None]
         return min([*times, *self._asks_at_ns.values()], default=None)
@@ -686,7 +771,7 @@ class Scheduler:
                         self._remove(executor, LossCause.WITHDRAWN, action.why)
                 case Probe():
                     if not executor.is_broken:
-                        self._admit(executor, action.request)
+                        self._adopt(executor, action.request)
                 case Changed():
                     change = ExecutorHealthChanged(executor.address, action.change)
                     self._effects.append(change)
@@ -697,34 +782,24 @@ class Scheduler:
 
     # -- who goes where ------------------------------------------------------------------------
 
-    def _refill(self, executor: ExecutorState) -> None:
-        """An executor is about to plan a step: it may begin what waits."""
-        if not executor.takes_requests:
-            return
-        if len(self._queue):
-            self._dispatch([executor])
-            return
-        engine = executor.engine
-        self._queue.note(engine)
-        if engine.openings.nobody_waits:
-            # Mostly nobody waits anywhere, and whether one could begin here needs no answer.
-            givers = [e for e in self.taking_requests if has_waited(e.engine, self.now_ns)]
-            if givers and engine.openings.is_open:
-                self._move_one([executor], givers)
-        elif has_waited(engine, self.now_ns):
-            idle = [each for each in self.taking_requests if not each.engine.num_unfinished]
-            self._move_one(idle, [executor])
-
-    def _move_one(self, takers: Sequence[ExecutorState], givers: Sequence[ExecutorState]) -> None:
-        """Some executor has nobody to begin: perhaps somebody waits at another."""
-        by_engine: dict[Host, ExecutorState] = {each.engine: each for each in givers}
-        for taker in takers:
-            found = to_be_moved(self.now_ns, taker.engine, by_engine)
-            if found is not None:
-                host, request_id = found
-                self._take_from(by_engine[host], request_id, MoveReason.BEGINS_SOONER_ELSEWHERE)
-                self._dispatch([taker, by_engine[host]])
-                return
+    def _place_isolated(self) -> None:
+        """Gives requests of the quarantine to executors that try them apart."""
+        by_engine: dict[Host, ExecutorState] = {e.engine: e for e in self.taking_requests}
+        for request_id, host in self._quarantine.to_recall(list(by_engine), self.now_ns):
+            self._take_from(by_engine[host], request_id, MoveReason.LAST_EXECUTOR)
+        isolated = self._quarantine.dispatch(
+            list(by_engine),
+            self.now_ns,
+            lambda request, host: self._health.avoids(request, by_engine[host]),
+        )
+        for request, host in isolated:
+            executor = by_engine[host]
+            self.places[request.request_id].executor = executor
+            self._effects.append(RequestAssigned(request, executor.address, _ALONE))
+            if not executor.is_broken:
+                self._adopt(executor, request)
+            if executor.is_broken:  # it gives the request back, and then there is more to do
+                break
 
     def _take_from(self, executor: ExecutorState, request_id: str, reason: MoveReason) -> None:
         """Takes a request back from an executor that is to begin elsewhere."""
@@ -736,51 +811,4 @@ class Scheduler:
         if reason is MoveReason.LAST_EXECUTOR:
             self._quarantine.recalled(moved)
         else:
-            self._queue.push(moved)
-
-    def _dispatch(self, changed: Collection[ExecutorState] | None = None) -> None:
-        """Gives requests to executors that can begin them; `changed`: of these, None for all."""
-        by_engine: dict[Host, ExecutorState] = {e.engine: e for e in self.taking_requests}
-        changed_hosts: list[Host] | None = None
-        if changed is not None:
-            changed_hosts = [each.engine for each in changed if each.takes_requests]
-        now_ns = self.now_ns
-        for request_id, host in self._quarantine.to_recall(list(by_engine), now_ns):
-            self._take_from(by_engine[host], request_id, MoveReason.LAST_EXECUTOR)
-        isolated = self._quarantine.dispatch(
-            list(by_engine),
-            now_ns,
-            lambda request, host: self._health.avoids(request, by_engine[host]),
-        )
-        retried = self._dispatch_retries(by_engine)
-        given = self._queue.dispatch(
-            now_ns,
-            by_engine.keys(),
-            changed_hosts,
-            lambda host, request_id: self._take_from(
-                by_engine[host], request_id, MoveReason.BEGINS_SOONER_ELSEWHERE
-            ),
-        )
-        alone = (Given(request, host, _ALONE) for request, host in isolated)
-        for request, host, assignment in chain(retried, alone, given):
-            executor = by_engine[host]
-            self.places[request.request_id].executor = executor
-            self._effects.append(RequestAssigned(request, executor.address, assignment))
-            if not executor.is_broken:
-                self._admit(executor, request)
-            if executor.is_broken:  # it gives the request back, and then there is more to do
-                break
-
-    def _dispatch_retries(self, by_engine: Mapping[Host, ExecutorState]) -> Iterator[Given]:
-        """Places retries on the least busy executor where they did not fail, if there is one.
-
-        While all such are slow to answer, retries wait for them.
-        """
-        for request in list(self._retries.values()):
-            executors = self.executors.values()
-            fitting = [e for e in executors if not e.is_broken and e.engine.fits(request)]
-            others = [e for e in fitting if e.is_serving and not self._health.avoids(request, e)]
-            hosts = [each.engine for each in others or fitting if each.engine in by_engine]
-            if hosts and self._retries.pop(request.request_id, None) is not None:
-                least_busy = min(hosts, key=lambda host: host.num_unfinished_tokens)
-                yield Given(request, least_busy, _RETRY)
+            self._push(moved)

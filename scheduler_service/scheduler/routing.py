@@ -1,0 +1,449 @@
+"""Routing: at which executor a waiting request begins, and which it waits for.
+
+A request waits in the queue, and nowhere else. When an executor is about to plan a step, its view
+of the queue (`EngineQueue`) has the requests that had better begin there than elsewhere. A request
+for which no executor has room holds a reservation for one of them: there others pass it a bounded
+number of times, and then wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scheduler_service.assignment import AssignedFor, Assignment
+from scheduler_service.core.policies.request_queue import Lanes, all_lanes
+from scheduler_service.core.queue.waiting_queue import WaitingQueue
+from scheduler_service.core.request import Request, RequestStatus
+from scheduler_service.fleet.hindrances import Obstacle
+from scheduler_service.fleet.host_state import ASSUMED_TOKEN_NS, HostState
+from scheduler_service.fleet.prefix_router import are_alike
+from scheduler_service.fleet.router import Choice, Router
+from scheduler_service.scheduler.executor_state import ExecutorState
+
+# Requests that may begin before one that waits for a busy executor.
+MAX_PASSED = 8
+# What may be saved by waiting for a busy executor, of what it costs at once; less is not worth it.
+_LEAST_SAVED_RATIO = 0.2
+_US_NS = 1000
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A request waits for a busy executor until `until_ns` at most."""
+
+    until_ns: int
+    num_passed: int = 0
+    is_over: bool = False
+
+    def end(self, now_ns: int) -> None:
+        """Ends the hold if the request has waited, or was passed, often enough."""
+        self.is_over |= now_ns >= self.until_ns or self.num_passed >= MAX_PASSED
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request has begun at an engine, as `assignment` says."""
+
+    request: Request
+    assignment: Assignment
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One pass of an executor through the queue. `held`: requests that wait for busy executors."""
+
+    state: HostState
+    held: list[Request] = field(default_factory=list)
+
+
+class Routing:
+    """Compares executors, and keeps holds and reservations of waiting requests.
+
+    `avoids`: whether a request should not begin at an executor while another could take it.
+    `now_ns`: the time of the latest `tick`.
+    """
+
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        router: Router,
+        avoids: Callable[[Request, ExecutorState], bool],
+    ) -> None:
+        self._queue = queue
+        self._router = router
+        self._avoids = avoids
+        self.now_ns = 0
+        self._states: dict[ExecutorState, HostState] = {}
+        # Executors of which something has changed since they were looked at.
+        self._changed: dict[ExecutorState, None] = {}
+        self._num_kinds = 0
+        # Kinds of executors that a request fits, of so many that there were when it was judged.
+        self._fitting: dict[str, tuple[int, frozenset[int]]] = {}
+        self._holds: dict[str, _Hold] = {}
+        # Requests that begin at an executor that plans a step in this tick.
+        self._assigned: dict[str, ExecutorState] = {}
+        self._planning: dict[ExecutorState, None] = {}
+        # Executors that did not begin a request that was assigned to them in this tick.
+        self._declined: dict[str, set[ExecutorState]] = {}
+        # Large requests, and the executor that each waits for; at most one for each executor.
+        self._reserved: dict[str, ExecutorState] = {}
+        self._reserving: dict[ExecutorState, str] = {}
+        self._reasons: dict[str, tuple[AssignedFor, Choice | None, Choice | None]] = {}
+
+    # -- executors -----------------------------------------------------------------------------
+
+    def keep(self, executors: Sequence[ExecutorState]) -> None:
+        """Sets the executors that take requests. Reservations at others end."""
+        if len(executors) == len(self._states) and all(e in self._states for e in executors):
+            return
+        for executor in [known for known in self._states if known not in executors]:
+            self._router.remove(self._states.pop(executor))
+            self._changed.pop(executor, None)
+            self._release(executor)
+        for executor in executors:
+            if executor not in self._states:
+                taken = {state.number for state in self._states.values()}
+                number = next(n for n in range(len(taken) + 1) if n not in taken)
+                state = HostState(executor.engine, number, self._kind_of(executor))
+                self._states[executor] = state
+                self._router.add(state)
+                self._changed[executor] = None
+
+    def _kind_of(self, executor: ExecutorState) -> int:
+        """The number of executors with the same configuration; a new one for the first of them."""
+        for other, state in self._states.items():
+            if other.config == executor.config:
+                return state.kind
+        self._num_kinds += 1
+        return self._num_kinds
+
+    def _release(self, executor: ExecutorState) -> None:
+        request_id = self._reserving.pop(executor, None)
+        if request_id is not None:
+            del self._reserved[request_id]
+        assigned = [name for name, other in self._assigned.items() if other is executor]
+        for name in assigned:
+            del self._assigned[name]
+        self._planning.pop(executor, None)
+
+    def changed(self, executor: ExecutorState) -> None:
+        """Notes that rows, blocks or requests of an executor have changed."""
+        if executor in self._states:
+            self._changed[executor] = None
+
+    def plan_next(self, executors: Sequence[ExecutorState]) -> None:
+        """Sets the executors that are about to plan a step, one after the other."""
+        self._planning = dict.fromkeys(executors)
+        self._assigned.clear()
+        self._declined.clear()
+
+    def planned(self, executor: ExecutorState) -> bool:
+        """Notes that an executor has planned; returns whether it left a request that others may take.
+
+        Such a request was assigned to it and did not begin, for want of something.
+        """
+        self._planning.pop(executor, None)
+        self.changed(executor)
+        left = [name for name, other in self._assigned.items() if other is executor]
+        for name in left:
+            del self._assigned[name]
+            self._declined.setdefault(name, set()).add(executor)
+        return bool(left)
+
+    def has_room(self, executor: ExecutorState) -> bool:
+        """Returns whether some request could begin at an executor now."""
+        self._look()
+        state = self._states.get(executor)
+        return state is not None and state.is_open
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def forget(self, request_id: str) -> None:
+        """Forgets a request that has begun or ended."""
+        self._fitting.pop(request_id, None)
+        self._holds.pop(request_id, None)
+        self._assigned.pop(request_id, None)
+        self._reasons.pop(request_id, None)
+        executor = self._reserved.pop(request_id, None)
+        if executor is not None:
+            del self._reserving[executor]
+
+    def fits_some(self, request: Request) -> bool:
+        """Returns whether an executor that takes requests could ever run the request."""
+        here = {state.kind for state in self._states.values()}
+        return not here.isdisjoint(self._kinds_for(request))
+
+    def _kinds_for(self, request: Request) -> frozenset[int]:
+        judged = self._fitting.get(request.request_id)
+        if judged is None or judged[0] != self._num_kinds:
+            engines = {state.kind: executor.engine for executor, state in self._states.items()}
+            kinds = frozenset(kind for kind, engine in engines.items() if engine.fits(request))
+            if judged is not None:
+                # Kinds of which none is here now.
+                kinds |= judged[1] - engines.keys()
+            judged = self._fitting[request.request_id] = (self._num_kinds, kinds)
+        return judged[1]
+
+    def is_held(self, request_id: str) -> bool:
+        """Returns whether a request waits for a busy executor."""
+        hold = self._holds.get(request_id)
+        return hold is not None and not hold.is_over
+
+    @property
+    def next_hold_end_ns(self) -> int | None:
+        """When the first hold ends; None if there is none."""
+        holds = self._holds.values()
+        return min((hold.until_ns for hold in holds if not hold.is_over), default=None)
+
+    def end_holds(self, now_ns: int) -> bool:
+        """Ends holds whose time is over; returns whether there was one."""
+        self.now_ns = now_ns
+        before = [hold for hold in self._holds.values() if not hold.is_over]
+        for hold in before:
+            hold.end(now_ns)
+        return any(hold.is_over for hold in before)
+
+    def obstacle(self, request: Request, executor: ExecutorState) -> str:
+        """Names what keeps a request of the queue from an executor, as far as that is known."""
+        if not executor.engine.fits(request):
+            return Obstacle.UNFIT.value
+        lack = executor.lacks.get(request)
+        if lack is not None:
+            return lack.value
+        if self.is_held(request.request_id):
+            return Obstacle.BETTER_IS_BUSY.value
+        if self._reserved.get(request.request_id, executor) is not executor:
+            return Obstacle.OTHERS_WAIT_THERE.value
+        return Obstacle.NONE.value
+
+    # -- the choice ----------------------------------------------------------------------------
+
+    def view(self, executor: ExecutorState) -> EngineQueue:
+        """Returns the queue as an executor sees it that is about to plan a step."""
+        return EngineQueue(self, self._queue, executor)
+
+    def candidates(
+        self, executor: ExecutorState, open_lanes: Callable[[], Lanes]
+    ) -> Iterator[Request]:
+        """Iterates over the requests that had better begin at `executor` than elsewhere."""
+        if executor not in self._states:
+            return
+        self._look()
+        walk = _Walk(self._states[executor])
+        for request in self._queue.candidates(open_lanes):
+            if walk.held and not self._may_pass(request, walk.held):
+                return
+            if not self._may_begin(request, executor, walk):
+                continue
+            yield request
+            if request.status is RequestStatus.RUNNING:
+                for held in walk.held:
+                    self._holds[held.request_id].num_passed += 1
+                self._begun(request, walk.state)
+
+    def _may_pass(self, request: Request, held: Sequence[Request]) -> bool:
+        """Returns whether a request may begin before those that wait for busy executors."""
+        is_as_urgent = self._queue.step_class(request) == self._queue.step_class(held[0])
+        holds = (self._holds.get(each.request_id) for each in held)
+        return is_as_urgent and all(h is None or h.num_passed < MAX_PASSED for h in holds)
+
+    def _may_begin(self, request: Request, executor: ExecutorState, walk: _Walk) -> bool:
+        """Decides whether a request had better begin at `executor`; notes a hold if it waits."""
+        kinds = self._kinds_for(request)
+        if walk.state.kind not in kinds:
+            return False
+        if len(self._states) == 1:
+            return True
+        if self._is_avoided(request, executor, kinds):
+            return False
+        assigned = self._assigned.get(request.request_id)
+        if assigned is not None:
+            return assigned is executor
+        declined = self._declined.get(request.request_id, ())
+        others = [
+            (other, state)
+            for other, state in self._states.items()
+            if other is not executor and state.is_open_soon and state.kind in kinds
+            and other not in declined
+        ]
+        if not others or not request.unfinished:
+            self._reasons[request.request_id] = (AssignedFor.ONLY_ONE, None, None)
+            return True
+        if self._takes_the_last(request, executor):
+            return False
+        if not walk.state.is_open_soon:
+            # There is room elsewhere, unless the request waits for this very executor.
+            return self._reserved.get(request.request_id) is executor
+        return self._is_best(request, executor, walk, dict(others))
+
+    def _is_avoided(
+        self, request: Request, executor: ExecutorState, kinds: frozenset[int]
+    ) -> bool:
+        return self._avoids(request, executor) and any(
+            not self._avoids(request, other)
+            for other, state in self._states.items()
+            if other is not executor and state.kind in kinds
+        )
+
+    def _is_best(
+        self,
+        request: Request,
+        executor: ExecutorState,
+        walk: _Walk,
+        others: Mapping[ExecutorState, HostState],
+    ) -> bool:
+        """Compares what a request costs at the executors that could begin it soon."""
+        ranked = list(self._router.rank(request, [walk.state, *others.values()]))
+        best = ranked[0]
+        if best.state is walk.state:
+            self._reasons[request.request_id] = (_reason(best, ranked[1]), best, ranked[1])
+            return True
+        own = next(choice for choice in ranked if choice.state is walk.state)
+        better = next(other for other, state in others.items() if state is best.state)
+        if better in self._planning and best.state.is_open:
+            # It plans its step in a moment, and counts the request among what it has.
+            self._assigned[request.request_id] = better
+            self._reasons[request.request_id] = (_reason(best, ranked[1]), best, ranked[1])
+            self._expect(request, best)
+            return False
+        saved_ns = own.cost_ns - best.cost_ns
+        hold = self._holds.get(request.request_id)
+        if saved_ns > _LEAST_SAVED_RATIO * own.cost_ns:
+            if hold is None:
+                hold = _Hold(self.now_ns + int(saved_ns))
+                self._holds[request.request_id] = hold
+            hold.end(self.now_ns)
+            if not hold.is_over:
+                walk.held.append(request)
+                return False
+        why = AssignedFor.BETTER_IS_BUSY if hold is None else AssignedFor.WAITED_LONG_ENOUGH
+        self._reasons[request.request_id] = (why, own, best)
+        return True
+
+    def _takes_the_last(self, request: Request, executor: ExecutorState) -> bool:
+        """Whether the last executor with room for other tenants would be left to one.
+
+        A tenant that has nothing at other executors may take any, so that nobody waits for ever.
+        """
+        shares = self._queue.shares
+        if shares is None or not shares.is_shared or not executor.engine.takes_over(request):
+            return False
+        tenant = request.scheduling.tenant
+        others = [(e, state) for e, state in self._states.items() if e is not executor]
+        has_room = any(s.is_open and e not in self._reserving for e, s in others)
+        return not has_room and any(e.engine.has_requests_of(tenant) for e, _ in others)
+
+    def _expect(self, request: Request, choice: Choice) -> None:
+        """Counts a request among what an executor computes next."""
+        state = choice.state
+        num_new = max(0, len(request.unfinished[0].token_ids) - choice.num_cached)
+        self._router.given(state, request)
+        state.ahead_ns += state.token_ns * num_new
+        self._router.seen(state)
+
+    def _begun(self, request: Request, state: HostState) -> None:
+        if request.unfinished and self._assigned.get(request.request_id) is None:
+            self._router.given(state, request)
+
+    def assignment(self, request: Request, executor: ExecutorState) -> Assignment:
+        """Says why a request begins at an executor; for those who watch."""
+        why, own, elsewhere = self._reasons.get(
+            request.request_id, (AssignedFor.ONLY_ONE, None, None)
+        )
+        if self._reserved.get(request.request_id) is executor:
+            why = AssignedFor.NO_ROOM_ANYWHERE
+        is_compared = own is not None and elsewhere is not None
+        return Assignment(
+            why,
+            request.num_cached_tokens,
+            0,
+            executor.engine.num_running,
+            int(own.cost_ns) // _US_NS if is_compared and own is not None else None,
+            None if elsewhere is None else elsewhere.num_cached,
+            None if elsewhere is None else int(elsewhere.cost_ns) // _US_NS,
+        )
+
+    # -- reservations --------------------------------------------------------------------------
+
+    def waits_at(self, request: Request, executor: ExecutorState) -> bool:
+        """Returns whether a request that lacks room at `executor` has its reservation there.
+
+        A request without a reservation gets one at the best executor that has none yet.
+        """
+        if len(self._states) == 1:
+            return True
+        reserved = self._reserved.get(request.request_id)
+        if reserved is None:
+            reserved = self._best_free(request)
+            if reserved is None:
+                return False
+            self._reserved[request.request_id] = reserved
+            self._reserving[reserved] = request.request_id
+        return reserved is executor
+
+    def _best_free(self, request: Request) -> ExecutorState | None:
+        kinds = self._kinds_for(request)
+        by_state = {
+            state.number: other
+            for other, state in self._states.items()
+            if other not in self._reserving and state.kind in kinds
+        }
+        states = [self._states[other] for other in by_state.values()]
+        best = next(iter(self._router.rank(request, states)), None)
+        return None if best is None else by_state[best.state.number]
+
+    # -- what is known of executors ------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Sees how those executors are now that have changed."""
+        if not self._changed or len(self._states) == 1:
+            return
+        usual_token_ns = self._usual_token_ns
+        for executor in self._changed:
+            state = self._states[executor]
+            self._router.step_begins(state)
+            state.look(usual_token_ns)
+            self._router.seen(state)
+        self._changed.clear()
+
+    @property
+    def _usual_token_ns(self) -> float:
+        known = [state.token_ns for state in self._states.values() if state.is_measured]
+        return sum(known) / len(known) if known else ASSUMED_TOKEN_NS
+
+
+class EngineQueue:
+    """The waiting queue as one executor sees it. `begun`: requests that began since it was made."""
+
+    def __init__(self, routing: Routing, queue: WaitingQueue, executor: ExecutorState) -> None:
+        self._routing = routing
+        self._queue = queue
+        self._executor = executor
+
+    @property
+    def num_waiting(self) -> int:
+        """Waiting requests, whichever executor they begin at."""
+        return len(self._queue)
+
+    @property
+    def waits_since_ns(self) -> int | None:
+        """When the request that has waited longest was queued; None if none waits."""
+        return self._queue.waits_since_ns
+
+    def candidates(self, open_lanes: Callable[[], Lanes] = all_lanes) -> Iterator[Request]:
+        """Iterates over the requests that this executor may begin, in the order of the queue."""
+        return self._routing.candidates(self._executor, open_lanes)
+
+    def waits_here(self, request: Request) -> bool:
+        """Returns whether a request that lacks room here keeps others waiting, in the end."""
+        return self._routing.waits_at(request, self._executor)
+
+
+def _reason(best: Choice, next_best: Choice) -> AssignedFor:
+    """Why the best executor is the best."""
+    if are_alike(best, next_best):
+        return AssignedFor.AS_GOOD
+    if best.num_cached > next_best.num_cached:
+        return AssignedFor.MOST_CACHED
+    return AssignedFor.SOONEST
