@@ -115,7 +115,7 @@ def test_only_those_with_adapters_wait_and_not_for_ever_when_slots_are_scarce(
     flood = AdapterFlood(config, seed, depth)
     for _ in range(260):
         flood.step()
-        for request in flood.engine.scheduler.placement.waiting:
+        for request in flood.engine.scheduler.queue:
             assert request.scheduling.adapter, "it waits though nothing lacks"
     assert flood.longest_wait <= MAX_SLOT_WAIT_STEPS
 
