@@ -218,19 +218,19 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             _MACHINE,
         ),
         "a refused step is followed by a delta": Mutant(
-            f"{_CORE}scheduler",
+            f"{_CORE}engine",
             "self._needs_snapshot |= outcome.status is not StepStatus.FAILED",
             "self._needs_snapshot |= outcome.status is StepStatus.NEED_SNAPSHOT",
             _MACHINE,
         ),
         "a snapshot that was asked for counts as a loss": Mutant(
-            f"{_CORE}scheduler",
+            f"{_CORE}engine",
             "is_fruitless = outcome.status is not StepStatus.NEED_SNAPSHOT",
             "is_fruitless = True",
             f"{_UNIT}outcomes/test_losses.py",
         ),
         "a result of another step is taken": Mutant(
-            f"{_CORE}scheduler",
+            f"{_CORE}engine",
             "if not self._in_flight or self._in_flight[0].step_id != outcome.step_id:",
             "if not self._in_flight:",
             f"{_UNIT}outcomes/test_results.py",
@@ -316,7 +316,7 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "tokens of a preempted sequence are nobody's": Mutant(
             f"{_CORE}outcomes.results",
-            "            self._charge_tenant(sequence.request.scheduling.tenant, len(token_ids))\n",
+            "            self.charge_tenant(sequence.request.scheduling.tenant, len(token_ids))\n",
             "",
             _SEVERAL,
         ),
@@ -345,14 +345,14 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_UNIT}test_beam_search.py",
         ),
         "a sequence that ended counts as one that goes on": Mutant(
-            f"{_CORE}outcomes.results",
+            f"{_CORE}endings",
             "        if not request.unfinished:\n            self._complete(request)\n",
             "        if not request.unfinished and request.sequences[0] is not sequence:\n"
             "            self._complete(request)\n",
             _MACHINE,
         ),
         "a sequence is one token too long": Mutant(
-            f"{_CORE}scheduler",
+            f"{_CORE}planning.preparation",
             "by_length = sequence.num_prompt_tokens + request.params.max_tokens",
             "by_length = sequence.num_prompt_tokens + request.params.max_tokens + 1",
             _MACHINE,
@@ -364,7 +364,7 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             _MACHINE,
         ),
         "a resumed request with all its tokens runs on": Mutant(
-            f"{_CORE}scheduler",
+            f"{_CORE}planning.admitter",
             "if resumed.num_output_tokens > 0 and request.params.beam is None:",
             "if resumed.num_output_tokens > 1 and request.params.beam is None:",
             _MACHINE,
@@ -424,13 +424,13 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_UNIT}test_suspects.py",
         ),
         "a trial shares the executor with other steps": Mutant(
-            f"{_CORE}scheduler",
+            f"{_CORE}engine",
             "            if turn.is_trial and self._in_flight:\n                return None\n",
             "",
             f"{_UNIT}test_suspects.py",
         ),
         "a lost core keeps a request": Mutant(
-            f"{_CORE}scheduler",
+            f"{_CORE}engine",
             "return evacuate(self.placement, in_flight)",
             "return evacuate(self.placement, in_flight)[1:]",
             f"{HISTORIES}lost",
@@ -458,7 +458,7 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{HISTORIES}random_scenario",
         ),
         "a core whose grammars compile is not asked again": Mutant(
-            f"{_CORE}scheduler",
+            f"{_CORE}engine",
             "return self._planner.ask_again_at_ns",
             "return None",
             f"{HISTORIES}burst",

@@ -340,7 +340,7 @@ class CoreMachine(RuleBasedStateMachine):
     def core_is_restored(self, _index: int) -> None:
         scheduler = load_core(dump_core(self.running.scheduler))
         for client in self.unfinished:
-            client.delivery.request = scheduler.placement.requests[client.request.request_id]
+            client.delivery.request = scheduler.find(client.request.request_id)
         self.running.scheduler = scheduler
 
     # -- what holds ----------------------------------------------------------------------------

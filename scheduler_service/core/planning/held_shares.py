@@ -26,7 +26,7 @@ class HeldShares:
         self._placement = placement
         self._rows = placement.rows
         self._blocks = placement.blocks
-        self._shares = placement.waiting.shares
+        self._shares = placement.queue.shares
         # Tenants that have been found to exceed theirs in this step.
         self._exceeding: set[str] = set()
 

@@ -39,7 +39,7 @@ def test_core_goes_on_from_the_last_step_when_the_executor_lives_on(
 
 
 def test_journaled_core_takes_every_call_that_changes_a_core_when_one_grows() -> None:
-    questions = {"check", "checked", "fits", "has_place", "move_ns", "num_cached_tokens"}
+    questions = {"check", "checked", "find", "fits", "has_place", "move_ns", "num_cached_tokens"}
     questions |= {"oldest_rows", "recompute_ns"}
     calls = {
         name

@@ -245,6 +245,7 @@ def test_swap_in_waits_when_the_adapter_has_no_slot() -> None:
     driver.step()
     other = driver.add(5, "b", max_tokens=2)
     other.scheduling = adapter("b")
+    driver.core.queue.begun(other, 5)
     driver.core.placement.start(other.sequence, NO_HIT)
     driver.add(5, "none", max_tokens=1)
     driver.add(5, "b2", scheduling=adapter("b"))

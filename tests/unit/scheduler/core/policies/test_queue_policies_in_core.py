@@ -244,5 +244,5 @@ def test_preempted_request_is_charged_once_when_it_comes_back() -> None:
     driver.step()
     assert request.status is RequestStatus.RUNNING
     # "a" was served 9 + 2 x 2, not another 10 for what it computed again; "b" 12 + 2 x 2.
-    in_order = driver.core.placement.waiting.candidates()
+    in_order = driver.core.queue.candidates()
     assert [waiting.request_id for waiting in in_order] == ["a1", "b1"]
