@@ -23,7 +23,7 @@ from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.outcomes.outcome_checks import OutcomeChecks
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.outcomes.shortfalls import Shortfalls
-from scheduler_service.core.placement import Placement
+from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.plan import (
     ContractBroken,
     StepEvents,
@@ -35,7 +35,7 @@ from scheduler_service.core.planning.arrival_checks import check_request, fits
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.step_planner import StepPlanner
 from scheduler_service.core.preemption_costs import PreemptionCosts
-from scheduler_service.core.queue.waiting_queue import QueueView, WaitingQueue
+from scheduler_service.core.queue.waiting_queue import Waiting, WaitingQueue
 from scheduler_service.core.request import FinishReason, Request
 from scheduler_service.core.siblings import Siblings
 from scheduler_service.core.speculation.draft_totals import DraftTotals
@@ -101,9 +101,60 @@ class Engine:
         return len(self.placement.requests)
 
     @property
+    def preempted_request_ids(self) -> list[str]:
+        """Requests that were preempted, in the order in which they return."""
+        return [request.request_id for request in self.placement.preempted]
+
+    @property
+    def movable_requests(self) -> list[Request]:
+        """Preempted requests of which nothing is yet to come from a step in flight."""
+        placement = self.placement
+        preempted = placement.preempted
+        return [r for r in preempted if placement.is_settled(r) and not r.trial_size]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a row and more blocks than the watermark are free."""
+        placement = self.placement
+        num_kept = placement.blocks.watermark if len(placement.rows) else 0
+        return placement.num_unreserved_rows > 0 and self.num_free_blocks > num_kept
+
+    def has_room_for(self, request: Request) -> bool:
+        """Returns whether rows and blocks are free for a request that no step concerns."""
+        placement = self.placement
+        num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
+        num_blocks = self._config.num_blocks_for(num_tokens) + placement.blocks.watermark
+        return (
+            self.fits(request)
+            and placement.num_unreserved_rows >= num_rows_wanted(request)
+            and self.num_free_blocks >= num_blocks
+        )
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Prompt tokens of running requests that are yet to be computed."""
+        rows = self.placement.rows
+        order = rows.order
+        pending = rows.num_tokens[order] - rows.num_computed[order]
+        return int(pending[pending > 1].sum())
+
+    def takes_over(self, request: Request) -> bool:
+        """Returns whether a waiting request would leave too little here to other tenants."""
+        return bool(request.unfinished) and self._planner.admitter.takes_over(request)
+
+    def has_requests_of(self, tenant: str) -> bool:
+        """Returns whether a tenant has rows here."""
+        return tenant in self.placement.rows_of_tenants
+
+    @property
     def unfinished_request_ids(self) -> list[str]:
         """Requests it has, in the order in which they first began here."""
         return list(self.placement.requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that were preempted and are to be computed again."""
+        return self.num_preempted - self.num_swapped
 
     @property
     def num_running(self) -> int:
@@ -296,7 +347,7 @@ class Engine:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def plan_step(self, waiting: QueueView) -> StepPlan | None:
+    def plan_step(self, waiting: Waiting) -> StepPlan | None:
         """Returns the next step; None if there is nothing to compute now.
 
         Begins requests of `waiting`, in its order, as far as there is room.
@@ -314,7 +365,7 @@ class Engine:
             self._planner.ask_again_at_ns = None
         return plan
 
-    def _plan_in_turn(self, waiting: QueueView) -> StepPlan | None:
+    def _plan_in_turn(self, waiting: Waiting) -> StepPlan | None:
         """A trial of suspects, for which nothing else is in flight, or a step of all others."""
         suspects = self.placement.suspects
         if suspects.is_trial_in_flight:
@@ -329,7 +380,7 @@ class Engine:
                 return plan
         return None
 
-    def _plan(self, waiting: QueueView) -> StepPlan | None:
+    def _plan(self, waiting: Waiting) -> StepPlan | None:
         plan = self._planner.next_step(waiting, is_snapshot=self._needs_snapshot)
         if plan is not None:
             self._needs_snapshot = False

@@ -21,7 +21,6 @@ from scheduler_service.core.request import FinishReason, Request, RequestStatus
 from splitserve_rpc.domain_error import DomainError
 
 QUEUE_FULL_RETRY_S = 1.0
-_NUMBER = 0
 
 
 class Scheduler(Engine):
@@ -147,7 +146,7 @@ class Scheduler(Engine):
 
     def schedule(self) -> StepPlan | None:
         """Decides the next step; None if there is nothing to compute now."""
-        plan = self.plan_step(self.queue.view(_NUMBER))
+        plan = self.plan_step(self.queue)
         self.openings.step_planned(self.placement.draft.lacks if plan is None else plan.lacks)
         return plan
 

@@ -1,4 +1,4 @@
-"""Executors that join, serve, leave and are lost: everything about them but which requests they run.
+"""Executors that join, serve, leave and are lost.
 
 What happens is reported to the scheduler as events; what it decides comes back as effects.
 """

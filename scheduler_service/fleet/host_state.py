@@ -6,53 +6,9 @@ with a step; so many requests are compared with what one look has seen.
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass
-from typing import Protocol
 
-from scheduler_service.core.blocks.block_pool import BlockPool
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.planning.openings import Openings
-from scheduler_service.core.request import Request
-
-
-class Host(Protocol):
-    """An executor as the fleet sees it: its core."""
-
-    openings: Openings
-
-    @property
-    def config(self) -> SchedulerConfig:
-        """What its executor is."""
-
-    @property
-    def pools(self) -> tuple[BlockPool, BlockPool]:
-        """Its blocks, on the device and on the host."""
-
-    @property
-    def num_running(self) -> int:
-        """Sequences with a row."""
-
-    @property
-    def num_unfinished_tokens(self) -> int:
-        """Tokens of all its unfinished sequences."""
-
-    @property
-    def adapters(self) -> Container[str]:
-        """Those that its rows use."""
-
-    def fits(self, request: Request) -> bool:
-        """Whether the request could ever run there."""
-
-    def recompute_ns(self, num_tokens: int) -> int:
-        """What computing so many tokens again takes there; 0 if that is not known yet."""
-
-    def move_ns(self, num_blocks: int) -> int:
-        """What bringing so many blocks to the device takes there, by what is known."""
-
-    def num_cached_tokens(self, request: Request) -> int:
-        """Tokens of the request that need not be computed there."""
-
+from scheduler_service.core.engine import Engine
 
 # Costs are those of so many at once, so that little is lost by whole nanoseconds.
 _NUM_MEASURED = 1000
@@ -75,16 +31,13 @@ class HostState:
     `token_ns`: what a token of a prompt takes, `is_measured` if that is known.
     """
 
-    host: Host
+    host: Engine
     number: int
     kind: int
     is_open: bool = False
     is_open_soon: bool = False
-    is_idle: bool = False
-    is_waited_at: bool = False
     ahead_ns: float = 0.0
     num_free_blocks: int = 0
-    num_blocks_left: int = 0
     num_blank_blocks: int = 0
     token_ns: float = ASSUMED_TOKEN_NS
     is_measured: bool = False
@@ -98,20 +51,16 @@ class HostState:
 
     def look(self, usual_token_ns: float) -> None:
         """Sees how the host is now; `usual_token_ns`: what a token takes at others."""
-        host, openings = self.host, self.host.openings
+        host = self.host
         device, _ = host.pools
-        self.is_open_soon = openings.is_open_soon
-        self.is_open = self.is_open_soon and openings.has_tokens_left
+        num_pending = host.num_pending_tokens
+        self.is_open_soon = host.has_room
+        self.is_open = self.is_open_soon and num_pending < host.config.max_num_batched_tokens
         self.num_free_blocks = device.num_free
-        self.num_blocks_left = openings.num_blocks_left
-        self.is_idle = host.num_running == 0
-        self.is_waited_at = not openings.nobody_waits
         self.num_blank_blocks = device.num_blank
         token_ns = host.recompute_ns(_NUM_MEASURED) / _NUM_MEASURED
         self.is_measured = token_ns > 0
         self.token_ns = token_ns or usual_token_ns
         self.block_ns = host.move_ns(_NUM_MEASURED) / _NUM_MEASURED
         self.block_size = host.config.block_size
-        self.ahead_ns = self.token_ns * (
-            openings.num_pending_tokens + _ROW_TOKENS * host.num_running
-        )
+        self.ahead_ns = self.token_ns * (num_pending + _ROW_TOKENS * host.num_running)

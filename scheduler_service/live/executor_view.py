@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.request import Int64Array, Request
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.live import reasons
 from scheduler_service.live.holders import device_holders, host_holders
 from scheduler_service.live.names import Names
@@ -80,7 +80,7 @@ def view_executor(
 
 
 def _tell(
-    engine: ExecutorState, core: Scheduler, names: Names, running: list[int]
+    engine: ExecutorState, core: Engine, names: Names, running: list[int]
 ) -> live.LiveExecutor:
     told = live.LiveExecutor()
     rows, placement = core.placement.rows, core.placement
@@ -105,9 +105,11 @@ def _tell(
     return told
 
 
-def first_queued(core: Scheduler) -> list[Request]:
-    """Of those that wait there, the ones that are told."""
-    return list(islice(core.queued, MAX_WAITING))
+def first_queued(core: Engine) -> list[Request]:
+    """Requests that were preempted and are to be computed again, as many as are told."""
+    preempted = core.placement.preempted
+    waiting = (r for r in preempted if r.status is RequestStatus.PREEMPTED)
+    return list(islice(waiting, MAX_WAITING))
 
 
 def _state_of(engine: ExecutorState) -> live.LiveState:

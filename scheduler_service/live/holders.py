@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_service.core.config import Feature
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.request import Int64Array
 from scheduler_service.core.row_columns import RELEASED
-from scheduler_service.core.scheduler import Scheduler
 
 
-def device_holders(core: Scheduler, numbers: Int64Array) -> Int64Array:
+def device_holders(core: Engine, numbers: Int64Array) -> Int64Array:
     """Of each device block the number of one request whose row has it, or 0.
 
     `numbers`: of the requests of `placement.rows.order`.

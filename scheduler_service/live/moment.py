@@ -108,7 +108,7 @@ class Watched:
         waiting = cluster.scheduler.first_waiting(MAX_WAITING)
         told.waiting.extend(names.numbers_of(waiting))
         if waiting:
-            told.reasons.extend(reasons.of_fleet(waiting[0], engines))
+            told.reasons.extend(reasons.of_fleet(waiting[0], cluster.scheduler))
         executors = {}
         for engine in engines:
             life = engine.life

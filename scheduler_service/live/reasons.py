@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.lack import Lack
 from scheduler_service.core.planning.room import Room
 from scheduler_service.core.request import Request, RequestStatus
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.fleet.hindrances import Hindrance, Obstacle, hindrance
-from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.routing import Obstacle
+from scheduler_service.scheduler.scheduler import Scheduler
 from splitserve.scheduler.v1 import live_pb2 as live
 
-_LACKS: Mapping[Hindrance, live.LiveLack] = MappingProxyType(
+_LACKS: Mapping[Lack | Obstacle, live.LiveLack] = MappingProxyType(
     {
         Obstacle.UNFIT: live.LIVE_LACK_FITTING_EXECUTOR,
         Obstacle.OTHERS_WAIT_THERE: live.LIVE_LACK_OTHERS_FIRST,
@@ -34,31 +33,29 @@ _LACKS: Mapping[Hindrance, live.LiveLack] = MappingProxyType(
 )
 
 
-def of_fleet(request: Request, engines: Iterable[ExecutorState]) -> Iterator[live.LiveReason]:
-    """Why a request that no executor has begins at none of `engines`, one reason for each."""
-    is_any = False
-    for engine in engines:
-        is_any = True
-        address = engine.address
-        if not engine.takes_requests:
+def of_fleet(request: Request, scheduler: Scheduler) -> Iterator[live.LiveReason]:
+    """Why a request of the queue begins at no executor, one reason for each."""
+    for executor in scheduler.executors.values():
+        address = executor.address
+        if executor.takes_requests:
+            obstacle = scheduler.obstacle(request, executor)
+            yield _reason(address, executor.engine, request, obstacle)
+        else:
             yield live.LiveReason(address=address, lack=live.LIVE_LACK_OPEN_EXECUTOR)
-            continue
-        core = engine.engine
-        yield _reason(address, core, request, hindrance(request, core))
-    if not is_any:
+    if not scheduler.executors:
         yield live.LiveReason(lack=live.LIVE_LACK_EXECUTOR)
 
 
-def of_core(address: str, core: Scheduler) -> live.LiveReason | None:
-    """Why the first that waits or is swapped out there has no row; None if nobody is."""
+def of_core(address: str, core: Engine) -> live.LiveReason | None:
+    """Why the first that was preempted there has no row; None if none was."""
     placement = core.placement
-    request = next(chain(placement.preempted, core.queue), None)
+    request = next(iter(placement.preempted), None)
     if request is None:
         return None
     return _reason(address, core, request, _what_lacks(core, request) or Obstacle.NONE)
 
 
-def _what_lacks(core: Scheduler, request: Request) -> Lack | None:
+def _what_lacks(core: Engine, request: Request) -> Lack | None:
     placement = core.placement
     room = Room(core.config, placement)
     if not placement.is_settled(request):
@@ -76,7 +73,7 @@ def _what_lacks(core: Scheduler, request: Request) -> Lack | None:
 
 
 def _reason(
-    address: str, core: Scheduler, request: Request, hindered_by: Hindrance
+    address: str, core: Engine, request: Request, hindered_by: Lack | Obstacle
 ) -> live.LiveReason:
     reason = live.LiveReason(address=address, lack=_LACKS[hindered_by])
     if reason.lack == live.LIVE_LACK_BLOCKS:
@@ -85,7 +82,7 @@ def _reason(
     return reason
 
 
-def _num_needed(core: Scheduler, request: Request) -> int:
+def _num_needed(core: Engine, request: Request) -> int:
     """Free blocks that it takes, with those that are left to rows that grow."""
     placement = core.placement
     blocks, others_run = placement.blocks, len(placement.rows) > 0

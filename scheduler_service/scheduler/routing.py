@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from scheduler_service.assignment import AssignedFor, Assignment
+from scheduler_service.core.lack import Lack
 from scheduler_service.core.policies.request_queue import Lanes, all_lanes
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import Request, RequestStatus
-from scheduler_service.fleet.hindrances import Obstacle
 from scheduler_service.fleet.host_state import ASSUMED_TOKEN_NS, HostState
 from scheduler_service.fleet.prefix_router import are_alike
 from scheduler_service.fleet.router import Choice, Router
@@ -26,6 +27,20 @@ MAX_PASSED = 8
 # What may be saved by waiting for a busy executor, of what it costs at once; less is not worth it.
 _LEAST_SAVED_RATIO = 0.2
 _US_NS = 1000
+
+
+class Obstacle(Enum):
+    """What keeps a request from an executor, besides what it lacks there.
+
+    UNFIT: it could never run there. OTHERS_WAIT_THERE: it waits for room at another one. NONE: it
+    could begin, and will. BETTER_IS_BUSY: it could begin, and waits for another executor where it
+    has less to compute.
+    """
+
+    UNFIT = "does_not_fit"
+    OTHERS_WAIT_THERE = "others_wait_there"
+    NONE = "about_to_begin"
+    BETTER_IS_BUSY = "awaits_better"
 
 
 @dataclass(slots=True)
@@ -132,11 +147,15 @@ class Routing:
         if executor in self._states:
             self._changed[executor] = None
 
+    def begin_turn(self, executors: Sequence[ExecutorState]) -> None:
+        """Sets the executors that take requests; steps of some of them are about to be planned."""
+        self.keep(executors)
+        self._declined.clear()
+
     def plan_next(self, executors: Sequence[ExecutorState]) -> None:
         """Sets the executors that are about to plan a step, one after the other."""
         self._planning = dict.fromkeys(executors)
         self._assigned.clear()
-        self._declined.clear()
 
     def planned(self, executor: ExecutorState) -> bool:
         """Notes that an executor has planned; returns whether it left a request that others may take.
@@ -204,18 +223,18 @@ class Routing:
             hold.end(now_ns)
         return any(hold.is_over for hold in before)
 
-    def obstacle(self, request: Request, executor: ExecutorState) -> str:
-        """Names what keeps a request of the queue from an executor, as far as that is known."""
+    def obstacle(self, request: Request, executor: ExecutorState) -> Lack | Obstacle:
+        """Returns what keeps a request of the queue from an executor, as far as that is known."""
         if not executor.engine.fits(request):
-            return Obstacle.UNFIT.value
+            return Obstacle.UNFIT
         lack = executor.lacks.get(request)
         if lack is not None:
-            return lack.value
+            return lack
         if self.is_held(request.request_id):
-            return Obstacle.BETTER_IS_BUSY.value
+            return Obstacle.BETTER_IS_BUSY
         if self._reserved.get(request.request_id, executor) is not executor:
-            return Obstacle.OTHERS_WAIT_THERE.value
-        return Obstacle.NONE.value
+            return Obstacle.OTHERS_WAIT_THERE
+        return Obstacle.NONE
 
     # -- the choice ----------------------------------------------------------------------------
 

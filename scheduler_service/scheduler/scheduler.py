@@ -6,7 +6,7 @@ queue, in quarantine, among those to be retried, or at the engine of one executo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar, assert_never
@@ -14,16 +14,17 @@ from typing import TypeVar, assert_never
 from scheduler_service.assignment import AssignedFor, Assignment
 from scheduler_service.core.config import FleetConfig, SchedulerConfig
 from scheduler_service.core.engine import Engine
+from scheduler_service.core.lack import Lack
 from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
 from scheduler_service.core.planning.arrival_checks import check_request, fits
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import Request, RequestStatus
 from scheduler_service.fleet.executor_losses import Loss, LossCause
-from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.overdue import end_overdue
 from scheduler_service.fleet.prefix_router import PrefixRouter
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
+from scheduler_service.fleet.router import Router
 from scheduler_service.scheduler.effects import (
     AcquittalReason,
     DeliverTokens,
@@ -68,7 +69,7 @@ from scheduler_service.scheduler.health import (
     make_suspect,
 )
 from scheduler_service.scheduler.rescue import end_with_fault, rescue
-from scheduler_service.scheduler.routing import Routing
+from scheduler_service.scheduler.routing import Obstacle, Routing
 from splitserve_rpc.domain_error import DomainError
 
 # A deadline is past when the clock is beyond it.
@@ -112,7 +113,8 @@ class Scheduler:
     `executors`: by address, in order of registration. `places`: of all unfinished requests, by id.
     """
 
-    def __init__(self, config: FleetConfig) -> None:
+    def __init__(self, config: FleetConfig, router: Router | None = None) -> None:
+        """`router`: compares executors; None for the one of cached prefixes and load."""
         self._config = config
         self.now_ns = 0
         self.executors: dict[str, ExecutorState] = {}
@@ -122,7 +124,7 @@ class Scheduler:
             config.max_executor_losses, refuses_late=self.queue.refuses_late
         )
         self._health = ExecutorHealth(self.executors)
-        self._routing = Routing(self.queue, PrefixRouter(), self._health.avoids)
+        self._routing = Routing(self.queue, router or PrefixRouter(), self._health.avoids)
         self._expected: list[_Expected] = []
         self._last_config: SchedulerConfig | None = None
         self._effects: list[Effect] = []
@@ -259,9 +261,13 @@ class Scheduler:
         """The first of the queue, each with (address, what keeps it from that executor)."""
         executors = self.taking_requests[:_MAX_HEAD_EXECUTORS]
         return [
-            (request, [(e.address, self._routing.obstacle(request, e)) for e in executors])
+            (request, [(e.address, self.obstacle(request, e).value) for e in executors])
             for request in islice(self.queue.candidates(), _MAX_HEADS)
         ]
+
+    def obstacle(self, request: Request, executor: ExecutorState) -> Lack | Obstacle:
+        """Returns what keeps a request of the queue from an executor, as far as that is known."""
+        return self._routing.obstacle(request, executor)
 
     def check(self, request: Request) -> None:
         """Raises DomainError if `request` cannot be taken: no executor can run it, or too many wait.
@@ -623,7 +629,7 @@ class Scheduler:
     def _plan(self, addresses: Iterable[str]) -> None:
         """Plans steps of executors, one after the other, for what they have and what waits."""
         executors = [self.executors[each] for each in addresses if each in self.executors]
-        self._routing.keep(self.taking_requests)
+        self._routing.begin_turn(self.taking_requests)
         while executors:
             self._routing.plan_next(executors)
             declined = False
@@ -784,7 +790,7 @@ class Scheduler:
 
     def _place_isolated(self) -> None:
         """Gives requests of the quarantine to executors that try them apart."""
-        by_engine: dict[Host, ExecutorState] = {e.engine: e for e in self.taking_requests}
+        by_engine: dict[Engine, ExecutorState] = {e.engine: e for e in self.taking_requests}
         for request_id, host in self._quarantine.to_recall(list(by_engine), self.now_ns):
             self._take_from(by_engine[host], request_id, MoveReason.LAST_EXECUTOR)
         isolated = self._quarantine.dispatch(

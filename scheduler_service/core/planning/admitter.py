@@ -19,6 +19,7 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.endings import Endings
 from scheduler_service.core.lack import Lack
 from scheduler_service.core.placement import Placement
+from scheduler_service.core.planning.beside import NOBODY
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.preparation import prepare_request
 from scheduler_service.core.planning.prompt_limit import PromptLimit
@@ -26,7 +27,7 @@ from scheduler_service.core.planning.room import MAX_BYPASSES, Room
 from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.policies.batch_policy import StepShape
 from scheduler_service.core.policies.request_queue import Lanes
-from scheduler_service.core.queue.waiting_queue import QueueView
+from scheduler_service.core.queue.waiting_queue import Waiting
 from scheduler_service.core.request import (
     FinishReason,
     Request,
@@ -127,6 +128,10 @@ class Admitter:
         found = self._find_room(request, may_preempt=False)
         return found if isinstance(found, Lack) else None
 
+    def takes_over(self, request: Request) -> bool:
+        """Returns whether a waiting request would leave too little here to other tenants."""
+        return self._room.takes_over(request, NOBODY)
+
     def begin(self, request: Request) -> Lack | None:
         """Gives a row and blocks to a waiting request, or returns what it lacks.
 
@@ -196,7 +201,7 @@ class Admitter:
     # -- a step ------------------------------------------------------------------------------------
 
     def admit_urgent(
-        self, shape: StepShape, budget: Budget, waiting: QueueView
+        self, shape: StepShape, budget: Budget, waiting: Waiting
     ) -> list[tuple[int, int]]:
         """Gives rows to waiting requests for which less urgent rows yield tokens of the step.
 
@@ -221,7 +226,7 @@ class Admitter:
         budget.num_reserved, budget.may_preempt = 0, True
         return admitted
 
-    def admit(self, shape: StepShape, budget: Budget, waiting: QueueView) -> list[tuple[int, int]]:
+    def admit(self, shape: StepShape, budget: Budget, waiting: Waiting) -> list[tuple[int, int]]:
         """Gives rows to preempted and waiting requests: (row id, tokens to compute) of each row.
 
         Preempted ones go first, but for waiting ones that are urgent enough to preempt them.
@@ -244,7 +249,7 @@ class Admitter:
             self._admit_waiting(waiting, budget, admitted, passed, ahead)
         return admitted
 
-    def yields_to_waiting(self, waiting: QueueView) -> bool:
+    def yields_to_waiting(self, waiting: Waiting) -> bool:
         """Returns whether the first of the waiting goes before all that are swapped out."""
         swapped = next(filter(self._placement.suspects.may_run, self._placement.swapped), None)
         if swapped is None:
@@ -348,7 +353,7 @@ class Admitter:
 
     def _admit_waiting(
         self,
-        waiting: QueueView,
+        waiting: Waiting,
         budget: Budget,
         admitted: list[tuple[int, int]],
         passed: list[Request],
@@ -373,7 +378,7 @@ class Admitter:
                 self._placement.draft.lacks.pop(request, None)
                 for each in (*blocked, *passed):
                     each.num_bypasses += 1
-            elif self._must_all_wait(request, lack):
+            elif waiting.waits_here(request) and self._must_all_wait(request, lack):
                 return True
             else:
                 blocked.append(request)
@@ -381,7 +386,7 @@ class Admitter:
                     break
         return False
 
-    def _is_full_for(self, waiting: QueueView) -> bool:
+    def _is_full_for(self, waiting: Waiting) -> bool:
         """Returns whether no row or block is free, and no waiting request may preempt another."""
         placement = self._placement
         if placement.num_unreserved_rows > 0 and placement.blocks.device.num_free > 0:
@@ -394,7 +399,7 @@ class Admitter:
 
     def _hopeful(
         self,
-        waiting: QueueView,
+        waiting: Waiting,
         budget: Budget,
         admitted: list[tuple[int, int]],
         ahead: _Ahead | None,
@@ -417,7 +422,7 @@ class Admitter:
             elif not request.is_finished:
                 return
 
-    def _candidates(self, waiting: QueueView) -> Iterator[Request]:
+    def _candidates(self, waiting: Waiting) -> Iterator[Request]:
         candidates = waiting.candidates(self._open_lanes)
         suspects = self._placement.suspects
         return filter(suspects.may_run, candidates) if suspects else candidates

@@ -8,11 +8,30 @@ charged already. What an engine holds (rows, blocks, preempted requests) is the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 from scheduler_service.core.policies.queue_policy import QueuePolicy
 from scheduler_service.core.policies.request_queue import Key, Lanes, all_lanes
 from scheduler_service.core.policies.tenant_shares import TenantShares
 from scheduler_service.core.request import Request
+
+
+class Waiting(Protocol):
+    """What an engine that plans a step sees of the waiting queue."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Waiting requests, whichever engine they begin at."""
+
+    @property
+    def waits_since_ns(self) -> int | None:
+        """When the request that has waited longest was queued; None if none waits."""
+
+    def candidates(self, open_lanes: Callable[[], Lanes] = all_lanes) -> Iterator[Request]:
+        """Iterates over the requests that the engine may begin, in the order of the queue."""
+
+    def waits_here(self, request: Request) -> bool:
+        """Returns whether a request that lacks room here keeps others waiting, in the end."""
 
 
 class WaitingQueue:
@@ -25,8 +44,8 @@ class WaitingQueue:
         self._policy = policy
         # By id, the one that has waited longest first.
         self._requests: dict[str, Request] = {}
-        # Requests that only one engine may begin, by the number of that engine.
-        self._reservations: dict[str, int] = {}
+        # Requests that have begun since `take_begun`.
+        self._begun: list[Request] = []
         self.now_ns = 0
 
     # -- state -------------------------------------------------------------------------------------
@@ -61,9 +80,10 @@ class WaitingQueue:
         first = next(iter(self._requests.values()), None)
         return None if first is None else first.queued_at_ns
 
-    def view(self, engine_number: int) -> QueueView:
-        """Returns the queue as one engine sees it."""
-        return QueueView(self, engine_number)
+    @property
+    def num_waiting(self) -> int:
+        """Waiting requests."""
+        return len(self._requests)
 
     # -- requests come and go ----------------------------------------------------------------------
 
@@ -76,7 +96,6 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Removes a waiting request that has not begun."""
         del self._requests[request.request_id]
-        self._reservations.pop(request.request_id, None)
         self._policy.remove(request)
 
     def begun(self, request: Request, num_uncached_tokens: int) -> None:
@@ -87,6 +106,12 @@ class WaitingQueue:
         """
         self._policy.admitted(request, num_uncached_tokens)
         self.remove(request)
+        self._begun.append(request)
+
+    def take_begun(self) -> list[Request]:
+        """Returns the requests that have begun since the last call."""
+        begun, self._begun = self._begun, []
+        return begun
 
     def ended(self, request: Request) -> None:
         """Forgets a request that has ended, wherever it was."""
@@ -99,24 +124,9 @@ class WaitingQueue:
         for tenant, num_tokens in num_sampled.items():
             self._policy.sampled(tenant, num_tokens)
 
-    def reserve(self, request: Request, engine_number: int) -> None:
-        """Keeps a waiting request for one engine: no other engine sees it as a candidate.
-
-        It keeps its place in the order, so that engine lets others pass it a bounded number of
-        times and then waits for it.
-        """
-        self._reservations[request.request_id] = engine_number
-
-    def release_reservations(self, engine_number: int) -> None:
-        """Lets any engine begin what was reserved for this one."""
-        kept = {
-            each: number for each, number in self._reservations.items() if number != engine_number
-        }
-        self._reservations = kept
-
-    def is_visible(self, request: Request, engine_number: int) -> bool:
-        """Returns whether an engine may begin a waiting request."""
-        return self._reservations.get(request.request_id, engine_number) == engine_number
+    def waits_here(self, request: Request) -> bool:
+        """Returns whether a request that lacks room keeps others waiting, in the end."""
+        return True
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
         """Gives tenants new weights; a tenant without one has 1."""
@@ -185,27 +195,3 @@ class WaitingQueue:
     def refuses_late(self) -> bool:
         """Whether a waiting request ends when it cannot meet its deadline any more."""
         return self._policy.refuses_late
-
-
-class QueueView:
-    """The waiting queue as one engine sees it: without what is reserved for other engines."""
-
-    def __init__(self, queue: WaitingQueue, engine_number: int) -> None:
-        self._queue = queue
-        self._engine_number = engine_number
-
-    @property
-    def num_waiting(self) -> int:
-        """Waiting requests, reserved ones included."""
-        return len(self._queue)
-
-    @property
-    def waits_since_ns(self) -> int | None:
-        """When the request that has waited longest was queued; None if none waits."""
-        return self._queue.waits_since_ns
-
-    def candidates(self, open_lanes: Callable[[], Lanes] = all_lanes) -> Iterator[Request]:
-        """Iterates over the requests that this engine may begin; see `WaitingQueue.candidates`."""
-        for request in self._queue.candidates(open_lanes):
-            if self._queue.is_visible(request, self._engine_number):
-                yield request
