@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from scheduler_service.core.engine import Engine
-from scheduler_service.core.request import Int64Array, Request
+from scheduler_service.core.request import Int64Array, Request, RequestStatus
 from scheduler_service.live import reasons
 from scheduler_service.live.holders import device_holders, host_holders
 from scheduler_service.live.names import Names

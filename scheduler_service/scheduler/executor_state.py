@@ -23,8 +23,8 @@ class ExecutorState:
     `is_failing`: whatever it computes fails. `is_doubtful`: it is late, silent or cut off.
     `is_broken`: a call of its engine raised, and it is about to be removed. `has_lost_events`: that
     call was `apply`, whose events reached nobody. `has_answered`: any step of this engine was
-    answered. `num_moved`: requests that left because it drains. `lacks`: what requests lacked that did
-    not begin with its latest step.
+    answered. `num_moved`: requests that left because it drains. `lacks`: what requests lacked that
+    did not begin with its latest step.
     """
 
     address: str

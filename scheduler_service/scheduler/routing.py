@@ -158,9 +158,9 @@ class Routing:
         self._assigned.clear()
 
     def planned(self, executor: ExecutorState) -> bool:
-        """Notes that an executor has planned; returns whether it left a request that others may take.
+        """Notes that an executor has planned.
 
-        Such a request was assigned to it and did not begin, for want of something.
+        Returns whether a request that was assigned to it did not begin, so that others may take it.
         """
         self._planning.pop(executor, None)
         self.changed(executor)
@@ -283,7 +283,9 @@ class Routing:
         others = [
             (other, state)
             for other, state in self._states.items()
-            if other is not executor and state.is_open_soon and state.kind in kinds
+            if other is not executor
+            and state.is_open_soon
+            and state.kind in kinds
             and other not in declined
         ]
         if not others or not request.unfinished:
@@ -296,9 +298,7 @@ class Routing:
             return self._reserved.get(request.request_id) is executor
         return self._is_best(request, executor, walk, dict(others))
 
-    def _is_avoided(
-        self, request: Request, executor: ExecutorState, kinds: frozenset[int]
-    ) -> bool:
+    def _is_avoided(self, request: Request, executor: ExecutorState, kinds: frozenset[int]) -> bool:
         return self._avoids(request, executor) and any(
             not self._avoids(request, other)
             for other, state in self._states.items()

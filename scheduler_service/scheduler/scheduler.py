@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TypeVar, assert_never
 
@@ -270,7 +271,7 @@ class Scheduler:
         return self._routing.obstacle(request, executor)
 
     def check(self, request: Request) -> None:
-        """Raises DomainError if `request` cannot be taken: no executor can run it, or too many wait.
+        """Raises DomainError if no executor can run `request`, or if too many wait.
 
         An executor is expected back for `executor_return_s` after it left. Where none is here or
         expected, the last one that joined stands for those to come.
@@ -530,7 +531,7 @@ class Scheduler:
     def _ask(
         self, executor: ExecutorState, name: str, call: Callable[[], _Result]
     ) -> _Result | None:
-        """Calls the engine of an executor; None if that raised, and then the executor is removed."""
+        """Calls the engine of an executor; None if that raised, and it is to be removed."""
         try:
             return self._call(executor, name, call)
         except _EngineBroke:
@@ -649,7 +650,7 @@ class Scheduler:
         self._idle.pop(address, None)
         while engine.num_in_flight < executor.num_credits:
             view = self._routing.view(executor)
-            plan = self._ask(executor, "plan_step", lambda: engine.plan_step(view))
+            plan = self._ask(executor, "plan_step", partial(engine.plan_step, view))
             self._assign_begun(executor)
             if executor.is_broken:
                 return
