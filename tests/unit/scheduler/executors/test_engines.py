@@ -351,7 +351,7 @@ async def test_first_step_of_an_executor_has_the_time_that_it_has_measured_times
         await turns()
         (engine,) = cluster.executors
         first_s = FIRST_LENIENCE * max(FACTOR * 0.25, config.step_patience_s)
-        assert fleet.cluster.membership.sessions[engine.address].steps.watch.allowed_s == (
+        assert cluster.membership.sessions[engine.address].steps.watch.allowed_s == (
             first_s if has_measured else config.step_timeout_s
         )
     await cluster.drain(0)
