@@ -36,8 +36,8 @@ Report: TypeAlias = Callable[[events.Event, Received | None], None]
 class ExecutorSession:
     """The conversation with one life of an executor.
 
-    `report` takes the events. `steps` gives the executor up when it does not answer. `is_connected`:
-    it serves. `closed` is to be called when the scheduler has removed the executor.
+    `report` takes the events. `steps` gives the executor up when it does not answer.
+    `is_connected`: it serves. `closed` is to be called when the scheduler has removed the executor.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Executors that join, serve, leave and are lost: everything about them but which requests they run.
+"""Executors that join, serve, leave and are lost; which requests they run is decided elsewhere.
 
 What happens is reported to the scheduler as events; what it decides comes back as effects.
 """
@@ -173,7 +173,7 @@ class Membership:
         )
 
     def _take(self, link: Link, life: Life, steps: StepAlarm, scheduler_epoch: int) -> None:
-        """Raises DomainError if no engine can be made for the executor; then nothing has changed."""
+        """Raises DomainError if no engine can be made for it; then nothing has changed."""
         info = link.info
         try:
             config = core_config(info, self._config)

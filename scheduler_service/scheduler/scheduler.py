@@ -250,7 +250,7 @@ class Scheduler:
         return [(request, named(hindrances)) for request, hindrances in heads]
 
     def check(self, request: Request) -> None:
-        """Raises DomainError if `request` cannot be taken: no executor can run it, or too many wait.
+        """Raises DomainError if no executor can run `request`, or too many requests wait.
 
         An executor is expected back for `executor_return_s` after it left. Where none is here or
         expected, the last one that joined stands for those to come.
@@ -503,7 +503,7 @@ class Scheduler:
     def _ask(
         self, executor: ExecutorState, name: str, call: Callable[[], _Result]
     ) -> _Result | None:
-        """Calls the engine of an executor; None if that raised, and then the executor is removed."""
+        """Calls the engine of an executor; None if that raised: the executor will be removed."""
         try:
             return self._call(executor, name, call)
         except _EngineBroke:

@@ -51,6 +51,8 @@ class Machine:
         # Whether a scheduler sent it away, as it remembers; whether it is about to end.
         self.says_drained = False
         self.says_draining = False
+        # None: as many as executors take.
+        self.max_inflight_steps: int | None = None
         # The step that it has measured.
         self.trial_step: pb.TrialStep | None = None
         self.restart()
@@ -100,6 +102,8 @@ class Machine:
         """What it says of itself."""
         info = encode_info(executor_info(self.config, self.epoch))
         info.address, info.model.digest = self.address, "d" * 64
+        if self.max_inflight_steps is not None:
+            info.limits.max_inflight_steps = self.max_inflight_steps
         if self.trial_step is not None:
             info.trial_step.CopyFrom(self.trial_step)
         return info

@@ -75,9 +75,7 @@ class PureFleet:
         self, machine: Machine, *, num_credits: int = NUM_CREDITS, is_connected: bool = True
     ) -> list[effects.Effect]:
         """The executor registers; `is_connected`: and serves."""
-        joined = events.ExecutorJoined(
-            machine.address, machine.epoch, machine.config, num_credits
-        )
+        joined = events.ExecutorJoined(machine.address, machine.epoch, machine.config, num_credits)
         self.machines[machine.address] = machine
         found = self.handle(joined)
         return [*found, *self.connect(machine)] if is_connected else found
@@ -86,9 +84,7 @@ class PureFleet:
         """The executor, which registered, serves."""
         return self.handle(events.ExecutorConnected(machine.address))
 
-    def lose(
-        self, machine: Machine, cause: LossCause = LossCause.DIED
-    ) -> list[effects.Effect]:
+    def lose(self, machine: Machine, cause: LossCause = LossCause.DIED) -> list[effects.Effect]:
         """The executor is gone, with the results of its steps."""
         return self.handle(events.ExecutorLost(machine.address, cause, "the test lets it go"))
 
@@ -147,9 +143,7 @@ class PureFleet:
         try:
             outcome = decode_result(received, len(plan.work.row_ids) if is_expected else 0)
         except ResultUnusable as error:
-            return self.handle(
-                events.ExecutorLost(machine.address, LossCause.DIED, str(error))
-            )
+            return self.handle(events.ExecutorLost(machine.address, LossCause.DIED, str(error)))
         self.held[machine.address].popleft()
         return self.handle(events.StepCompleted(machine.address, outcome))
 
@@ -206,7 +200,7 @@ class PureFleet:
         self.finished[request.request_id] = request
 
     def _check(self) -> None:
-        """Every unfinished request is in one place, and steps in flight are those that were sent."""
+        """Every unfinished request is in one place, and steps in flight are those sent."""
         scheduler = self.scheduler
         held_by = Counter(
             request_id
@@ -245,9 +239,7 @@ class Broken:
         monkeypatch.setattr(owner, name, call)
 
 
-def a_request(
-    number: int, scheduling: SchedulingParams = NO_WISHES, **params: object
-) -> Request:
+def a_request(number: int, scheduling: SchedulingParams = NO_WISHES, **params: object) -> Request:
     """Asks for 10 tokens after [number, 2, 3]; its name is r1, r2, ..."""
     values: dict[str, object] = {"max_tokens": MAX_TOKENS} | params
     request = Request.create(
