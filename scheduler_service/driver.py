@@ -43,12 +43,6 @@ from splitserve_rpc.log_context import LogContext, logging_about
 _NUM_UNREAD_STREAMS = 16
 # Whoever watches the first that wait is told so often at most.
 _BETWEEN_HEADS_NS = 100_000_000
-_HEALTH_LEVELS = {
-    effects.HealthChange.FAILING: logging.ERROR,
-    effects.HealthChange.RECOVERED: logging.INFO,
-    effects.HealthChange.PROBE_FAILED: logging.WARNING,
-    effects.HealthChange.REINSTATED: logging.WARNING,
-}
 
 _log = logging.getLogger(__name__)
 
@@ -189,7 +183,7 @@ class Driver:
             case effects.ExecutorServes():
                 self._on_change()
             case effects.ExecutorHealthChanged(address, change):
-                _log.log(_HEALTH_LEVELS[change], "%s address=%s", change.value, address)
+                _log_health(address, change)
                 self._on_change()
             case effects.EngineFailed(address, call, error):
                 _log.error(
@@ -446,6 +440,20 @@ class Driver:
         if tracked is not None:
             self.observer.request_ended(request)
             tracked.admission.charge.end(request)
+
+
+def _log_health(address: str, change: effects.HealthChange) -> None:
+    match change:
+        case effects.HealthChange.FAILING:
+            _log.error("executor_failing address=%s", address)
+        case effects.HealthChange.RECOVERED:
+            _log.info("executor_recovered address=%s", address)
+        case effects.HealthChange.PROBE_FAILED:
+            _log.warning("executor_probe_failed address=%s", address)
+        case effects.HealthChange.REINSTATED:
+            _log.warning("executor_reinstated address=%s", address)
+        case _:
+            assert_never(change)
 
 
 def _draining(peers: tuple[str, ...] = ()) -> DomainError:

@@ -13,8 +13,8 @@ _log = logging.getLogger(__name__)
 class ForgottenWork:
     """Sees to it that what could begin begins, if there is no step from one look to the next.
 
-    Whatever changes, somebody who waits is looked at (`Dispatcher`, `ExecutorState`), so there is
-    never anything to do here. If there is, the log says so, and nobody waits for ever.
+    Whatever changes, `Scheduler` looks at requests that wait, so there is never anything to do
+    here. If there is, the log says so, and no request waits for ever.
     """
 
     def __init__(self, cluster: Driver) -> None:

@@ -118,22 +118,22 @@ _CLIENT = "splitserve_client.resumable_request"
 SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
     {
         "what a drained executor has is forgotten": Mutant(
-            "scheduler_service.executors.engine_loop",
-            "return withdrawn[0]",
-            "return None",
+            "scheduler_service.scheduler.scheduler",
+            "        self._take_back(executor, moved)\n",
+            "",
             f"{HISTORIES}drained",
         ),
         "results say nothing of executors": Mutant(
-            "scheduler_service.executors.executor_health",
+            "scheduler_service.scheduler.health",
             "if outcome.status is StepStatus.NEED_SNAPSHOT or not is_expected:",
             "if outcome.status:",
             f"{HISTORIES}one_sick",
         ),
         "more steps are in flight than the executor takes": Mutant(
-            "scheduler_service.executors.engine_loop",
-            "self._credits = min(pipeline_depth, link.info.limits.max_inflight_steps)",
-            "self._credits = pipeline_depth",
-            "tests/unit/scheduler/executors/test_engine_loop.py",
+            "scheduler_service.executors.membership",
+            "min(self._config.pipeline_depth, info.limits.max_inflight_steps)",
+            "self._config.pipeline_depth",
+            "tests/unit/scheduler/executors/test_membership.py",
         ),
         "the one queue is in order of arrival": Mutant(
             "scheduler_service.fleet.fleet_queue",

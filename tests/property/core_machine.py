@@ -28,7 +28,8 @@ from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, S
 from scheduler_service.core.request import Request, SequenceStatus
 from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.journal.checkpoint import dump_core, load_core
-from scheduler_service.scheduler.rescue import CoreBroken, rescue
+from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.rescue import rescue
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
 from tests.support.core.checks import check_core, check_emptied, check_published
@@ -311,9 +312,16 @@ class CoreMachine(RuleBasedStateMachine):
                 raise
             for client in self.unfinished:
                 client.saw_broken_core = True
-            broken = CoreBroken("apply", error)
-            requests = rescue(self.running.scheduler, broken, has_lost_events=True)
-            self.go_on_elsewhere(requests)
+            broken = ExecutorState(
+                "executor:1",
+                1,
+                self.config,
+                self.running.scheduler,
+                self.depth,
+                is_broken=True,
+                has_lost_events=True,
+            )
+            self.go_on_elsewhere(rescue(broken).requests)
 
     def go_on_elsewhere(self, requests: list[Request]) -> None:
         """All that were unfinished left a core; those that have not ended go to a new one."""
@@ -349,9 +357,9 @@ class CoreMachine(RuleBasedStateMachine):
     def core_is_consistent(self) -> None:
         if self.engine is None:
             return
-        check_core(self.engine.engine)
+        check_core(self.engine.scheduler)
         check_published(
-            self.engine.engine.placement,
+            self.engine.scheduler.placement,
             [plan for plan, _ in self.engine.in_flight],
             self.contents,
             self.engine.runner,

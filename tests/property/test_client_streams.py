@@ -185,7 +185,7 @@ async def run(script: list[Action]) -> None:
                 await wait_until_nothing(lambda: what_is_left(scheduler))
         finally:
             watch.release()
-        core = cluster.executors[0].scheduler
+        core = cluster.executors[0].engine
         await wait_until_nothing(lambda: executor.num_device_blocks - core.num_free_blocks)
 
 

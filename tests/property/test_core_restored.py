@@ -111,15 +111,15 @@ def test_core_goes_on_identically_when_it_was_restored(
     for arrival in range(1, 13):
         spec = fit(random_spec(rng), config, engine.now_ns)
         with suppress(DomainError):
-            engine.engine.check(create_request(spec, arrival))
+            engine.scheduler.check(create_request(spec, arrival))
             engine.add(oracle.make_request(spec, arrival)[0])
     for _ in range(num_steps):
         engine.step()
     engine.fill()
-    core = engine.engine
+    core = engine.scheduler
     restored = pickle.loads(pickle.dumps(core)) if is_plain else load_core(dump_core(core))
     assert tokens_of(restored) == tokens_of(core)
-    engine.engine = Twins([core, restored])  # type: ignore[assignment]
+    engine.scheduler = Twins([core, restored])  # type: ignore[assignment]
     while engine.step():
         pass
     assert all(delivery.is_finished for delivery in engine.deliveries.values())

@@ -52,7 +52,7 @@ SHAPE = ExecutorShape(
 
 
 @dataclass
-class Driver:
+class Cluster:
     """One or two schedulers, and four executors."""
 
     loop: VirtualLoop
@@ -154,7 +154,7 @@ def executor_hosts(schedulers: tuple[str, ...], all_prefer: int | None) -> list[
 
 
 def run(
-    story: Callable[[Driver], Awaitable[None]],
+    story: Callable[[Cluster], Awaitable[None]],
     num_schedulers: int = 2,
     shape: ExecutorShape = SHAPE,
     all_prefer: int | None = None,
@@ -166,7 +166,7 @@ def run(
     loop = new_loop()
 
     async def main() -> None:
-        cluster = Driver(loop, num_schedulers, shape, all_prefer)
+        cluster = Cluster(loop, num_schedulers, shape, all_prefer)
         with mock.patch.object(grpc.aio, "insecure_channel", opener(cluster.network)):
             try:
                 await asyncio.sleep(15.0)
@@ -185,7 +185,7 @@ def request(number: int, num_tokens: int, *, in_session: bool) -> Wanted:
     return Wanted(number, 0.0, (5, 6, 7 + number), params, SchedulingParams(), in_session)
 
 
-def client_of(cluster: Driver, schedulers: str, num_tokens: int = 200) -> SimulatedClient:
+def client_of(cluster: Cluster, schedulers: str, num_tokens: int = 200) -> SimulatedClient:
     """With requests that take so many steps, over a session and by themselves."""
     wanted = [request(number, num_tokens, in_session=number % 2 == 0) for number in range(4)]
     return SimulatedClient(cluster.loop, cluster.random, CLIENT, schedulers, wanted)
@@ -203,7 +203,7 @@ def longest_pause_s(client: SimulatedClient) -> float:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_streams_of_the_library_go_on_elsewhere_when_their_scheduler_is_silent(how: str) -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         client = client_of(cluster, cluster.addresses)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -216,7 +216,7 @@ def test_streams_of_the_library_go_on_elsewhere_when_their_scheduler_is_silent(h
 
 @pytest.mark.parametrize("how", HOWS)
 def test_executors_go_to_another_scheduler_when_theirs_is_silent(how: str) -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         silent, other = cluster.schedulers
         cluster.silence(silent.host, how)
         took_s = await cluster.until(lambda: len(cluster.of(other)) == len(cluster.executors))
@@ -226,7 +226,7 @@ def test_executors_go_to_another_scheduler_when_theirs_is_silent(how: str) -> No
 
 
 def test_streams_are_computed_once_when_their_only_scheduler_pauses() -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         client = client_of(cluster, cluster.addresses)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -243,7 +243,7 @@ def test_streams_are_computed_once_when_their_only_scheduler_pauses() -> None:
 
 
 def test_streams_go_on_over_a_new_connection_when_theirs_is_forgotten_on_the_way() -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         client = client_of(cluster, cluster.addresses)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -260,7 +260,7 @@ def test_streams_go_on_over_a_new_connection_when_theirs_is_forgotten_on_the_way
 
 @pytest.mark.parametrize("busy_s", [1.0, 2.0, 3.0])
 def test_nobody_moves_when_a_scheduler_is_busy_for_a_moment(busy_s: float) -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         client = client_of(cluster, cluster.addresses)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -281,7 +281,7 @@ def test_nobody_moves_when_a_scheduler_is_busy_for_a_moment(busy_s: float) -> No
 
 @pytest.mark.parametrize("how", HOWS)
 def test_scheduler_gives_an_executor_up_when_it_is_silent_and_has_nothing_to_do(how: str) -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         (scheduler,) = cluster.schedulers
         silent = cluster.executors[0]
         cluster.silence(silent.host, how)
@@ -293,7 +293,7 @@ def test_scheduler_gives_an_executor_up_when_it_is_silent_and_has_nothing_to_do(
 
 @pytest.mark.parametrize("how", HOWS)
 def test_streams_go_on_elsewhere_when_their_executor_is_silent_in_a_long_step(how: str) -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         client = client_of(cluster, cluster.addresses, num_tokens=2)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -309,7 +309,7 @@ def test_streams_go_on_elsewhere_when_their_executor_is_silent_in_a_long_step(ho
 
 
 def test_nobody_is_given_up_when_steps_are_long() -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         client = client_of(cluster, cluster.addresses, num_tokens=2)
         await client.start()
         assert {outcome.num_tokens for outcome in client.outcomes} == {2}
@@ -319,7 +319,7 @@ def test_nobody_is_given_up_when_steps_are_long() -> None:
 
 
 def test_executor_may_be_silent_in_a_step_when_it_does_not_say_that_it_answers() -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         client = client_of(cluster, cluster.addresses, num_tokens=2)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -346,7 +346,7 @@ def test_executor_may_be_silent_in_a_step_when_it_does_not_say_that_it_answers()
 
 
 def test_nobody_is_given_up_when_all_executors_are_silent_for_a_moment() -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         (scheduler,) = cluster.schedulers
         for executor in cluster.executors:
             assert executor.process is not None
@@ -363,7 +363,7 @@ def test_nobody_is_given_up_when_all_executors_are_silent_for_a_moment() -> None
 
 
 def test_executor_is_reached_over_a_new_connection_when_the_former_is_forgotten() -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         client = client_of(cluster, cluster.addresses)
         ending = client.start()
         await asyncio.sleep(3.0)
@@ -392,7 +392,7 @@ class Known:
 class Gateway:
     """The way of requests through a gateway: its fleet of schedulers, in a process of its own."""
 
-    def __init__(self, cluster: Driver, schedulers: Known) -> None:
+    def __init__(self, cluster: Cluster, schedulers: Known) -> None:
         self.process = Process(cluster.loop, CLIENT)
         self._loop = cluster.loop
         self._schedulers = schedulers
@@ -446,7 +446,7 @@ class Gateway:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_streams_of_a_gateway_go_on_elsewhere_when_their_scheduler_is_silent(how: str) -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         gateway = Gateway(cluster, Known(cluster.addresses))
         living = gateway.start()
         await asyncio.sleep(3.0)
@@ -471,7 +471,7 @@ def test_streams_of_a_gateway_go_on_elsewhere_when_their_scheduler_is_silent(how
 def test_gateway_and_executors_go_on_when_another_scheduler_is_named_after_the_only_one_is_silent(
     how: str,
 ) -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         first, second = cluster.schedulers
         known = Known(first.address)
         gateway = Gateway(cluster, known)
@@ -497,7 +497,7 @@ def test_gateway_and_executors_go_on_when_another_scheduler_is_named_after_the_o
 
 
 def test_gateway_reaches_its_scheduler_over_a_new_connection_when_the_former_is_forgotten() -> None:
-    async def story(cluster: Driver) -> None:
+    async def story(cluster: Cluster) -> None:
         (scheduler,) = cluster.schedulers
         gateway = Gateway(cluster, Known(cluster.addresses))
         living = gateway.start()

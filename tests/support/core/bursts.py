@@ -150,7 +150,8 @@ class Burst:
         """What a step timeout does: a step was answered under a number that was answered before."""
         for engine in self.cluster.executors:
             link = self.machines[engine.address].link
-            if link is engine.link and engine.engine.num_in_flight and link.is_silent:
+            is_current = link is self.cluster.membership.sessions[engine.address].link
+            if link is not None and is_current and engine.engine.num_in_flight and link.is_silent:
                 link.break_off()
 
     async def _turns(self, count: int) -> None:

@@ -38,7 +38,7 @@ class Machine:
 
         `guilty_rows`: so do rows alone. `changes`: what its configuration has other than others.
         """
-        self._config = replace(CONFIG, **changes)  # type: ignore[arg-type]
+        self.config = replace(CONFIG, **changes)  # type: ignore[arg-type]
         self.address = address
         self._guilty, self._guilty_rows = guilty, guilty_rows
         # What becomes of every step, or of every so many: an error, rows whose logits are no
@@ -51,6 +51,8 @@ class Machine:
         # Whether a scheduler sent it away, as it remembers; whether it is about to end.
         self.says_drained = False
         self.says_draining = False
+        # None: as many as executors take.
+        self.max_inflight_steps: int | None = None
         # The step that it has measured.
         self.trial_step: pb.TrialStep | None = None
         self.restart()
@@ -59,13 +61,13 @@ class Machine:
         """A new life with empty pools."""
         self.epoch += 1
         self.runner = FakeRunner(
-            block_size=self._config.block_size,
-            num_device_blocks=self._config.num_device_blocks,
-            num_host_blocks=self._config.num_host_blocks,
+            block_size=self.config.block_size,
+            num_device_blocks=self.config.num_device_blocks,
+            num_host_blocks=self.config.num_host_blocks,
             vocab_size=VOCAB_SIZE,
             fault=self._fault,
         )
-        self.executor = StepExecutor(executor_info(self._config, self.epoch), self.runner)
+        self.executor = StepExecutor(executor_info(self.config, self.epoch), self.runner)
 
     def _fault(self, step: StepInput) -> StepFault:
         seeds = step.seeds.tolist()
@@ -86,11 +88,22 @@ class Machine:
             return StepFault(rows=dict.fromkeys(row_ids, RowStatus.INVALID_LOGITS))
         return StepFault()
 
+    def compute(self, batch: EncodedBatch) -> pb.StepResult:
+        """Executes a batch at once."""
+        result = encode_answer(
+            self.executor.execute(decode_batch(pb.ScheduleBatch.FromString(batch.data)))
+        )
+        if self.says_no_tokens:
+            result.sampled_token_ids = (len(result.sampled_token_ids) // 4) * b"\xff\xff\xff\x7f"
+        return result
+
     @property
     def info(self) -> pb.ExecutorInfo:
         """What it says of itself."""
-        info = encode_info(executor_info(self._config, self.epoch))
+        info = encode_info(executor_info(self.config, self.epoch))
         info.address, info.model.digest = self.address, "d" * 64
+        if self.max_inflight_steps is not None:
+            info.limits.max_inflight_steps = self.max_inflight_steps
         if self.trial_step is not None:
             info.trial_step.CopyFrom(self.trial_step)
         return info
@@ -108,13 +121,7 @@ class BurstLink:
 
     def send(self, batch: EncodedBatch) -> None:
         """See Link."""
-        answer = self._machine.executor.execute(
-            decode_batch(pb.ScheduleBatch.FromString(batch.data))
-        )
-        result = encode_answer(answer)
-        if self._machine.says_no_tokens:
-            result.sampled_token_ids = (len(result.sampled_token_ids) // 4) * b"\xff\xff\xff\x7f"
-        self.held.append(result)
+        self.held.append(self._machine.compute(batch))
 
     def release(self, change: Callable[[pb.StepResult], None] | None = None) -> None:
         """The oldest result comes in."""

@@ -153,7 +153,7 @@ class PoisonedFleet:
 
     @property
     def _by_load(self) -> list[CoreEngine[StepPlan]]:
-        return sorted(self.living, key=lambda engine: engine.engine.num_unfinished_tokens)
+        return sorted(self.living, key=lambda engine: engine.scheduler.num_unfinished_tokens)
 
     @property
     def now_ns(self) -> int:
@@ -173,7 +173,7 @@ class PoisonedFleet:
                 client.check(self.config)
         assert not self.unfinished
         for engine in self.living:
-            assert engine.engine.num_free_blocks == self.config.num_device_blocks
+            assert engine.scheduler.num_free_blocks == self.config.num_device_blocks
 
     def step(self) -> None:
         """A step of each executor, if it has something to do."""
@@ -198,7 +198,7 @@ class PoisonedFleet:
         self._note_tokens()
 
     def _names(self, engine: CoreEngine[StepPlan], plan: StepPlan) -> set[str]:
-        work, placement = plan.work, engine.engine.placement
+        work, placement = plan.work, engine.scheduler.placement
         each = zip(work.row_ids.tolist(), work.stay_ids.tolist(), strict=True)
         sequences = (placement.sequence_of(row_id, stay_id) for row_id, stay_id in each)
         return {sequence.request.request_id for sequence in sequences if sequence is not None}
@@ -208,7 +208,7 @@ class PoisonedFleet:
         num_living = len(self.living)
         if num_living > 1:
             self._hold_until_ns = self.now_ns + RETURN_NS
-        lost = engine.engine.evacuate()
+        lost = engine.scheduler.evacuate()
         self._engines[host] = self._new_engine() if self._restart_steps == 0 else None
         self._back_at[host] = self.num_steps + self._restart_steps
         loss = Loss(self._cause, self.num_deaths, self.now_ns, True, num_living)
@@ -245,7 +245,7 @@ class PoisonedFleet:
         wards = {
             host
             for host, engine in enumerate(self.living)
-            for request in engine.engine.placement.requests.values()
+            for request in engine.scheduler.placement.requests.values()
             if request.trial_size
         }
         assert len(wards) <= 1

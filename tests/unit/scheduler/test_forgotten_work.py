@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.service.forgotten_work import ForgottenWork
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.readiness_watch import ReadinessWatch
@@ -22,7 +22,7 @@ async def test_request_begins_when_its_wake_up_was_lost(
     await fleet.join(Machine("executor:1"))
     await turns()
     with monkeypatch.context() as broken:
-        broken.setattr(ExecutorState, "wake_up", lambda _loop: None)
+        broken.setattr(Scheduler, "_wake", lambda _scheduler, _executor: None)
         fleet.submit(1)
     await turns()
     forgotten = ForgottenWork(fleet.cluster)
@@ -41,7 +41,7 @@ async def test_nothing_is_said_of_a_wake_up_that_is_under_way(
     await fleet.join(Machine("executor:1"))
     await turns()
     with monkeypatch.context() as broken:
-        broken.setattr(ExecutorState, "wake_up", lambda _loop: None)
+        broken.setattr(Scheduler, "_wake", lambda _scheduler, _executor: None)
         fleet.submit(1)
     forgotten = ForgottenWork(fleet.cluster)
     await forgotten.look()

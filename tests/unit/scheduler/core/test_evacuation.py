@@ -8,7 +8,7 @@ from scheduler_service.core.endings import Endings
 from scheduler_service.core.sampling_params import BeamParams
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
-from tests.support.core.engine_loops import Broken
+from tests.support.core.pure_fleet import Broken
 
 
 def test_evacuate_returns_requests_with_their_tokens_when_the_executor_is_lost() -> None:

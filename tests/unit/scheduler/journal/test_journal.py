@@ -14,7 +14,7 @@ from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import SegmentFile
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.driver import make_config
-from tests.support.core.engine_loops import a_request
+from tests.support.core.pure_fleet import a_request
 from tests.support.core.recorded_run import RandomRun, RecordedEngine, open_file, run_config
 
 BOUND = 400_000

@@ -13,7 +13,7 @@ from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import SegmentReader
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.driver import make_config
-from tests.support.core.engine_loops import a_request
+from tests.support.core.pure_fleet import a_request
 from tests.support.core.recorded_run import open_file
 
 

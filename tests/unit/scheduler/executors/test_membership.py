@@ -26,20 +26,19 @@ from splitserve_rpc.domain_error import DomainError
 from tests.support.core.machines import VOCAB_SIZE, BurstLink, Machine
 
 ADDRESS = "executor:1"
+CONFIG = ClusterConfig()
 
 
 class Network:
     """Links to machines by address; where there is none, `answer` says what comes of asking."""
 
-    def __init__(self, *machines: Machine) -> None:
+    def __init__(self, *machines: Machine, config: ClusterConfig = CONFIG) -> None:
         self.machines = {machine.address: machine for machine in machines}
         self.links: list[NetworkLink] = []
         self.held: asyncio.Event | None = None
         # For how long executors have been in a step.
         self.step_running_ms = 0
-        self.cluster = Driver(
-            ClusterConfig(), 7, lambda: None, now_ns=lambda: 0, connect=self.connect
-        )
+        self.cluster = Driver(config, 7, lambda: None, now_ns=lambda: 0, connect=self.connect)
 
     def connect(self, info: pb.ExecutorInfo, _config: LinkConfig) -> NetworkLink:
         machine = self.machines.get(info.address)
@@ -351,7 +350,7 @@ async def test_first_step_of_an_executor_has_the_time_that_it_has_measured_times
         await turns()
         (engine,) = cluster.executors
         first_s = FIRST_LENIENCE * max(FACTOR * 0.25, config.step_patience_s)
-        assert fleet.cluster.membership.sessions[engine.address].steps.watch.allowed_s == (
+        assert cluster.membership.sessions[engine.address].steps.watch.allowed_s == (
             first_s if has_measured else config.step_timeout_s
         )
     await cluster.drain(0)
@@ -367,3 +366,15 @@ def test_scheduler_speaks_with_an_epoch_that_is_not_older_than_any_the_executor_
 def test_executor_is_refused_when_no_epoch_would_be_newer_than_what_it_knows() -> None:
     with pytest.raises(DomainError, match="newest_scheduler_epoch"):
         epoch_for(pb.ExecutorInfo(newest_scheduler_epoch=2**63 - 1), 7)
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1, 1), (2, 2), (9, 3)])
+async def test_executor_gets_no_more_credits_than_it_takes_or_the_pipeline_is_deep(
+    most: int, expected: int
+) -> None:
+    machine = Machine(ADDRESS)
+    network = Network(machine, config=ClusterConfig(pipeline_depth=3))
+    machine.max_inflight_steps = most
+    await network.cluster.join(machine.info)
+    assert [executor.num_credits for executor in network.cluster.executors] == [expected]
+    await network.cluster.drain(0)

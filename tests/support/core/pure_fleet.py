@@ -1,0 +1,259 @@
+"""A scheduler whose executors compute in this process, without an event loop.
+
+Events go in, and effects are executed. A step is computed when it is sent, and answered when the
+test says so. Time is a number that the test, or `run`, moves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from scheduler_service.core.config import FleetConfig
+from scheduler_service.core.plan import StepEvents, StepPlan
+from scheduler_service.core.request import Request, SchedulingParams
+from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.step_codec import ResultUnusable, decode_result, encode_plan
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.core.machines import VOCAB_SIZE, Machine
+from tests.support.fakes.fake_chain import expected_tokens
+
+FLEET = FleetConfig()
+SCHEDULER_EPOCH = 1
+NUM_CREDITS = 2
+MAX_TOKENS = 10
+NO_WISHES = SchedulingParams()
+_MAX_TICKS = 100
+_MAX_ROUNDS = 2000
+
+_Effect = TypeVar("_Effect")
+
+
+class PureFleet:
+    """A `Scheduler` with its executors and clients.
+
+    `held`: steps in flight with their results, by address, oldest first. `effects`: all so far.
+    `wakes_at_ns`: as the latest `WakeAt` says. `tokens`, `prompt_positions`: what clients got, by
+    `client_key`. `finished`: requests that ended, by id.
+    """
+
+    def __init__(self, config: FleetConfig = FLEET) -> None:
+        self.scheduler = Scheduler(config)
+        self.now_ns = 0
+        self.machines: dict[str, Machine] = {}
+        self.held: dict[str, deque[tuple[StepPlan, pb.StepResult]]] = {}
+        self.effects: list[effects.Effect] = []
+        self.wakes_at_ns: int | None = None
+        self.tokens: dict[int, list[int]] = {}
+        self.prompt_positions: dict[int, list[int]] = {}
+        self.finished: dict[str, Request] = {}
+
+    def handle(self, event: events.Event) -> list[effects.Effect]:
+        """Passes an event in and executes its effects, which are returned."""
+        found = self.scheduler.handle(event, self.now_ns)
+        self.effects += found
+        for effect in found:
+            self._execute(effect)
+        self._check()
+        return found
+
+    def effects_of(self, kind: type[_Effect]) -> list[_Effect]:
+        """All effects of one kind so far, in order."""
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    # -- executors -----------------------------------------------------------------------------
+
+    def join(
+        self, machine: Machine, *, num_credits: int = NUM_CREDITS, is_connected: bool = True
+    ) -> list[effects.Effect]:
+        """The executor registers; `is_connected`: and serves."""
+        joined = events.ExecutorJoined(machine.address, machine.epoch, machine.config, num_credits)
+        self.machines[machine.address] = machine
+        found = self.handle(joined)
+        return [*found, *self.connect(machine)] if is_connected else found
+
+    def connect(self, machine: Machine) -> list[effects.Effect]:
+        """The executor, which registered, serves."""
+        return self.handle(events.ExecutorConnected(machine.address))
+
+    def lose(self, machine: Machine, cause: LossCause = LossCause.DIED) -> list[effects.Effect]:
+        """The executor is gone, with the results of its steps."""
+        return self.handle(events.ExecutorLost(machine.address, cause, "the test lets it go"))
+
+    def executor(self, machine: Machine) -> ExecutorState:
+        """What the scheduler knows of an executor."""
+        return self.scheduler.executors[machine.address]
+
+    def requests_at(self, machine: Machine) -> list[str]:
+        """Requests that an executor has not finished."""
+        return sorted(self.executor(machine).engine.unfinished_request_ids)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def submit(self, *requests: Request) -> list[effects.Effect]:
+        """Clients submit requests. Raises DomainError for one that is refused."""
+        found: list[effects.Effect] = []
+        for request in requests:
+            self.scheduler.check(request)
+            found += self.handle(events.RequestSubmitted(request))
+        return found
+
+    def abort(self, request_id: str) -> list[effects.Effect]:
+        """A client ends its request."""
+        return self.handle(events.RequestAborted(request_id))
+
+    # -- time and steps ------------------------------------------------------------------------
+
+    def settle(self) -> list[effects.Effect]:
+        """Passes the ticks that are due."""
+        found: list[effects.Effect] = []
+        for _ in range(_MAX_TICKS):
+            if self.wakes_at_ns is None or self.wakes_at_ns > self.now_ns:
+                return found
+            self.wakes_at_ns = None
+            found += self.handle(events.Tick())
+        raise AssertionError(f"asks {_MAX_TICKS} times to be woken at {self.now_ns}")
+
+    def pass_time(self, seconds: float) -> list[effects.Effect]:
+        """Time passes, and every tick comes when it is due."""
+        found, end_ns = self.settle(), self.now_ns + round(seconds * 1e9)
+        while self.wakes_at_ns is not None and self.wakes_at_ns <= end_ns:
+            self.now_ns = max(self.now_ns, self.wakes_at_ns)
+            found += self.settle()
+        self.now_ns = end_ns
+        return found
+
+    def answer(
+        self, machine: Machine, alter: Callable[[pb.StepResult], None] | None = None
+    ) -> list[effects.Effect]:
+        """The executor answers its oldest step; `alter` may spoil the result."""
+        plan, result = self.held[machine.address][0]
+        if alter is not None:
+            alter(result)
+        received = pb.StepResult.FromString(result.SerializeToString())
+        is_expected = received.step_id == plan.step_id
+        try:
+            outcome = decode_result(received, len(plan.work.row_ids) if is_expected else 0)
+        except ResultUnusable as error:
+            return self.handle(events.ExecutorLost(machine.address, LossCause.DIED, str(error)))
+        self.held[machine.address].popleft()
+        return self.handle(events.StepCompleted(machine.address, outcome))
+
+    def run(self) -> None:
+        """Lets all executors answer by turns, and time pass, until no request is left."""
+        for _ in range(_MAX_ROUNDS):
+            self.settle()
+            busy = [address for address, held in self.held.items() if held]
+            if not self.scheduler.places and not busy:
+                return
+            for address in busy:
+                if self.held.get(address):
+                    self.answer(self.machines[address])
+            if not busy:
+                assert self.wakes_at_ns is not None, f"hang: {sorted(self.scheduler.places)}"
+                self.now_ns = max(self.now_ns, self.wakes_at_ns)
+        raise AssertionError(f"run for ever: {sorted(self.scheduler.places)}")
+
+    # -- effects -------------------------------------------------------------------------------
+
+    def _execute(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.SendStep(address, plan):
+                machine = self.machines[address]
+                batch = encode_plan(
+                    plan, scheduler_epoch=SCHEDULER_EPOCH, executor_epoch=machine.epoch
+                )
+                self.held[address].append((plan, machine.compute(batch)))
+            case effects.DeliverTokens(found):
+                self._deliver(found)
+            case effects.RequestFinished(request):
+                self._finish(request)
+            case effects.WakeAt(at_ns):
+                self.wakes_at_ns = at_ns
+            case effects.ExecutorGone(address):
+                self.held.pop(address, None)
+            case effects.ExecutorServes(address):
+                self.held[address] = deque()
+            case _:
+                pass
+
+    def _deliver(self, found: StepEvents) -> None:
+        for key, token_id in zip(found.client_keys.tolist(), found.token_ids.tolist(), strict=True):
+            self.tokens.setdefault(key, []).append(token_id)
+        for request, scores in found.prompt_logprobs:
+            positions = self.prompt_positions.setdefault(request.client_key, [])
+            positions += [scored.position for scored in scores]
+        for request in found.finished:
+            self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        assert request.is_finished
+        assert request.request_id not in self.finished, "ended twice"
+        self.finished[request.request_id] = request
+
+    def _check(self) -> None:
+        """Every unfinished request is in one place, and steps in flight are those sent."""
+        scheduler = self.scheduler
+        held_by = Counter(
+            request_id
+            for executor in scheduler.executors.values()
+            for request_id in executor.engine.placement.requests
+        )
+        assert max(held_by.values(), default=1) == 1, "a request is at two executors"
+        num_waiting = 0
+        for request_id, place in scheduler.places.items():
+            assert request_id not in self.finished
+            if place.executor is None:
+                num_waiting += 1
+                assert request_id not in held_by
+            else:
+                assert scheduler.executors[place.executor.address] is place.executor
+                assert request_id in place.executor.engine.placement.requests
+        assert num_waiting == scheduler.num_waiting
+        for address, executor in scheduler.executors.items():
+            num_held = len(self.held.get(address, ()))
+            assert executor.engine.num_in_flight == num_held <= executor.num_credits
+
+
+class Broken:
+    """A function of an engine that raises at its `at_call`-th call."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.at_call = 1
+        self.error = AssertionError("block 3 freed twice")
+        original, calls = getattr(owner, name), itertools.count(1)
+
+        def call(part: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+            if next(calls) == self.at_call:
+                raise self.error
+            return original(part, *arguments, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+
+def a_request(number: int, scheduling: SchedulingParams = NO_WISHES, **params: object) -> Request:
+    """Asks for 10 tokens after [number, 2, 3]; its name is r1, r2, ..."""
+    values: dict[str, object] = {"max_tokens": MAX_TOKENS} | params
+    request = Request.create(
+        f"r{number}",
+        [number, 2, 3],
+        SamplingParams(**values),  # type: ignore[arg-type]
+        arrival=number,
+        seed=number,
+        scheduling=scheduling,
+    )
+    request.client_key = number
+    return request
+
+
+def tokens_of(number: int, num_tokens: int = MAX_TOKENS) -> list[int]:
+    """What `a_request(number)` gets if all goes well."""
+    return expected_tokens([number, 2, 3], num_tokens, number, VOCAB_SIZE)

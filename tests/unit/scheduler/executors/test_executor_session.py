@@ -1,0 +1,250 @@
+"""One executor over its link: which results become events, and when it is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import numpy as np
+import pytest
+
+from scheduler_service.core.plan import StepPlan, StepStatus
+from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
+from scheduler_service.executors.executor_link import ExecutorLost, ExecutorSilent
+from scheduler_service.executors.executor_session import _MAX_REPEATED, ExecutorSession
+from scheduler_service.executors.lives import Life
+from scheduler_service.executors.step_alarm import StepAlarm
+from scheduler_service.executors.step_patience import StepPatience
+from scheduler_service.scheduler import events
+from scheduler_service.step_codec import EncodedBatch, Received
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.core.driver import CoreDriver
+
+ADDRESS = "executor:1"
+
+
+class ScriptedLink:
+    """Stands for an `ExecutorLink`: results are what the test says."""
+
+    def __init__(self) -> None:
+        limits = pb.ExecutorLimits(max_inflight_steps=3, max_message_bytes=2**20)
+        self.info = pb.ExecutorInfo(address=ADDRESS, executor_epoch=1, limits=limits)
+        self.sent: list[int] = []
+        self._results: asyncio.Queue[pb.StepResult] = asyncio.Queue()
+
+    def send(self, batch: EncodedBatch) -> None:
+        """See Link."""
+        self.sent.append(batch.step_id)
+
+    def answer(self, step_id: int, *token_ids: int) -> None:
+        """Makes a result come in."""
+        self.answer_with(step_id, np.array(token_ids, "<i4").tobytes())
+
+    def answer_with(self, step_id: int, tokens: bytes) -> None:
+        """As `answer`, with `tokens` as they are."""
+        self._results.put_nowait(
+            pb.StepResult(step_id=step_id, status=pb.STEP_STATUS_OK, sampled_token_ids=tokens)
+        )
+
+    async def results(self) -> AsyncGenerator[pb.StepResult, None]:
+        """See Link."""
+        while True:
+            yield await self._results.get()
+
+
+class Conversation:
+    """A session that runs, and the events that it reports. Its clock stands still."""
+
+    def __init__(self) -> None:
+        self.link = ScriptedLink()
+        self.reported: list[events.StepCompleted] = []
+        self.doubts: list[bool] = []
+        self.now_ns = 0
+        self._core = CoreDriver()
+        self._core.add(3, max_tokens=50)
+        patience = StepPatience(240.0, 240.0)
+        self.alarm = StepAlarm(
+            AnswerWatch(ADDRESS, patience, FleetPulse()),
+            lambda: self.now_ns,
+            block_size=4,
+            ask_others=lambda: None,
+            doubted=self.doubts.append,
+        )
+        self.session = ExecutorSession(
+            self.link,  # type: ignore[arg-type]
+            self._core.config,
+            Life(1, patience),
+            self.alarm,
+            1,
+            self._report,
+        )
+        self.running = asyncio.ensure_future(self.session.run())
+
+    def _report(self, event: events.Event, _received: Received | None) -> None:
+        assert isinstance(event, events.StepCompleted)
+        self.reported.append(event)
+
+    @property
+    def step_ids(self) -> list[int]:
+        """Steps that were reported as completed."""
+        return [event.outcome.step_id for event in self.reported]
+
+    def plan(self) -> StepPlan:
+        """The next step of one row."""
+        plan = self._core.plan()
+        assert plan is not None
+        return plan
+
+    def send(self, max_message_bytes: int = 2**20) -> None:
+        """Sends the next step."""
+        self.link.info.limits.max_message_bytes = max_message_bytes
+        self.session.send(self.plan())
+
+    async def turns(self) -> None:
+        """Lets everything happen that is under way."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def lost(self) -> ExecutorLost:
+        """Why the session ended."""
+        with pytest.raises(ExecutorLost) as caught:
+            await self.running
+        return caught.value
+
+    async def close(self) -> None:
+        """Ends the session as the scheduler does."""
+        self.session.closed()
+        await self.running
+
+
+async def test_results_are_reported_in_order_with_their_messages() -> None:
+    talk = Conversation()
+    talk.send()
+    talk.send()
+    talk.link.answer(1, 7)
+    talk.link.answer(2, 8)
+    await talk.turns()
+    assert talk.link.sent == talk.step_ids == [1, 2]
+    assert [event.outcome.token_ids.tolist() for event in talk.reported] == [[7], [8]]
+    assert all(event.was_sent for event in talk.reported)
+    await talk.close()
+
+
+async def test_result_is_not_reported_when_its_step_was_answered_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    talk = Conversation()
+    talk.send()
+    talk.link.answer(1, 7)
+    talk.link.answer(1, 7)
+    await talk.turns()
+    assert talk.step_ids == [1]
+    assert "step_answered_again address=executor:1 step_id=1" in caplog.text
+    talk.send()
+    talk.link.answer(2, 8)
+    await talk.turns()
+    assert talk.step_ids == [1, 2]
+    await talk.close()
+
+
+async def test_executor_is_lost_when_it_repeats_a_result_for_ever() -> None:
+    talk = Conversation()
+    talk.send()
+    for _ in range(_MAX_REPEATED + 2):
+        talk.link.answer(1, 7)
+    assert "broke the step contract" in str(await talk.lost())
+    assert talk.step_ids == [1]
+
+
+async def test_result_is_reported_without_rows_when_its_step_is_not_the_oldest() -> None:
+    talk = Conversation()
+    talk.send()
+    talk.link.answer(9)
+    await talk.turns()
+    (event,) = talk.reported
+    assert (event.outcome.step_id, len(event.outcome.token_ids)) == (9, 0)
+    await talk.close()
+
+
+async def test_executor_is_lost_when_a_result_says_nothing_that_can_be_understood() -> None:
+    talk = Conversation()
+    talk.send()
+    talk.link.answer_with(1, b"odd")
+    assert "broke the step contract" in str(await talk.lost())
+    assert talk.reported == []
+
+
+async def test_batch_is_answered_as_refused_at_once_when_it_is_too_large_to_be_sent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    talk = Conversation()
+    talk.send(max_message_bytes=1)
+    (event,) = talk.reported
+    assert (event.outcome.step_id, event.outcome.status) == (1, StepStatus.REFUSED)
+    assert not event.was_sent
+    assert talk.link.sent == []
+    assert talk.alarm.watch.is_idle
+    assert "batch_exceeds_max_message_bytes step_id=1" in caplog.text
+    await talk.close()
+
+
+async def test_batch_that_is_too_large_is_answered_after_those_before_it() -> None:
+    talk = Conversation()
+    talk.send()
+    talk.send(max_message_bytes=1)
+    talk.send()
+    assert talk.reported == []
+    talk.link.answer(1, 7)
+    await talk.turns()
+    assert talk.step_ids == [1, 2]
+    talk.link.answer(3, 9)
+    await talk.turns()
+    assert talk.step_ids == [1, 2, 3]
+    assert [event.was_sent for event in talk.reported] == [True, False, True]
+    await talk.close()
+
+
+async def test_nothing_is_reported_when_the_scheduler_has_removed_the_executor() -> None:
+    talk = Conversation()
+    talk.send()
+    await talk.turns()
+    talk.session.is_connected = True
+    talk.link.answer(1, 7)
+    talk.session.closed()
+    await talk.running
+    assert talk.reported == []
+    assert not talk.session.is_connected
+
+
+async def test_session_ends_when_it_is_cancelled() -> None:
+    talk = Conversation()
+    await talk.turns()
+    talk.running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await talk.running
+
+
+async def test_executor_is_given_up_when_its_oldest_step_is_not_answered() -> None:
+    talk = Conversation()
+    talk.send()
+    await talk.turns()
+    allowed_ns = round(talk.alarm.watch.allowed_s * 1e9)
+    talk.now_ns = allowed_ns - 10**9
+    talk.alarm._look()
+    await talk.turns()
+    assert not talk.running.done()
+    talk.now_ns = allowed_ns + 10**9
+    for _ in range(3):  # doubted, others asked, given up
+        talk.alarm._look()
+    lost = await talk.lost()
+    assert isinstance(lost, ExecutorSilent)
+    assert "its oldest step is not answered after" in str(lost)
+    talk.session.closed()
+
+
+async def test_doubt_is_told_once_when_the_executor_is_silent_and_when_it_is_not() -> None:
+    talk = Conversation()
+    for is_silent in (True, True, False, False):
+        talk.alarm.silent(is_silent=is_silent)
+    assert talk.doubts == [True, False]
+    await talk.close()

@@ -1,0 +1,358 @@
+"""An engine whose call raises, by a fault made here: its requests go on elsewhere, or end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler_service.core.blocks.prefix_cache import PrefixCache
+from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
+from scheduler_service.core.outcomes.results import Results
+from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
+from scheduler_service.core.planning.growing_rows import GrowingRows
+from scheduler_service.core.policies.fair_share import FairSharePolicy
+from scheduler_service.core.request import Request
+from scheduler_service.core.row_columns import RowColumns
+from scheduler_service.core.sampling_params import BeamParams
+from scheduler_service.core.scheduler import Scheduler as Engine
+from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.scheduler.effects import (
+    DeliverTokens,
+    EngineFailed,
+    ExecutorGone,
+    RequestFinished,
+    SendStep,
+)
+from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.scheduler.rescue import MESSAGE, REASON
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.core.checked_engine import expected_hypotheses
+from tests.support.core.machines import VOCAB_SIZE, Machine
+from tests.support.core.pure_fleet import Broken, PureFleet, a_request, tokens_of
+from tests.support.fakes.fake_logprobs import fake_logprob
+
+# What `apply` calls on its way: first of all, when prompt logprobs and full blocks are taken, and
+# when it is about to append tokens.
+TAKE, PUBLISH, CHARGE = (
+    (Results, "take"),
+    (PrefixCache, "publish_rows"),
+    (FairSharePolicy, "sampled"),
+)
+
+
+def a_machine(address: str = "executor:1", **changes: object) -> Machine:
+    """Its engine charges tenants for every token."""
+    return Machine(address, max_num_seqs=8, queue_policy="fair", **changes)
+
+
+def a_fleet(*requests: Request) -> tuple[PureFleet, Machine]:
+    """One executor has all `requests`."""
+    fleet, machine = PureFleet(), a_machine()
+    fleet.join(machine)
+    fleet.submit(*requests)
+    return fleet, machine
+
+
+def break_one(fleet: PureFleet) -> ExecutorGone:
+    """Lets executors answer until one is gone."""
+    while not fleet.effects_of(ExecutorGone):
+        fleet.settle()
+        for address in [address for address, held in fleet.held.items() if held]:
+            if fleet.held.get(address):
+                fleet.answer(fleet.machines[address])
+    (gone,) = fleet.effects_of(ExecutorGone)
+    return gone
+
+
+def finish_elsewhere(fleet: PureFleet) -> None:
+    """Another executor joins, gets all requests, and brings them to their ends."""
+    fleet.join(a_machine("executor:2"))
+    fleet.run()
+
+
+def raise_after_take(monkeypatch: pytest.MonkeyPatch, step_id: int) -> None:
+    """Makes `apply` raise, once, when it has taken all that the result of a step brought."""
+    original = Results.take
+
+    def take(results: Results, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
+        original(results, plan, outcome, events)
+        if plan.step_id == step_id:
+            monkeypatch.undo()
+            raise AssertionError("after all was taken")
+
+    monkeypatch.setattr(Results, "take", take)
+
+
+# -- what the scheduler says -----------------------------------------------------------------------
+
+
+def test_executor_is_removed_blameless_when_schedule_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = Broken(monkeypatch, RowColumns, "plan_work")
+    fleet, machine = a_fleet(a_request(1))
+
+    found = fleet.settle()
+
+    failed, gone = found[0], found[1]
+    assert failed == EngineFailed(machine.address, "schedule", broken.error)
+    assert isinstance(gone, ExecutorGone)
+    assert (gone.cause, gone.why) == (LossCause.BLAMELESS, "its engine failed")
+    assert [request.is_finished for request in gone.requests] == [False]
+    assert fleet.scheduler.executors == {}
+    finish_elsewhere(fleet)
+    assert fleet.tokens == {1: tokens_of(1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("readmit", lambda fleet: fleet.submit(a_request(2))),
+        ("abort", lambda fleet: fleet.abort("r1")),
+        ("take_ended", lambda fleet: fleet.abort("r1")),
+    ],
+)
+def test_executor_is_removed_when_any_call_of_its_engine_raises(
+    name: str, call: Callable[[PureFleet], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, _ = a_fleet(a_request(1))
+    fleet.settle()
+    Broken(monkeypatch, Engine, name)
+
+    call(fleet)
+
+    assert [failed.call for failed in fleet.effects_of(EngineFailed)] == [name]
+    assert fleet.scheduler.executors == {}
+    finish_elsewhere(fleet)
+    assert fleet.scheduler.places == {}
+
+
+def test_tokens_of_a_step_are_delivered_when_the_next_cannot_be_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Broken(monkeypatch, RowColumns, "plan_work").at_call = 3
+    fleet, machine = a_fleet(a_request(1))
+    fleet.settle()
+
+    found = fleet.answer(machine)
+
+    assert [type(effect) for effect in found[:3]] == [EngineFailed, DeliverTokens, ExecutorGone]
+    (request,) = found[2].requests  # type: ignore[union-attr]
+    assert len(fleet.tokens[1]) == request.sequence.num_output_tokens == 1
+
+
+def test_request_that_was_aborted_while_its_engine_broke_ends_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, _ = a_fleet(a_request(1), a_request(2))
+    fleet.settle()
+    Broken(monkeypatch, Engine, "abort")
+
+    fleet.abort("r1")
+
+    assert fleet.finished.keys() == {"r1"}
+    finish_elsewhere(fleet)
+    assert fleet.finished["r1"].error is None
+    assert fleet.tokens == {2: tokens_of(2)}
+
+
+# -- what becomes of requests ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "at_call"),
+    [*((part, call) for part in (TAKE, CHARGE) for call in (1, 4, 7)), (PUBLISH, 1), (PUBLISH, 2)],
+)
+def test_clients_get_every_token_once_when_apply_raises_half_way(
+    monkeypatch: pytest.MonkeyPatch, part: tuple[type, str], at_call: int
+) -> None:
+    Broken(monkeypatch, *part).at_call = at_call
+    check_tokens_after_a_break()
+
+
+def test_clients_get_every_token_once_when_apply_raises_after_all_was_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raise_after_take(monkeypatch, step_id=6)
+    check_tokens_after_a_break()
+
+
+def check_tokens_after_a_break() -> None:
+    numbers = (1, 2, 3)
+    fleet, _ = a_fleet(*map(a_request, numbers))
+
+    gone = break_one(fleet)
+
+    assert len(gone.requests) == 3
+    assert [failed.call for failed in fleet.effects_of(EngineFailed)] == ["apply"]
+    finish_elsewhere(fleet)
+    assert fleet.tokens == {number: tokens_of(number) for number in numbers}
+
+
+@pytest.mark.parametrize("when", ["before", "half way", "after"])
+def test_clients_get_prompt_logprobs_once_when_apply_raises(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    if when == "after":
+        raise_after_take(monkeypatch, step_id=1)
+    else:
+        Broken(monkeypatch, *(TAKE if when == "before" else CHARGE))
+    fleet, _ = a_fleet(a_request(1, num_prompt_logprobs=1))
+
+    break_one(fleet)
+    finish_elsewhere(fleet)
+
+    assert fleet.effects_of(EngineFailed)
+    assert fleet.prompt_positions == {1: [1, 2]}
+
+
+def test_request_ends_when_every_engine_that_gets_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = PureFleet()
+    fleet.handle(RequestSubmitted(a_request(1)))
+    num_engines = 0
+    while not fleet.finished:
+        num_engines += 1
+        with monkeypatch.context() as context:
+            Broken(context, GrowingRows, "grow")
+            fleet.join(a_machine(f"executor:{num_engines}"))
+            while fleet.scheduler.executors:
+                fleet.settle()
+                for machine in list(fleet.machines.values()):
+                    if fleet.held.get(machine.address):
+                        fleet.answer(machine)
+
+    assert num_engines == MAX_FRUITLESS_LOSSES
+    assert fleet.finished["r1"].error == (REASON, MESSAGE)
+
+
+@pytest.mark.parametrize("params", [{"beam": BeamParams(2)}, {"n": 1, "best_of": 2}])
+def test_request_ends_when_apply_raises_and_its_state_is_not_in_its_tokens(
+    monkeypatch: pytest.MonkeyPatch, params: dict[str, object]
+) -> None:
+    Broken(monkeypatch, *CHARGE).at_call = 3
+    fleet, _ = a_fleet(a_request(1), a_request(2, **params))
+
+    break_one(fleet)
+
+    assert {name: request.error for name, request in fleet.finished.items()} == {
+        "r2": (REASON, MESSAGE)
+    }
+    finish_elsewhere(fleet)
+    assert fleet.tokens[1] == tokens_of(1)
+
+
+def test_request_ends_with_an_error_when_its_end_was_lost_with_its_last_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = Results.finish_if_stopped
+
+    def finish_if_stopped(results: Results, sequence: Any) -> None:  # noqa: ANN401
+        original(results, sequence)
+        raise AssertionError("after the end")
+
+    monkeypatch.setattr(Results, "finish_if_stopped", finish_if_stopped)
+    fleet, _ = a_fleet(a_request(1, max_tokens=3))
+
+    break_one(fleet)
+
+    assert fleet.finished["r1"].error == (REASON, MESSAGE)
+    assert fleet.effects_of(RequestFinished)[0].request is fleet.finished["r1"]
+    assert len(fleet.tokens[1]) == 2
+
+
+def test_requests_end_with_an_error_when_the_evacuation_fails_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Broken(monkeypatch, RowColumns, "plan_work")
+    Broken(monkeypatch, Engine, "evacuate")
+    fleet, _ = a_fleet(a_request(1))
+
+    fleet.settle()
+
+    assert [failed.call for failed in fleet.effects_of(EngineFailed)] == ["schedule", "evacuate"]
+    assert fleet.finished["r1"].error == (REASON, MESSAGE)
+    assert fleet.scheduler.places == {}
+
+
+# -- an executor that breaks the contract ----------------------------------------------------------
+
+
+def a_token_too_few(result: pb.StepResult) -> None:
+    """Nobody can say whose token is missing."""
+    result.sampled_token_ids = result.sampled_token_ids[:-4]
+
+
+def a_status_too_many(result: pb.StepResult) -> None:
+    """One more than there are rows."""
+    num_rows = len(result.sampled_token_ids) // 4
+    result.row_statuses = bytes([pb.ROW_STATUS_OK] * (num_rows + 1))
+
+
+def another_step(result: pb.StepResult) -> None:
+    """It answers a step that is not the oldest."""
+    result.step_id += 1
+
+
+def a_step_never_sent(result: pb.StepResult) -> None:
+    """With a token outside the vocabulary."""
+    result.step_id += 6
+    result.sampled_token_ids = np.array([VOCAB_SIZE], np.int32).tobytes()
+
+
+@pytest.mark.parametrize("step_id", [1, 3])
+@pytest.mark.parametrize(
+    "spoil", [a_token_too_few, a_status_too_many, another_step, a_step_never_sent]
+)
+def test_nothing_is_lost_or_told_twice_when_a_result_breaks_the_contract(
+    spoil: Callable[[pb.StepResult], None], step_id: int
+) -> None:
+    requests = several_requests()
+    fleet, machine = a_fleet(*requests)
+    fleet.settle()
+    while fleet.held[machine.address][0][0].step_id < step_id:
+        fleet.answer(machine)
+
+    fleet.answer(machine, spoil)
+
+    (gone,) = fleet.effects_of(ExecutorGone)
+    assert gone.cause is LossCause.DIED
+    assert not fleet.effects_of(EngineFailed)
+    assert len(gone.requests) == 3
+    assert not fleet.finished
+    finish_elsewhere(fleet)
+    check_completions(fleet)
+
+
+def several_requests() -> list[Request]:
+    """Plain with prompt logprobs, the best of three, and beams."""
+    plain = a_request(1, num_prompt_logprobs=1)
+    best = a_request(2, n=2, best_of=3, num_logprobs=1)
+    return [plain, best, a_request(3, beam=BeamParams(3), n=3)]
+
+
+def check_completions(fleet: PureFleet) -> None:
+    """They are what they would be if nothing had happened."""
+    best, beams = fleet.finished["r2"], fleet.finished["r3"]
+    assert fleet.prompt_positions == {1: [1, 2]}
+    assert fleet.tokens[1] == tokens_of(1)
+    hypotheses = expected_hypotheses(beams, VOCAB_SIZE)
+    found = [(c.token_ids, c.score) for c in beams.completions]
+    assert found == [(list(h.token_ids), h.score) for h in hypotheses]
+    for completion in best.completions:
+        assert completion.cumulative_logprob == sum(map(fake_logprob, completion.token_ids))
+        assert [scored.token_id for scored in completion.scored] == completion.token_ids
+
+
+def test_no_step_is_sent_to_an_executor_after_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    Broken(monkeypatch, Results, "take").at_call = 2
+    fleet, machine = a_fleet(a_request(1), a_request(2))
+    fleet.join(a_machine("executor:2"))
+    fleet.run()
+    index = next(i for i, each in enumerate(fleet.effects) if isinstance(each, ExecutorGone))
+    sent = [each.address for each in fleet.effects[index:] if isinstance(each, SendStep)]
+    assert machine.address not in sent
