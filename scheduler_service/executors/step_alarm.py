@@ -47,14 +47,18 @@ class StepAlarm:
 
     def answered(self) -> None:
         """The oldest step was answered."""
-        self._tell_recovery(lambda: self._watch.answered(self._now_ns()))
+        was_doubtful = self._watch.is_doubtful
+        self._watch.answered(self._now_ns())
+        self._changed(was_doubtful=was_doubtful)
 
     def connected(self, *, is_cut: bool) -> None:
         """Its connection is broken, or is there again."""
         if is_cut:
             self._watch.cut()
-        else:
-            self._tell_recovery(lambda: self._watch.mended(self._now_ns()))
+            return
+        was_doubtful = self._watch.is_doubtful
+        self._watch.mended(self._now_ns())
+        self._changed(was_doubtful=was_doubtful)
 
     def silent(self, *, is_silent: bool) -> None:
         """Whether it answers when it is asked whether it is there."""
@@ -69,15 +73,15 @@ class StepAlarm:
             self._timer.cancel()
             self._timer = None
 
-    def _tell_recovery(self, change: Callable[[], None]) -> None:
-        was_doubtful = self._watch.is_doubtful
-        change()
+    def _changed(self, *, was_doubtful: bool) -> None:
         self._set_timer()
         if was_doubtful and not self._watch.is_doubtful:
             self._recovered()
 
     def _set_timer(self) -> None:
         """One timer serves many steps: it is set again only if it would be too late."""
+        if self._timer is not None and self._looks_at_ns <= self._watch.earliest_look_ns:
+            return
         at_ns = self._watch.look_at_ns
         if at_ns is None or (self._timer is not None and self._looks_at_ns <= at_ns):
             return
