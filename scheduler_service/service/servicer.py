@@ -179,7 +179,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self._cluster.check_accepting()
                 accepted = self._request_log.followed(self._intake.accept(submit.request, caller))
                 accepted.request.client_key = client_key(stream.number, handle)
-                stream.names[handle] = accepted.admission.name
+                stream.begin(handle, accepted.admission.name)
                 sink = RequestSink(stream, handle)
                 is_of_gateway = self._checks.is_of_gateway(submit.credential)
                 traced = self._traced(accepted, submit.request, is_of_gateway=is_of_gateway)
