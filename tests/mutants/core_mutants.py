@@ -215,7 +215,7 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_CORE}planning.step_planner",
             "            placement.rows.forget_samples()\n",
             "",
-            _MACHINE,
+            f"{_UNIT}outcomes/test_losses.py",
         ),
         "a refused step is followed by a delta": Mutant(
             f"{_CORE}engine",

@@ -348,7 +348,9 @@ class CoreMachine(RuleBasedStateMachine):
     def core_is_restored(self, _index: int) -> None:
         scheduler = load_core(dump_core(self.running.scheduler))
         for client in self.unfinished:
-            client.delivery.request = scheduler.find(client.request.request_id)
+            request = scheduler.find(client.request.request_id)
+            assert request is not None
+            client.delivery.request = request
         self.running.scheduler = scheduler
 
     # -- what holds ----------------------------------------------------------------------------
