@@ -42,7 +42,7 @@ class PureFleet:
 
     `held`: steps in flight with their results, by address, oldest first. `effects`: all so far.
     `wakes_at_ns`: as the latest `WakeAt` says. `tokens`, `prompt_positions`: what clients got, by
-    `client_key`. `finished`: requests that ended, by id.
+    `client_key`; of requests of one sequence. `finished`: requests that ended, by id.
     """
 
     def __init__(self, config: FleetConfig = FLEET) -> None:
@@ -188,6 +188,10 @@ class PureFleet:
     def _deliver(self, found: StepEvents) -> None:
         for key, token_id in zip(found.client_keys.tolist(), found.token_ids.tolist(), strict=True):
             self.tokens.setdefault(key, []).append(token_id)
+        for event in found.tokens:
+            request = event.sequence.request
+            if request.params.num_sequences == 1:
+                self.tokens.setdefault(request.client_key, []).append(event.token_id)
         for request, scores in found.prompt_logprobs:
             positions = self.prompt_positions.setdefault(request.client_key, [])
             positions += [scored.position for scored in scores]
