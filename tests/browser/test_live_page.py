@@ -120,7 +120,7 @@ async def held_stack(
         try:
             watch.hold(after=3)
             await watch.wait_held()
-            while not scheduler.cluster.executors[0].scheduler.num_swapped:
+            while not scheduler.cluster.executors[0].engine.num_swapped:
                 watch.hold(after=1)
                 await watch.wait_held()
             await page.goto(url)
@@ -210,7 +210,7 @@ async def test_request_has_its_end_when_it_was_chosen_before_it_began() -> None:
         await expect(facts).to_contain_text("waits")
         # How many tokens it has is told once it runs.
         await expect(stack.page.locator("#life-body")).to_contain_text("not seen yet")
-        rows = stack.scheduler.cluster.executors[0].scheduler.placement.rows
+        rows = stack.scheduler.cluster.executors[0].engine.placement.rows
         while "late" not in {sequence.request.request_id for sequence in rows.running}:
             stack.watch.hold(after=1)
             await stack.watch.wait_held()

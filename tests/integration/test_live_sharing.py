@@ -119,7 +119,7 @@ async def test_watchers_know_the_same_however_often_each_of_them_looks() -> None
         with ExitStack() as stack:
             looks.begin(scheduler.cluster, stack)
             await complete_all(client, 6)
-            assert scheduler.cluster.executors[0].scheduler.num_preemptions > 0
+            assert scheduler.cluster.executors[0].engine.num_preemptions > 0
             assert looks.num_looks > 60
             assert moments.num_made == looks.num_looks
             looks.cluster = None

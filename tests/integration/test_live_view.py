@@ -165,7 +165,7 @@ async def test_frames_say_what_cores_have_at_every_step_when_requests_are_swappe
         with view.watching(scheduler.cluster) as watcher:
             looks.begin(scheduler.cluster, watcher)
             await complete_all(client, 6)
-            last = scheduler.cluster.executors[0].scheduler
+            last = scheduler.cluster.executors[0].engine
             assert last.num_preemptions > 0
             steps = steps_of(looks.frames)
             assert sorted({step.step_id for step in steps}) == [step.step_id for step in steps]
@@ -268,7 +268,7 @@ async def test_frame_says_that_others_go_first_when_some_are_swapped_out() -> No
         ]
         watch.hold(after=3)
         await watch.wait_held()
-        while not scheduler.cluster.executors[0].scheduler.num_swapped:
+        while not scheduler.cluster.executors[0].engine.num_swapped:
             watch.hold(after=1)
             await watch.wait_held()
         with scheduler.view.watching(scheduler.cluster) as watcher:

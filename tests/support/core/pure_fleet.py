@@ -232,7 +232,7 @@ class Broken:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
         self.at_call = 1
-        self.error = AssertionError("block 3 freed twice")
+        self.error: Exception = AssertionError("block 3 freed twice")
         original, calls = getattr(owner, name), itertools.count(1)
 
         def call(part: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401

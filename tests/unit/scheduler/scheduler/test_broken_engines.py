@@ -43,9 +43,9 @@ TAKE, PUBLISH, CHARGE = (
 )
 
 
-def a_machine(address: str = "executor:1", **changes: object) -> Machine:
+def a_machine(address: str = "executor:1") -> Machine:
     """Its engine charges tenants for every token."""
-    return Machine(address, max_num_seqs=8, queue_policy="fair", **changes)
+    return Machine(address, max_num_seqs=8, queue_policy="fair")
 
 
 def a_fleet(*requests: Request) -> tuple[PureFleet, Machine]:
@@ -235,7 +235,7 @@ def test_request_ends_when_apply_raises_and_its_state_is_not_in_its_tokens(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, object]
 ) -> None:
     Broken(monkeypatch, *CHARGE).at_call = 3
-    fleet, _ = a_fleet(a_request(1), a_request(2, **params))
+    fleet, _ = a_fleet(a_request(1), a_request(2, **params))  # type: ignore[arg-type]
 
     break_one(fleet)
 

@@ -48,7 +48,7 @@ def a_fleet(*machines: Machine, **config: object) -> PureFleet:
 
 
 def a_machine(number: int = 1, **changes: object) -> Machine:
-    return Machine(f"executor:{number}", **changes)
+    return Machine(f"executor:{number}", **changes)  # type: ignore[arg-type]
 
 
 # -- each event ------------------------------------------------------------------------------------
