@@ -440,8 +440,8 @@ class Scheduler:
         for request in verdict.released:
             self._queue.push(request)
         for place in [left for left in self.places.values() if left.executor is executor]:
-            # An engine so broken that it could not even give this one back.
-            if not place.request.is_finished:
+            # An engine so broken that it could not even give this one back, or say how it ended.
+            if place.request.error is None:
                 end_with_fault(place.request)
             self._end(place.request)
         self._is_dispatch_due = True

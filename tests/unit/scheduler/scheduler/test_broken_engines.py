@@ -265,6 +265,26 @@ def test_request_ends_with_an_error_when_its_end_was_lost_with_its_last_token(
     assert len(fleet.tokens[1]) == 2
 
 
+def test_request_ends_with_an_error_when_nobody_can_say_how_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = Results.finish_if_stopped
+
+    def finish_if_stopped(results: Results, sequence: Any) -> None:  # noqa: ANN401
+        original(results, sequence)
+        Broken(monkeypatch, Engine, "take_ended")
+        raise AssertionError("after the end")
+
+    monkeypatch.setattr(Results, "finish_if_stopped", finish_if_stopped)
+    fleet, _ = a_fleet(a_request(1, max_tokens=3))
+
+    break_one(fleet)
+
+    assert [failed.call for failed in fleet.effects_of(EngineFailed)] == ["apply", "take_ended"]
+    assert len(fleet.tokens[1]) == 2
+    assert fleet.finished["r1"].error == (REASON, MESSAGE)
+
+
 def test_requests_end_with_an_error_when_the_evacuation_fails_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
