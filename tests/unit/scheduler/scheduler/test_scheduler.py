@@ -8,6 +8,7 @@ import pytest
 
 from scheduler_service.assignment import AssignedFor
 from scheduler_service.core.config import FleetConfig
+from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.planning.lateness import MAX_REFUSALS
 from scheduler_service.core.request import FinishReason, SchedulingParams
 from scheduler_service.core.scheduler import Scheduler as Engine
@@ -512,6 +513,67 @@ def test_suspect_ends_at_its_deadline_when_no_executor_is_there() -> None:
     assert fleet.finished["r1"].error is not None
     assert fleet.finished["r1"].error[0] == "DEADLINE_UNREACHABLE"
     assert fleet.scheduler.num_waiting == 1
+
+
+# -- requests that fail on an executor -------------------------------------------------------------
+
+
+def a_failed_row() -> tuple[PureFleet, Machine, Machine]:
+    """The row of a request fails on the first executor; the second is doubtful."""
+    sick, late = a_machine(1), a_machine(2)
+    sick.is_not_a_number = True
+    fleet = a_fleet(sick)
+    fleet.submit(a_request(1))
+    fleet.settle()
+    fleet.join(late)
+    fleet.handle(events.ExecutorDoubted(late.address, is_doubtful=True))
+    return fleet, sick, late
+
+
+def test_request_that_failed_is_retried_where_it_did_not_fail() -> None:
+    fleet, sick, late = a_failed_row()
+    fleet.handle(events.ExecutorDoubted(late.address, is_doubtful=False))
+    found = fleet.answer(sick)
+    moved = next(effect for effect in found if isinstance(effect, RequestMoved))
+    assigned = next(effect for effect in found if isinstance(effect, RequestAssigned))
+    assert found.index(moved) < found.index(assigned)
+    assert moved.reason is MoveReason.FAILED_THERE
+    assert (assigned.address, assigned.assignment.why) == (late.address, AssignedFor.RETRIED)
+    fleet.run()
+    assert fleet.tokens == {1: tokens_of(1)}
+
+
+def test_request_that_failed_waits_for_an_executor_that_is_doubtful() -> None:
+    fleet, sick, late = a_failed_row()
+    fleet.answer(sick)
+    fleet.settle()
+    assert (fleet.scheduler.num_waiting, fleet.scheduler.num_queued) == (1, 0)
+    found = fleet.handle(events.ExecutorDoubted(late.address, is_doubtful=False))
+    assert RequestAssigned in kinds(found)
+    fleet.run()
+    assert fleet.tokens == {1: tokens_of(1)}
+
+
+def test_request_that_waits_to_be_retried_ends_when_it_is_aborted() -> None:
+    fleet, sick, _ = a_failed_row()
+    fleet.answer(sick)
+    assert kinds(fleet.abort("r1"))[0] is RequestFinished
+    assert fleet.scheduler.num_waiting == 0
+
+
+def test_nobody_is_blamed_when_batches_were_too_large_to_be_sent() -> None:
+    fleet, machine = a_fleet(), a_machine()
+    fleet.join(machine, num_credits=1)
+    fleet.submit(a_request(1))
+    fleet.settle()
+    fleet.join(a_machine(2))
+    for _ in range(2):
+        plan, _ = fleet.held[machine.address].popleft()
+        outcome = StepOutcome(plan.step_id, StepStatus.REFUSED)
+        fleet.handle(events.StepCompleted(machine.address, outcome, was_sent=False))
+        fleet.settle()
+    assert fleet.effects_of(RequestMoved) == []
+    assert fleet.requests_at(machine) == ["r1"]
 
 
 # -- time ------------------------------------------------------------------------------------------
