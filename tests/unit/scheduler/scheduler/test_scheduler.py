@@ -23,6 +23,7 @@ from scheduler_service.scheduler.effects import (
     MoveReason,
     RequestAcquitted,
     RequestAssigned,
+    RequestBlamed,
     RequestFinished,
     RequestMoved,
     RequestQuarantined,
@@ -503,6 +504,29 @@ def test_suspect_is_called_back_when_its_executor_becomes_the_last_one() -> None
     assert fleet.tokens == {1: tokens_of(1), 2: tokens_of(2)}
 
 
+def test_others_run_on_when_a_suspect_turns_out_to_kill_executors() -> None:
+    fleet, machines = a_quarantine()
+    fleet.join(machines[1])
+    fleet.settle()
+
+    found = fleet.lose(machines[1])
+
+    order = [RequestBlamed, RequestAcquitted, RequestFinished]
+    assert [kind for kind in kinds(found) if kind in order] == order
+    (acquitted,) = fleet.effects_of(RequestAcquitted)
+    assert (acquitted.request.request_id, acquitted.reason) == (
+        "r2",
+        AcquittalReason.ANOTHER_FAILED,
+    )
+    error = fleet.finished["r1"].error
+    assert error is not None
+    assert error[0] == "EXECUTOR_LOST_REPEATEDLY"
+    assert (fleet.scheduler.num_quarantined, fleet.scheduler.num_queued) == (0, 1)
+    fleet.join(a_machine(3))
+    fleet.run()
+    assert fleet.tokens == {2: tokens_of(2)}
+
+
 def test_suspect_ends_at_its_deadline_when_no_executor_is_there() -> None:
     fleet = a_fleet(a_machine(), queue_policy="deadline", max_executor_losses=1)
     fleet.submit(a_request(1, SchedulingParams(deadline_ns=MS)), a_request(2))
@@ -636,3 +660,25 @@ def test_aborted_request_ends_once_wherever_it_is() -> None:
     assert fleet.scheduler.executors["executor:1"].engine.num_free_blocks == (
         CONFIG.num_device_blocks
     )
+
+
+# -- tenants ---------------------------------------------------------------------------------------
+
+
+def order_of_tenants(fleet: PureFleet, tenants: str) -> str:
+    """Tenants in the order in which their requests, submitted as `tenants`, begin one by one."""
+    fleet.join(a_machine(max_num_seqs=1, queue_policy="fair"))
+    for number, tenant in enumerate(tenants, 1):
+        fleet.submit(a_request(number, SchedulingParams(tenant=tenant)))
+    fleet.run()
+    return "".join(each.request.scheduling.tenant for each in fleet.effects_of(RequestAssigned))
+
+
+def test_tenant_that_got_tokens_goes_behind_another() -> None:
+    assert order_of_tenants(a_fleet(queue_policy="fair"), "aaabbb") == "ababab"
+
+
+def test_tenant_begins_more_often_when_its_weight_is_larger() -> None:
+    fleet = a_fleet(queue_policy="fair")
+    fleet.handle(events.TenantsWeighed({"b": 2.0}))
+    assert order_of_tenants(fleet, "aaabbb") == "abbaba"
