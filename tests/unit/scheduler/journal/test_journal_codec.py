@@ -258,7 +258,8 @@ def test_every_effect_has_a_message_when_one_is_added() -> None:
 
 
 def test_wake_is_absent_when_the_scheduler_wants_none() -> None:
-    message = encode_effect(effects.WakeAt(None))
+    message = journal.JournaledEffect()
+    encode_effect(effects.WakeAt(None), message)
 
     assert message.WhichOneof("effect") == "wake_at"
     assert not message.wake_at.HasField("at_ns")
