@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -30,24 +31,30 @@ NO_CONVERTERS: Converters = MappingProxyType({})
 
 def encode_fields(value: object, message: Message) -> None:
     """Sets all fields of `message` from the attributes of `value` that have their names."""
-    for field in message.DESCRIPTOR.fields:
-        part = getattr(value, field.name)
+    for name in _field_names(type(message)):
+        part = getattr(value, name)
         if part is None:
             continue
         if isinstance(part, Mapping):
-            getattr(message, field.name).update(part)
+            getattr(message, name).update(part)
         elif isinstance(part, frozenset):
             elements = [item.value if isinstance(item, Enum) else item for item in part]
-            getattr(message, field.name).extend(sorted(elements))
+            getattr(message, name).extend(sorted(elements))
         elif isinstance(part, tuple):
             for tokens in part:
-                getattr(message, field.name).add(token_ids=tokens)
+                getattr(message, name).add(token_ids=tokens)
         elif isinstance(part, Grammar):
-            encode_grammar(part, getattr(message, field.name))
+            encode_grammar(part, getattr(message, name))
         elif is_dataclass(part):
-            encode_fields(part, getattr(message, field.name))
+            encode_fields(part, getattr(message, name))
         else:
-            setattr(message, field.name, part.value if isinstance(part, Enum) else part)
+            setattr(message, name, part.value if isinstance(part, Enum) else part)
+
+
+@cache
+def _field_names(kind: type[Message]) -> tuple[str, ...]:
+    """Names of the fields of a message; to ask its descriptor takes longer than to encode it."""
+    return tuple(field.name for field in kind.DESCRIPTOR.fields)
 
 
 def decode_fields(message: Message, converters: Converters = NO_CONVERTERS) -> dict[str, Any]:

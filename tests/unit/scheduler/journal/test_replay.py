@@ -16,6 +16,8 @@ from scheduler_service.core.scheduler import Scheduler as Engine
 from scheduler_service.journal.__main__ import main
 from scheduler_service.journal.replay import Difference, replay
 from scheduler_service.journal.segment_file import SegmentReader
+from scheduler_service.scheduler.effects import Effect
+from scheduler_service.scheduler.events import Event
 from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.scheduler.scheduler import Scheduler
 from splitserve.executor.v1 import executor_pb2 as executor
@@ -106,7 +108,7 @@ def alter_events(monkeypatch: pytest.MonkeyPatch, alter: Callable[[StepEvents], 
 
 
 def aborts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "_abort", lambda _scheduler, _request_id: None)
+    monkeypatch.setattr(Engine, "abort", lambda _engine, _request_id: None)
 
 
 def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +119,10 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tick(_scheduler: Scheduler, *, looks_everywhere: bool) -> None:
+    def handle(_scheduler: Scheduler, _event: Event, _now_ns: int) -> list[Effect]:
         raise AssertionError("it is broken")
 
-    monkeypatch.setattr(Scheduler, "_tick", tick)
+    monkeypatch.setattr(Scheduler, "handle", handle)
 
 
 def loses_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +182,7 @@ def test_replay_names_the_first_field_when_a_decision_is_another(
 
     assert re.sub(r"^effects\[\d+\]\.", "", difference.field.field).startswith(field)
     assert difference.field.recorded != difference.field.replayed
-    assert bool(difference.address) == (change not in (aborts_nobody, raises))
+    assert bool(difference.address) == (change is not aborts_nobody)
 
 
 # -- files -------------------------------------------------------------------------------------
