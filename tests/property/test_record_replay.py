@@ -32,7 +32,7 @@ OPTIONS = st.fixed_dictionaries(
     }
 )
 several = settings(
-    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "15")),
+    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "10")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -1,4 +1,4 @@
-"""Records the journals of this folder anew: for a new format, or when decisions are meant to change.
+"""Records the journals of this folder anew: for a new format, or when decisions are to change.
 
 `everything.journal` is what this software does. `beam_of_width_1` is a fault that was mended long
 ago, and is planted again for the recording.
