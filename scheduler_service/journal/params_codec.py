@@ -9,6 +9,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from scheduler_service.core.config import (
@@ -31,7 +32,7 @@ NO_CONVERTERS: Converters = MappingProxyType({})
 
 def encode_fields(value: object, message: Message) -> None:
     """Sets all fields of `message` from the attributes of `value` that have their names."""
-    for name in _field_names(type(message)):
+    for name in _field_names(message.DESCRIPTOR):
         part = getattr(value, name)
         if part is None:
             continue
@@ -52,9 +53,9 @@ def encode_fields(value: object, message: Message) -> None:
 
 
 @cache
-def _field_names(kind: type[Message]) -> tuple[str, ...]:
+def _field_names(kind: Descriptor) -> tuple[str, ...]:
     """Names of the fields of a message; to ask its descriptor takes longer than to encode it."""
-    return tuple(field.name for field in kind.DESCRIPTOR.fields)
+    return tuple(field.name for field in kind.fields)
 
 
 def decode_fields(message: Message, converters: Converters = NO_CONVERTERS) -> dict[str, Any]:
