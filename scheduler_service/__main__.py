@@ -86,7 +86,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     )
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
-    journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
+    journal = open_journal(config.journal, config.journal_max_bytes)
     recorder, live = _open_recorder(config), LiveView()
     observers = [None if metrics is None else metrics.observer, recorder, traces, live]
     connect = partial(ExecutorLink, identity=config.security.identity)

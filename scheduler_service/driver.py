@@ -131,12 +131,14 @@ class Driver:
         planned_ns = self.now_ns()
         num_steps = sum(isinstance(effect, effects.SendStep) for effect in found)
         planning_ns = (planned_ns - begun_ns) // max(1, num_steps)
-        for effect in found:
-            if isinstance(effect, effects.SendStep):
-                batches.append(self._send(effect, planning_ns))
-            else:
-                self._execute(effect)
-        record.done(found, batches)
+        try:
+            for effect in found:
+                if isinstance(effect, effects.SendStep):
+                    batches.append(self._send(effect, planning_ns))
+                else:
+                    self._execute(effect)
+        finally:
+            record.done(found, batches)
         if self.observer.watches_heads and self.scheduler.num_queued:
             self._tell_heads(begun_ns)
 

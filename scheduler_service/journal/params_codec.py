@@ -1,17 +1,21 @@
-"""Configuration and parameters of requests as messages of the journal: same names, same values."""
+"""Values whose messages in the journal have fields of the same names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
-from typing import Any
+from functools import cache
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from scheduler_service.core.config import (
     BatchPolicyName,
     Feature,
+    FleetConfig,
     PreemptionMode,
     SchedulerConfig,
     Speculation,
@@ -22,32 +26,43 @@ from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, Sa
 from scheduler_service.grammar_codec import decode_grammar, encode_grammar
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
-_Converters = Mapping[str, Callable[[Any], Any]]
+Converters: TypeAlias = Mapping[str, Callable[[Any], Any]]
+NO_CONVERTERS: Converters = MappingProxyType({})
 
 
 def encode_fields(value: object, message: Message) -> None:
     """Sets all fields of `message` from the attributes of `value` that have their names."""
-    for field in message.DESCRIPTOR.fields:
-        part = getattr(value, field.name)
+    for name in _field_names(message.DESCRIPTOR):
+        part = getattr(value, name)
         if part is None:
             continue
         if isinstance(part, Mapping):
-            getattr(message, field.name).update(part)
+            getattr(message, name).update(part)
         elif isinstance(part, frozenset):
             elements = [item.value if isinstance(item, Enum) else item for item in part]
-            getattr(message, field.name).extend(sorted(elements))
+            getattr(message, name).extend(sorted(elements))
         elif isinstance(part, tuple):
             for tokens in part:
-                getattr(message, field.name).add(token_ids=tokens)
+                getattr(message, name).add(token_ids=tokens)
         elif isinstance(part, Grammar):
-            encode_grammar(part, getattr(message, field.name))
+            encode_grammar(part, getattr(message, name))
         elif is_dataclass(part):
-            encode_fields(part, getattr(message, field.name))
+            encode_fields(part, getattr(message, name))
         else:
-            setattr(message, field.name, part.value if isinstance(part, Enum) else part)
+            setattr(message, name, part.value if isinstance(part, Enum) else part)
 
 
-def _decode_fields(message: Message, converters: _Converters) -> dict[str, Any]:
+@cache
+def _field_names(kind: Descriptor) -> tuple[str, ...]:
+    """Names of the fields of a message; to ask its descriptor takes longer than to encode it."""
+    return tuple(field.name for field in kind.fields)
+
+
+def decode_fields(message: Message, converters: Converters = NO_CONVERTERS) -> dict[str, Any]:
+    """Values of all fields of `message` by name, None for one that is absent.
+
+    `converters`: by name of the field, of those whose value is to be something else.
+    """
     values: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         name = field.name
@@ -61,17 +76,22 @@ def _decode_fields(message: Message, converters: _Converters) -> dict[str, Any]:
 
 def decode_config(message: journal.CoreConfig) -> SchedulerConfig:
     """Raises ValueError if a value makes no sense."""
-    return SchedulerConfig(**_decode_fields(message, _CONFIG))
+    return SchedulerConfig(**decode_fields(message, _CONFIG))
+
+
+def decode_fleet_config(message: journal.FleetConfig) -> FleetConfig:
+    """How requests wait and move among executors."""
+    return FleetConfig(**decode_fields(message, {"tenant_weights": dict}))
 
 
 def decode_sampling_params(message: journal.JournaledSamplingParams) -> SamplingParams:
     """Raises ValueError if a value makes no sense."""
-    return SamplingParams(**_decode_fields(message, _SAMPLING))
+    return SamplingParams(**decode_fields(message, _SAMPLING))
 
 
 def decode_scheduling_params(message: journal.JournaledSchedulingParams) -> SchedulingParams:
     """What a request asked of the scheduler."""
-    return SchedulingParams(**_decode_fields(message, {}))
+    return SchedulingParams(**decode_fields(message))
 
 
 def _features(names: list[str]) -> frozenset[Feature]:
@@ -84,10 +104,10 @@ def _speculation(name: str) -> Speculation:
 
 
 def _beam(message: journal.JournaledBeamParams) -> BeamParams:
-    return BeamParams(**_decode_fields(message, {"early_stopping": EarlyStopping}))
+    return BeamParams(**decode_fields(message, {"early_stopping": EarlyStopping}))
 
 
-_CONFIG: _Converters = {
+_CONFIG: Converters = {
     "eos_token_ids": frozenset,
     "features": _features,
     "preemption_mode": PreemptionMode,
@@ -95,7 +115,7 @@ _CONFIG: _Converters = {
     "speculation": _speculation,
     "tenant_weights": dict,
 }
-_SAMPLING: _Converters = {
+_SAMPLING: Converters = {
     "logit_bias": dict,
     "stop_token_ids": frozenset,
     "beam": _beam,

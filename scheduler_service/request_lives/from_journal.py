@@ -1,24 +1,27 @@
-"""Lives of requests from a journal: its cores decide again, and a recorder is told of it."""
+"""Lives of requests from a journal: a scheduler decides again, and a recorder is told of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from scheduler_service.assignment import AssignedFor, Assignment
-from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
-from scheduler_service.core.request import Request
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.journal.replay import Call, replay
+from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.journal.replay import replay
+from scheduler_service.observer import Head
 from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.request_names import RequestName
-from scheduler_service.scheduler.effects import AcquittalReason, MoveReason
+from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.scheduler import Place, Scheduler
+
+# As often as the driver tells of the first that wait.
+_BETWEEN_HEADS_NS = 100_000_000
 
 
 def lives_of(path: Path, num_kept: int) -> LifeRecorder:
-    """What the segment in `path` says of requests. Raises JournalUnreadable.
+    """Returns what the segment in `path` says of requests. Raises JournalUnreadable.
 
-    It says what executors were told: of refusals, and of who waits for the first, it knows nothing;
-    of those that had one, when they came and not why they waited.
+    Of requests that were refused it says nothing. Of those that were there when the segment began,
+    it says when they came, and not why they waited before.
     """
     watched = _Watched(num_kept)
     replay(path, watched)
@@ -26,64 +29,80 @@ def lives_of(path: Path, num_kept: int) -> LifeRecorder:
 
 
 class _Watched:
-    """Tells a recorder what it would have been told by whoever asked these cores."""
+    """Tells a recorder what the driver would have told it."""
 
     def __init__(self, num_kept: int) -> None:
         self._now_ns = 0
-        self._known: set[str] = set()
-        self._isolated: set[str] = set()
+        self._next_heads_ns = 0
+        self._scheduler: Scheduler | None = None
         self.recorder = LifeRecorder(num_kept, lambda: self._now_ns)
 
-    def called(self, address: str, core: Scheduler, call: Call, result: object) -> None:
-        self._now_ns = max(self._now_ns, core.placement.now_ns)
-        if call.request is not None:
-            self._given(call.request, address)
-        match call.name, result:
-            case "withdraw", Request():
-                why = MoveReason.BEGINS_SOONER_ELSEWHERE
-                self.recorder.request_taken_back(result, address, why)
-            case "evacuate", list():
-                self.recorder.executor_gone(address, result, is_lost=True)
-            case "schedule", StepPlan():
-                self.recorder.step_sent(address, result, 0)
-            case "apply", (StepOutcome() as outcome, StepEvents() as events):
-                self.recorder.step_answered(address, outcome)
-                for request in events.acquitted:
-                    self._acquitted(request, AcquittalReason.CAME_THROUGH)
-                self._ended(events)
-            case "take_ended", StepEvents():
-                self._ended(result)
+    # -- Witness -------------------------------------------------------------------------------
 
-    def _given(self, request: Request, address: str) -> None:
-        assignment = None
-        if request.request_id not in self._known:
-            self._known.add(request.request_id)
-            self._came(request)
-        if request.num_trials_left:
-            assignment = Assignment(AssignedFor.TRIED_ALONE)
-            if request.request_id not in self._isolated:
-                self._isolated.add(request.request_id)
-                self.recorder.request_quarantined(request)
-        elif request.request_id in self._isolated:
-            # It waited for its trial when that was no longer needed; when exactly is not known.
-            self._acquitted(request, AcquittalReason.ANOTHER_FAILED)
-        self.recorder.request_given(request, address, assignment)
+    def begins(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        for place in scheduler.places.values():
+            self._find(place, scheduler.now_ns)
 
-    def _came(self, request: Request) -> None:
-        """It is told of by when it came, if the journal says that."""
-        now_ns = self._now_ns
-        if request.submitted_ns is not None:
-            self._now_ns = min(request.submitted_ns, now_ns)
+    def handles(self, scheduler: Scheduler, event: events.Event, now_ns: int) -> None:
+        self._now_ns = now_ns
+        if isinstance(event, events.RequestSubmitted):
+            request = event.request
+            name = RequestName.of_key(request.request_id, request.scheduling.tenant)
+            self.recorder.request_submitted(request, name, scheduler.num_waiting)
+
+    def handled(self, event: events.Event, found: list[effects.Effect], now_ns: int) -> None:
+        scheduler = self._scheduler
+        assert scheduler is not None
+        if isinstance(event, events.StepCompleted) and event.address in scheduler.executors:
+            self.recorder.step_answered(event.address, event.outcome)
+        for effect in found:
+            self._tell(effect)
+        if scheduler.num_queued and now_ns >= self._next_heads_ns:
+            self._next_heads_ns = now_ns + _BETWEEN_HEADS_NS
+            heads = scheduler.heads()
+            self.recorder.heads_wait([Head(request, tuple(why)) for request, why in heads])
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _find(self, place: Place, now_ns: int) -> None:
+        """Tells of a request that was there when the segment began."""
+        request = place.request
         name = RequestName.of_key(request.request_id, request.scheduling.tenant)
+        self._now_ns = now_ns if request.submitted_ns is None else request.submitted_ns
         self.recorder.request_found(request, name)
         self._now_ns = now_ns
+        if request.num_trials_left:
+            self.recorder.request_quarantined(request)
+        if place.executor is not None:
+            assignment = Assignment(AssignedFor.TRIED_ALONE) if request.num_trials_left else None
+            self.recorder.request_given(request, place.executor.address, assignment)
 
-    def _acquitted(self, request: Request, why: AcquittalReason) -> None:
-        self._isolated.discard(request.request_id)
-        self.recorder.request_acquitted(request, why)
+    def _tell(self, effect: effects.Effect) -> None:
+        """Tells of an effect, as the driver does when it executes one."""
+        recorder = self.recorder
+        match effect:
+            case effects.SendStep(address, plan):
+                recorder.step_sent(address, plan, 0)
+            case effects.DeliverTokens(found):
+                recorder.tokens_delivered(found)
+                for request in found.finished:
+                    recorder.request_ended(request)
+            case effects.RequestAssigned(request, address, assignment):
+                recorder.request_given(request, address, assignment)
+            case effects.RequestFinished(request):
+                recorder.request_ended(request)
+            case effects.RequestMoved(request, address, reason):
+                recorder.request_taken_back(request, address, reason)
+            case effects.RequestQuarantined(request):
+                recorder.request_quarantined(request)
+            case effects.RequestAcquitted(request, why):
+                recorder.request_acquitted(request, why)
+            case effects.ExecutorGone():
+                self._gone(effect)
 
-    def _ended(self, events: StepEvents) -> None:
-        for request in events.finished:
-            self._known.discard(request.request_id)
-            self._isolated.discard(request.request_id)
-            self.recorder.request_ended(request)
+    def _gone(self, gone: effects.ExecutorGone) -> None:
+        # The requests of a withdrawn executor were moved before.
+        requests = () if gone.cause is LossCause.WITHDRAWN else gone.requests
+        is_lost = not gone.cause.says_nothing
+        self.recorder.executor_gone(gone.address, requests, is_lost=is_lost)

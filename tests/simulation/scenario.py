@@ -35,7 +35,7 @@ class Scenario:
     """`shapes`: of the executors. `wanted`: by client. `faults`: each begins within FAULTS_S.
 
     `check`: what must not be of those that came to their end. `records`: whether schedulers record
-    their cores, which are replayed then.
+    journals, which are replayed then.
     """
 
     num_schedulers: int

@@ -214,4 +214,4 @@ def test_journal_says_what_it_does_not_know() -> None:
     life = replace(LIFE, parts=(LifePart("queued", "not_recorded", "", 3.2),))
     text = describe_explanation("r1", Explanation((life,), (), 0, 1, 10), is_of_journal=True)
     assert "It waited 3.2 s until it began, because of what the journal does not say;" in text
-    assert text.endswith("is not in it; a running scheduler knows\n")
+    assert text.endswith("is not in it (FILE.1 has what was before FILE)\n")

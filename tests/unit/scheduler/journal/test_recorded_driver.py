@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scheduler_service.assignment import Assignment
+from scheduler_service.core.request import Request
+from scheduler_service.journal.replay import replay
+from scheduler_service.journal.segment_file import SegmentReader
+from scheduler_service.observer import NoObserver
+from tests.support.core.machines import Machine
+from tests.support.core.recorded_run import open_file
+from tests.support.core.stepped_fleet import Fleet, turns
+
+
+class Failing(NoObserver):
+    """Fails when it is told of the first assignment."""
+
+    has_failed = False
+
+    def request_given(self, request: Request, address: str, assignment: Assignment | None) -> None:
+        if not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("an observer's fault")
+
+
+async def test_effects_are_recorded_when_the_driver_fails_to_execute_one(path: Path) -> None:
+    journal = open_file(path)
+    fleet = Fleet(observer=lambda _fleet: Failing(), journal=journal)
+    machine = Machine("executor:1")
+    await fleet.join(machine)
+
+    with pytest.raises(RuntimeError, match="an observer's fault"):
+        fleet.submit(1)
+    fleet.cluster.look_again()
+    await turns()
+    await fleet.finish(machine)
+    await fleet.cluster.drain(0)
+    journal.close()
+
+    entries = list(SegmentReader(path))
+    (submitted,) = [entry for entry in entries if entry.HasField("request_submitted")]
+    assert submitted.effects[0].request_assigned.address == "executor:1"
+    steps = [
+        effect for entry in entries for effect in entry.effects if effect.HasField("send_step")
+    ]
+    assert steps
+    assert replay(path).difference is None
