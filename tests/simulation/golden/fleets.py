@@ -227,24 +227,24 @@ def _late(random: Random, name: str) -> Fleet:
 
 
 def _full(random: Random, name: str) -> Fleet:
-    """More requests at one moment than the queue has places for; two tenants come late."""
-    policy = random.choice(_POLICIES)
+    """One tenant fills the queue at one moment; another one comes before that, and afterwards."""
+    policy = random.choice([*_POLICIES, "fair", "fair"])
     wanted = []
-    for number in range(40):
-        tenant = "early" if number < 24 else random.choice(["late", "later"])
+    for number in range(96):
+        tenant = "early" if 2 <= number < 88 else "late"
         prompt = _words(random, 6, None)
-        at_s = _BEGIN_S + 0.001 * number
-        wanted.append(_wanted(number, at_s, prompt, 4, SchedulingParams(tenant=tenant)))
+        at_s = _BEGIN_S + 0.0002 * number
+        wanted.append(_wanted(number, at_s, prompt, 2, SchedulingParams(tenant=tenant)))
     policies = PolicyConfig(queue_policy=policy, prefix_caching=False)
     config = ClusterConfig(
-        max_num_seqs=2,
+        max_num_seqs=random.choice([1, 2]),
         max_num_batched_tokens=64,
-        max_num_waiting=random.choice([8, 12]),
+        max_num_waiting=random.choice([64, 72]),
         policies=policies,
     )
     return Fleet(
         name,
-        Scenario(1, config, [_SHAPE] * random.choice([1, 2]), [wanted], ()),
+        Scenario(1, config, [_SHAPE], [wanted], ()),
         lambda wanted: f"tenant {wanted.scheduling.tenant}",
     )
 
