@@ -219,9 +219,11 @@ FUZZ ?= 20000
 fuzz: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=$(FUZZ) $(BIN)/python -m pytest -q --timeout 7200 tests/fuzz
 
-# A history that has a problem is named; `make simulate SEED=7 HISTORIES=1` tells all of one.
+# A history that has a problem is named; `make simulate SEED=7 HISTORIES=1` tells all of one. Without SEED
+# all frozen fleets are compared with their records, too.
 HISTORIES ?= 2000
 simulate: $(READY)
+	$(if $(SEED),,@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.simulation.golden --workers $(WORKERS))
 	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.simulation $(or $(SEED),1) --histories $(HISTORIES) \
 		--workers $(WORKERS)
 
