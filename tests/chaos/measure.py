@@ -23,7 +23,7 @@ import numpy as np
 
 from splitserve_client import AsyncClient, Tokens
 from tests.support.chaos.asks import GREEDY
-from tests.support.chaos.faults import FAULTS, Fault
+from tests.support.chaos.faults import FAULTS, End, Fault
 from tests.support.chaos.load import NUM_STREAMS
 from tests.support.chaos.network import proxy_network
 from tests.support.chaos.stack import Stack, running_stack
@@ -35,13 +35,12 @@ _TOKENS_BEFORE = 20
 # One executor has room for all.
 _NUM_DEVICE_BLOCKS = 1024
 _LONGEST_FAULT_S = 8.0
+_STARTS = ("executor", "two", "all executors", "network", "stream")
 # The others concern no stream of the Python client, or their own request, or last as long as they
 # are told to.
-_KINDS = tuple(
-    kind
-    for kind in FAULTS
-    if kind.startswith(("executor", "two", "all", "network", "stream", "sch"))
-)
+_KINDS = {kind: draw for kind, draw in FAULTS.items() if kind.startswith(_STARTS)}
+# Its streams wait for it: there is no other.
+_KINDS["scheduler killed"] = lambda _: End(("scheduler-0",))
 
 
 @dataclass(slots=True)
@@ -92,7 +91,7 @@ async def measure(stack: Stack, fault: Fault, truth: list[list[int]], measured: 
     """Lets `fault` happen once while all streams run."""
     streams = _streams()
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(stream.run(stack.client)) for stream in streams]
+        running = [tasks.create_task(stream.run(stack.clients[0])) for stream in streams]
         await asyncio.gather(*(stream.began.wait() for stream in streams))
         num_concerned = await _num_concerned(stack, fault)
         began_s = time.monotonic()
@@ -115,7 +114,7 @@ def _streams() -> list[TimedStream]:
 
 
 def _lets_others_go_on(fault: Fault) -> bool:
-    return len(fault.victims) < 3 and "scheduler" not in fault.victims
+    return len(fault.victims) < 3 and "scheduler-0" not in fault.victims
 
 
 async def _num_concerned(stack: Stack, fault: Fault) -> int:
@@ -123,7 +122,7 @@ async def _num_concerned(stack: Stack, fault: Fault) -> int:
         return NUM_STREAMS
     indexes = [stack.executor_names.index(name) for name in fault.victims]
     addresses = {stack.network.place(index).advertise for index in indexes}
-    listed = await stack.operator.list_executors()
+    (listed,) = await stack.executor_lists()
     return sum(e.num_running_requests for e in listed.executors if e.address in addresses)
 
 
@@ -136,16 +135,16 @@ async def measure_all(num_times: int) -> str:
     rng = random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
         async with (
-            proxy_network(3) as network,
+            proxy_network(3, num_schedulers=1) as network,
             running_stack(network, Path(folder), num_device_blocks=_NUM_DEVICE_BLOCKS) as stack,
         ):
             undisturbed = _streams()
-            await asyncio.gather(*(stream.run(stack.client) for stream in undisturbed))
+            await asyncio.gather(*(stream.run(stack.clients[0]) for stream in undisturbed))
             truth = [stream.tokens for stream in undisturbed]
-            for kind in _KINDS:
+            for kind, draw in _KINDS.items():
                 measured = Measured()
                 for _ in range(num_times):
-                    await measure(stack, FAULTS[kind](rng), truth, measured)
+                    await measure(stack, draw(rng), truth, measured)
                 rows.append(measured.row(kind))
                 sys.stderr.write(rows[-1] + "\n")
     return "\n".join(rows)

@@ -18,6 +18,7 @@ from tests.support.chaos.schedule import Schedule
 
 OF_EXECUTORS = (
     "executor killed",
+    "executor stopped",
     "executor paused",
     "garbage: no numbers",
     "garbage: no token",
@@ -33,6 +34,9 @@ OF_SERVICES = (
     "scheduler paused",
     "gateway killed",
     "scheduler killed",
+    "gateway stopped",
+    "scheduler stopped",
+    "all schedulers killed",
 )
 
 
@@ -44,7 +48,9 @@ pytestmark = pytest.mark.usefixtures("native_library")
 @pytest.mark.timeout(3600)
 async def test_no_stream_notices_more_than_a_pause_whatever_is_lost(tmp_path: Path) -> None:
     async with proxy_network(3) as network, chaos(network, tmp_path) as running:
-        for seed, kinds in enumerate((OF_EXECUTORS, OF_NETWORK, OF_SERVICES)):
+        for seed, kinds in enumerate((OF_SERVICES, OF_EXECUTORS, OF_NETWORK)):
             load = await running.live_through(Schedule.of_each(seed, kinds))
             assert load.num_answers >= NUM_STREAMS
-        assert " journal_stopped " in running.stack.log("scheduler").read_text()
+        stack = running.stack
+        logs = "".join(stack.log(name).read_text() for name in stack.scheduler_names)
+        assert " journal_stopped " in logs

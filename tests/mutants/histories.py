@@ -22,6 +22,7 @@ from tests.simulation.faults import (
     kill_scheduler,
     reset,
 )
+from tests.simulation.gateway_scenario import through_gateways
 from tests.simulation.history import run_history
 from tests.simulation.scenario import (
     Draw,
@@ -73,6 +74,7 @@ DRAWS: Mapping[str, Draw] = MappingProxyType(
         "one_sick": one_sick,
         "of_the_best": _of_the_best,
         "recorded": _recorded,
+        "through_gateways": through_gateways,
     }
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import resource
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 
 from tests.mutants.mutant import HISTORIES, StaleMutant, plant
 from tests.mutants.mutants import MUTANTS
+from tests.support.processes.fork_server import PLANTED
 
 SURVIVED, FOUND, STALE = 0, 1, 97
 _ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +85,7 @@ def main() -> int:
     killer, seed = arguments.killer or mutant.killer, arguments.seed
     try:
         plant(arguments.name, mutant)
+        os.environ[PLANTED] = arguments.name
     except StaleMutant as stale:
         sys.stdout.write(f"{stale}\n")
         return STALE

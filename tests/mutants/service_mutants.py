@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from tests.mutants.mutant import HISTORIES, Mutant
@@ -115,6 +116,13 @@ EXECUTOR_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
 
 _CLIENT = "splitserve_client.resumable_request"
 
+_FORGETFUL_GATEWAY = Mutant(
+    "splitserve_gateway.upstreams.upstream_request",
+    "resume_token_ids=self._came.outputs,",
+    "resume_token_ids={i: t[:-1] for i, t in self._came.outputs.items()},",
+    "tests/unit/gateway/upstreams/test_fleet.py",
+)
+
 SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
     {
         "what a drained executor has is forgotten": Mutant(
@@ -213,11 +221,12 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "",
             "tests/unit/client/test_resumable_request.py",
         ),
-        "a gateway forgets one token on resumption": Mutant(
-            "splitserve_gateway.upstreams.upstream_request",
-            "resume_token_ids=self._came.outputs,",
-            "resume_token_ids={i: t[:-1] for i, t in self._came.outputs.items()},",
-            "tests/unit/gateway/upstreams/test_fleet.py",
+        "a gateway forgets one token on resumption": _FORGETFUL_GATEWAY,
+        "a gateway forgets one token on resumption, in virtual time": replace(
+            _FORGETFUL_GATEWAY, killer=f"{HISTORIES}through_gateways"
+        ),
+        "a gateway forgets one token on resumption, among real processes": replace(
+            _FORGETFUL_GATEWAY, killer="tests/chaos/test_faults.py"
         ),
         "a gateway goes on with other randomness": Mutant(
             "splitserve_gateway.upstreams.upstream_request",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.mutants.histories import DRAWS, num_until_wrong
 from tests.mutants.mutant import HISTORIES, source_of
@@ -28,8 +29,15 @@ def test_killer_is_there(killer: str) -> None:
         assert (ROOT / killer.partition("::")[0]).exists()
 
 
+def _case(name: str) -> ParameterSet:
+    """Chaos takes a minute; `make test` runs it without a fault."""
+    is_chaos = MUTANTS[name].killer.startswith("tests/chaos")
+    marks = [pytest.mark.thorough("those that take a second stay")] if is_chaos else []
+    return pytest.param(name, marks=marks)
+
+
 @pytest.mark.cases(6)
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [_case(name) for name in MUTANTS])
 def test_fault_is_found_when_it_is_planted(name: str) -> None:
     ended = run_process("tests.mutants.run_mutant", name)
     assert ended.returncode == FOUND, f"{MUTANTS[name].killer}:\n{ended.stdout}{ended.stderr}"

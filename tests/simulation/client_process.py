@@ -103,7 +103,7 @@ class SimulatedClient:
             else:
                 await self._ask_alone(outcome, client)
             if not outcome.is_aborted:
-                await _check_all(outcome)
+                await check_all(outcome)
         except SplitserveError as error:
             outcome.error = error
         except Wrong as wrong:
@@ -122,8 +122,8 @@ class SimulatedClient:
             outcome.is_aborted = True
             events.abort()
         async for event in events:
-            self._note(outcome, event)
-            if self._is_enough(outcome):
+            note(outcome, event, self._loop.time())
+            if is_enough(outcome):
                 events.abort()
             await asyncio.sleep(wanted.read_pause_s)
 
@@ -137,24 +137,26 @@ class SimulatedClient:
         )
         async with aclosing(events):
             async for event in events:
-                self._note(outcome, event)
-                if self._is_enough(outcome):
+                note(outcome, event, self._loop.time())
+                if is_enough(outcome):
                     return
                 await asyncio.sleep(wanted.read_pause_s)
 
-    @staticmethod
-    def _is_enough(outcome: Outcome) -> bool:
-        """Whether the client wants no more."""
-        after = outcome.wanted.abort_after
-        if after is not None and len(outcome.events) >= max(after, 1):
-            outcome.is_aborted = True
-        return outcome.is_aborted
 
-    def _note(self, outcome: Outcome, event: Tokens | Finish) -> None:
-        outcome.events.append(event)
-        if isinstance(event, Tokens):
-            outcome.token_times_s += [self._loop.time()] * len(event.token_ids)
-            _check_tokens(outcome, event.index)
+def is_enough(outcome: Outcome) -> bool:
+    """Whether the client wants no more, which is noted."""
+    after = outcome.wanted.abort_after
+    if after is not None and len(outcome.events) >= max(after, 1):
+        outcome.is_aborted = True
+    return outcome.is_aborted
+
+
+def note(outcome: Outcome, event: Tokens | Finish, now_s: float) -> None:
+    """Adds an event that has come. Raises Wrong if it must not."""
+    outcome.events.append(event)
+    if isinstance(event, Tokens):
+        outcome.token_times_s += [now_s] * len(event.token_ids)
+        _check_tokens(outcome, event.index)
 
 
 def _check_tokens(outcome: Outcome, index: int) -> None:
@@ -170,8 +172,11 @@ def _check_tokens(outcome: Outcome, index: int) -> None:
             raise Wrong(f"sequence {index} has the scores {scores}; its tokens: {got}")
 
 
-async def _check_all(outcome: Outcome) -> None:
-    """Everything is there, and nothing else. An end by abort is for who has asked for it."""
+async def check_all(outcome: Outcome) -> None:
+    """Raises Wrong unless everything is there, and nothing else.
+
+    An end by abort is for who has asked for it.
+    """
     wanted = outcome.wanted
     last = outcome.events[-1] if outcome.events else None
     if not isinstance(last, Finish) or last.reason is FinishReason.ABORTED:

@@ -17,6 +17,7 @@ from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
 from tests.simulation.client_process import SimulatedClient
 from tests.simulation.executor_process import SimulatedExecutor
+from tests.simulation.gateway_process import SimulatedGateway
 from tests.simulation.network import Delays, Network
 from tests.simulation.scheduler_process import SimulatedScheduler
 from tests.simulation.virtual_worker import Mood
@@ -49,7 +50,7 @@ class World:
     random: Random
     schedulers: Sequence[SimulatedScheduler]
     executors: list[SimulatedExecutor]
-    clients: Sequence[SimulatedClient]
+    clients: Sequence[SimulatedClient | SimulatedGateway]
     log: Callable[[str], None]
     spoiled_seeds: set[int] = field(default_factory=set)
     has_failed_steps: bool = False

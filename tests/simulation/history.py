@@ -22,6 +22,7 @@ from tests.simulation.calls import opener
 from tests.simulation.client_process import SimulatedClient
 from tests.simulation.executor_process import SimulatedExecutor
 from tests.simulation.faults import Fault, World, sicken
+from tests.simulation.gateway_process import SimulatedGateway
 from tests.simulation.liveness import LivenessWatch
 from tests.simulation.lives import problems_of_lives
 from tests.simulation.network import Network
@@ -197,8 +198,9 @@ class _Story:
             SimulatedExecutor(loop, self.network, random, f"10.0.1.{number}", addresses, shape)
             for number, shape in enumerate(scenario.shapes)
         ]
+        open_client = SimulatedGateway if scenario.is_through_gateways else SimulatedClient
         clients = [
-            SimulatedClient(loop, random, f"10.0.2.{number}", ",".join(addresses), wanted)
+            open_client(loop, random, f"10.0.2.{number}", ",".join(addresses), wanted)
             for number, wanted in enumerate(scenario.wanted)
         ]
         self._world = World(self.network, random, schedulers, executors, clients, note)

@@ -59,7 +59,8 @@ class Scenario:
     """`shapes`: of the executors. `wanted`: by client. `faults`: each begins within FAULTS_S.
 
     `check`: what must not be of those that came to their end. `records`: whether schedulers record
-    journals, which are replayed then.
+    journals, which are replayed then. `is_through_gateways`: whether gateways ask, and not clients
+    of the library.
     """
 
     num_schedulers: int
@@ -70,6 +71,7 @@ class Scenario:
     faults: Sequence[Fault]
     check: Callable[[World], list[str]] = lambda _world: []
     records: bool = False
+    is_through_gateways: bool = False
 
 
 Draw = Callable[[Random], Scenario]

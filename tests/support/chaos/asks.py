@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -199,10 +199,11 @@ def _all_asks() -> list[Ask]:
 ASKS: tuple[Ask, ...] = tuple(_all_asks())
 
 
-async def answers_of(asks: tuple[Ask, ...], ways: Ways) -> dict[str, object]:
+async def answers_of(asks: tuple[Ask, ...], ways: Sequence[Ways]) -> dict[str, object]:
     """What they bring while nothing disturbs them, by name. Raises ExceptionGroup of all errors."""
     found = await asyncio.gather(
-        *(ask.answer(ways, lambda _: None) for ask in asks), return_exceptions=True
+        *(ask.answer(ways[number % len(ways)], lambda _: None) for number, ask in enumerate(asks)),
+        return_exceptions=True,
     )
     failed = list[Exception]()
     for ask, answer in zip(asks, found, strict=True):

@@ -6,20 +6,21 @@ import asyncio
 import random
 import resource
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from splitserve_client import RequestFailed, SamplingParams
-from tests.support.chaos.network import BOTH, Direction
+from tests.support.chaos.load import PASSING
+from tests.support.chaos.network import BOTH, NUM_SCHEDULERS, Direction
 from tests.support.chaos.rigged_runner import (
     DEADLY_SEED,
     NOT_A_NUMBER_SEED,
     OUT_OF_RANGE_SEED,
     Sickness,
 )
-from tests.support.chaos.stack import Stack
+from tests.support.chaos.stack import NUM_GATEWAYS, Stack
 
 # Of the time that a crawling process has: it runs so long, and stands so long.
 _CRAWL_RUN_S, _CRAWL_STAND_S = 0.01, 0.15
@@ -42,21 +43,40 @@ class Fault(Protocol):
         """What it was is over."""
 
 
+_SCHEDULERS = tuple(f"scheduler-{index}" for index in range(NUM_SCHEDULERS))
+_GATEWAYS = tuple(f"gateway-{index}" for index in range(NUM_GATEWAYS))
+
+
 def _executor(index: int) -> str:
     return f"executor-{index}"
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
-    """SIGKILL, of several at once if there are several; then others begin in their places."""
+class End:
+    """Ends processes by SIGKILL, or with `drains` by SIGTERM; then others begin in their places.
 
-    victims: tuple[str, ...]
+    `spared`: of the same kind. They are there as long as it lasts, which is until all streams have
+    gone on there; empty: streams may wait for its end.
+    """
+
+    names: tuple[str, ...]
+    spared: tuple[str, ...] = ()
+    drains: bool = False
+
+    @property
+    def victims(self) -> tuple[str, ...]:
+        return (*self.names, *self.spared)
 
     async def begin(self, stack: Stack) -> None:
-        await asyncio.gather(*(stack.kill(name) for name in self.victims))
+        if self.spared or self.drains:
+            # A process that only begins does not drain, and takes no streams.
+            await stack.wait_ready()
+        end = stack.stop if self.drains else stack.kill
+        await asyncio.gather(*map(end, self.names))
 
     async def end(self, stack: Stack) -> None:
-        await stack.start_missing()
+        for name in self.names:
+            await stack.start(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +122,7 @@ class Crawl:
 
 @dataclass(frozen=True, slots=True)
 class BadNetwork:
-    """Between the scheduler and one executor. `kind`: a method of the network."""
+    """Between the schedulers and one executor. `kind`: a method of the network."""
 
     index: int
     kind: str
@@ -133,16 +153,17 @@ class BadNetwork:
 
 @dataclass(frozen=True, slots=True)
 class FullDisk:
-    """The scheduler can write no more to a file than its journal has now, in all of this life."""
+    """A scheduler can write no more to a file than its journal has now, in all of this life."""
 
-    victims: tuple[str, ...] = ("scheduler",)
+    victims: tuple[str, ...]
 
     async def begin(self, stack: Stack) -> None:
+        (name,) = self.victims
         # Of what it says of that there is to be room.
-        room = stack.log("scheduler").stat().st_size + _LOG_BYTES
-        num_bytes = max(room, (stack.folder / "journal").stat().st_size)
-        _, most = resource.prlimit(stack.pid("scheduler"), resource.RLIMIT_FSIZE)
-        resource.prlimit(stack.pid("scheduler"), resource.RLIMIT_FSIZE, (num_bytes, most))
+        room = stack.log(name).stat().st_size + _LOG_BYTES
+        num_bytes = max(room, stack.journal(name).stat().st_size)
+        _, most = resource.prlimit(stack.pid(name), resource.RLIMIT_FSIZE)
+        resource.prlimit(stack.pid(name), resource.RLIMIT_FSIZE, (num_bytes, most))
 
     async def end(self, stack: Stack) -> None:
         pass
@@ -162,30 +183,37 @@ class Harm:
 
     async def _ask(self, stack: Stack) -> str:
         params = SamplingParams(seed=self.seed, max_tokens=100, ignore_eos=True)
-        try:
-            await stack.client.complete(_HARMFUL_PROMPT, params)
-        except RequestFailed as failed:
-            return failed.reason
-        return ""
+        while True:
+            try:
+                await stack.clients[0].complete(_HARMFUL_PROMPT, params)
+            except RequestFailed as failed:
+                return failed.reason
+            except PASSING:
+                await asyncio.sleep(_SUPERVISION_S)
+            else:
+                return ""
 
     async def end(self, stack: Stack) -> None:
         assert self._asking is not None, "it began"
         while not self._asking.done():
             # As whoever runs containers does.
-            await stack.start_missing()
+            for name in self.victims:
+                await stack.start(name)
             await asyncio.wait([self._asking], timeout=_SUPERVISION_S)
-        assert self._asking.result() in self.reasons, self._asking.result()
+        assert self._asking.result() in self.reasons, f"{self.reasons}: {self._asking.result()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Sick:
-    """One of three executors that are well computes nothing right from now on, until it is over."""
+    """An executor computes nothing right from now on, until it is over.
+
+    Nobody else is harmed meanwhile, and its scheduler has another executor that is well: where
+    there is none, requests end by name.
+    """
 
     index: int
     sickness: Sickness
-    # No other one is harmed meanwhile, and the scheduler knows all of them: where it knows none
-    # that is well, requests end by name.
-    victims: tuple[str, ...] = ("scheduler", *map(_executor, range(3)))
+    victims: tuple[str, ...] = (*_SCHEDULERS, *map(_executor, range(3)))
 
     async def begin(self, stack: Stack) -> None:
         await stack.start_missing()
@@ -207,8 +235,22 @@ def _one(rng: random.Random) -> tuple[str, ...]:
     return (_executor(rng.randrange(3)),)
 
 
+def _of(names: Sequence[str]) -> Callable[[random.Random], tuple[str, ...]]:
+    return lambda rng: (rng.choice(names),)
+
+
+_one_scheduler, _one_gateway = _of(_SCHEDULERS), _of(_GATEWAYS)
+
+
+def _end_scheduler(rng: random.Random, *, drains: bool) -> End:
+    name = rng.choice(_SCHEDULERS)
+    return End((name,), tuple(each for each in _SCHEDULERS if each != name), drains)
+
+
 def _sick(sickness: Sickness) -> Draw:
-    return lambda rng: Sick(rng.randrange(3), sickness)
+    # Its scheduler has the last one, too. Always the same: a request that fails on one, and later
+    # on the other, cannot be tried on a third.
+    return lambda _: Sick(0, sickness)
 
 
 def _bad_network(kind: str, least: float = 0.0, most: float = 0.0) -> Draw:
@@ -221,11 +263,10 @@ def _one_way(direction: Direction) -> Draw:
 
 # How each is drawn. Of two that are killed the third has to do everything.
 FAULTS: Mapping[str, Draw] = {
-    "executor killed": lambda rng: Kill(_one(rng)),
-    "two executors killed": lambda rng: Kill(
-        tuple(map(_executor, sorted(rng.sample(range(3), 2))))
-    ),
-    "all executors killed": lambda _: Kill(tuple(map(_executor, range(3)))),
+    "executor killed": lambda rng: End(_one(rng)),
+    "two executors killed": lambda rng: End(tuple(map(_executor, sorted(rng.sample(range(3), 2))))),
+    "all executors killed": lambda _: End(tuple(map(_executor, range(3)))),
+    "executor stopped": lambda rng: End(_one(rng), drains=True),
     "executor paused": lambda rng: Pause(_one(rng)),
     "executor crawls": lambda rng: Crawl(_one(rng)),
     "network cut": _bad_network("hold"),
@@ -236,11 +277,14 @@ FAULTS: Mapping[str, Draw] = {
     "network slow": _bad_network("throttle", _SLOW_BYTES_PER_S, 10 * _SLOW_BYTES_PER_S),
     "stream reset in mid-message": _bad_network("reset", 1, 3000),
     **{f"executor sick: {sickness.value}": _sick(sickness) for sickness in Sickness},
-    "scheduler killed": lambda _: Kill(("scheduler",)),
-    "scheduler paused": lambda _: Pause(("scheduler",)),
-    "gateway killed": lambda _: Kill(("gateway",)),
-    "gateway paused": lambda _: Pause(("gateway",)),
-    "disk full": lambda _: FullDisk(),
+    "scheduler killed": lambda rng: _end_scheduler(rng, drains=False),
+    "all schedulers killed": lambda _: End(_SCHEDULERS),
+    "scheduler stopped": lambda rng: _end_scheduler(rng, drains=True),
+    "scheduler paused": lambda rng: Pause(_one_scheduler(rng)),
+    "gateway killed": lambda rng: End(_one_gateway(rng)),
+    "gateway stopped": lambda rng: End(_one_gateway(rng), drains=True),
+    "gateway paused": lambda rng: Pause(_one_gateway(rng)),
+    "disk full": lambda rng: FullDisk(_one_scheduler(rng)),
     "garbage: no numbers": lambda _: Harm(NOT_A_NUMBER_SEED, frozenset({"INVALID_LOGITS"})),
     "garbage: no token": lambda _: Harm(OUT_OF_RANGE_SEED, frozenset({"ROW_FAILED"})),
     "deadly request": lambda _: Harm(

@@ -6,15 +6,18 @@ started by `UNSHARE`. Nothing of it is seen outside, and it is gone with its pro
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.support.chaos.network import BOTH, Direction, ExecutorPlace
+from executor_service.service.scheduler_choice import ranked
+from tests.support.chaos.network import BOTH, NUM_SCHEDULERS, Direction, ExecutorPlace
 
 UNSHARE = ("unshare", "--net", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")))
-_PORT = 50050
+_EXECUTOR_PORT = 50050
+_SCHEDULER_PORTS = tuple(range(50060, 50060 + NUM_SCHEDULERS))
 _TABLE = "inet chaos"
 # What the kernel may hand over at once, so that it is not all of it lost.
 _BURST_BYTES = 262144
@@ -33,7 +36,7 @@ def is_allowed() -> bool:
 class NamespaceNetwork:
     """A namespace for each executor, with a wire to the one that all else is in."""
 
-    cluster_listen = f"0.0.0.0:{_PORT}"
+    cluster_listens = tuple(f"0.0.0.0:{port}" for port in _SCHEDULER_PORTS)
     scheduler_options = ("--insecure",)
 
     def __init__(self) -> None:
@@ -70,10 +73,15 @@ class NamespaceNetwork:
             holder.communicate()
 
     def place(self, index: int) -> ExecutorPlace:
-        address = f"10.77.{index}.2:{_PORT}"
-        scheduler = f"10.77.{index}.1:{_PORT}"
+        schedulers = tuple(f"10.77.{index}.1:{port}" for port in _SCHEDULER_PORTS)
+        preferred = schedulers[index % len(schedulers)]
+        address = next(
+            address
+            for port in itertools.count(_EXECUTOR_PORT, -1)
+            if ranked(schedulers, address := f"10.77.{index}.2:{port}")[0] == preferred
+        )
         holder = self._holders[index].pid
-        return ExecutorPlace(address, address, scheduler, holder, ("--insecure",))
+        return ExecutorPlace(address, address, schedulers, holder, ("--insecure",))
 
     def hold(self, index: int, directions: tuple[Direction, ...]) -> None:
         self._add_rules(index, directions, "drop")
@@ -125,7 +133,7 @@ def _run(command: str) -> None:
 
 @contextmanager
 def namespace_network(num_executors: int) -> Iterator[NamespaceNetwork]:
-    """For a scheduler in this namespace, which nobody else uses."""
+    """For schedulers in this namespace, which nobody else uses."""
     network = NamespaceNetwork()
     try:
         for _ in range(num_executors):

@@ -1,15 +1,26 @@
-"""The network between a scheduler and its executors: `Network`, and one made of proxies."""
+"""The network between schedulers and executors: `Network`, and one made of proxies."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from executor_service.service.scheduler_choice import ranked
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.cut_proxy import CutProxy, Way, cut_proxy
+
+NUM_SCHEDULERS = 2
+
+
+def with_preferred(schedulers: Sequence[str], executor: str, index: int) -> list[str]:
+    """`schedulers` in an order in which `executor`, which has this index, prefers its own."""
+    first = ranked(schedulers, executor)[0]
+    others = [address for address in schedulers if address != first]
+    place = index % len(schedulers)
+    return [*others[:place], first, *others[place:]]
 
 
 class Direction(enum.Enum):
@@ -24,11 +35,14 @@ BOTH = (Direction.IN, Direction.OUT)
 
 @dataclass(frozen=True, slots=True)
 class ExecutorPlace:
-    """Where an executor is. `namespace`: of this process it has the network; None: ours."""
+    """Addresses of an executor, and of the `schedulers` as it reaches them, by their index.
+
+    `namespace`: the pid of the process whose network it has; None: ours.
+    """
 
     listen: str
     advertise: str
-    scheduler: str
+    schedulers: tuple[str, ...]
     namespace: int | None = None
     options: tuple[str, ...] = ()
 
@@ -36,12 +50,12 @@ class ExecutorPlace:
 class Network(Protocol):
     """Executors by their index. What was made worse is as before after `heal`.
 
-    `cluster_listen`: where the scheduler is to listen for executors. `scheduler_options`: what it
-    needs for that.
+    `cluster_listens`: where each scheduler is to listen for executors. `scheduler_options`: what
+    schedulers need for that. Executor i prefers scheduler i, modulo their number.
     """
 
     @property
-    def cluster_listen(self) -> str: ...
+    def cluster_listens(self) -> tuple[str, ...]: ...
 
     @property
     def scheduler_options(self) -> tuple[str, ...]: ...
@@ -76,32 +90,39 @@ class Network(Protocol):
 
 
 class ProxyNetwork:
-    """A `CutProxy` each way of dialling, for every executor."""
+    """A `CutProxy` each way of dialling, for every executor and scheduler."""
 
     scheduler_options = ()
 
-    def __init__(self, cluster_listen: str) -> None:
-        self.cluster_listen = cluster_listen
+    def __init__(self, cluster_listens: tuple[str, ...]) -> None:
+        self.cluster_listens = cluster_listens
         self._places: list[ExecutorPlace] = []
-        # To the executor, and from there to the scheduler.
-        self._proxies: list[tuple[CutProxy, CutProxy]] = []
+        # To the executor, and from there to each scheduler.
+        self._there: list[CutProxy] = []
+        self._back: list[tuple[CutProxy, ...]] = []
 
     async def add(self, stack: AsyncExitStack) -> None:
         """Makes room for another executor."""
         listen = reserve_address()
         there = await stack.enter_async_context(cut_proxy(listen))
-        back = await stack.enter_async_context(cut_proxy(self.cluster_listen))
-        self._places.append(ExecutorPlace(listen, there.address, back.address))
-        self._proxies.append((there, back))
+        addresses = with_preferred(
+            [reserve_address() for _ in self.cluster_listens], there.address, len(self._places)
+        )
+        back = []
+        for address, target in zip(addresses, self.cluster_listens, strict=True):
+            back.append(await stack.enter_async_context(cut_proxy(target, address)))
+        self._places.append(ExecutorPlace(listen, there.address, tuple(addresses)))
+        self._there.append(there)
+        self._back.append(tuple(back))
 
     def place(self, index: int) -> ExecutorPlace:
         return self._places[index]
 
-    def _ways(self, index: int, direction: Direction) -> tuple[Way, Way]:
-        there, back = self._proxies[index]
+    def _ways(self, index: int, direction: Direction) -> tuple[Way, ...]:
+        there, back = self._there[index], self._back[index]
         if direction is Direction.IN:
-            return there.to_target, back.to_clients
-        return there.to_clients, back.to_target
+            return (there.to_target, *(proxy.to_clients for proxy in back))
+        return (there.to_clients, *(proxy.to_target for proxy in back))
 
     def _all_ways(self, index: int) -> tuple[Way, ...]:
         return tuple(way for direction in BOTH for way in self._ways(index, direction))
@@ -133,17 +154,19 @@ class ProxyNetwork:
             way.release()
 
     async def executor_began(self, index: int) -> None:
-        await self._proxies[index][0].listen()
+        await self._there[index].listen()
 
     def executor_ended(self, index: int) -> None:
-        self._proxies[index][0].refuse()
+        self._there[index].refuse()
 
 
 @asynccontextmanager
-async def proxy_network(num_executors: int) -> AsyncIterator[ProxyNetwork]:
-    """For a scheduler on this machine."""
+async def proxy_network(
+    num_executors: int, num_schedulers: int = NUM_SCHEDULERS
+) -> AsyncIterator[ProxyNetwork]:
+    """For schedulers on this machine."""
     async with AsyncExitStack() as stack:
-        network = ProxyNetwork(reserve_address())
+        network = ProxyNetwork(tuple(reserve_address() for _ in range(num_schedulers)))
         for _ in range(num_executors):
             await network.add(stack)
         yield network

@@ -1,45 +1,53 @@
-"""A real stack whose parts can die: a scheduler, executors over a bad network, a gateway."""
+"""A real stack whose parts can die: schedulers, executors over a bad network, gateways."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
 
-from splitserve_client import AsyncClient, ExecutorList, SplitserveError
-from splitserve_rpc.grpc_threads import with_fewer_threads
+from splitserve_client import AsyncClient, ClientConfig, Executor, ExecutorList, SplitserveError
 from tests.contract.stranger.process import poll
 from tests.support.chaos.network import Network
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.forked import ROOT, ForkedProcess, start_process
+from tests.support.processes.gateway_process import wait_ready
 from tests.support.processes.patience import PATIENCE_S, PATIENT
 
 BUNDLED = ROOT / "executor_service" / "bundled_model"
 # Few, so that requests preempt each other while an executor is away.
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 192, 64
+NUM_GATEWAYS = 2
+# Shorter than most answers take, so that stopping a process ends some in their middle.
+_DRAIN_S = "0.5"
 _EXECUTOR_OPTIONS = (
     *("--model", str(BUNDLED), "--dtype", "float32", "--deterministic", "--log-level", "info"),
     *("--num-host-blocks", str(NUM_HOST_BLOCKS)),
+    # Soon back at the scheduler that it prefers, and soon away when it is told to stop.
+    *("--move-after-s", "1", "--drain-timeout-s", _DRAIN_S),
 )
 
 _EXECUTOR = "tests.support.chaos.rigged_executor"
+_OWN_SESSION = "tests.support.chaos.own_session"
 
-Process = subprocess.Popen[bytes] | ForkedProcess
+# Of those that ask a scheduler how it is: it may be dead, and is asked again.
+_ASKING = ClientConfig(connect_timeout_s=2.0)
+
+Lists = Sequence[ExecutorList]
 
 
 @dataclass
 class Stack:
     """What runs. Whatever is started or ended twice stays as it is.
 
+    `clients`: of all schedulers. `operators`: of each scheduler. `https`: of each gateway.
     `sessions`: of all processes that ever began, whose descendants are in them.
     """
 
@@ -47,18 +55,20 @@ class Stack:
     folder: Path
     num_executors: int
     scheduler_options: Sequence[str]
-    client: AsyncClient
-    operator: AsyncClient
-    http: httpx2.AsyncClient
-    address: str
-    http_address: str
+    addresses: Sequence[str]
+    http_addresses: Sequence[str]
+    clients: Sequence[AsyncClient]
+    operators: Sequence[AsyncClient]
+    https: Sequence[httpx2.AsyncClient]
     num_device_blocks: int = NUM_DEVICE_BLOCKS
-    processes: dict[str, Process] = field(default_factory=dict)
+    processes: dict[str, ForkedProcess] = field(default_factory=dict)
     sessions: set[int] = field(default_factory=set)
     # When the life of each executor began; its epoch is later.
     began_ns: dict[str, int] = field(default_factory=dict)
-    # Of whoever ended while this was not looking, by any other way than SIGKILL.
+    # Of whoever ended while this was not looking, by any other way than it was asked to.
     crashes: list[str] = field(default_factory=list)
+    # Whoever was told to stop, and may take its time.
+    _stopped: set[str] = field(default_factory=set)
     # Whoever is being killed or started: nobody begins in its place before that is over.
     _changing: set[str] = field(default_factory=set)
 
@@ -69,54 +79,74 @@ class Stack:
         """Of all that there are to be."""
         return [f"executor-{index}" for index in range(self.num_executors)]
 
-    def start_scheduler(self) -> None:
-        listen = ("--listen", self.address, "--cluster-listen", self.network.cluster_listen)
-        journal = ("--journal", str(self.folder / "journal"), "--journal-max-mib", "4")
-        guesses = ("--speculation", "prompt-lookup")
-        options = (*self.network.scheduler_options, *guesses, *self.scheduler_options)
-        self._start("scheduler", "scheduler_service", *listen, *journal, *options)
+    @property
+    def scheduler_names(self) -> list[str]:
+        """Of all that there are to be."""
+        return [f"scheduler-{index}" for index in range(len(self.addresses))]
 
-    def start_gateway(self) -> None:
-        listen = ("--schedulers", self.address, "--http", self.http_address)
-        self._start("gateway", "splitserve_gateway", *listen, "--log-level", "info")
+    @property
+    def gateway_names(self) -> list[str]:
+        """Of all that there are to be."""
+        return [f"gateway-{index}" for index in range(len(self.http_addresses))]
+
+    async def start(self, name: str) -> None:
+        """Starts a process by its name."""
+        kind, _, index = name.partition("-")
+        match kind:
+            case "scheduler":
+                await self._start_scheduler(int(index))
+            case "gateway":
+                await self._start_gateway(int(index))
+            case "executor":
+                await self.start_executor(int(index))
+
+    def journal(self, name: str) -> Path:
+        """Of a scheduler."""
+        return self.folder / f"{name}.journal"
+
+    async def _start_scheduler(self, index: int) -> None:
+        name, address = self.scheduler_names[index], self.addresses[index]
+        listen = ("--listen", address, "--cluster-listen", self.network.cluster_listens[index])
+        journal = ("--journal", str(self.journal(name)), "--journal-max-mib", "4")
+        rest = ["--speculation", "prompt-lookup", "--drain-timeout-s", _DRAIN_S]
+        if others := [other for other in self.addresses if other != address]:
+            rest += ["--peers", ",".join(others)]
+        options = (*self.network.scheduler_options, *rest, *self.scheduler_options)
+        await self._start(name, _OWN_SESSION, "scheduler_service", *listen, *journal, *options)
+
+    async def _start_gateway(self, index: int) -> None:
+        listen = ("--schedulers", ",".join(self.addresses), "--http", self.http_addresses[index])
+        rest = ("--log-level", "info", "--drain-timeout-s", _DRAIN_S)
+        name = self.gateway_names[index]
+        await self._start(name, _OWN_SESSION, "splitserve_gateway", *listen, *rest)
 
     async def start_executor(self, index: int) -> None:
         name, place = self.executor_names[index], self.network.place(index)
         if not self._is_missing(name):
             return
         where = ["--listen", place.listen, "--advertise-address", place.advertise]
-        where += ["--scheduler", place.scheduler, *place.options]
+        where += ["--scheduler", ",".join(place.schedulers), *place.options]
         options = [*where, "--num-device-blocks", str(self.num_device_blocks), *_EXECUTOR_OPTIONS]
         self.began_ns[place.advertise] = time.time_ns()
-        with self._change(name):
-            process = await asyncio.to_thread(self._fork, name, place.namespace, options)
-            self._note(name, process)
-            await self.network.executor_began(index)
+        arguments = [str(place.namespace or 0), str(self.sickness(name)), *options]
+        await self._start(name, _EXECUTOR, *arguments)
+        await self.network.executor_began(index)
 
-    def _fork(self, name: str, namespace: int | None, options: Sequence[str]) -> ForkedProcess:
+    async def _start(self, name: str, module: str, *options: str) -> None:
+        if self._is_missing(name):
+            with self._change(name):
+                self._note(name, await asyncio.to_thread(self._fork, name, module, options))
+
+    def _fork(self, name: str, module: str, options: Sequence[str]) -> ForkedProcess:
         with self.log(name).open("ab") as log, open(os.devnull, "rb") as nothing:
-            arguments = [str(namespace or 0), str(self.sickness(name)), *options]
-            return start_process(_EXECUTOR, arguments, stdin=nothing.fileno(), stderr=log.fileno())
+            return start_process(module, options, stdin=nothing.fileno(), stderr=log.fileno())
 
-    def _start(self, name: str, package: str, *options: str) -> None:
-        if not self._is_missing(name):
-            return
-        told = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
-        with self.log(name).open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", package, *options],
-                stdin=subprocess.DEVNULL,
-                stderr=log,
-                cwd=ROOT,
-                env=with_fewer_threads(told),
-                start_new_session=True,
-            )
-        self._note(name, process)
-
-    def _note(self, name: str, process: Process) -> None:
+    def _note(self, name: str, process: ForkedProcess) -> None:
         before = self.processes.get(name)
-        if before is not None and before.poll() != -signal.SIGKILL:
-            self.crashes.append(f"{name} ended with {before.poll()}")
+        expected = 0 if name in self._stopped else -signal.SIGKILL
+        if before is not None and before.poll() != expected:
+            self.crashes.append(f"{name} ended with {before.poll()}; expected: {expected}")
+        self._stopped.discard(name)
         self.processes[name] = process
         self.sessions.add(process.pid)
 
@@ -161,6 +191,15 @@ class Stack:
             if name in self.executor_names:
                 self.network.executor_ended(self.executor_names.index(name))
 
+    async def stop(self, name: str) -> None:
+        """Ends a life by SIGTERM, as an operator does; it drains before."""
+        with self._change(name):
+            self._stopped.add(name)
+            self.signal(name, signal.SIGTERM)
+            await self.wait_ended(name)
+            if name in self.executor_names:
+                self.network.executor_ended(self.executor_names.index(name))
+
     async def wait_ended(self, name: str) -> int:
         """Its exit code, negative for a signal."""
         process = self.processes[name]
@@ -175,70 +214,80 @@ class Stack:
 
     async def start_missing(self) -> None:
         """Starts whoever does not live."""
-        self.start_scheduler()
-        self.start_gateway()
-        for index in range(self.num_executors):
-            await self.start_executor(index)
+        for name in (*self.scheduler_names, *self.gateway_names, *self.executor_names):
+            await self.start(name)
 
     # -- how they are ------------------------------------------------------------------------------
 
-    async def wait_for(self, holds: Callable[[ExecutorList], bool]) -> ExecutorList:
-        """Asks the scheduler until `holds` of its executors. Raises TimeoutError."""
+    async def wait_for(self, holds: Callable[[Lists], bool]) -> Lists:
+        """Asks all schedulers until `holds` of their executors. Raises TimeoutError."""
 
-        async def ask() -> tuple[bool, object]:
+        async def ask() -> tuple[bool, Lists | SplitserveError]:
             try:
-                listed = await self.operator.list_executors()
+                lists = await self.executor_lists()
             except SplitserveError as error:
                 return False, error
-            return holds(listed), listed
+            return holds(lists), lists
 
-        listed = await poll(ask, PATIENCE_S)
-        assert isinstance(listed, ExecutorList)
-        return listed
+        lists = await poll(ask, PATIENCE_S)
+        assert not isinstance(lists, SplitserveError)
+        return lists
+
+    async def executor_lists(self) -> Lists:
+        """What each scheduler says of its executors. Raises SplitserveError."""
+        asking = (operator.list_executors() for operator in self.operators)
+        return await asyncio.gather(*asking)
 
     async def wait_ready(self) -> None:
         """Waits until everybody serves, in the present life."""
         await self.wait_for(self._are_all_connected)
+        for http in self.https:
+            await wait_ready(http)
 
-        async def ask() -> tuple[bool, object]:
-            try:
-                answer = await self.http.get("/health/ready")
-            except httpx2.HTTPError as error:
-                return False, error
-            return answer.status_code == 200, answer.text
-
-        await poll(ask, PATIENCE_S)
-
-    def _are_all_connected(self, listed: ExecutorList) -> bool:
-        epochs = {e.address: e.executor_epoch for e in listed.executors if e.is_connected}
+    def _are_all_connected(self, lists: Lists) -> bool:
+        epochs = dict[str, int]()
+        for executor in _connected(lists):
+            epoch = max(executor.executor_epoch, epochs.get(executor.address, 0))
+            epochs[executor.address] = epoch
         return all(epochs.get(at, 0) >= began_ns for at, began_ns in self.began_ns.items())
 
-    def are_all_well(self, listed: ExecutorList) -> bool:
-        """Whether all are connected, and none fails."""
-        is_any_failing = any(executor.is_failing for executor in listed.executors)
-        return self._are_all_connected(listed) and not is_any_failing
+    def are_all_well(self, lists: Lists) -> bool:
+        """Whether all are where they prefer to be, and none fails."""
+        for index, listed in enumerate(lists):
+            own = {
+                self.network.place(number).advertise
+                for number in range(self.num_executors)
+                if number % len(lists) == index
+            }
+            if own != {executor.address for executor in _connected([listed])}:
+                return False
+        is_any_failing = any(executor.is_failing for executor in _connected(lists))
+        return self._are_all_connected(lists) and not is_any_failing
 
     async def wait_idle(self) -> None:
         """Waits until no request is anywhere and every block of every executor is free."""
         await self.wait_for(
-            lambda listed: (
-                listed.num_unassigned_requests == 0
-                and self._are_all_connected(listed)
+            lambda lists: (
+                all(listed.num_unassigned_requests == 0 for listed in lists)
+                and self._are_all_connected(lists)
                 and all(
                     e.num_running_requests == e.num_waiting_requests == e.num_swapped_requests == 0
                     and e.num_free_device_blocks == e.num_device_blocks
                     and e.num_free_host_blocks == e.num_host_blocks
-                    for e in listed.executors
-                    if e.is_connected
+                    for e in _connected(lists)
                 )
             )
         )
 
-    async def stop(self) -> dict[str, int]:
+    async def stop_all(self) -> dict[str, int]:
         """Asks all to end, as an operator does; what each ends with."""
-        for name in ("gateway", *self.executor_names, "scheduler"):
+        for name in (*self.gateway_names, *self.executor_names, *self.scheduler_names):
             self.signal(name, signal.SIGTERM)
         return {name: await self.wait_ended(name) for name in self.processes}
+
+
+def _connected(lists: Lists) -> list[Executor]:
+    return [executor for listed in lists for executor in listed.executors if executor.is_connected]
 
 
 @asynccontextmanager
@@ -250,23 +299,33 @@ async def running_stack(
     num_device_blocks: int = NUM_DEVICE_BLOCKS,
 ) -> AsyncIterator[Stack]:
     """All of it, ready; whoever still lives afterwards is killed."""
-    address, http_address = reserve_address(), reserve_address()
-    async with (
-        AsyncClient(address, PATIENT) as client,
-        AsyncClient(network.cluster_listen, PATIENT) as operator,
-        httpx2.AsyncClient(
-            base_url=f"http://{http_address}", timeout=PATIENCE_S, trust_env=False
-        ) as http,
-    ):
-        clients = client, operator, http
+    addresses = [reserve_address() for _ in network.cluster_listens]
+    http_addresses = [reserve_address() for _ in range(NUM_GATEWAYS)]
+    async with AsyncExitStack() as clients:
         stack = Stack(
             network,
             folder,
             num_executors,
             scheduler_options,
-            *clients,
-            address,
-            http_address,
+            addresses,
+            http_addresses,
+            # As many as gateways: each begins at any scheduler.
+            [
+                await clients.enter_async_context(AsyncClient(",".join(addresses), PATIENT))
+                for _ in http_addresses
+            ],
+            [
+                await clients.enter_async_context(AsyncClient(listen, _ASKING))
+                for listen in network.cluster_listens
+            ],
+            [
+                await clients.enter_async_context(
+                    httpx2.AsyncClient(
+                        base_url=f"http://{address}", timeout=PATIENCE_S, trust_env=False
+                    )
+                )
+                for address in http_addresses
+            ],
             num_device_blocks,
         )
         try:

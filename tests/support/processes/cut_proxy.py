@@ -66,13 +66,14 @@ class Way:
 class CutProxy:
     """Passes bytes on between its clients and `target`. `num_cuts`: connections cut so far."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, address: str = "") -> None:
+        """`address`: its own; empty: a free port."""
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        self.address = ""
+        self.address = address
         self.num_cuts = 0
         self.to_target = Way()
         self.to_clients = Way()
@@ -149,9 +150,9 @@ class CutProxy:
 
 
 @asynccontextmanager
-async def cut_proxy(target: str) -> AsyncIterator[CutProxy]:
-    """A proxy for `target` on a free port."""
-    proxy = CutProxy(target)
+async def cut_proxy(target: str, address: str = "") -> AsyncIterator[CutProxy]:
+    """A proxy for `target` at `address`; empty: on a free port."""
+    proxy = CutProxy(target, address)
     await proxy.listen()
     try:
         yield proxy

@@ -19,6 +19,8 @@ import sys
 from typing import Any
 
 LENGTH_BYTES = 4
+# In the environment: the name of the mutant that is planted into processes of tests.
+PLANTED = "PLANTED_MUTANT"
 _NUM_STREAMS = 3
 
 
@@ -95,9 +97,17 @@ class _Server:
                 os.close(pipe)
 
 
+def plant_fault() -> None:
+    """Plants the mutant of this environment, if there is one. Nothing of ours is imported yet."""
+    if name := os.environ.get(PLANTED):
+        mutant = importlib.import_module("tests.mutants.mutant")
+        mutant.plant(name, importlib.import_module("tests.mutants.mutants").MUTANTS[name])
+
+
 def main() -> int:
     """Serves; in a child, runs what was asked for, and returns its exit code."""
     asking = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    plant_fault()
     for module in sys.argv[1:]:
         importlib.import_module(module)
     # Collections would touch, and so copy, the pages that all share.
