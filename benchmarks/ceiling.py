@@ -4,8 +4,10 @@ A real scheduler; executors in another process compute nothing and take `--step-
 process has one Session with as many requests as there are rows, and looks at no more than their
 number. `full`: tokens/s by that of executors that never wait. `period_ms`: from one step of an
 executor to its next, which is `--step-ms` where the scheduler is no hindrance. `scheduler_cpu`: of
-a core; near 1 the scheduler is what limits. `us_per_step`, `us_per_token`: the time of a core that
-these cost it, on a busy machine too. One JSON object for each number of executors.
+a core; near 1 the scheduler is what limits. `us_per_step`, `us_per_token`, `us_per_request`: the
+CPU time of the scheduler process by the number of each, all of it each time. Long requests, as by
+default, say what a step costs; short ones (`--prompt-tokens 20 --max-tokens 2`) what a request
+does. One JSON object for each number of executors.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import grpc.aio
 import psutil
@@ -28,22 +31,33 @@ from benchmarks.serving import START_TIMEOUT_S
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
 from splitserve_client import AsyncClient, SplitserveError
+from splitserve_rpc.grpc_threads import with_fewer_threads
 from splitserve_rpc.server import channel_options
 from tests.support.processes.addresses import reserve_address
 
-_NUM_PROMPT_TOKENS = 32
-_MAX_TOKENS = 256
 _WARM_UP_S = 5.0
 
 
-class Load:
-    """Keeps `num_requests` running over one Session, and counts their tokens."""
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of each request: of its prompt, and the most that it gets."""
 
-    def __init__(self, address: str, num_requests: int) -> None:
+    num_prompt_tokens: int
+    max_tokens: int
+
+
+LONG = Lengths(num_prompt_tokens=32, max_tokens=256)
+
+
+class Load:
+    """Keeps `num_requests` running over one Session, and counts their tokens and their ends."""
+
+    def __init__(self, address: str, num_requests: int, lengths: Lengths = LONG) -> None:
         self._address = address
         self._num_requests = num_requests
+        self._lengths = lengths
         self._to_send: asyncio.Queue[int] = asyncio.Queue()
-        self.num_tokens = 0
+        self.num_tokens = self.num_ended = 0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -55,6 +69,7 @@ class Load:
                 self.num_tokens += len(response.token_ids)
                 for event in response.events:
                     if event.HasField("finish"):
+                        self.num_ended += 1
                         self._to_send.put_nowait(event.handle + self._num_requests)
                     elif event.HasField("rejected"):
                         raise RuntimeError(f"a request was refused: {event.rejected}")
@@ -62,25 +77,26 @@ class Load:
     async def _requests(self) -> AsyncIterator[api.SessionRequest]:
         while True:
             handle = await self._to_send.get()
-            # Ends are spread, so that not all begin anew at once.
-            num_tokens = _MAX_TOKENS - handle % self._num_requests % (_MAX_TOKENS // 2)
-            yield api.SessionRequest(submit=_submit(handle, num_tokens))
+            yield api.SessionRequest(submit=self._submit(handle))
 
-
-def _submit(handle: int, num_tokens: int) -> api.SessionSubmit:
-    params = api.SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    prompt = [handle % 30_000 + 3] * _NUM_PROMPT_TOKENS
-    request = api.GenerateRequest(
-        request_id=str(handle), prompt_token_ids=prompt, sampling_params=params
-    )
-    return api.SessionSubmit(handle=handle, request=request)
+    def _submit(self, handle: int) -> api.SessionSubmit:
+        most = self._lengths.max_tokens
+        # Ends are spread, so that not all begin anew at once.
+        num_tokens = most - handle % self._num_requests % max(most // 2, 1)
+        params = api.SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        prompt = [handle % 30_000 + 3] * self._lengths.num_prompt_tokens
+        request = api.GenerateRequest(
+            request_id=str(handle), prompt_token_ids=prompt, sampling_params=params
+        )
+        return api.SessionSubmit(handle=handle, request=request)
 
 
 @contextmanager
 def process(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A module that runs until the context ends."""
+    """A module that runs until the context ends, with gRPC's threads as `splitserve serve` has."""
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
+        env=with_fewer_threads(os.environ),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -106,7 +122,12 @@ async def wait_connected(address: str, num_executors: int) -> None:
 
 
 async def measure(
-    num_executors: int, num_rows: int, step_s: float, seconds: float, hold: str | None = None
+    num_executors: int,
+    num_rows: int,
+    step_s: float,
+    seconds: float,
+    lengths: Lengths = LONG,
+    hold: str | None = None,
 ) -> None:
     """Prints the figures of so many executors. `hold`: a command that is run meanwhile."""
     address = reserve_address()
@@ -119,14 +140,15 @@ async def measure(
         process("benchmarks.many_executors", *executors) as many,
     ):
         await wait_connected(address, num_executors)
-        load = Load(address, num_executors * num_rows)
+        load = Load(address, num_executors * num_rows, lengths)
         running = asyncio.create_task(load.run())
         await asyncio.sleep(_WARM_UP_S)
         await asyncio.to_thread(_periods_ms, many)
         used = psutil.Process(scheduler.pid)
         others = [psutil.Process(many.pid), psutil.Process()]
         before = [cpu_s(each) for each in (used, *others)]
-        num_before, start_s = load.num_tokens, time.perf_counter()
+        num_before, num_ended_before = load.num_tokens, load.num_ended
+        start_s = time.perf_counter()
         if hold is not None:
             profiler = await asyncio.create_subprocess_shell(hold.format(pid=scheduler.pid))
             await profiler.wait()
@@ -136,10 +158,11 @@ async def measure(
         if running.done():
             running.result()
         after = [cpu_s(each) for each in (used, *others)]
-        num_tokens = load.num_tokens - num_before
+        num_tokens, num_ended = load.num_tokens - num_before, load.num_ended - num_ended_before
         tokens_per_s = num_tokens / elapsed_s
         periods_ms = await asyncio.to_thread(_periods_ms, many)
         cpu = [round((b - a) / elapsed_s, 2) for a, b in zip(before, after, strict=True)]
+        used_us = 1e6 * (after[0] - before[0])
         emit(
             "ceiling",
             executors=num_executors,
@@ -151,8 +174,10 @@ async def measure(
             steps_per_s=round(len(periods_ms) / elapsed_s),
             period_ms_p50=percentile(periods_ms, 50),
             period_ms_p99=percentile(periods_ms, 99),
-            us_per_step=round(1e6 * (after[0] - before[0]) / max(len(periods_ms), 1)),
-            us_per_token=round(1e6 * (after[0] - before[0]) / max(num_tokens, 1), 2),
+            requests_per_s=round(num_ended / elapsed_s),
+            us_per_step=round(used_us / max(len(periods_ms), 1)),
+            us_per_token=round(used_us / max(num_tokens, 1), 2),
+            us_per_request=round(used_us / max(num_ended, 1)),
             scheduler_cpu=cpu[0],
             executors_cpu=cpu[1],
             load_cpu=cpu[2],
@@ -185,8 +210,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="of each executor")
     parser.add_argument("--step-ms", type=float, default=25.0)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--prompt-tokens", type=int, default=LONG.num_prompt_tokens)
+    parser.add_argument("--max-tokens", type=int, default=LONG.max_tokens)
     parser.add_argument("--profiler", help="a command in place of the seconds; {pid}: whom")
     arguments = parser.parse_args()
+    lengths = Lengths(arguments.prompt_tokens, arguments.max_tokens)
     for num_executors in map(int, arguments.executors.split(",")):
         asyncio.run(
             measure(
@@ -194,6 +222,7 @@ def main() -> None:
                 arguments.rows,
                 arguments.step_ms / 1e3,
                 arguments.seconds,
+                lengths,
                 arguments.profiler,
             )
         )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import fields
+from operator import attrgetter
 
 from scheduler_service.core.sampling_params import ID_BYTES, SamplingParams
 
 _STAY_HERE = frozenset({"max_tokens", "ignore_eos", "n", "best_of"})
-_TRAVEL = tuple(f.name for f in fields(SamplingParams) if f.name not in _STAY_HERE)
+_COMPARED_OTHERWISE = frozenset({"logit_bias", "beam", "min_tokens", "stop_token_ids"})
+_compared = attrgetter(
+    *sorted({f.name for f in fields(SamplingParams)} - _STAY_HERE - _COMPARED_OTHERWISE)
+)
 
 
 class ParamsSet:
@@ -100,9 +104,7 @@ class ParamsSets:
 
 def _key(params: SamplingParams, stop_token_ids: frozenset[int]) -> Hashable:
     """The same for parameters that are told the same."""
-    values = {name: getattr(params, name) for name in _TRAVEL}
-    values["logit_bias"] = frozenset(params.logit_bias.items())
-    values["beam"] = params.beam is not None
-    if params.min_tokens == 0:
-        del values["stop_token_ids"]
-    return (*values.values(), stop_token_ids)
+    told_stops = params.stop_token_ids if params.min_tokens else None
+    bias = frozenset(params.logit_bias.items()) if params.logit_bias else None
+    is_beam = params.beam is not None
+    return _compared(params), params.min_tokens, told_stops, bias, is_beam, stop_token_ids

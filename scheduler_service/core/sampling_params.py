@@ -160,6 +160,10 @@ class SamplingParams:
 
     def check_samplable(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         """Raises DomainError(SAMPLING_PARAMS_INVALID) if there is no token to begin with."""
+        if not (
+            self.logit_bias or self.bad_words_token_ids or self.min_tokens or self.allowed_token_ids
+        ):
+            return
         stop_tokens = self.stop_tokens(eos_token_ids)
         forbidden = {token_id for token_id, bias in self.logit_bias.items() if bias == -math.inf}
         single = {tokens[0] for tokens in self.bad_words_token_ids if len(tokens) == 1}

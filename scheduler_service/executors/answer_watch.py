@@ -67,9 +67,9 @@ class AnswerWatch:
         self._is_cut = False
         self._is_late = False
         self.is_silent = False
-        # Of the oldest step.
+        # Of the oldest step. The half is worked out when it is asked for: mostly nobody does.
         self._since_ns = 0
-        self._half_ns = 0
+        self._known_half_ns: int | None = None
         # Of the halves that passed in a row, those in which others went on; the first counts.
         self._half_since_ns = 0
         self._num_lively = 0
@@ -85,6 +85,11 @@ class AnswerWatch:
         return not self._in_flight
 
     @property
+    def earliest_look_ns(self) -> int:
+        """No look is due before this."""
+        return self._half_since_ns + int(self.patience.least_allowed_s * _S / 2)
+
+    @property
     def look_at_ns(self) -> int | None:
         """When to look; None: never, as it is now."""
         if self._is_cut or not self._in_flight:
@@ -95,6 +100,14 @@ class AnswerWatch:
     def allowed_s(self) -> float:
         """How long the oldest step may take; 0 if there is none."""
         return 2 * self._half_ns / _S if self._in_flight else 0.0
+
+    @property
+    def _half_ns(self) -> int:
+        """Half of what the oldest step may take."""
+        if self._known_half_ns is None:
+            allowed_s = self.patience.allowed_s(self._in_flight[0]) if self._in_flight else 0.0
+            self._known_half_ns = int(allowed_s * _S / 2)
+        return self._known_half_ns
 
     @property
     def _ceiling_ns(self) -> int:
@@ -131,8 +144,7 @@ class AnswerWatch:
     def _start(self, now_ns: int) -> None:
         self._since_ns = self._half_since_ns = now_ns
         self._num_lively = 0
-        if self._in_flight:
-            self._half_ns = int(self.patience.allowed_s(self._in_flight[0]) * _S / 2)
+        self._known_half_ns = None
 
     def look(self, now_ns: int) -> Verdict:
         """What is to be done now."""

@@ -81,6 +81,8 @@ class StepAlarm:
 
     def _set_timer(self) -> None:
         """One timer serves many steps: it is set again only if it would be too late."""
+        if self._timer is not None and self._looks_at_ns <= self._watch.earliest_look_ns:
+            return
         at_ns = self._watch.look_at_ns
         if at_ns is None or (self._timer is not None and self._looks_at_ns <= at_ns):
             return

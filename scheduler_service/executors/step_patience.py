@@ -45,9 +45,12 @@ class StepSize:
         for row in plan.new_rows:
             if row.encoder_token_ids is not None:
                 num_tokens += len(row.encoder_token_ids)
-        num_inputs = work.num_inputs
-        num_known = work.num_computed_tokens.astype(np.int64) + num_inputs
-        num_attended = int(np.dot(num_known, num_inputs))
+        if len(work.token_ids) == 0 and work.drafts is None:  # one token each, as mostly
+            num_attended = int(np.add.reduce(work.num_computed_tokens)) + len(work.row_ids)
+        else:
+            num_inputs = work.num_inputs
+            num_known = work.num_computed_tokens.astype(np.int64) + num_inputs
+            num_attended = int(np.dot(num_known, num_inputs))
         return cls(num_tokens, num_attended, work.num_passes)
 
 
@@ -101,13 +104,18 @@ class StepPatience:
         self._lenience = 1
         self._num_good = 0
 
+    @property
+    def least_allowed_s(self) -> float:
+        """No step is allowed less."""
+        return self._floor_s
+
     def allowed_s(self, size: StepSize) -> float:
         """How long a step may take before its executor is doubted."""
         return min(self._expected_s(size) * self._lenience, self.ceiling_s)
 
     def observe(self, size: StepSize, took_s: float) -> None:
         """Learns from a step that was answered."""
-        expected_s = self._expected_s(size)
+        expected_s = took_s if took_s <= self._floor_s else self._expected_s(size)
         if took_s <= expected_s:
             self._take_good()
         # However long it took: one that waited for a suspended machine says little of the next.

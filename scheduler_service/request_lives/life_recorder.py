@@ -222,7 +222,9 @@ class LifeRecorder(NoObserver):
         if life is None:
             return
         self._heads.pop(life.key, None)
-        for rows in self._rows.values():
+        # Those that had it before were told when it left them.
+        rows = self._rows.get(life.executor)
+        if rows is not None:
             rows.forget(life)
         life.num_output_tokens = sum(each.num_output_tokens for each in request.sequences)
         life.end(self._now_ns())

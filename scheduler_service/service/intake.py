@@ -16,9 +16,9 @@ from scheduler_service.driver import Driver
 from scheduler_service.request_limits import check_lengths
 from scheduler_service.request_names import RequestName
 from scheduler_service.streams.client_codec import (
+    SamplingDecoder,
     check_names,
     decode_resumed,
-    decode_sampling_params,
     decode_scheduling_params,
     decode_token_ids,
 )
@@ -42,6 +42,7 @@ class Intake:
     def __init__(self, cluster: Driver, callers: Callers) -> None:
         self._cluster = cluster
         self._callers = callers
+        self._sampling = SamplingDecoder()
         self.quotas = Quotas(callers.limits, cluster.now_ns)
 
     def name(self, caller: Caller, request_id: str) -> RequestName:
@@ -94,7 +95,7 @@ class Intake:
 
     def _decode(self, message: api.GenerateRequest, name: RequestName, tenant: str) -> Request:
         params = message.sampling_params
-        sampling = decode_sampling_params(params)
+        sampling = self._sampling.decode(params)
         sampling.check_sequences()
         # A drawn seed is positive, one that is given may be any int64.
         seed = params.seed if params.HasField("seed") else secrets.randbits(63)
@@ -105,9 +106,7 @@ class Intake:
             arrival=self._cluster.next_arrival(),
             seed=seed,
             resume_token_ids=decode_resumed(message, sampling),
-            scheduling=replace(
-                decode_scheduling_params(message, self._cluster.now_ns()), tenant=tenant
-            ),
+            scheduling=decode_scheduling_params(message, self._cluster.now_ns(), tenant),
             encoder_token_ids=decode_token_ids(message.encoder_token_ids),
         )
 

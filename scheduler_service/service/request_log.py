@@ -61,6 +61,7 @@ class RequestLog:
         tells_tenants_apart: bool = False,
     ) -> None:
         self._audit = audit or NoAudit()
+        self._has_audit = not isinstance(self._audit, NoAudit)
         self._observer = observer or NoObserver()
         self._tells_tenants_apart = tells_tenants_apart
 
@@ -85,6 +86,8 @@ class RequestLog:
 
     def followed(self, accepted: Accepted) -> Accepted:
         """The same, whose end is told."""
+        if not self._has_audit:
+            return accepted
         admission, request = accepted.admission, accepted.request
         name, tenant = admission.name.own_id, request.scheduling.tenant
         charge = _Followed(admission.charge, self._audit, tenant, name, request)
@@ -106,6 +109,8 @@ class RequestLog:
         self, accepted: Accepted, caller: Caller, model: executor.ModelInfo | None
     ) -> None:
         """It was submitted."""
+        if not self._has_audit:
+            return
         request = accepted.request
         event = RequestAdmitted(
             caller.name,

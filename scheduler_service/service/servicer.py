@@ -179,7 +179,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self._cluster.check_accepting()
                 accepted = self._request_log.followed(self._intake.accept(submit.request, caller))
                 accepted.request.client_key = client_key(stream.number, handle)
-                stream.names[handle] = accepted.admission.name
+                stream.begin(handle, accepted.admission.name)
                 sink = RequestSink(stream, handle)
                 is_of_gateway = self._checks.is_of_gateway(submit.credential)
                 traced = self._traced(accepted, submit.request, is_of_gateway=is_of_gateway)
@@ -207,14 +207,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         `context`: of a call that is about it alone.
         """
         own_id = accepted.admission.name.own_id
-        if self._traces is None:
-            trace_id = ""
-        else:
+        admission, trace_id = accepted.admission, ""
+        if self._traces is not None:
             trace_id = self._traces.begin(
                 accepted.request, own_id, message, context, is_of_gateway=is_of_gateway
             )
+            admission = replace(admission, trace_id=trace_id)
         try:
-            yield replace(accepted.admission, trace_id=trace_id)
+            yield admission
         except DomainError as error:
             if self._traces is not None:
                 self._traces.refused(accepted.request, error.reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -64,6 +64,10 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _MAX_PRIORITY = 100
 _MAX_NAME_CHARS = 128
+# Of sampling parameters that are kept decoded: what each takes as a message, and how many.
+_MAX_KEPT_BYTES = 256
+_MAX_NUM_KEPT = 256
+_NO_TOKENS: Int32Array = np.empty(0, np.int32)
 # A Duration holds ten thousand years, an int64 of nanoseconds not three hundred.
 _LAST_NS = 2**63 - 1
 
@@ -87,6 +91,26 @@ def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
     }
     beam = _decode_beams(message.beam_search) if message.HasField("beam_search") else None
     return SamplingParams(**given, beam=beam)
+
+
+class SamplingDecoder:
+    """Decodes sampling parameters, which clients mostly repeat: small equal messages once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, SamplingParams] = {}
+
+    def decode(self, message: api.SamplingParams) -> SamplingParams:
+        """As `decode_sampling_params`; equal messages may give the same object."""
+        if message.HasField("seed") or message.ByteSize() > _MAX_KEPT_BYTES:
+            return decode_sampling_params(message)
+        data = message.SerializeToString()
+        params = self._known.get(data)
+        if params is None:
+            params = decode_sampling_params(message)
+            if len(self._known) >= _MAX_NUM_KEPT:
+                self._known.clear()
+            self._known[data] = params
+        return params
 
 
 def _check_kind(grammar: api.Grammar) -> None:
@@ -118,8 +142,13 @@ def check_names(message: api.GenerateRequest) -> None:
             raise _invalid(f"{name} has {length} characters; allowed: at most {_MAX_NAME_CHARS}")
 
 
-def decode_scheduling_params(message: api.GenerateRequest, now_ns: int) -> SchedulingParams:
-    """What a request asks of the scheduler. Raises DomainError(SCHEDULING_PARAMS_INVALID)."""
+def decode_scheduling_params(
+    message: api.GenerateRequest, now_ns: int, tenant: str
+) -> SchedulingParams:
+    """What a request for `tenant` asks of the scheduler.
+
+    Raises DomainError(SCHEDULING_PARAMS_INVALID).
+    """
     deadline_ns = None
     if message.HasField("deadline"):
         remaining_ns = message.deadline.ToNanoseconds()
@@ -136,7 +165,7 @@ def decode_scheduling_params(message: api.GenerateRequest, now_ns: int) -> Sched
         raise _invalid(f"num_public_prefix_tokens is {num_public}; allowed: 0 or more")
     return SchedulingParams(
         priority=message.priority,
-        tenant=message.tenant,
+        tenant=tenant,
         deadline_ns=deadline_ns,
         adapter=message.adapter,
         cache_salt=message.cache_salt,
@@ -145,8 +174,10 @@ def decode_scheduling_params(message: api.GenerateRequest, now_ns: int) -> Sched
     )
 
 
-def decode_token_ids(token_ids: Iterable[int]) -> Int32Array:
+def decode_token_ids(token_ids: Collection[int]) -> Int32Array:
     """A field of tokens as an array, which numpy copies where protobuf (7) lets it."""
+    if not token_ids:
+        return _NO_TOKENS
     return np.array(token_ids, dtype=np.int32)
 
 

@@ -63,6 +63,17 @@ class Outbox:
         self._count(len(data) + _ENTRY_BYTES)
         self._changed.set()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is queued but what was taken."""
+        return not self._messages
+
+    def seal(self) -> None:
+        """Lets nothing that is put from now on be joined to what is queued."""
+        if self._messages:
+            data, _ = self._messages.pop()
+            self._messages.append((data, False))
+
     def is_unread(self) -> bool:
         """Whether too much waited already before what was put since this was asked last.
 

@@ -165,7 +165,9 @@ class GenerateStream:
 class SessionStream:
     """The stream of one Session. Collects what a step brings into one message.
 
-    `names`: of its unfinished requests, by handle.
+    What several steps bring is sent as one message if it waits, with all tokens before all events:
+    so nothing is joined to events that tokens of the same request may follow. `names`: of its
+    unfinished requests, by handle; `begin` adds to it.
     """
 
     def __init__(self, outbox: Outbox) -> None:
@@ -173,7 +175,17 @@ class SessionStream:
         self.outbox = outbox
         self.names: dict[int, RequestName] = {}
         self._pending = api.SessionResponse()
+        self._has_only_ends = True
+        # Handles that are free again, which clients may not have been told yet.
+        self._freed: set[int] = set()
         self._is_half_closed = False
+
+    def begin(self, handle: int, name: RequestName) -> None:
+        """Takes a request under a handle that is free."""
+        if handle in self._freed:
+            # Its client has not waited for the end of the one before.
+            self.outbox.seal()
+        self.names[handle] = name
 
     def plain_tokens(self, handles: Int32Array, token_ids: Int32Array) -> None:
         self._pending.handles.extend(handles.tolist())
@@ -189,10 +201,14 @@ class SessionStream:
         tokens: api.TokenChunk | None = None,
         sequence_finish: api.SequenceFinish | None = None,
     ) -> None:
+        self._has_only_ends = False
         self._pending.events.add(handle=handle, tokens=tokens, sequence_finish=sequence_finish)
 
     def end(self, handle: int, finish: api.Finish) -> None:
         del self.names[handle]
+        if self.outbox.is_empty and not self._pending.events:
+            self._freed.clear()
+        self._freed.add(handle)
         self._pending.events.add(handle=handle, finish=finish)
 
     def reject(self, handle: int, rejection: api.RequestError) -> None:
@@ -201,9 +217,8 @@ class SessionStream:
 
     def flush(self) -> None:
         if self._pending.handles or self._pending.events:
-            # Of what came with events nothing may follow in one message, where tokens are first.
-            self.outbox.put(self._pending, joins_next=not self._pending.events)
-            self._pending = api.SessionResponse()
+            self.outbox.put(self._pending, joins_next=self._has_only_ends)
+            self._pending, self._has_only_ends = api.SessionResponse(), True
         self._end_if_done()
 
     def half_close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -62,26 +63,33 @@ def _check_token_ids(token_ids: Int32Array, vocab_size: int) -> None:
     raise DomainError("TOKEN_OUT_OF_RANGE", f"token id is {bad}; allowed: 0 to {vocab_size - 1}")
 
 
+def _needed_features(request: Request) -> Iterator[Feature]:
+    """What an executor must be able to do for it."""
+    params = request.params
+    if params.num_logprobs is not None or not params.is_streamed:
+        yield Feature.LOGPROBS
+    if params.num_prompt_logprobs is not None:
+        yield Feature.PROMPT_LOGPROBS
+    if params.uses_penalties:
+        yield Feature.PENALTIES
+    if params.logit_bias or (params.min_tokens > 0 and params.beam is None):
+        yield Feature.LOGIT_BIAS
+    if params.uses_constraints:
+        yield Feature.TOKEN_CONSTRAINTS
+    if params.truncates_by_min_p_after_top_p:
+        yield Feature.MIN_P_AFTER_TOP_P
+    if params.grammar is not None:
+        yield Feature.GRAMMAR
+    if request.scheduling.adapter:
+        yield Feature.ADAPTERS
+    if request.encoder_token_ids is not None:
+        yield Feature.CROSS_ATTENTION
+
+
 def _check_features(request: Request, config: SchedulerConfig) -> None:
     params = request.params
-    picks_best = not params.is_streamed
-    has_adapter = bool(request.scheduling.adapter)
-    needed = (
-        (Feature.LOGPROBS, params.num_logprobs is not None or picks_best),
-        (Feature.PROMPT_LOGPROBS, params.num_prompt_logprobs is not None),
-        (Feature.PENALTIES, params.uses_penalties),
-        (
-            Feature.LOGIT_BIAS,
-            bool(params.logit_bias) or (params.min_tokens > 0 and params.beam is None),
-        ),
-        (Feature.TOKEN_CONSTRAINTS, params.uses_constraints),
-        (Feature.MIN_P_AFTER_TOP_P, params.truncates_by_min_p_after_top_p),
-        (Feature.GRAMMAR, params.grammar is not None),
-        (Feature.ADAPTERS, has_adapter),
-        (Feature.CROSS_ATTENTION, request.encoder_token_ids is not None),
-    )
-    for feature, is_needed in needed:
-        if is_needed and feature not in config.features:
+    for feature in _needed_features(request):
+        if feature not in config.features:
             raise DomainError("FEATURE_UNSUPPORTED", f"the executors cannot do {feature.value}")
     if params.min_tokens > 0:  # then all that end a sequence are told
         params = replace(params, stop_token_ids=params.stop_tokens(config.eos_token_ids))
@@ -94,7 +102,7 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
             f"the parameters take up to {num_bytes} bytes; allowed: {most}, all that an executor "
             "reads in one step",
         )
-    if has_adapter and config.max_adapters == 0:
+    if request.scheduling.adapter and config.max_adapters == 0:
         raise DomainError("FEATURE_UNSUPPORTED", "max_adapters is 0: no step may have an adapter")
 
 

@@ -73,7 +73,7 @@ class Fleet:
             request = Request.create(
                 name.key, [handle], params, arrival=handle, seed=handle, scheduling=scheduling
             )
-            self.stream.names[handle] = name
+            self.stream.begin(handle, name)
             self.cluster.submit(request, RequestSink(self.stream, handle), Admission(name))
 
     async def next_events(self) -> list[api.SessionEvent]:

@@ -56,7 +56,7 @@ class ToldFleet:
         params = SamplingParams(max_tokens=max_tokens)
         request = Request.create(name.key, prompt, params, arrival=handle, seed=handle)
         stream = self.fleet.stream
-        stream.names[handle] = name
+        stream.begin(handle, name)
         self.fleet.cluster.submit(request, RequestSink(stream, handle), Admission(name))
 
     async def release(self, machine: Machine, seconds: float = 1) -> None:

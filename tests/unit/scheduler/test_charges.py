@@ -49,7 +49,7 @@ class Setting:
         name = RequestName(f"r{handle}")
         params = SamplingParams(max_tokens=5)
         request = Request.create(name.key, prompt, params, arrival=handle, seed=handle)
-        self.stream.names[handle] = name
+        self.stream.begin(handle, name)
         self.cluster.submit(request, RequestSink(self.stream, handle), Admission(name, charge))
 
 

@@ -156,7 +156,7 @@ def submit_traced(fleet: Fleet, handle: int) -> None:
     name = RequestName(f"r{handle}")
     params = SamplingParams(max_tokens=9)
     request = Request.create(name.key, [1, handle], params, arrival=handle, seed=handle)
-    fleet.stream.names[handle] = name
+    fleet.stream.begin(handle, name)
     admission = Admission(name, trace_id=f"{handle:032x}")
     fleet.cluster.submit(request, RequestSink(fleet.stream, handle), admission)
 

@@ -7,7 +7,11 @@ import math
 import pytest
 
 from scheduler_service.core.grammar import Grammar
-from scheduler_service.streams.client_codec import decode_sampling_params, encode_default_sampling
+from scheduler_service.streams.client_codec import (
+    SamplingDecoder,
+    decode_sampling_params,
+    encode_default_sampling,
+)
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
@@ -67,3 +71,36 @@ def test_grammar_is_refused_when_there_is_nothing_or_too_much_to_decode(
     with pytest.raises(DomainError, match=named) as caught:
         decode_sampling_params(api.SamplingParams(grammar=message))
     assert caught.value.reason == "SAMPLING_PARAMS_INVALID"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        api.SamplingParams(),
+        api.SamplingParams(temperature=0.5, top_k=-1, stop_token_ids=[3, 4]),
+        api.SamplingParams(temperature=0.5, seed=7),
+        api.SamplingParams(allowed_token_ids=range(500)),
+    ],
+)
+def test_decoder_gives_what_is_in_a_message_when_it_comes_again(
+    message: api.SamplingParams,
+) -> None:
+    decoder = SamplingDecoder()
+    for _ in range(2):
+        assert decoder.decode(message) == decode_sampling_params(message)
+
+
+def test_decoder_keeps_a_bounded_number_of_messages_when_all_differ() -> None:
+    decoder = SamplingDecoder()
+    first = decoder.decode(api.SamplingParams(max_tokens=1))
+    assert decoder.decode(api.SamplingParams(max_tokens=1)) is first
+    for max_tokens in range(1000):
+        assert decoder.decode(api.SamplingParams(max_tokens=max_tokens)).max_tokens == max_tokens
+    assert decoder.decode(api.SamplingParams(max_tokens=1)) is not first
+
+
+def test_decoder_refuses_what_is_wrong_when_it_comes_again() -> None:
+    decoder = SamplingDecoder()
+    for _ in range(2):
+        with pytest.raises(DomainError, match="grammar has no kind"):
+            decoder.decode(api.SamplingParams(grammar=api.Grammar()))
