@@ -19,13 +19,13 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.endings import Endings
 from scheduler_service.core.lack import Lack
 from scheduler_service.core.placement import Placement
+from scheduler_service.core.planning.batch_policy import StepShape
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.preparation import prepare_request
 from scheduler_service.core.planning.prompt_limit import PromptLimit
 from scheduler_service.core.planning.room import MAX_BYPASSES, Room
 from scheduler_service.core.planning.running_rows import RunningRows
-from scheduler_service.core.policies.batch_policy import StepShape
-from scheduler_service.core.policies.request_queue import Lanes
+from scheduler_service.core.queue.lanes import OpenLanes
 from scheduler_service.core.queue.waiting_queue import QueueView
 from scheduler_service.core.request import (
     FinishReason,
@@ -98,8 +98,8 @@ class Admitter:
         self._endings = endings
         self._queue = placement.queue
         self._pool_bypasses = MAX_BYPASSES if self._queue.allows_bypasses else 0
-        # The lanes of whoever may pass those that lack a slot; see `_admit_waiting`.
-        self._lanes: Lanes = None
+        # The adapters of whoever may pass those that lack a slot.
+        self._lanes = OpenLanes()
         # Whether bytes that are left are for whoever was first to lack some.
         self._keeps_bytes = False
 
@@ -205,7 +205,7 @@ class Admitter:
         admitted: list[tuple[int, int]] = []
         if self._placement.draft.has_preempted or not shape.takes_waiting:
             return admitted
-        self._lanes = None
+        self._lanes.adapters = None
         first = next(self._candidates(waiting), None)
         if first is None:
             return admitted
@@ -234,10 +234,10 @@ class Admitter:
             return admitted
         first = self._first_preempted
         if shape.takes_waiting and first is not None and not is_divided:
-            self._lanes = None
+            self._lanes.adapters = None
             if self._admit_waiting(waiting, budget, admitted, [], _Ahead(first)):
                 return admitted
-        self._lanes = None
+        self._lanes.adapters = None
         stuck, passed = self._bring_back(shape, budget, admitted)
         if shape.takes_waiting and (stuck is None or is_divided):
             ahead = None if stuck is None else _Ahead(stuck)
@@ -249,7 +249,7 @@ class Admitter:
         swapped = next(filter(self._placement.suspects.may_run, self._placement.swapped), None)
         if swapped is None:
             return False
-        self._lanes = None
+        self._lanes.adapters = None
         first = next(self._candidates(waiting), None)
         if first is None or not self._room.is_divided:
             return first is not None and self._queue.may_preempt(first, swapped)
@@ -289,8 +289,9 @@ class Admitter:
             if not is_swapped and not shape.takes_waiting:
                 continue  # its prompt is not for this step
             if not self._room.has_adapter_slot(request):
-                self._lanes = _NO_ADAPTER
-            is_closed = self._lanes is not None and request.scheduling.adapter not in self._lanes
+                self._lanes.adapters = _NO_ADAPTER
+            adapters, adapter = self._lanes.adapters, request.scheduling.adapter
+            is_closed = adapters is not None and adapter not in adapters
             # Others of its tenant run, and it comes when they leave.
             if is_closed or self._room.exceeds_share(request):
                 passed += [] if is_swapped else [request]
@@ -418,12 +419,9 @@ class Admitter:
                 return
 
     def _candidates(self, waiting: QueueView) -> Iterator[Request]:
-        candidates = waiting.candidates(self._open_lanes)
+        candidates = waiting.candidates(self._lanes)
         suspects = self._placement.suspects
         return filter(suspects.may_run, candidates) if suspects else candidates
-
-    def _open_lanes(self) -> Lanes:
-        return self._lanes
 
     def _must_all_wait(self, request: Request, lack: Lack) -> bool:
         """Whether nobody may pass a request that lacks something; closes the lanes of some."""
@@ -439,7 +437,7 @@ class Admitter:
             )
         # It gets a slot when all who use one have left it.
         is_next = request.num_bypasses >= MAX_BYPASSES
-        self._lanes = _NO_ADAPTER if is_next else {"", *self._placement.adapters}
+        self._lanes.adapters = _NO_ADAPTER if is_next else {"", *self._placement.adapters}
         return False
 
     def _goes_ahead(

@@ -11,8 +11,8 @@ import numpy as np
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.planning.prompt_limit import PromptTokens, is_again
-from scheduler_service.core.policies.request_queue import Key
-from scheduler_service.core.policies.urgency import TURN_EVERY
+from scheduler_service.core.queue.key_order import TURN_EVERY
+from scheduler_service.core.queue.ordered_queue import Key
 from scheduler_service.core.request import BoolArray, Int32Array, Int64Array
 from scheduler_service.core.row_columns import ONE
 
