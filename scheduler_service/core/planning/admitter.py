@@ -203,15 +203,15 @@ class Admitter:
         What rows want that are as urgent is reserved. Returns (row id, tokens to compute) of each.
         """
         admitted: list[tuple[int, int]] = []
-        if self._placement.draft.has_preempted or not shape.takes_waiting:
+        rows = self._running_rows
+        can_yield = rows.has_classes and not self._placement.draft.has_preempted
+        if not can_yield or not shape.takes_waiting:
             return admitted
         self._lanes.adapters = None
         first = next(self._candidates(waiting), None)
-        if first is None:
+        if first is None or not rows.may_yield_to(self._queue.step_class(first)):
             return admitted
-        num_tokens, rows = len(first.sequence.token_ids), self._running_rows
-        if not rows.may_yield_to(self._queue.step_class(first)):
-            return admitted
+        num_tokens = len(first.sequence.token_ids)
         num_others = budget.num_tokens - rows.num_wanted(decodes=shape.runs_decodes)
         if num_others < num_tokens:
             # Others are preempted after their work was chosen, if that leaves a token.

@@ -114,6 +114,11 @@ class RunningRows:
         is_trial = self._placement.suspects.is_planning_trial
         return self._num_contended >= TURN_EVERY and not is_trial
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether some row may yield tokens of a step to another."""
+        return len(self._rows) > 0 and bool(self._rows.step_class(self._rows.least_urgent.row_id))
+
     def has_less_urgent(self, step_class: Key) -> bool:
         """Returns whether some row yields tokens of a step to a request of this class."""
         rows = self._rows
