@@ -8,7 +8,8 @@ from enum import Enum
 class Lack(Enum):
     """POOL: no pool like this one will ever have enough blocks for it.
 
-    RESULTS, BUDGET (tokens of a step) and BLOCKS_ON_THEIR_WAY pass by themselves.
+    RESULTS, BUDGET (tokens of a step) and BLOCKS_ON_THEIR_WAY pass by themselves. OTHERS_FIRST:
+    preempted requests of the engine, or suspects that are tried, go before it.
     """
 
     ADAPTER_SLOT = "adapter_slot"
@@ -17,6 +18,7 @@ class Lack(Enum):
     BYTES = "bytes"
     SHARE = "share"
     POOL = "pool"
+    OTHERS_FIRST = "others_wait_there"
     # All of these pass by themselves, and nobody goes first.
     RESULTS = "results"
     BUDGET = "budget"

@@ -21,10 +21,11 @@ class ParamsSet:
     `stop_token_ids`: all that ends a sequence, if they are told that. `num_bytes` of both, and
     `needs_history`, may take long to find. `num_requests`: unfinished
     ones that have it; `num_running`: those of them that run. `encoded`: what a codec made of it;
-    None before.
+    None before. A set that no engine has yet is that of a single waiting request.
     """
 
     __slots__ = (
+        "_key",
         "encoded",
         "needs_history",
         "num_bytes",
@@ -48,6 +49,14 @@ class ParamsSet:
         self.num_requests = num_requests
         self.num_running = num_running
         self.encoded: bytes | None = None
+        self._key: Hashable = None
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for parameters that executors are told alike."""
+        if self._key is None:
+            self._key = _key(self.params, self.stop_token_ids)
+        return self._key
 
     def __reduce__(self) -> tuple[type[ParamsSet], tuple[SamplingParams, frozenset[int], int, int]]:
         values = (self.params, self.stop_token_ids, self.num_requests, self.num_running)
@@ -69,17 +78,16 @@ class ParamsSets:
         return list(self._sets.values())
 
     def __setstate__(self, sets: list[ParamsSet]) -> None:
-        self._sets = {_key(each.params, each.stop_token_ids): each for each in sets}
+        self._sets = {each.key: each for each in sets}
         self.num_running_bytes = sum(each.num_bytes for each in sets if each.num_running)
 
-    def take(
-        self, params: SamplingParams, stop_token_ids: frozenset[int] = frozenset()
-    ) -> ParamsSet:
-        """The set of one more request. `stop_token_ids`: if executors are told them."""
-        key = _key(params, stop_token_ids)
-        found = self._sets.get(key)
-        if found is None:
-            found = self._sets[key] = ParamsSet(params, stop_token_ids)
+    def find(self, params_set: ParamsSet) -> ParamsSet | None:
+        """Returns the set that one like `params_set` would become part of; None if it is new."""
+        return self._sets.get(params_set.key)
+
+    def take(self, params_set: ParamsSet) -> ParamsSet:
+        """Returns the set of one more request: an equal one that is here already, or this one."""
+        found = self._sets.setdefault(params_set.key, params_set)
         found.num_requests += 1
         return found
 
@@ -87,7 +95,7 @@ class ParamsSets:
         """A request of a set has ended."""
         params_set.num_requests -= 1
         if params_set.num_requests == 0:
-            del self._sets[_key(params_set.params, params_set.stop_token_ids)]
+            del self._sets[params_set.key]
 
     def start(self, params_set: ParamsSet) -> None:
         """A request of a set runs from now on."""

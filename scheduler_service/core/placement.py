@@ -1,12 +1,12 @@
-"""Where every unfinished request is, and how it gets there: rows, blocks and queues.
+"""Where every request of one engine is, and how it gets there: rows, blocks, preempted requests.
 
-A request waits, runs or is swapped as a whole; of a running one, sequences may still wait to join.
+A request runs or is preempted as a whole; of a running one, sequences may still wait to join.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator
 from operator import attrgetter
 
@@ -18,8 +18,8 @@ from scheduler_service.core.config import PreemptionMode, SchedulerConfig
 from scheduler_service.core.departures import Departures, TablePart
 from scheduler_service.core.notes import Began, KvLost, Preempted, SwappedIn
 from scheduler_service.core.params_sets import ParamsSets
-from scheduler_service.core.policies.queue_policy import QueuePolicy
 from scheduler_service.core.preemption_costs import PreemptionCosts
+from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import (
     FinishReason,
     Int32Array,
@@ -35,33 +35,35 @@ from scheduler_service.core.suspects import Suspects
 from scheduler_service.core.tally import PreemptionCause, Tally
 
 _rank = attrgetter("rank")
-_QUEUES = frozenset({RequestStatus.WAITING, RequestStatus.SWAPPED})
+_PREEMPTED = frozenset({RequestStatus.PREEMPTED, RequestStatus.SWAPPED})
 _HAS_KV = frozenset({SequenceStatus.RUNNING, SequenceStatus.SWAPPED})
 
 
 class Placement:
-    """Rows, block tables and queues, and the transitions of requests between them.
+    """Rows, block tables and preempted requests, and the transitions between them.
 
-    `waiting`: the queue policy, which has the requests that wait; `queued`: the same ones, who has
-    waited longest first. `swapped`: by rank. `groups`: running requests that have, or may come to
-    have, more than one sequence. `adapters`: how many rows use each. `rows_of_tenants`: which rows
-    each has. `params_sets`: of all requests. `last_planned_step_id` and `last_answered_step_id` say
-    which steps are in flight; `now_ns` is the time. `ended`: requests that have
-    ended, `ended_sequences`: sequences of requests that return several; their owners are to be
-    told. `tally`: what was done so far.
+    `requests`: all that this engine has begun or adopted, by id. `preempted`: those without a row,
+    by rank; their KV is in the host pool, or has to be computed again. `queue`: the waiting queue,
+    which also orders the requests here. `groups`: running requests that have, or may come to have,
+    more than one sequence. `adapters`: how many rows use each. `rows_of_tenants`: which rows each
+    has. `params_sets`: of all requests. `may_stop`: tokens that end some sequence; others need no
+    second look. `last_planned_step_id` and `last_answered_step_id` say which steps are in flight;
+    `now_ns` is the time. `ended`: requests that have ended, `ended_sequences`: sequences of
+    requests that return several; their owners are to be told. `num_sampled`: output tokens of
+    tenants that the queue is to be told of, where it charges for them. `num_queued_tokens`: tokens
+    of preempted requests. `tally`: what was done so far.
     """
 
     def __init__(
-        self, config: SchedulerConfig, policy: QueuePolicy, costs: PreemptionCosts, last_step: int
+        self, config: SchedulerConfig, queue: WaitingQueue, costs: PreemptionCosts, last_step: int
     ) -> None:
         max_blocks = config.num_blocks_for(config.max_len + config.num_lookahead_slots) + 1
         self._config = config
         self._costs = costs
         self.rows = RowColumns(config.max_num_seqs, config.max_len, config.block_size, max_blocks)
         self.blocks = BlockManager(config, self.rows)
-        self.waiting = policy
-        self.queued: OrderedDict[Request, None] = OrderedDict()
-        self.swapped: list[Request] = []
+        self.queue = queue
+        self.preempted: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.groups: dict[str, Request] = {}
         # Free rows that requests of `groups` are still going to need.
@@ -69,6 +71,7 @@ class Placement:
         self.adapters = Counter[str]()
         self.rows_of_tenants: dict[str, set[int]] = {}
         self.params_sets = ParamsSets()
+        self.may_stop = np.zeros(config.vocab_size, np.bool_)
         self.departures = Departures()
         self.suspects = Suspects()
         self.last_planned_step_id = last_step
@@ -77,9 +80,7 @@ class Placement:
         self.now_ns = 0
         self.ended: list[Request] = []
         self.ended_sequences: list[Sequence] = []
-        # Where the policy charges for them: output tokens of tenants, to be told.
         self.num_sampled = Counter[str]()
-        # Tokens of requests that wait or are swapped.
         self.num_queued_tokens = 0
         self.tally = Tally()
 
@@ -89,6 +90,11 @@ class Placement:
     def draft(self) -> StepDraft:
         """What was decided for the next step."""
         return self.blocks.draft
+
+    @property
+    def swapped(self) -> list[Request]:
+        """Preempted requests whose KV is in the host pool, by rank."""
+        return [r for r in self.preempted if r.status is RequestStatus.SWAPPED]
 
     @property
     def num_unreserved_rows(self) -> int:
@@ -123,19 +129,35 @@ class Placement:
 
     # -- transitions ---------------------------------------------------------------------------
 
-    def enqueue(self, request: Request) -> None:
-        """A request without any KV waits."""
-        self.suspects.add(request)
-        self._move(request, RequestStatus.WAITING)
+    def adopt(self, request: Request) -> None:
+        """Takes a suspect, to be tried apart: it is here without a row, as a preempted request."""
+        self._accept(request)
+        self._move(request, RequestStatus.PREEMPTED)
 
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
-        """The first sequence of a waiting request runs, from the end of `hit` on."""
+        """Gives a row to the first sequence of a request without rows, behind the end of `hit`.
+
+        The request has left the waiting queue, or is preempted.
+        """
         request = sequence.request
+        if request.request_id not in self.requests:
+            self._accept(request)
         self._move(request, RequestStatus.RUNNING)
         self._note_start(sequence, hit)
         self._add_row(sequence, hit.num_tokens)
         self.blocks.allocate(sequence, hit)
         self.blocks.allocate_cross(request)
+
+    def _accept(self, request: Request) -> None:
+        """Makes a prepared request one of this engine."""
+        request.params_set = self.params_sets.take(request.params_set)
+        self.may_stop[list(request.stop_token_ids)] = True
+        for sequence in request.sequences:
+            sequence.chains = {}
+        request.rank = self.queue.rank(request)
+        request.step_class = self.queue.step_class(request)
+        self.requests[request.request_id] = request
+        self.suspects.add(request)
 
     def join(self, sequence: Sequence, source: Sequence, num_shared: int) -> None:
         """A waiting sequence of a running request runs, sharing what `source` has computed."""
@@ -151,7 +173,7 @@ class Placement:
         """A running request gives up rows and blocks; results of steps in flight stay valid."""
         self.draft.yielded_tenants.add(request.scheduling.tenant)
         request.num_preemptions += 1
-        status, request_status = SequenceStatus.WAITING, RequestStatus.WAITING
+        status, request_status = SequenceStatus.WAITING, RequestStatus.PREEMPTED
         is_encoded, kind = False, PreemptionMode.RECOMPUTE
         if self._is_to_be_swapped(request):
             status, request_status = SequenceStatus.SWAPPED, RequestStatus.SWAPPED
@@ -200,15 +222,19 @@ class Placement:
         self.ended.append(request)
 
     def remove(self, request: Request) -> None:
-        """Takes everything from a request, in whatever state it is; nobody is told of it."""
+        """Takes everything from a request, in whatever state it is; nobody is told of it.
+
+        A request that has not begun is removed from the waiting queue.
+        """
         self.suspects.acquit(request)
         for sequence in request.sequences:
             if sequence.status is not SequenceStatus.FINISHED:
                 self._strip(sequence, SequenceStatus.FINISHED)
         self._move(request, RequestStatus.ABSENT)
-        self.waiting.ended(request.request_id)
-        del self.requests[request.request_id]
-        self.params_sets.give_back(request.params_set)
+        if self.requests.pop(request.request_id, None) is not None:
+            self.params_sets.give_back(request.params_set)
+        elif request in self.queue:
+            self.queue.remove(request)
 
     def step_answered(self, step_id: int) -> None:
         """The result of a step was applied: frees what only waited for it."""
@@ -281,7 +307,7 @@ class Placement:
         if num_computed < len(sequence.token_ids):
             # It is about to compute them again; those that come then are of its last token.
             sequence.candidates = None
-        self.rows.add(sequence, request.rank, num_computed)
+        self.rows.add(sequence, request.rank, num_computed, request.step_class)
         self.adapters[request.scheduling.adapter] += 1
         self.rows_of_tenants.setdefault(request.scheduling.tenant, set()).add(sequence.row_id)
         self._num_reserved_rows -= request.request_id in self.groups
@@ -329,14 +355,16 @@ class Placement:
         ) and self.blocks.can_swap_out(request)
 
     def _update_status(self, request: Request) -> None:
-        """Moves a request to where its sequences are."""
+        """Moves a request of this engine to where its sequences are."""
+        if request.request_id not in self.requests:
+            return  # it has not begun
         statuses = {sequence.status for sequence in request.sequences}
         if SequenceStatus.RUNNING in statuses:
             self._move(request, RequestStatus.RUNNING)
         elif SequenceStatus.SWAPPED in statuses:
             self._move(request, RequestStatus.SWAPPED)
         elif SequenceStatus.WAITING in statuses:
-            self._move(request, RequestStatus.WAITING)
+            self._move(request, RequestStatus.PREEMPTED)
         else:
             self._move(request, RequestStatus.ABSENT)
 
@@ -345,32 +373,24 @@ class Placement:
             return
         self._leave(request)
         request.status = status
-        if status in _QUEUES:
+        if status in _PREEMPTED:
             request.num_queued_tokens = sum(len(s.token_ids) for s in request.unfinished)
             self.num_queued_tokens += request.num_queued_tokens
-        if status is RequestStatus.WAITING:
+            request.queued_at_ns = self.now_ns
+            insort(self.preempted, request, key=_rank)
+        if status is RequestStatus.PREEMPTED:
             request.is_encoded = False
-            request.queued_at_ns = self.now_ns
-            self.queued[request] = None
-            self.waiting.push(request)
-        elif status is RequestStatus.SWAPPED:
-            request.queued_at_ns = self.now_ns
-            insort(self.swapped, request, key=_rank)
         elif status is RequestStatus.RUNNING:
-            request.rank = self.waiting.rank(request)
             self.params_sets.start(request.params_set)
             if request.params.num_sequences > 1:
                 self.groups[request.request_id] = request
                 self._num_reserved_rows += _num_rows_lacking(request)
 
     def _leave(self, request: Request) -> None:
-        if request.status in _QUEUES:
+        if request.status in _PREEMPTED:
             self.num_queued_tokens -= request.num_queued_tokens
-        if request.status is RequestStatus.WAITING:
-            self.waiting.remove(request)
-            del self.queued[request]
-        elif request.status is RequestStatus.SWAPPED:
-            self.swapped.remove(request)
+            self.preempted.remove(request)
+        if request.status is RequestStatus.SWAPPED:
             self.blocks.drop_swapped(request)
         elif request.status is RequestStatus.RUNNING:
             if self.groups.pop(request.request_id, None) is not None:

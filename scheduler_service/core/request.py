@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_service.core.beam_search import BeamSearch
-from scheduler_service.core.config import HashKind
+from scheduler_service.core.config import HashKind, SchedulerConfig
 from scheduler_service.core.params_sets import OF_NO_CORE, ParamsSet
 from scheduler_service.core.sampling_params import SamplingParams
 
@@ -45,15 +45,18 @@ class SequenceStatus(Enum):
 
 
 class RequestStatus(Enum):
-    """Where a request is: with its first unfinished sequence that has KV, or else it waits.
+    """Where a request is.
 
-    ABSENT: no core has it, not yet or not any more.
+    ABSENT: neither in a queue nor with an engine. WAITING: in the waiting queue. RUNNING: some
+    sequence of it has a row of an engine. SWAPPED, PREEMPTED: with an engine and without a row; its
+    KV is in the host pool, or has to be computed again.
     """
 
     ABSENT = "absent"
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"
+    PREEMPTED = "preempted"
 
 
 class FinishReason(Enum):
@@ -151,14 +154,16 @@ class Request:
 
     `client_key` is the owner's own name for it, returned with its tokens. `stop_len` is the number
     of tokens at which its sequences end and `stop_token_ids` what else ends them; both are set when
-    a core accepts it, as is `params_set`: what its rows are sampled with. `num_fruitless_losses`
+    it is prepared for an engine of the configuration `prepared_for`, as is `params_set`: what its
+    rows are sampled with. `num_fruitless_losses`
     counts the steps and cores it lost since it had `num_tokens_at_loss` tokens. `trial_size`:
     of a suspect, how many may share a step with it; else 0 (see `suspects.py`). `num_trials_left`:
     of one from quarantine, trials that must yet bring it a token. `was_in_flight`: when the latest
     executor that it ran on was lost, some step with it had no result. `num_bypasses`
     counts the requests that were admitted while it was the first in line but could not run.
     `is_protected`: it was admitted out of turn because it had waited longest, and is preempted
-    last. `rank` orders it among those running, smaller first. `queued_at_ns` and
+    last. `rank` orders it among those of its engine, smaller first, and of a step with too few
+    tokens, smaller `step_class`es get them first. `queued_at_ns` and
     `num_queued_tokens`: since when it waits, and its size then. `cross_blocks`: device blocks of
     the encoder's keys and values, `host_cross_blocks` the same while it is swapped; `is_encoded`: a
     step was planned that writes them. `search`, `num_forks` and `num_candidates` (logprobs asked
@@ -177,6 +182,7 @@ class Request:
     stop_len: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     params_set: ParamsSet = OF_NO_CORE
+    prepared_for: SchedulerConfig | None = None
     finish_reason: FinishReason | None = None
     error: tuple[str, str] | None = None
     num_preemptions: int = 0
@@ -190,6 +196,7 @@ class Request:
     num_bypasses: int = 0
     is_protected: bool = False
     rank: tuple[int, ...] = ()
+    step_class: tuple[int, ...] = ()
     queued_at_ns: int = 0
     num_queued_tokens: int = 0
     cross_blocks: list[int] = field(default_factory=list)

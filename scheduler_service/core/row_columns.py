@@ -106,6 +106,7 @@ class RowColumns:
         self._row_order: list[int] = []
         self._order: Int64Array | None = None
         self._key_of_row: list[tuple[int, ...]] = [()] * max_num_rows
+        self._class_of_row: list[tuple[int, ...]] = [()] * max_num_rows
 
     def __len__(self) -> int:
         return len(self._row_order)
@@ -127,9 +128,9 @@ class RowColumns:
         """The running sequences, most urgent first."""
         return [self.sequence(row_id) for row_id in self._row_order]
 
-    def urgency(self, row_id: int) -> tuple[int, ...]:
-        """The rank of a row but for the arrival; rows of the same urgency are neighbours."""
-        return self._key_of_row[row_id][:-2]
+    def step_class(self, row_id: int) -> tuple[int, ...]:
+        """Returns the step class of a row; rows of one class are neighbours in the order."""
+        return self._class_of_row[row_id]
 
     @property
     def least_urgent(self) -> Sequence:
@@ -147,7 +148,13 @@ class RowColumns:
         assert sequence is not None
         return sequence
 
-    def add(self, sequence: Sequence, rank: tuple[int, ...], num_computed: int) -> int:
+    def add(
+        self,
+        sequence: Sequence,
+        rank: tuple[int, ...],
+        num_computed: int,
+        step_class: tuple[int, ...] = (),
+    ) -> int:
         """Gives `sequence` a row, whose table is still empty; mutates its `row_id` and `status`."""
         request, num_tokens = sequence.request, len(sequence.token_ids)
         row_id = self._free_rows.pop()
@@ -178,6 +185,7 @@ class RowColumns:
         self._keys.insert(position, key)
         self._row_order.insert(position, row_id)
         self._key_of_row[row_id] = key
+        self._class_of_row[row_id] = step_class
         self._order = None
         sequence.row_id = row_id
         sequence.status = SequenceStatus.RUNNING

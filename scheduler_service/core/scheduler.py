@@ -1,241 +1,92 @@
-"""The scheduler of one executor: `schedule()` decides a step, `apply()` learns from its result.
+"""An engine with a waiting queue of its own: the scheduler of one executor.
 
-Deterministic: no I/O, no randomness, and no clock but `tick`. There is no prefill phase and no
-decode phase: each step a sequence catches up from `num_computed` to `num_tokens` under the token
-budget. Steps are pipelined: a token that a step in flight samples is *promised*, and the next step
-may build on it. Where a row may get several tokens, as many are promised as may come at most.
+Its owner gives it requests before it can begin them, by `readmit`, and asks `openings` which it
+could begin. Both end when one queue serves all engines: then this module and
+`planning/openings.py` go.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Container
+from collections.abc import Iterator
+from itertools import chain
 
-from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.outcomes.beams import prepare_search
-from scheduler_service.core.outcomes.evacuation import detach, evacuate, take_back
-from scheduler_service.core.outcomes.losses import Losses
-from scheduler_service.core.outcomes.outcome_checks import OutcomeChecks
-from scheduler_service.core.outcomes.results import Results
-from scheduler_service.core.outcomes.shortfalls import Shortfalls
-from scheduler_service.core.placement import Placement
-from scheduler_service.core.plan import (
-    ContractBroken,
-    StepEvents,
-    StepOutcome,
-    StepPlan,
-    StepStatus,
-)
-from scheduler_service.core.planning.arrival_checks import check_request, fits, max_len_of
-from scheduler_service.core.planning.lateness import Lateness
+from scheduler_service.core.engine import Engine
+from scheduler_service.core.outcomes.evacuation import detach
+from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.planning.openings import Openings
-from scheduler_service.core.planning.step_planner import StepPlanner
-from scheduler_service.core.policies.queue_policy import make_queue_policy
-from scheduler_service.core.preemption_costs import PreemptionCosts
+from scheduler_service.core.queue.queue_policy import make_queue_policy
+from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import FinishReason, Request, RequestStatus
-from scheduler_service.core.siblings import Siblings
-from scheduler_service.core.speculation.draft_totals import DraftTotals
 from splitserve_rpc.domain_error import DomainError
 
 QUEUE_FULL_RETRY_S = 1.0
+_NUMBER = 0
 
 
-class Scheduler:
-    """Waiting, running and swapped requests of one executor; `placement` says where each is.
-
-    `last_step_id` is the latest step that this life of the executor was ever sent; steps are
-    numbered on from it. Raises ValueError for a configuration that makes no sense.
-    """
+class Scheduler(Engine):
+    """Waiting, running and preempted requests of one executor."""
 
     def __init__(self, config: SchedulerConfig, last_step_id: int = 0) -> None:
-        self._config = config
-        self._costs = PreemptionCosts(config)
         policy = make_queue_policy(config.queue_policy, config.tenant_weights)
-        self.placement = Placement(config, policy, self._costs, last_step_id)
-        self._in_flight: deque[StepPlan] = deque()
-        self._losses = Losses(self.placement, self._in_flight)
-        self._checks = OutcomeChecks(config, self.placement)
-        siblings = Siblings(self.placement)
-        shortfalls = Shortfalls(self.placement, self._in_flight)
-        self._results = Results(config, self.placement, self._losses, siblings, shortfalls)
-        self._lateness = Lateness(config, self.placement)
-        self._planner = StepPlanner(config, self.placement, self._costs, self._lateness, siblings)
+        self.queue = WaitingQueue(policy)
+        super().__init__(config, self.queue, last_step_id)
         # What it could begin, for whoever has requests for several cores.
         self.openings = Openings(config, self.placement)
-        self._needs_snapshot = True
-        self._is_closed = False
-        self.num_steps = 0
 
-    # -- what it holds -------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     @property
-    def config(self) -> SchedulerConfig:
-        """What its executor is, and how it schedules."""
-        return self._config
-
-    @property
-    def pools(self) -> tuple[BlockPool, BlockPool]:
-        """The blocks on the device and on the host, to be looked at."""
-        return self.placement.blocks.device, self.placement.blocks.host
-
-    @property
-    def adapters(self) -> Container[str]:
-        """Those that its rows use."""
-        return self.placement.adapters
+    def queued(self) -> Iterator[Request]:
+        """Requests that wait for a row and have no KV: preempted ones, then the queue."""
+        preempted = self.placement.preempted
+        return chain((r for r in preempted if r.status is RequestStatus.PREEMPTED), self.queue)
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the waiting queue."""
-        return len(self.placement.waiting)
-
-    @property
-    def num_swapped(self) -> int:
-        """Requests in the host pool."""
-        return len(self.placement.swapped)
+        """Requests that wait for a row and have no KV."""
+        return len(self.queue) + self.num_preempted - self.num_swapped
 
     @property
     def num_unfinished(self) -> int:
         """Requests it has."""
-        return len(self.placement.requests)
+        return len(self.queue) + len(self.placement.requests)
 
     @property
     def queued_request_ids(self) -> list[str]:
-        """Requests that wait or are swapped, by arrival at this core."""
-        requests = self.placement.requests.values()
-        return [r.request_id for r in requests if r.status is not RequestStatus.RUNNING]
+        """Requests that have no row: preempted ones, then those that wait."""
+        return [request.request_id for request in chain(self.placement.preempted, self.queue)]
 
     @property
     def unfinished_request_ids(self) -> list[str]:
-        """Requests it has, by arrival at this core."""
-        return list(self.placement.requests)
-
-    @property
-    def num_running(self) -> int:
-        """Sequences with a row."""
-        return len(self.placement.rows)
-
-    @property
-    def num_running_requests(self) -> int:
-        """Requests of which some sequence has a row."""
-        return len(self.placement.requests) - self.num_waiting - self.num_swapped
-
-    @property
-    def num_preemptions(self) -> int:
-        """How often a request was preempted."""
-        return self.placement.tally.num_preemptions
-
-    @property
-    def draft_totals(self) -> DraftTotals:
-        """What came of guesses of tokens."""
-        return self._planner.draft_totals
-
-    @property
-    def is_queue_full(self) -> bool:
-        """Whether `add` refuses whatever comes."""
-        return self.num_waiting >= self._config.max_num_waiting
-
-    def has_place(self, request: Request) -> bool:
-        """Whether the queue takes `request`, if it is a new one."""
-        tenant = request.scheduling.tenant
-        return self.placement.waiting.has_place(tenant, self._config.max_num_waiting)
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Device blocks nobody refers to."""
-        return self.placement.blocks.device.num_free
-
-    @property
-    def num_free_host_blocks(self) -> int:
-        """Host blocks no swapped request refers to."""
-        return self.placement.blocks.host.num_free
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Device blocks that can be found by what they hold."""
-        return self.placement.blocks.device.num_published
-
-    @property
-    def num_in_flight(self) -> int:
-        """Steps without a result."""
-        return len(self._in_flight)
-
-    @property
-    def oldest_step_in_flight(self) -> int | None:
-        """The step whose result comes next."""
-        return self._in_flight[0].step_id if self._in_flight else None
-
-    @property
-    def last_step_id(self) -> int:
-        """The latest step planned."""
-        return self.placement.last_planned_step_id
+        """Requests it has: those that began, then those that wait."""
+        return [*self.placement.requests, *(request.request_id for request in self.queue)]
 
     @property
     def num_unfinished_tokens(self) -> int:
         """Tokens of all unfinished sequences; the load a router compares."""
-        rows = self.placement.rows
-        return self.placement.num_queued_tokens + int(rows.num_known[rows.order].sum())
+        waiting = (s for request in self.queue for s in request.unfinished)
+        return super().num_unfinished_tokens + sum(len(s.token_ids) for s in waiting)
 
     @property
-    def is_behind(self) -> bool:
-        """Whether `schedule` has left ends for the next time, even if it found nothing to compute.
+    def is_queue_full(self) -> bool:
+        """Whether `add` refuses whatever comes."""
+        return len(self.queue) >= self._config.max_num_waiting
 
-        Requests end late in portions, so that no step waits for all of them.
-        """
-        return self._lateness.is_behind
+    def find(self, request_id: str) -> Request | None:
+        """Returns the unfinished request with this id, if it is here."""
+        return self.queue.get(request_id) or self.placement.requests.get(request_id)
 
-    @property
-    def ask_again_at_ns(self) -> int | None:
-        """When `schedule` is to be asked again though nothing happens; None if that is no use.
+    def has_place(self, request: Request) -> bool:
+        """Returns whether the queue takes `request`, if it is a new one."""
+        return self.queue.has_place(request.scheduling.tenant, self._config.max_num_waiting)
 
-        All there was to do is to ask rows whose grammar was not compiled a moment ago.
-        """
-        return self._planner.ask_again_at_ns
-
-    def oldest_rows(self) -> list[Request | None]:
-        """Requests of the rows of the step whose result comes next; None where one has ended."""
-        return self._losses.rows_of(self._in_flight[0]) if self._in_flight else []
-
-    def checked(self, outcome: StepOutcome) -> StepOutcome:
-        """`outcome`, the next result, with rows FAILED that break the contract.
-
-        Changes nothing. Raises ContractBroken.
-        """
-        if self.oldest_step_in_flight != outcome.step_id:
-            raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
-        return self._checks.check(self._in_flight[0], outcome)
-
-    # -- events in -----------------------------------------------------------------------------
+    # -- events in ---------------------------------------------------------------------------------
 
     def tick(self, now_ns: int) -> None:
-        """Says how late it is; deadlines and waiting times are measured by this clock."""
-        self.placement.now_ns = now_ns
-        if (shares := self.placement.waiting.shares) is not None:
-            shares.now_ns = now_ns
-
-    def fits(self, request: Request) -> bool:
-        """Whether `request` could run here, if `check` finds nothing wrong in what it says."""
-        return fits(request, self._config)
-
-    def recompute_ns(self, num_tokens: int) -> int:
-        """What computing so many tokens again takes here; 0 if that is not known yet."""
-        return self._costs.recompute_ns(num_tokens)
-
-    def move_ns(self, num_blocks: int) -> int:
-        """What bringing so many blocks from the host pool takes here, by what is known."""
-        return self._costs.move_ns(num_blocks)
-
-    def num_cached_tokens(self, request: Request) -> int:
-        """Tokens of `request`, which no core has, that would not be computed if it began now."""
-        if not request.unfinished:
-            return 0
-        prefixes, leader = self.placement.blocks.prefixes, request.unfinished[0]
-        prefixes.adopt(leader)
-        return prefixes.find(leader).num_tokens
-
-    def check(self, request: Request) -> None:
-        """Raises DomainError if `request` can never run here."""
-        check_request(request, self._config)
+        """Sets the time; deadlines and waiting times are measured by it."""
+        super().tick(now_ns)
+        self.queue.tick(now_ns)
 
     def add(self, request: Request) -> None:
         """Takes a new request. Raises DomainError if it can never run, or if the queue is full.
@@ -244,7 +95,7 @@ class Scheduler:
         """
         self.check(request)
         if not self.has_place(request):
-            message = f"{self.num_waiting} requests wait; allowed: {self._config.max_num_waiting}"
+            message = f"{len(self.queue)} requests wait; allowed: {self._config.max_num_waiting}"
             if not self.is_queue_full:
                 message += ", of which some are left to tenants that have fewer"
             raise DomainError("QUEUE_FULL", message, retry_delay_s=QUEUE_FULL_RETRY_S)
@@ -253,159 +104,62 @@ class Scheduler:
     def readmit(self, request: Request) -> None:
         """Takes a request that was accepted before, however long the queue is."""
         self._check_open()
-        placement, config, sequence = self.placement, self._config, request.sequence
-        assert request.request_id not in placement.requests, "request id in use"
-        request.stop_token_ids = request.params.stop_tokens(config.eos_token_ids)
-        request.stop_len = max_len_of(request, config)
-        if request.params.max_tokens is not None:
-            by_length = sequence.num_prompt_tokens + request.params.max_tokens
-            request.stop_len = min(by_length, request.stop_len)
-        if request.params.beam is not None:
-            prepare_search(request, config.vocab_size)
-        told = request.stop_token_ids if config.most_tokens > 1 else frozenset[int]()
-        request.params_set = placement.params_sets.take(request.row_params, told)
-        self._results.expect(request)
-        if request.unfinished:
-            placement.blocks.prefixes.adopt(request.unfinished[0])
-        for resumed in request.sequences:
-            resumed.chains = {}
-        placement.requests[request.request_id] = request
-        placement.enqueue(request)
+        assert self.find(request.request_id) is None, "request id in use"
+        if request.trial_size:
+            self.adopt(request)
+        else:
+            request.status = RequestStatus.WAITING
+            self.queue.push(request)
+            self.prepare(request)
         self.openings.given(request)
-        for resumed in request.unfinished:
-            if resumed.num_output_tokens > 0 and request.params.beam is None:
-                self._results.finish_if_stopped(resumed)
 
     def abort(self, request_id: str) -> Request | None:
         """Ends a request in whatever state it is; None if there is no such request."""
         self._check_open()
-        request = self.placement.requests.get(request_id)
+        request = self.find(request_id)
         if request is not None:
             self.placement.finish(request, FinishReason.ABORTED)
+            self.queue.ended(request.request_id)
             self.openings.changed()
         return request
 
     def withdraw(self, request_id: str) -> Request | None:
-        """Gives a request away in whatever state it is; None if there is no such request.
-
-        What is returned is a copy as `evacuate` returns them, and nobody is to blame: no loss is
-        counted. What steps in flight bring the request is dropped; it is computed again.
-        """
+        """Gives a request away in whatever state it is; None if there is no such request."""
         self._check_open()
-        request = self.placement.requests.get(request_id)
+        request = self.find(request_id)
         if request is None:
             return None
         moved = detach(request, self.placement)
         self.placement.remove(request)
+        self.queue.ended(request.request_id)
         self.openings.changed()
         return moved
 
     def evacuate(self) -> list[Request]:
-        """The executor is lost: returns all requests, ready for `readmit` elsewhere.
+        """Returns all requests, ready for `readmit` elsewhere; see `Engine.evacuate`."""
+        begun = super().evacuate()
+        waiting = [detach(request, self.placement) for request in self.queue]
+        for request in waiting:
+            request.was_in_flight = False
+        return [*begun, *waiting]
 
-        They are copies with the tokens so far and without any KV, and this scheduler is closed:
-        whatever it is asked from now on raises. `was_in_flight` says during whose steps it was.
-        """
-        self._check_open()
-        self._is_closed = True
-        in_flight = {
-            request for plan in self._in_flight for request in self._losses.requests_of(plan)
-        }
-        return evacuate(self.placement, in_flight)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise RuntimeError("a scheduler that has given its requests away was asked again")
-
-    def take_ended(self) -> StepEvents:
-        """What has ended since the last call or `apply`, by a decision; owners are to be told."""
-        self._check_open()
-        return self._add_ended(StepEvents())
-
-    # -- a step --------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
         """Decides the next step; None if there is nothing to compute now."""
-        self._check_open()
-        self._planner.ask_again_at_ns = None
-        if self._needs_snapshot and self._in_flight:
-            return None
-        self._lateness.refuse_overdue()
-        plan = self._schedule_in_turn() if self.placement.suspects else self._schedule()
+        plan = self.plan_step(self.queue.view(_NUMBER))
         self.openings.step_planned(self.placement.draft.lacks if plan is None else plan.lacks)
-        if plan is not None:
-            self._planner.ask_again_at_ns = None
-        return plan
-
-    def _schedule_in_turn(self) -> StepPlan | None:
-        """A trial of suspects, for which nothing else is in flight, or a step of all others."""
-        suspects = self.placement.suspects
-        if suspects.is_trial_in_flight:
-            return None
-        for turn in suspects.turns:
-            if turn.is_trial and self._in_flight:
-                return None
-            with suspects.turn(turn):
-                plan = self._schedule()
-            if plan is not None:
-                suspects.step_planned(plan.step_id, is_trial=turn.is_trial)
-                return plan
-        return None
-
-    def _schedule(self) -> StepPlan | None:
-        plan = self._planner.next_step(is_snapshot=self._needs_snapshot)
-        if plan is not None:
-            self._needs_snapshot = False
-            self._in_flight.append(plan)
         return plan
 
     def apply(self, outcome: StepOutcome) -> StepEvents:
-        """Learns from a result; results come in the order of the steps. Raises ContractBroken."""
-        self._check_open()
-        if not self._in_flight or self._in_flight[0].step_id != outcome.step_id:
-            raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
-        plan = self._in_flight[0]
-        if plan.base_step_id is None and outcome.status is StepStatus.NEED_SNAPSHOT:
-            raise ContractBroken(f"step {plan.step_id} was a snapshot, and it wants a snapshot")
-        if outcome.status is StepStatus.OK:
-            outcome = self._checks.check(plan, outcome)
-        self._in_flight.popleft()
-        placement, events = self.placement, StepEvents()
-        self.num_steps += 1
-        if outcome.status is StepStatus.OK:
-            self._costs.observe(
-                num_moves=len(plan.moves),
-                move_us=outcome.move_us,
-                num_rows=len(plan.work.row_ids),
-                num_tokens=plan.num_tokens,
-                compute_us=outcome.compute_us,
-            )
-            self._lateness.observe(plan, outcome.compute_us)
-            self._planner.observe(plan, outcome)
-            if placement.suspects:
-                events.acquitted = self._losses.survive(plan, outcome.counts)
-            try:
-                self._results.take(plan, outcome, events)
-            except Exception:
-                # Its events reach nobody; who goes on elsewhere must get them again.
-                take_back(placement, plan, events)
-                raise
-        else:
-            self._needs_snapshot |= outcome.status is not StepStatus.FAILED
-            is_fruitless = outcome.status is not StepStatus.NEED_SNAPSHOT
-            if is_fruitless:
-                self._losses.fail_step(plan, is_refused=outcome.status is StepStatus.REFUSED)
-            else:
-                self._losses.lose_step(plan, is_fruitless=False)
-        placement.suspects.step_answered(plan.step_id)
-        placement.step_answered(plan.step_id)
+        """Learns from a result; see `Engine.apply`."""
+        events = super().apply(outcome)
+        self.queue.charge(events.num_sampled)
         self.openings.changed()
-        return self._add_ended(events)
+        return events
 
     def _add_ended(self, events: StepEvents) -> StepEvents:
-        placement = self.placement
-        events.finished, placement.ended = placement.ended, []
-        events.finished_sequences, placement.ended_sequences = placement.ended_sequences, []
-        if placement.num_sampled:
-            events.num_sampled, placement.num_sampled = placement.num_sampled, Counter()
+        events = super()._add_ended(events)
+        for request in events.finished:
+            self.queue.ended(request.request_id)
         return events

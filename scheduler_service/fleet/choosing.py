@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from scheduler_service.assignment import AssignedFor, Assignment
 from scheduler_service.core.lack import Lack
-from scheduler_service.core.policies.tenant_shares import TenantShares
+from scheduler_service.core.queue.tenant_shares import TenantShares
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.holds import Holds
 from scheduler_service.fleet.host_state import HostState

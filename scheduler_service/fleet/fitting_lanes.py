@@ -7,10 +7,9 @@ fits is known for good; when there is a new kind, whoever was judged before has 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from scheduler_service.core.policies.request_queue import Lanes
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_state import Host
 
@@ -59,7 +58,7 @@ class FittingLanes:
             if not self._num_in[lane]:
                 del self._num_in[lane]
 
-    def all_but(self, closed: set[str]) -> Lanes:
+    def all_but(self, closed: set[str]) -> Collection[str] | None:
         """All lanes, or all but those with these names."""
         if not closed:
             return None

@@ -9,13 +9,14 @@ for room; what it passes by meanwhile is bounded by the rules of that core (`pla
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 from scheduler_service.assignment import Assignment
-from scheduler_service.core.policies.queue_policy import make_queue_policy
-from scheduler_service.core.policies.request_queue import Key
+from scheduler_service.core.queue.lanes import OpenLanes
+from scheduler_service.core.queue.ordered_queue import Key
+from scheduler_service.core.queue.queue_policy import make_queue_policy
+from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.choosing import Choosing, Place
 from scheduler_service.fleet.fitting_lanes import FittingLanes
@@ -55,18 +56,17 @@ class FleetQueue:
     ) -> None:
         """`policy`: its name. Raises ValueError as `make_queue_policy`."""
         self._lanes = FittingLanes()
-        self._policy = make_queue_policy(policy, tenant_weights, self._lanes.name_of)
+        self._queue = WaitingQueue(make_queue_policy(policy, tenant_weights))
         self.router: Router = router or PrefixRouter()
         self._hosts = Hosts(self.router)
         self._holds = Holds()
-        self._choosing = Choosing(self._hosts, self._holds, self.router, self._policy.shares)
-        self._waiting: dict[str, Request] = {}
+        self._choosing = Choosing(self._hosts, self._holds, self.router, self._queue.shares)
         self._num_looks = 0
         # Whether there is more to do at once than was done in one go.
         self._is_behind = False
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
     @property
     def host_states(self) -> list[HostState]:
@@ -75,58 +75,55 @@ class FleetQueue:
 
     def first(self, now_ns: int, limit: int) -> list[Request]:
         """Those whose turn is next, to be looked at."""
-        return list(islice(self._policy.candidates(now_ns), limit))
+        self._queue.tick(now_ns)
+        return list(islice(self._queue.candidates(), limit))
 
     def has_place(self, request: Request, num_places: int) -> bool:
         """Whether the queue, if it has so many places, takes `request`, a new one."""
-        return self._policy.has_place(request.scheduling.tenant, num_places)
+        return self._queue.has_place(request.scheduling.tenant, num_places)
 
     def push(self, request: Request) -> None:
         """Takes a request that is new, or comes back from an executor with its old arrival."""
-        self._waiting[request.request_id] = request
-        self._policy.push(request)
+        self._queue.push(request, self._lanes.name_of(request))
 
     def forget(self, request_id: str) -> None:
         """A request has ended, wherever it was."""
-        request = self._waiting.pop(request_id, None)
         self._choosing.forget(request_id)
-        if request is not None:
-            self._policy.remove(request)
+        self._queue.ended(request_id)
         self._lanes.forget(request_id)
-        self._policy.ended(request_id)
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
         """Gives tenants other shares; one without a weight has 1."""
-        self._policy.weigh_tenants(weights)
+        self._queue.weigh_tenants(weights)
 
     def charge(self, num_sampled: Mapping[str, int]) -> None:
         """Tenants got so many output tokens, from whatever executor."""
-        for tenant, num_tokens in num_sampled.items():
-            self._policy.sampled(tenant, num_tokens)
+        self._queue.charge(num_sampled)
 
     def heads(self, now_ns: int, hosts: Collection[Host]) -> list[tuple[Request, Hindrances]]:
         """The first who wait, and what keeps each of them from `hosts`. Changes nothing."""
-        return look_at_heads(self._policy.candidates(now_ns), hosts, self._holds.is_held)
+        self._queue.tick(now_ns)
+        return look_at_heads(self._queue.candidates(), hosts, self._holds.is_held)
 
     # -- deadlines -----------------------------------------------------------------------------
 
     @property
     def refuses_late(self) -> bool:
         """Whether a request ends that waits when its deadline is past."""
-        return self._policy.refuses_late
+        return self._queue.refuses_late
 
     @property
     def next_look_ns(self) -> int | None:
         """When `take_overdue` or `dispatch` has something to do, if nothing happens before."""
         if self._is_behind:
             return 0
-        times = (self._policy.next_deadline_ns, self._holds.next_end_ns)
+        times = (self._queue.next_deadline_ns, self._holds.next_end_ns)
         return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
     def any_fits(self, hosts: Collection[Host]) -> bool:
         """Whether somebody who waits could ever run at one of `hosts`."""
         asked: set[str] = set()
-        for request in self._waiting.values():
+        for request in self._queue:
             lane = self._lanes.name_of(request)
             if self._lanes.is_judged(request, self._hosts.num_kinds) and lane in asked:
                 continue  # as the other of its lane
@@ -141,16 +138,17 @@ class FleetQueue:
         Of many, those that were looked at by now: some more each time.
         """
         self._hosts.keep(hosts)
-        num_kinds, waiting = self._hosts.num_kinds, self._waiting.values()
-        unjudged = (r for r in waiting if not self._lanes.is_judged(r, num_kinds))
-        for request in islice(unjudged, _MAX_JUDGED):
+        num_kinds = self._hosts.num_kinds
+        unjudged = (r for r in self._queue if not self._lanes.is_judged(r, num_kinds))
+        for request in list(islice(unjudged, _MAX_JUDGED)):
             self._judge(request)
         return self._lanes.num_fitting_none(set(self._hosts.by_kind))
 
     def take_overdue(self, now_ns: int) -> Iterator[Request]:
         """Some of those whose deadline is past, ended; to be told and forgotten by the caller."""
+        self._queue.tick(now_ns)
         for _ in range(MAX_OVERDUE):
-            request = self._policy.overdue(now_ns)
+            request = self._queue.overdue()
             if request is None:
                 return
             yield end_overdue(request, now_ns)
@@ -178,7 +176,8 @@ class FleetQueue:
         for host in hosts if changed is None else changed:
             self._hosts.note(host)
         self._choosing.tick(now_ns)
-        if not self._waiting:
+        self._queue.tick(now_ns)
+        if not len(self._queue):
             self._is_behind = False
             return
         self._hosts.look()
@@ -186,15 +185,16 @@ class FleetQueue:
             self._take_back_overtaken(now_ns, take_back)
         if changed and not (self._holds or any(self._may_take(h, now_ns) for h in changed)):
             return
-        passed, allows_bypasses = Passed(), self._policy.allows_bypasses
+        passed, allows_bypasses = Passed(), self._queue.allows_bypasses
         self._is_behind = False
-        open_lanes = partial(self._lanes.all_but, passed.closed_lanes)
-        for request in self._policy.candidates(now_ns, open_lanes):
+        open_lanes = OpenLanes()
+        for request in self._queue.candidates(open_lanes):
             if passed.held and not self._may_pass(request, passed.held):
                 return
             place = self._choosing.choose(request, now_ns)
             if isinstance(place, Waits):
                 self._pass(request, place, passed)
+                open_lanes.groups = self._lanes.all_but(passed.closed_lanes)
                 if not self._hosts.has_open or passed.is_end(allows_bypasses=allows_bypasses):
                     self._is_behind = passed.is_cut_short
                     return
@@ -220,14 +220,14 @@ class FleetQueue:
 
         Under a policy with shares nobody is: whose turn it is depends on what tenants got since.
         """
-        if self._policy.shares is not None:
+        if self._queue.shares is not None:
             return None
         takers = [state.host for state in self._hosts.all if state.is_open]
         if not takers:
             return None
         states = [state for state in self._hosts.all if state.is_waited_at]
         givers = [state.host for state in states if has_waited(state.host, now_ns)]
-        first = next(self._policy.candidates(now_ns), None) if givers else None
+        first = next(self._queue.candidates(), None) if givers else None
         if first is None:
             return None
         before = self._place(first)
@@ -252,7 +252,7 @@ class FleetQueue:
 
     def _place(self, request: Request) -> tuple[Key, Key]:
         """Smaller goes first."""
-        return self._policy.urgency(request), self._policy.rank(request)
+        return self._queue.step_class(request), self._queue.rank(request)
 
     def _pass(self, request: Request, waits: Waits, passed: Passed) -> None:
         if waits is not Waits.FOR_ONE_THAT_IT_FITS:
@@ -267,18 +267,16 @@ class FleetQueue:
         if self._lanes.is_judged(request, num_kinds):
             return False
         self._lanes.judge(request, self._hosts.by_kind, num_kinds)
-        self._policy.change_lane(request)
+        self._queue.set_group(request, self._lanes.name_of(request))
         return True
 
     def _take(self, request: Request, place: Place) -> Given:
         state = place.choice.state
         num_known = len(request.unfinished[0].token_ids) if request.unfinished else 0
         num_cached = state.host.num_cached_tokens(request)
-        self._policy.admitted(request, max(0, num_known - num_cached))
-        self._policy.remove(request)
+        self._queue.begun(request, max(0, num_known - num_cached))
         self._choosing.forget(request.request_id)
         self._lanes.forget(request.request_id)
-        del self._waiting[request.request_id]
         given = Given(request, state.host, place.assignment(num_cached))
         self.router.given(state, request)
         return given
@@ -287,10 +285,10 @@ class FleetQueue:
         state = self._hosts.state_of(host)
         if state is None or state.is_open:
             return state is not None
-        first = next(self._policy.candidates(now_ns), None)
+        first = next(self._queue.candidates(), None)
         return first is not None and host.openings.may_yield_to(first)
 
     def _may_pass(self, request: Request, held: Sequence[Request]) -> bool:
         """Whether a request may begin before those that wait for a busy host, though they could."""
-        is_as_urgent = self._policy.urgency(request) == self._policy.urgency(held[0])
+        is_as_urgent = self._queue.step_class(request) == self._queue.step_class(held[0])
         return is_as_urgent and self._holds.may_be_passed(held)

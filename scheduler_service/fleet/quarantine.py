@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from scheduler_service.core.policies.urgency import expires
+from scheduler_service.core.queue.key_order import expires
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.executor_losses import FleetLosses, Loss, LossCause, RequestLosses
 from scheduler_service.fleet.host_state import Host

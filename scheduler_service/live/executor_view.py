@@ -92,7 +92,7 @@ def _tell(
     told.num_computed.extend(rows.num_computed[order].tolist())
     if placement.swapped:
         told.swapped.extend(names.numbers_of(placement.swapped))
-    if placement.queued:
+    if core.num_waiting:
         told.waiting.extend(names.numbers_of(first_queued(core)))
         told.num_waiting = core.num_waiting
     reason = reasons.of_core(told.address, core)
@@ -107,7 +107,7 @@ def _tell(
 
 def first_queued(core: Scheduler) -> list[Request]:
     """Of those that wait there, the ones that are told."""
-    return list(islice(core.placement.queued, MAX_WAITING))
+    return list(islice(core.queued, MAX_WAITING))
 
 
 def _state_of(engine: ExecutorState) -> live.LiveState:

@@ -29,6 +29,7 @@ _LACKS: Mapping[Hindrance, live.LiveLack] = MappingProxyType(
         Lack.RESULTS: live.LIVE_LACK_RESULTS,
         Lack.BUDGET: live.LIVE_LACK_BUDGET,
         Lack.BLOCKS_ON_THEIR_WAY: live.LIVE_LACK_BLOCKS,
+        Lack.OTHERS_FIRST: live.LIVE_LACK_OTHERS_FIRST,
     }
 )
 
@@ -51,7 +52,7 @@ def of_fleet(request: Request, engines: Iterable[ExecutorState]) -> Iterator[liv
 def of_core(address: str, core: Scheduler) -> live.LiveReason | None:
     """Why the first that waits or is swapped out there has no row; None if nobody is."""
     placement = core.placement
-    request = next(chain(placement.swapped, placement.queued), None)
+    request = next(chain(placement.preempted, core.queue), None)
     if request is None:
         return None
     return _reason(address, core, request, _what_lacks(core, request) or Obstacle.NONE)

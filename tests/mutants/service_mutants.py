@@ -145,8 +145,8 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "the one queue is in order of arrival": Mutant(
             "scheduler_service.fleet.fleet_queue",
-            "make_queue_policy(policy, tenant_weights, self._lanes.name_of)",
-            'make_queue_policy("fcfs", tenant_weights, self._lanes.name_of)',
+            "make_queue_policy(policy, tenant_weights)",
+            'make_queue_policy("fcfs", tenant_weights)',
             f"{HISTORIES}contended",
         ),
         "nobody is taken back from a busy executor": Mutant(
@@ -157,8 +157,8 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "the fleet does not learn what tenants got": Mutant(
             "scheduler_service.fleet.fleet_queue",
-            "            self._policy.sampled(tenant, num_tokens)\n",
-            "            pass\n",
+            "        self._queue.charge(num_sampled)\n",
+            "        pass\n",
             "tests/unit/scheduler/fleet/test_fleet_queue.py",
         ),
         "everybody in flight was alone when an executor is lost": Mutant(

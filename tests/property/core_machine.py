@@ -343,7 +343,9 @@ class CoreMachine(RuleBasedStateMachine):
     def core_is_restored(self, _index: int) -> None:
         scheduler = load_state(dump_state(self.running.scheduler), Scheduler)
         for client in self.unfinished:
-            client.delivery.request = scheduler.placement.requests[client.request.request_id]
+            request = scheduler.find(client.request.request_id)
+            assert request is not None
+            client.delivery.request = request
         self.running.scheduler = scheduler
 
     # -- what holds ----------------------------------------------------------------------------

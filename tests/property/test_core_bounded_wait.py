@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.core.plan import StepStatus
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
-from scheduler_service.core.policies.urgency import TURN_EVERY
+from scheduler_service.core.queue.key_order import TURN_EVERY
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from splitserve_rpc.domain_error import DomainError
@@ -115,7 +115,7 @@ def test_only_those_with_adapters_wait_and_not_for_ever_when_slots_are_scarce(
     flood = AdapterFlood(config, seed, depth)
     for _ in range(260):
         flood.step()
-        for request in flood.engine.scheduler.placement.waiting:
+        for request in flood.engine.scheduler.queue:
             assert request.scheduling.adapter, "it waits though nothing lacks"
     assert flood.longest_wait <= MAX_SLOT_WAIT_STEPS
 

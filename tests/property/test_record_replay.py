@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode, Speculation
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.journal.journal import FileJournal
 from scheduler_service.journal.replay import replay
 from tests.support.core.recorded_run import RandomRun, run_config

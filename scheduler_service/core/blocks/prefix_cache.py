@@ -64,8 +64,11 @@ class PrefixCache:
         return PrefixHit(end * block_size, end - len(blocks), tuple(blocks))
 
     def adopt(self, sequence: Sequence) -> None:
-        """Goes on with what is hashed of a sequence that no core has, if it is of use here."""
-        assert sequence.request.status is RequestStatus.ABSENT, "its hashes are another core's"
+        """Goes on with what is hashed of a sequence that no engine has, if it is of use here."""
+        status = sequence.request.status
+        assert status in (RequestStatus.ABSENT, RequestStatus.WAITING), (
+            "its hashes are another engine's"
+        )
         sequence.block_hashes = sequence.chains.setdefault(self._config.hash_kind, [])
 
     def publish(

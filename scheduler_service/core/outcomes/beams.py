@@ -92,25 +92,3 @@ class Beams:
         max_tokens = request.params.max_tokens
         by_length = max_tokens is not None and num_output_tokens >= max_tokens
         return FinishReason.LENGTH if by_length else FinishReason.MODEL_LENGTH
-
-
-def prepare_search(request: Request, vocab_size: int) -> None:
-    """Gives a request its beam search, which goes on if it was begun on another executor.
-
-    Where sequences end at another length than there, it begins again from the prompt.
-    """
-    beam, sequence = request.params.beam, request.sequence
-    assert beam is not None
-    max_tokens = request.stop_len - sequence.num_prompt_tokens
-    if request.search is not None and request.search.max_tokens == max_tokens:
-        return
-    request.search = search = BeamSearch(
-        beam,
-        n=request.params.n,
-        max_tokens=max_tokens,
-        min_tokens=request.params.min_tokens,
-        stop_token_ids=request.stop_token_ids,
-    )
-    request.num_candidates = min(search.num_candidates, vocab_size)
-    prompt = sequence.token_ids[: sequence.num_prompt_tokens]
-    request.sequences = [Sequence(request, 0, prompt, sequence.num_prompt_tokens, sequence.seed)]

@@ -62,6 +62,7 @@ def detach(request: Request, placement: Placement) -> Request:
         request,
         status=RequestStatus.ABSENT,
         params_set=OF_NO_CORE,
+        prepared_for=None,
         is_encoded=False,
         cross_blocks=[],
         host_cross_blocks=[],

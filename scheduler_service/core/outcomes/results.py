@@ -1,11 +1,7 @@
-"""What the rows of a step bring: tokens, ends, logprobs, full blocks.
-
-The end of a request whose tokens are not streamed is where its best completions are chosen.
-"""
+"""What the rows of a step bring: tokens, ends, logprobs, full blocks."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
@@ -13,6 +9,7 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.endings import Endings
 from scheduler_service.core.outcomes.beams import Beams
 from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.outcomes.row_failures import RowFailures
@@ -28,16 +25,13 @@ from scheduler_service.core.plan import (
 )
 from scheduler_service.core.request import (
     BoolArray,
-    Completion,
     FinishReason,
     Int32Array,
     Int64Array,
-    Request,
     ScoredToken,
     Sequence,
 )
 from scheduler_service.core.row_columns import ONE, ZERO
-from scheduler_service.core.siblings import Siblings
 
 
 class Results:
@@ -48,7 +42,7 @@ class Results:
         config: SchedulerConfig,
         placement: Placement,
         losses: Losses,
-        siblings: Siblings,
+        endings: Endings,
         shortfalls: Shortfalls,
     ) -> None:
         self._config = config
@@ -57,14 +51,8 @@ class Results:
         self._shortfalls = shortfalls
         self._rows = placement.rows
         self._failures = RowFailures(placement, losses)
-        self._siblings = siblings
+        self._endings = endings
         self._beams = Beams(config, placement)
-        # Tokens that end some sequence. Others need no second look.
-        self._may_stop = np.zeros(config.vocab_size, np.bool_)
-
-    def expect(self, request: Request) -> None:
-        """Gets ready for the tokens of a request."""
-        self._may_stop[list(request.stop_token_ids)] = True
 
     def take(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
         """Takes what an executed step brought, and `OutcomeChecks` let through."""
@@ -130,7 +118,7 @@ class Results:
     def _append(self, row_ids: Int64Array, tokens: StepTokens) -> None:
         """Appends tokens to sequences in rows."""
         rows = self._rows
-        if self._placement.waiting.charges_outputs:
+        if self._placement.queue.charges_outputs:
             self._charge(row_ids, tokens.counts)
         if tokens.counts is not None:
             rows.append_tokens(row_ids, tokens.counts, tokens.token_ids)
@@ -144,11 +132,11 @@ class Results:
     def _finish_stopped(self, row_ids: Int64Array, last_token_ids: Int32Array) -> None:
         """Ends sequences in rows that end with their last token."""
         rows = self._rows
-        may_end = self._may_stop[last_token_ids.astype(np.int64)]
+        may_end = self._placement.may_stop[last_token_ids.astype(np.int64)]
         may_end |= rows.num_known[row_ids] >= rows.stop_len[row_ids]
         if np.count_nonzero(may_end):
             for row_id in row_ids[may_end].tolist():
-                self.finish_if_stopped(rows.sequence(row_id))
+                self._endings.finish_if_stopped(rows.sequence(row_id))
 
     def _append_special(self, special: Mapping[int, Sequence], outcome: StepOutcome) -> None:
         """Tokens of requests with several sequences or logprobs; beams choose theirs later."""
@@ -181,9 +169,9 @@ class Results:
             sequence.token_ids = np.concatenate([sequence.token_ids, token_ids])
             # The first one by a grammar was not promised.
             sequence.num_promised = max(sequence.num_promised - len(token_ids), 0)
-            self._charge_tenant(sequence.request.scheduling.tenant, len(token_ids))
+            self.charge_tenant(sequence.request.scheduling.tenant, len(token_ids))
             self._add_events(sequence, index, outcome, events)
-            self.finish_if_stopped(sequence)
+            self._endings.finish_if_stopped(sequence)
         self._advance_beams(departed.values())
 
     def _take_candidates(self, sequence: Sequence, index: int, outcome: StepOutcome) -> bool:
@@ -194,7 +182,7 @@ class Results:
         if sequence.request.params.beam is None:
             return False
         sequence.candidates = outcome.logprobs[index][0].top
-        self._charge_tenant(sequence.request.scheduling.tenant, 1)
+        self.charge_tenant(sequence.request.scheduling.tenant, 1)
         return True
 
     def _add_events(
@@ -218,53 +206,13 @@ class Results:
         for row_id, count in zip(row_ids.tolist(), each, strict=True):
             tokens_of[self._rows.sequence(row_id).request.scheduling.tenant] += count
         for tenant, num_tokens in tokens_of.items():
-            self._charge_tenant(tenant, num_tokens)
+            self.charge_tenant(tenant, num_tokens)
 
-    def _charge_tenant(self, tenant: str, num_tokens: int) -> None:
-        if self._placement.waiting.charges_outputs:
-            self._placement.waiting.sampled(tenant, num_tokens)
+    def charge_tenant(self, tenant: str, num_tokens: int) -> None:
+        if self._placement.queue.charges_outputs:
             self._placement.num_sampled[tenant] += num_tokens
 
     # -- ends ----------------------------------------------------------------------------------
-
-    def finish_if_stopped(self, sequence: Sequence) -> None:
-        """Ends a sequence if its last token does; and its request with its last sequence."""
-        request = sequence.request
-        tokens = self._placement.known_tokens(sequence)
-        num_tokens, last = len(tokens), int(tokens[-1])
-        if last in request.stop_token_ids:
-            sequence.finish_reason, sequence.stop_token_id = FinishReason.STOP, last
-        elif num_tokens >= request.stop_len:
-            max_tokens = request.params.max_tokens
-            num_output_tokens = num_tokens - sequence.num_prompt_tokens
-            by_length = max_tokens is not None and num_output_tokens >= max_tokens
-            sequence.finish_reason = FinishReason.LENGTH if by_length else FinishReason.MODEL_LENGTH
-        else:
-            return
-        self._siblings.join_before_end(sequence)
-        self._placement.finish_sequence(sequence)
-        if request.params.num_sequences > 1 and request.params.is_streamed:
-            self._placement.ended_sequences.append(sequence)
-        if not request.unfinished:
-            self._complete(request)
-
-    def _complete(self, request: Request) -> None:
-        if not request.params.is_streamed:
-            best = rank_completions(request.sequences, request.params.n)
-            request.completions = [
-                Completion(
-                    s.token_ids[s.num_prompt_tokens :].tolist(),
-                    s.finish_reason or FinishReason.STOP,
-                    s.stop_token_id,
-                    s.cumulative_logprob,
-                    scored=s.scored,
-                )
-                for s in best
-            ]
-        first = request.sequences[0].finish_reason
-        if request.completions:
-            first = request.completions[0].finish_reason
-        self._placement.finish(request, first or FinishReason.STOP)
 
     def _advance_beams(self, sequences: Iterable[Sequence]) -> None:
         """Those of the searches of `sequences` go on of which all candidates are known."""
@@ -329,17 +277,3 @@ class Results:
             if new:
                 events.prompt_logprobs.append((request, new))
                 request.num_prompt_logprobs_sent += len(new)
-
-
-def rank_completions(sequences: Items[Sequence], n: int) -> list[Sequence]:
-    """The `n` with the highest mean logprob per output token, best first; of equals, by index.
-
-    A stop token counts as a token. One without any comes last.
-    """
-    return sorted(sequences, key=lambda s: (-_mean_logprob(s), s.index))[:n]
-
-
-def _mean_logprob(sequence: Sequence) -> float:
-    if sequence.num_output_tokens == 0:
-        return -math.inf
-    return sequence.cumulative_logprob / sequence.num_output_tokens

@@ -1,32 +1,45 @@
-"""Requests without rows get them: first those that were swapped out, then those that wait.
+"""Which requests begin in a step: first preempted ones, then those that wait.
 
-Who is next is the queue policy's business. Nobody who cannot run now blocks others for ever, nor is
-passed by others for ever: what lacks a slot for its adapter, bytes, or (where the policy allows it)
-blocks, rows or its tenant's share of these, may be passed by MAX_BYPASSES requests; then those wait
-for it that would take what it lacks. Everybody takes blocks and rows, but only who has an adapter
-keeps a slot. Where the policy does not allow it, nobody takes bytes who comes after one that lacks
-some.
+The queue policy says who is next. A request that cannot begin now does not block others for ever,
+nor is it passed by others for ever: one that lacks a slot for its adapter, bytes, or (where the
+policy allows it) blocks, rows or its tenant's share of these, may be passed by MAX_BYPASSES
+requests; then those wait for it that would take what it lacks. All requests take blocks and rows,
+but only those with an adapter keep a slot. Where the policy does not allow it, no request takes
+bytes that comes after one that lacks some.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from itertools import islice
 
+from scheduler_service.core.blocks.prefix_cache import PrefixHit
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.endings import Endings
 from scheduler_service.core.lack import Lack
 from scheduler_service.core.placement import Placement
+from scheduler_service.core.planning.batch_policy import StepShape
 from scheduler_service.core.planning.lateness import Lateness
+from scheduler_service.core.planning.preparation import prepare_request
 from scheduler_service.core.planning.prompt_limit import PromptLimit
 from scheduler_service.core.planning.room import MAX_BYPASSES, Room
 from scheduler_service.core.planning.running_rows import RunningRows
-from scheduler_service.core.policies.batch_policy import StepShape
-from scheduler_service.core.policies.request_queue import Lanes
-from scheduler_service.core.request import FinishReason, Request, Sequence, SequenceStatus
+from scheduler_service.core.queue.lanes import OpenLanes
+from scheduler_service.core.queue.waiting_queue import QueueView
+from scheduler_service.core.request import (
+    FinishReason,
+    Request,
+    RequestStatus,
+    Sequence,
+    SequenceStatus,
+)
 
 # How many blocked requests a step looks past; bounds the work of a step.
 _MAX_BLOCKED = 16
+# How many waiting requests are looked at while no row or block is free: two that may have a turn,
+# and the most urgent one.
+_MAX_LOOKED_AT_WHEN_FULL = 3
 _PASSABLE = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES, Lack.SHARE})
 _NO_ADAPTER = frozenset({""})
 
@@ -59,15 +72,15 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Of whom a waiting request goes ahead: a swapped one, or rows that it takes tokens from."""
+    """What a waiting request goes ahead of: a preempted one, or rows that it takes tokens from."""
 
-    swapped: Request | None
+    preempted: Request | None
     is_of_rows: bool = False
     runs_decodes: bool = True
 
 
 class Admitter:
-    """Gives rows to swapped and waiting requests, and tokens of the step."""
+    """Gives rows to preempted and waiting requests, and tokens of the step."""
 
     def __init__(
         self,
@@ -75,136 +88,283 @@ class Admitter:
         placement: Placement,
         running_rows: RunningRows,
         lateness: Lateness,
+        endings: Endings,
     ) -> None:
         self._config = config
         self._placement = placement
         self._room = Room(config, placement)
         self._running_rows = running_rows
         self._lateness = lateness
-        self._policy = placement.waiting
-        self._pool_bypasses = MAX_BYPASSES if self._policy.allows_bypasses else 0
-        # The lanes of whoever may pass those that lack a slot; see `_admit_waiting`.
-        self._lanes: Lanes = None
+        self._endings = endings
+        self._queue = placement.queue
+        self._pool_bypasses = MAX_BYPASSES if self._queue.allows_bypasses else 0
+        # The adapters of whoever may pass those that lack a slot.
+        self._lanes = OpenLanes()
         # Whether bytes that are left are for whoever was first to lack some.
         self._keeps_bytes = False
 
-    def admit_urgent(self, shape: StepShape, budget: Budget) -> list[tuple[int, int]]:
+    # -- one request -------------------------------------------------------------------------------
+
+    def prepare(self, request: Request) -> None:
+        """Prepares a waiting request for this engine; ends it if it has all its tokens.
+
+        It has them if it was resumed with them, or if its sequences end sooner on this engine.
+        """
+        if request.prepared_for is self._config:
+            return
+        prepare_request(request, self._config)
+        if request.unfinished:
+            self._placement.blocks.prefixes.adopt(request.unfinished[0])
+        for resumed in request.unfinished:
+            if resumed.num_output_tokens > 0 and request.params.beam is None:
+                self._endings.finish_if_stopped(resumed)
+
+    def find_blocker(self, request: Request) -> Lack | None:
+        """Returns what keeps a waiting request from a row and blocks; None if nothing does.
+
+        Nobody is preempted for it.
+        """
+        found = self._find_room(request, may_preempt=False)
+        return found if isinstance(found, Lack) else None
+
+    def begin(self, request: Request) -> Lack | None:
+        """Gives a row and blocks to a waiting request, or returns what it lacks.
+
+        Its tokens are computed by the next step. Requests that `make_way` for it are preempted.
+        Preempted requests of this engine go first, unless it may preempt or pass them.
+        """
+        self._room.begin_step()
+        first = self._first_to_return if self._room.is_divided else self._first_preempted
+        if first is not None and not self._may_go_before(request, first):
+            return Lack.OTHERS_FIRST
+        found = self._find_room(request, may_preempt=True)
+        if isinstance(found, Lack):
+            return found
+        self._start(request, found)
+        return None
+
+    def _find_room(self, request: Request, *, may_preempt: bool) -> PrefixHit | Lack:
+        """Returns what exists of a request that can have a row and blocks now, or what it lacks.
+
+        `may_preempt`: running requests make way for it, if that is what it lacks.
+        """
+        if (lack := self._what_lacks_at_once(request)) is not None:
+            return lack
+        leader, prefixes = request.unfinished[0], self._placement.blocks.prefixes
+        hit = prefixes.find(leader)
+        lack = self._room.what_lacks(request, leader, hit)
+        if lack is None:
+            return hit
+        if lack in (Lack.POOL, Lack.SHARE) or not may_preempt:
+            return lack
+        if not self._room.make_way(request, leader, hit):
+            return lack
+        # Those that made way may have held what was found, or still wait for results.
+        hit = prefixes.find(leader)
+        if self._room.what_lacks(request, leader, hit) is not None:
+            return Lack.BLOCKS_ON_THEIR_WAY
+        return hit
+
+    def _what_lacks_at_once(self, request: Request) -> Lack | None:
+        """Returns what a request lacks however much room there is."""
+        if not self._placement.suspects.may_run(request):
+            return Lack.OTHERS_FIRST
+        if self._room.has_yielded(request):
+            return Lack.SHARE
+        if not self._placement.is_settled(request):
+            return Lack.RESULTS
+        if not self._room.has_adapter_slot(request):
+            return Lack.ADAPTER_SLOT
+        if self._keeps_bytes and self._room.num_more_bytes(request) > 0:
+            return Lack.BYTES
+        return None
+
+    def _start(self, request: Request, hit: PrefixHit) -> None:
+        """Gives a request the row and the blocks that there are for it."""
+        placement, leader = self._placement, request.unfinished[0]
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = min(hit.num_tokens, leader.num_prompt_tokens)
+            placement.tally.began(
+                num_prompt_tokens=leader.num_prompt_tokens,
+                num_cached=request.num_cached_tokens,
+                num_on_host=len(hit.host_blocks) * self._config.block_size,
+            )
+        if request in self._queue:
+            self._queue.begun(request, len(leader.token_ids) - hit.num_tokens)
+        placement.start(leader, hit)
+
+    # -- a step ------------------------------------------------------------------------------------
+
+    def admit_urgent(
+        self, shape: StepShape, budget: Budget, waiting: QueueView
+    ) -> list[tuple[int, int]]:
         """Gives rows to waiting requests for which less urgent rows yield tokens of the step.
 
         What rows want that are as urgent is reserved. Returns (row id, tokens to compute) of each.
         """
         admitted: list[tuple[int, int]] = []
-        if self._placement.draft.has_preempted or not shape.takes_waiting:
+        rows = self._running_rows
+        can_yield = rows.has_classes and not self._placement.draft.has_preempted
+        if not can_yield or not shape.takes_waiting:
             return admitted
-        self._lanes = None
-        first = next(self._candidates(), None)
-        if first is None:
+        self._lanes.adapters = None
+        first = next(self._candidates(waiting), None)
+        if first is None or not rows.may_yield_to(self._queue.step_class(first)):
             return admitted
-        num_tokens, rows = len(first.sequence.token_ids), self._running_rows
-        if not rows.may_yield_to(self._policy.urgency(first)):
-            return admitted
+        num_tokens = len(first.sequence.token_ids)
         num_others = budget.num_tokens - rows.num_wanted(decodes=shape.runs_decodes)
         if num_others < num_tokens:
             # Others are preempted after their work was chosen, if that leaves a token.
             budget.may_preempt = num_others <= 0
-            ahead = _Ahead(self._first_swapped, is_of_rows=True, runs_decodes=shape.runs_decodes)
-            self._admit_waiting(budget, admitted, ahead)
+            ahead = _Ahead(self._first_preempted, is_of_rows=True, runs_decodes=shape.runs_decodes)
+            self._admit_waiting(waiting, budget, admitted, [], ahead)
         budget.num_reserved, budget.may_preempt = 0, True
         return admitted
 
-    def admit(self, shape: StepShape, budget: Budget) -> list[tuple[int, int]]:
-        """Gives rows to swapped and waiting requests: (row id, tokens to compute) of each row.
+    def admit(self, shape: StepShape, budget: Budget, waiting: QueueView) -> list[tuple[int, int]]:
+        """Gives rows to preempted and waiting requests: (row id, tokens to compute) of each row.
 
-        Swapped ones go first, but for waiting ones that are urgent enough to preempt them.
+        Preempted ones go first, but for waiting ones that are urgent enough to preempt them.
         """
         admitted: list[tuple[int, int]] = []
         self._room.begin_step()
-        # What somebody just gave up is for those that run, and for tenants of whom nobody yielded.
-        if self._placement.draft.has_preempted and not self._room.is_divided:
-            return admitted
-        self._lanes = None
-        swapped = self._first_swapped
         is_divided = self._room.is_divided
-        if shape.takes_waiting and swapped is not None and not is_divided:
-            must_wait = self._admit_waiting(budget, admitted, _Ahead(swapped))
-            if must_wait or not shape.takes_swapped:
+        # What somebody just gave up is for those that run, and for tenants of whom nobody yielded.
+        if self._placement.draft.has_preempted and not is_divided:
+            return admitted
+        first = self._first_preempted
+        if shape.takes_waiting and first is not None and not is_divided:
+            self._lanes.adapters = None
+            if self._admit_waiting(waiting, budget, admitted, [], _Ahead(first)):
                 return admitted
-        self._lanes = None
-        swap_in = partial(self._swap_in, budget, admitted)
-        stuck = swap_in() if shape.takes_swapped else self._first_to_return
+        self._lanes.adapters = None
+        stuck, passed = self._bring_back(shape, budget, admitted)
         if shape.takes_waiting and (stuck is None or is_divided):
             ahead = None if stuck is None else _Ahead(stuck)
-            self._admit_waiting(budget, admitted, ahead)
+            self._admit_waiting(waiting, budget, admitted, passed, ahead)
         return admitted
 
-    @property
-    def yields_to_waiting(self) -> bool:
-        """Whether the first of the waiting goes before all that are swapped out."""
-        swapped = self._first_swapped
+    def yields_to_waiting(self, waiting: QueueView) -> bool:
+        """Returns whether the first of the waiting goes before all that are swapped out."""
+        swapped = next(filter(self._placement.suspects.may_run, self._placement.swapped), None)
         if swapped is None:
             return False
-        self._lanes = None
-        first = next(self._candidates(), None)
+        self._lanes.adapters = None
+        first = next(self._candidates(waiting), None)
         if first is None or not self._room.is_divided:
-            return first is not None and self._policy.may_preempt(first, swapped)
+            return first is not None and self._queue.may_preempt(first, swapped)
         self._room.begin_step()
         returning = self._first_to_return
-        return returning is None or self._policy.may_pass(first, returning)
+        return returning is None or self._queue.may_pass(first, returning)
 
     @property
-    def _first_swapped(self) -> Request | None:
-        return next(filter(self._placement.suspects.may_run, self._placement.swapped), None)
+    def _first_preempted(self) -> Request | None:
+        return next(filter(self._placement.suspects.may_run, self._placement.preempted), None)
 
     @property
     def _first_to_return(self) -> Request | None:
-        """The first swapped request that does not wait for others of its tenant to leave."""
-        swapped = filter(self._placement.suspects.may_run, self._placement.swapped)
-        return next((s for s in swapped if not self._room.exceeds_share(s)), None)
+        """The first preempted request that does not wait for others of its tenant to leave."""
+        preempted = filter(self._placement.suspects.may_run, self._placement.preempted)
+        return next((each for each in preempted if not self._room.exceeds_share(each)), None)
 
-    # -- swapped -------------------------------------------------------------------------------
+    def _may_go_before(self, request: Request, preempted: Request) -> bool:
+        """Returns whether a waiting request may begin before a preempted one."""
+        queue = self._queue
+        return queue.may_preempt(request, preempted) or queue.may_pass(request, preempted)
 
-    def _swap_in(self, budget: Budget, admitted: list[tuple[int, int]]) -> Request | None:
-        """Brings swapped requests back, most urgent first.
+    # -- preempted ---------------------------------------------------------------------------------
 
-        Returns the request that others have to wait for, except those that the policy lets pass.
+    def _bring_back(
+        self, shape: StepShape, budget: Budget, admitted: list[tuple[int, int]]
+    ) -> tuple[Request | None, list[Request]]:
+        """Gives rows to preempted requests, by rank.
+
+        Returns the first that others have to wait for, except those that the policy lets pass it;
+        and the ones that any other may pass.
         """
-        placement, stuck = self._placement, None
-        for request in filter(placement.suspects.may_run, placement.swapped.copy()):
+        stuck: Request | None = None
+        passed: list[Request] = []
+        for request in filter(self._placement.suspects.may_run, self._placement.preempted.copy()):
+            is_swapped = request.status is RequestStatus.SWAPPED
+            if not is_swapped and not shape.takes_waiting:
+                continue  # its prompt is not for this step
             if not self._room.has_adapter_slot(request):
-                self._lanes = _NO_ADAPTER
-            is_closed = self._lanes is not None and request.scheduling.adapter not in self._lanes
+                self._lanes.adapters = _NO_ADAPTER
+            adapters, adapter = self._lanes.adapters, request.scheduling.adapter
+            is_closed = adapters is not None and adapter not in adapters
             # Others of its tenant run, and it comes when they leave.
             if is_closed or self._room.exceeds_share(request):
+                passed += [] if is_swapped else [request]
                 continue
-            if stuck is not None and not self._policy.may_pass(request, stuck):
+            if stuck is not None and not self._queue.may_pass(request, stuck):
                 continue
-            if (
-                budget.num_left <= 0
-                or placement.draft.has_swapped_out
-                or not self._room.can_swap_in(request)
-            ):
+            if is_swapped:
+                lack = self._swap_in(request, shape, budget, admitted)
+            else:
+                lack = self._return(request, budget, admitted)
+            if lack is Lack.SHARE:
+                passed.append(request)
+            elif lack is not None:
                 stuck = request
-                if self._policy.shares is None:
-                    return stuck
-                continue
-            placement.swap_in(request)
-            for sequence in request.sequences:
-                if sequence.status is SequenceStatus.RUNNING:
-                    self._spend(sequence, budget, admitted)
-        return stuck
+                if self._queue.shares is None:
+                    break
+        return stuck, passed
 
-    # -- waiting -------------------------------------------------------------------------------
+    def _swap_in(
+        self,
+        request: Request,
+        shape: StepShape,
+        budget: Budget,
+        admitted: list[tuple[int, int]],
+    ) -> Lack | None:
+        placement = self._placement
+        if not shape.takes_swapped or budget.num_left <= 0 or placement.draft.has_swapped_out:
+            return Lack.BUDGET
+        if not self._room.can_swap_in(request):
+            return Lack.BLOCKS
+        placement.swap_in(request)
+        for sequence in request.sequences:
+            if sequence.status is SequenceStatus.RUNNING:
+                self._spend(sequence, budget, admitted)
+        return None
+
+    def _return(
+        self, request: Request, budget: Budget, admitted: list[tuple[int, int]]
+    ) -> Lack | None:
+        """Has a preempted request computed again, as far as its KV is not cached."""
+        if budget.num_left <= 0:
+            return Lack.BUDGET
+        if self._lateness.cannot_meet(request):
+            return None if request.is_finished else Lack.BUDGET
+        self._keeps_bytes = False
+        lack = self._try_to_admit(request, budget, admitted)
+        if lack is Lack.POOL:
+            self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
+            return None
+        if lack is not None:
+            self._placement.draft.lacks[request] = lack
+        return lack
+
+    # -- waiting -----------------------------------------------------------------------------------
 
     def _admit_waiting(
-        self, budget: Budget, admitted: list[tuple[int, int]], ahead: _Ahead | None = None
+        self,
+        waiting: QueueView,
+        budget: Budget,
+        admitted: list[tuple[int, int]],
+        passed: list[Request],
+        ahead: _Ahead | None = None,
     ) -> bool:
-        """Moves requests from waiting to running while they fit; True if all have to wait for one.
+        """Begins waiting requests while they fit; returns whether all have to wait for one.
 
-        `ahead`: of whom they go ahead; who may not do that stays.
+        `passed`: preempted requests that any other may pass. `ahead`: what they go ahead of; who
+        may not do that stays.
         """
+        if budget.num_left <= 0 or self._is_full_for(waiting):
+            return False
         blocked: list[Request] = []
         self._keeps_bytes = False
-        for request in self._hopeful(budget, admitted, ahead):
+        for request in self._hopeful(waiting, budget, admitted, ahead):
             lack = self._try_to_admit(request, budget, admitted)
             if lack is not None:
                 self._placement.draft.lacks[request] = lack
@@ -212,8 +372,8 @@ class Admitter:
                 self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
             elif lack is None:
                 self._placement.draft.lacks.pop(request, None)
-                for passed in blocked:
-                    passed.num_bypasses += 1
+                for each in (*blocked, *passed):
+                    each.num_bypasses += 1
             elif self._must_all_wait(request, lack):
                 return True
             else:
@@ -222,31 +382,50 @@ class Admitter:
                     break
         return False
 
+    def _is_full_for(self, waiting: QueueView) -> bool:
+        """Returns whether no row or block is free, and no waiting request may preempt another."""
+        placement = self._placement
+        if placement.num_unreserved_rows > 0 and placement.blocks.device.num_free > 0:
+            return False
+        if not self._queue.preempts or len(placement.rows) == 0:
+            return True
+        least_urgent = placement.rows.least_urgent.request
+        first = islice(self._candidates(waiting), _MAX_LOOKED_AT_WHEN_FULL)
+        return not any(self._queue.may_preempt(request, least_urgent) for request in first)
+
     def _hopeful(
-        self, budget: Budget, admitted: list[tuple[int, int]], ahead: _Ahead | None
+        self,
+        waiting: QueueView,
+        budget: Budget,
+        admitted: list[tuple[int, int]],
+        ahead: _Ahead | None,
     ) -> Iterator[Request]:
         """Candidates as long as there are tokens for them; who is late is ended on the way."""
-        for request in self._candidates():
+        for request in self._candidates(waiting):
             if ahead is not None and not self._goes_ahead(request, ahead, budget, admitted):
                 return
             if budget.num_left <= 0:
                 return
-            if not self._lateness.cannot_meet(request):
+            self.prepare(request)
+            if request.is_finished:
+                continue
+            if request.trial_size:
+                # It is tried apart, by this engine.
+                self._queue.begun(request, 0)
+                self._placement.adopt(request)
+            elif not self._lateness.cannot_meet(request):
                 yield request
             elif not request.is_finished:
                 return
 
-    def _candidates(self) -> Iterator[Request]:
-        candidates = self._policy.candidates(self._placement.now_ns, self._open_lanes)
+    def _candidates(self, waiting: QueueView) -> Iterator[Request]:
+        candidates = waiting.candidates(self._lanes)
         suspects = self._placement.suspects
         return filter(suspects.may_run, candidates) if suspects else candidates
 
-    def _open_lanes(self) -> Lanes:
-        return self._lanes
-
     def _must_all_wait(self, request: Request, lack: Lack) -> bool:
         """Whether nobody may pass a request that lacks something; closes the lanes of some."""
-        if lack is Lack.BYTES and not self._policy.allows_bypasses:
+        if lack is Lack.BYTES and not self._queue.allows_bypasses:
             self._keeps_bytes = True
             return request.num_bypasses >= MAX_BYPASSES
         if lack is Lack.SHARE:
@@ -258,77 +437,43 @@ class Admitter:
             )
         # It gets a slot when all who use one have left it.
         is_next = request.num_bypasses >= MAX_BYPASSES
-        self._lanes = _NO_ADAPTER if is_next else {"", *self._placement.adapters}
+        self._lanes.adapters = _NO_ADAPTER if is_next else {"", *self._placement.adapters}
         return False
 
     def _goes_ahead(
         self, request: Request, ahead: _Ahead, budget: Budget, admitted: list[tuple[int, int]]
     ) -> bool:
-        swapped = ahead.swapped
-        if swapped is not None and not (
-            self._policy.may_preempt(request, swapped) or self._policy.may_pass(request, swapped)
-        ):
+        preempted = ahead.preempted
+        if preempted is not None and not self._may_go_before(request, preempted):
             return False
         if not ahead.is_of_rows:
             return True
-        urgency = self._policy.urgency(request)
-        if not self._running_rows.has_less_urgent(urgency):
+        step_class = self._queue.step_class(request)
+        if not self._running_rows.has_less_urgent(step_class):
             return False
         budget.num_reserved = self._running_rows.num_wanted(
-            urgency, [row_id for row_id, _ in admitted], decodes=ahead.runs_decodes
+            step_class, [row_id for row_id, _ in admitted], decodes=ahead.runs_decodes
         )
         return True
 
     def _try_to_admit(
         self, request: Request, budget: Budget, admitted: list[tuple[int, int]]
     ) -> Lack | None:
-        """Admits a request if it can run; else says what it lacks."""
-        placement = self._placement
-        if (lack := self._what_lacks_at_once(request)) is not None:
-            return lack
-        leader = request.unfinished[0]
-        hit = placement.blocks.prefixes.find(leader)
-        lack = self._room.what_lacks(request, leader, hit)
-        if lack is not None:
-            if lack in (Lack.POOL, Lack.SHARE) or not budget.may_preempt:
-                return lack
-            if not self._room.make_way(request, leader, hit):
-                return lack
-            # Those that made way may have held what was found, or still wait for results.
-            hit = placement.blocks.prefixes.find(leader)
-            if self._room.what_lacks(request, leader, hit) is not None:
-                return Lack.BLOCKS_ON_THEIR_WAY
+        """Begins a request, or one that was preempted again, if it can run; else what it lacks."""
+        found = self._find_room(request, may_preempt=budget.may_preempt)
+        if isinstance(found, Lack):
+            return found
         # Asked last: whoever lacks something else does not take the turn of others.
         num_most = self._num_prompt_tokens(request, budget)
         if num_most <= 0:
             return Lack.SHARE
-        num_pending = len(leader.token_ids) - hit.num_tokens
-        if not self._fits(num_pending, budget):
+        leader = request.unfinished[0]
+        if not self._fits(len(leader.token_ids) - found.num_tokens, budget):
             return Lack.BUDGET
-        if request.num_preemptions == 0:
-            request.num_cached_tokens = min(hit.num_tokens, leader.num_prompt_tokens)
-            placement.tally.began(
-                num_prompt_tokens=leader.num_prompt_tokens,
-                num_cached=request.num_cached_tokens,
-                num_on_host=len(hit.host_blocks) * self._config.block_size,
-            )
-        self._policy.admitted(request, num_pending)
-        placement.start(leader, hit)
+        self._start(request, found)
         num_tokens = self._spend(leader, budget, admitted, num_most)
         if budget.prompts is not None:
             budget.prompts.take(request, num_tokens)
-        return None
-
-    def _what_lacks_at_once(self, request: Request) -> Lack | None:
-        """What a request lacks, however much room there is."""
-        if self._room.has_yielded(request):
-            return Lack.SHARE
-        if not self._placement.is_settled(request):
-            return Lack.RESULTS
-        if not self._room.has_adapter_slot(request):
-            return Lack.ADAPTER_SLOT
-        if self._keeps_bytes and self._room.num_more_bytes(request) > 0:
-            return Lack.BYTES
         return None
 
     def _num_prompt_tokens(self, request: Request, budget: Budget) -> int:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.planning.beside import NOBODY, Beside
-from scheduler_service.core.policies.tenant_shares import HELD_PER_LEFT
+from scheduler_service.core.queue.tenant_shares import HELD_PER_LEFT
 from scheduler_service.core.request import Request
 
 # Whoever is admitted leaves so many times as many blocks as growing rows have to leave, so that it
@@ -18,7 +18,7 @@ _ROOM_TO_GROW = 2
 
 
 class HeldShares:
-    """Compares what tenants have with what they may have; see `policies/tenant_shares.py`.
+    """Compares what tenants have with what they may have; see `queue/tenant_shares.py`.
 
     Where the policy has no shares, nobody exceeds any, and who came last yields first.
     """
@@ -28,7 +28,7 @@ class HeldShares:
         self._placement = placement
         self._rows = placement.rows
         self._blocks = placement.blocks
-        self._shares = placement.waiting.shares
+        self._shares = placement.queue.shares
         # Tenants that have been found to exceed theirs in this step.
         self._exceeding: set[str] = set()
 

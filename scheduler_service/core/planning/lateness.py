@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepPlan
+from scheduler_service.core.planning.preparation import prepare_request
 from scheduler_service.core.request import FinishReason, Request
 
 # How many requests a step refuses at most; the others wait for the next, but never run.
@@ -66,8 +67,8 @@ class Lateness:
     """
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
-        self._refuses_late = placement.waiting.refuses_late
-        self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._refuses_late = placement.queue.refuses_late
+        self._config = config
         self._placement = placement
         self._num_left = MAX_REFUSALS
         self._pace = StepPace()
@@ -85,11 +86,13 @@ class Lateness:
         placement = self._placement
         self._num_left = MAX_REFUSALS
         for _ in range(MAX_REFUSALS):
-            request = placement.waiting.overdue(placement.now_ns)
+            request = placement.queue.overdue()
             if request is None:
                 break
+            if request.prepared_for is not self._config:
+                prepare_request(request, self._config)
             self._refuse(request, self._earliest_ns(request, 0))
-        self.is_behind = placement.waiting.overdue(placement.now_ns) is not None
+        self.is_behind = placement.queue.overdue() is not None
 
     def cannot_meet(self, request: Request) -> bool:
         """Whether a request that waits is late, and was ended, or has to wait for its end."""
@@ -111,7 +114,7 @@ class Lateness:
         return True
 
     def _earliest_ns(self, request: Request, num_uncached_tokens: int) -> int:
-        tokens_per_step, now_ns = self._max_num_batched_tokens, self._placement.now_ns
+        tokens_per_step, now_ns = self._config.max_num_batched_tokens, self._placement.now_ns
         smallest = min(len(request.sequence.token_ids), tokens_per_step)
         step_ns = self._pace.least_ns(smallest, now_ns)
         return earliest_finish_ns(request, now_ns, step_ns, num_uncached_tokens, tokens_per_step)

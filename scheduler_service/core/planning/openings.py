@@ -1,5 +1,8 @@
 """What a core could begin soon: whoever has requests for several cores asks each.
 
+Of use only as long as each core has a waiting queue of its own (`core/scheduler.py`). With one
+queue for all engines nobody asks this any more: engines begin what they can.
+
 A core that is given only what its next step may begin leaves the others where all can be compared.
 """
 
@@ -24,6 +27,7 @@ from scheduler_service.core.request import Request, RequestStatus
 AWAITS_ROOM = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES, Lack.ADAPTER_SLOT, Lack.POOL})
 # A request that was just given begins with the next step, which mostly takes less than this.
 _NEXT_STEP_NS = 500_000_000
+_WITHOUT_ROWS = frozenset({RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED})
 # Requests that may wait at a time for others to make way for them.
 _MAX_YIELDED_TO = 4
 
@@ -56,7 +60,7 @@ class Openings:
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._config = config
         self._placement = placement
-        self._policy = placement.waiting
+        self._queue = placement.queue
         self._room = Room(config, placement)
         self._most_prompt_tokens = PromptTokens.of(config).num_most
         self._num_yielded_to = 0
@@ -111,7 +115,7 @@ class Openings:
         """Whether some request could begin once prompts are computed that keep others waiting."""
         placement = self._placement
         return (
-            (self._policy.shares is not None or self._takes_others)
+            (self._queue.shares is not None or self._takes_others)
             and placement.num_unreserved_rows > self._waiting.num_rows
             and self.num_blocks_left > (placement.blocks.watermark if len(placement.rows) else 0)
         )
@@ -129,7 +133,7 @@ class Openings:
     @property
     def nobody_waits(self) -> bool:
         """Whether a request would be the first to wait here."""
-        return not self._placement.swapped and len(self._placement.waiting) == 0
+        return not self._placement.preempted and len(self._queue) == 0
 
     def what_lacks(self, request: Request) -> Lack | None:
         """What a request that fits lacks to begin with the next step, with nobody yielding.
@@ -182,11 +186,11 @@ class Openings:
         least_urgent = self._placement.rows.sequence(int(order[-1])).request
         # Of the same class some take tokens of a step from others, but neither rows nor blocks.
         num_tokens_left = self._config.max_num_batched_tokens - self._running_prompts.num_tokens
-        if num_tokens_left <= 0 and self._policy.urgency(request) < self._policy.urgency(
+        if num_tokens_left <= 0 and self._queue.step_class(request) < self._queue.step_class(
             least_urgent
         ):
             return True
-        return self._policy.may_preempt(request, least_urgent)
+        return self._queue.may_preempt(request, least_urgent)
 
     def yields_to(self, request: Request) -> None:
         """A request was given that others may have to make way for."""
@@ -194,9 +198,8 @@ class Openings:
 
     @property
     def movable(self) -> Iterator[Request]:
-        """Requests that could as well wait elsewhere, swapped ones first."""
-        placement = self._placement
-        return filter(self.is_movable, chain(placement.swapped, placement.queued))
+        """Requests that could as well wait elsewhere, preempted ones first."""
+        return filter(self.is_movable, chain(self._placement.preempted, self._queue))
 
     @property
     def waits_since_ns(self) -> int | None:
@@ -205,10 +208,10 @@ class Openings:
         Where all have come since that step was planned: since when the first of them waits, but
         later by what a next step may take.
         """
-        placement = self._placement
-        if placement.swapped:
-            return placement.swapped[0].queued_at_ns
-        first = next(iter(placement.queued), None)
+        preempted = self._placement.preempted
+        if preempted:
+            return preempted[0].queued_at_ns
+        first = next(iter(self._queue), None)
         return None if first is None else first.queued_at_ns + self._grace_ns(first)
 
     def has_waited_ns(self, request: Request, now_ns: int) -> int:
@@ -223,44 +226,46 @@ class Openings:
 
         Who is tried apart stays.
         """
-        is_idle = request.status in (RequestStatus.WAITING, RequestStatus.SWAPPED)
-        return is_idle and self._placement.is_settled(request) and not request.trial_size
+        return (
+            request.status in _WITHOUT_ROWS
+            and self._placement.is_settled(request)
+            and not request.trial_size
+        )
 
     # -- who goes first ------------------------------------------------------------------------
 
     @property
     def _takes_others(self) -> bool:
         """Whether those that wait here leave anything to others, if tenants have no shares."""
-        placement = self._placement
-        if placement.swapped:
+        if self._placement.preempted:
             return False
-        if len(placement.waiting) <= self._num_given:
+        if len(self._queue) <= self._num_given:
             return True
-        return not any(map(self._holds_up_others, placement.waiting))
+        return not any(map(self._holds_up_others, self._queue))
 
     def _holds_up_others(self, request: Request) -> bool:
         """Whether nobody may pass a request that waits here: see `planning/admitter.py`."""
-        may_be_passed = self._policy.allows_bypasses or not self._room.has_adapter_slot(request)
+        may_be_passed = self._queue.allows_bypasses or not self._room.has_adapter_slot(request)
         return not may_be_passed or request.num_bypasses >= MAX_BYPASSES
 
     def _is_held_up(self, request: Request) -> bool:
         """Returns whether requests that wait on this executor hold back `request`."""
-        if self._policy.shares is None:
+        if self._queue.shares is None:
             return not self._takes_others
-        return not all(self._policy.may_pass(request, other) for other in self._first.others)
+        return not all(self._queue.may_pass(request, other) for other in self._first.others)
 
     @property
     def _first(self) -> _First:
         """Swapped requests and those that were passed often enough, where tenants have shares."""
         if self._going_first is None:
             self._going_first = found = _First()
-            if self._policy.shares is None:
+            if self._queue.shares is None:
                 return found
             self._room.begin_step()
-            for request in chain(self._placement.swapped, self._overdue):
-                is_swapped = request.status is RequestStatus.SWAPPED
+            for request in chain(self._placement.preempted, self._overdue):
+                is_waiting = request.status is RequestStatus.WAITING
                 room = self._room
-                if room.exceeds_share(request) if is_swapped else room.waits_for_its_own(request):
+                if room.waits_for_its_own(request) if is_waiting else room.exceeds_share(request):
                     found.tenants.add(request.scheduling.tenant)
                 else:
                     found.others.append(request)
@@ -269,10 +274,7 @@ class Openings:
     @property
     def _overdue(self) -> Iterator[Request]:
         """Requests that wait for room here and were passed by as many as may pass them."""
-        for request, lack in self._lacks.items():
-            is_waiting = request.status is RequestStatus.WAITING
-            if is_waiting and lack in AWAITS_ROOM and request.num_bypasses >= MAX_BYPASSES:
-                yield request
+        return (each for each in self._queue if each.num_bypasses >= MAX_BYPASSES)
 
     # -- what others take ----------------------------------------------------------------------
 
@@ -281,7 +283,7 @@ class Openings:
         """What those take that wait here and lack nothing but their turn."""
         if self._beside is None:
             self._beside = Beside()
-            for request in self._placement.queued:
+            for request in self._queue:
                 self._count(request, self._beside)
         return self._beside
 
@@ -294,7 +296,7 @@ class Openings:
         if request.unfinished:
             leader = request.unfinished[0]
             hit = self._placement.blocks.prefixes.find(leader)
-            if lack is None and self._policy.allows_bypasses:
+            if lack is None and self._queue.allows_bypasses:
                 # It may have been given to wait for room here: no step was planned since.
                 lack = self._room.what_lacks(request, leader, hit, beside)
                 if lack in AWAITS_ROOM:

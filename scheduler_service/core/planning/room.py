@@ -62,7 +62,7 @@ class Room:
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._config = config
         self._placement = placement
-        self._policy = placement.waiting
+        self._queue = placement.queue
         self._shares = HeldShares(config, placement)
 
     def begin_step(self) -> None:
@@ -76,7 +76,7 @@ class Room:
     @property
     def is_divided(self) -> bool:
         """Whether several tenants have shares of it."""
-        shares = self._policy.shares
+        shares = self._queue.shares
         return shares is not None and shares.is_shared
 
     def has_yielded(self, request: Request) -> bool:
@@ -102,7 +102,11 @@ class Room:
 
     def num_more_bytes(self, request: Request) -> int:
         """What parameters of a request take besides those of all that run."""
-        return 0 if request.params_set.num_running else request.params_set.num_bytes
+        params_set = request.params_set
+        if params_set.num_bytes == 0:
+            return 0
+        found = self._placement.params_sets.find(params_set)
+        return 0 if found is not None and found.num_running else params_set.num_bytes
 
     def can_swap_in(self, request: Request) -> bool:
         """Whether a swapped request may come back: its blocks, rows and slot are there."""
@@ -121,13 +125,11 @@ class Room:
         )
 
     def exceeds_share(self, request: Request) -> bool:
-        """Whether the tenant of a swapped request would have too much if it came back."""
-        num_blocks = self._placement.blocks.num_swap_in_blocks(request)
-        return (
-            self.has_yielded(request)
-            or self._shares.exceeds(request, num_blocks)
-            or self.waits_for_its_own(request)
-        )
+        """Whether the tenant of a preempted request would have too much if it came back."""
+        if self.has_yielded(request) or not self.is_divided:
+            return self.has_yielded(request)
+        num_blocks = self._num_blocks_to_begin(request)
+        return self._shares.exceeds(request, num_blocks) or self.waits_for_its_own(request)
 
     def exceeds_row_share(self, request: Request, beside: Beside) -> bool:
         """Whether rows for a waiting request leave too few to other tenants."""
@@ -171,16 +173,19 @@ class Room:
         """
         if not self.is_divided:
             return False
-        blocks = self._placement.blocks
-        num_blocks = blocks.watermark
+        num_blocks = self._num_blocks_to_begin(request) + self._placement.blocks.watermark
         if request.status is RequestStatus.SWAPPED:
-            num_blocks += blocks.num_swap_in_blocks(request) + len(request.unfinished)
-        else:
-            leader = request.unfinished[0]
-            num_lacking = blocks.num_lacking(leader, blocks.prefixes.find(leader))
-            num_blocks += num_lacking + blocks.device.num_free
-            num_blocks += self._num_more_blocks(request, leader)
+            num_blocks += len(request.unfinished)
         return self._shares.waits_for_its_own(request, num_blocks)
+
+    def _num_blocks_to_begin(self, request: Request) -> int:
+        """Free blocks that a request without rows takes when it begins or comes back."""
+        blocks = self._placement.blocks
+        if request.status is RequestStatus.SWAPPED:
+            return blocks.num_swap_in_blocks(request)
+        leader = request.unfinished[0]
+        num_lacking = blocks.num_lacking(leader, blocks.prefixes.find(leader))
+        return num_lacking + blocks.device.num_free + self._num_more_blocks(request, leader)
 
     def make_way(self, request: Request, leader: Sequence, hit: PrefixHit) -> bool:
         """Preempts less urgent requests for an urgent one; nobody if that is not enough for it.
@@ -202,7 +207,7 @@ class Room:
         for victim in self._by_least_urgent(request):
             if shortage.is_over:
                 break
-            if self._policy.may_preempt(request, victim):
+            if self._queue.may_preempt(request, victim):
                 victims.append((victim, self._num_blocks_alone(victim)))
                 shortage.yields(*victims[-1])
         if not shortage.is_over:
@@ -231,7 +236,7 @@ class Room:
         """
         placement, stay_ids = self._placement, self._placement.rows.stay_ids
         order = placement.rows.order
-        if len(order) == 0 or not self._policy.may_preempt(
+        if len(order) == 0 or not self._queue.may_preempt(
             waiting, placement.rows.sequence(int(order[-1])).request
         ):
             return []

@@ -68,7 +68,7 @@ class RunAhead:
         """Whether something else is to be done than to go on with the tokens of these rows."""
         placement = self._placement
         rows = placement.rows
-        if len(placement.waiting) or placement.swapped or placement.suspects:
+        if len(placement.queue) or placement.preempted or placement.suspects:
             return True
         if rows.num_without_promise or int(num_new_tokens.max()) > 1:
             return True

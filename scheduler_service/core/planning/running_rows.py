@@ -11,8 +11,8 @@ import numpy as np
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.planning.prompt_limit import PromptTokens, is_again
-from scheduler_service.core.policies.request_queue import Key
-from scheduler_service.core.policies.urgency import TURN_EVERY
+from scheduler_service.core.queue.key_order import TURN_EVERY
+from scheduler_service.core.queue.ordered_queue import Key
 from scheduler_service.core.request import BoolArray, Int32Array, Int64Array
 from scheduler_service.core.row_columns import ONE
 
@@ -114,38 +114,43 @@ class RunningRows:
         is_trial = self._placement.suspects.is_planning_trial
         return self._num_contended >= TURN_EVERY and not is_trial
 
-    def has_less_urgent(self, urgency: Key) -> bool:
-        """Whether some row yields tokens of a step to what is so urgent."""
-        rows = self._rows
-        return len(rows) > 0 and urgency < rows.urgency(rows.least_urgent.row_id)
+    @property
+    def has_classes(self) -> bool:
+        """Whether some row may yield tokens of a step to another."""
+        return len(self._rows) > 0 and bool(self._rows.step_class(self._rows.least_urgent.row_id))
 
-    def may_yield_to(self, urgency: Key) -> bool:
-        """Whether some row yields tokens of this step to what is so urgent."""
-        return not self._is_turn and self.has_less_urgent(urgency)
+    def has_less_urgent(self, step_class: Key) -> bool:
+        """Returns whether some row yields tokens of a step to a request of this class."""
+        rows = self._rows
+        return len(rows) > 0 and step_class < rows.step_class(rows.least_urgent.row_id)
+
+    def may_yield_to(self, step_class: Key) -> bool:
+        """Returns whether some row yields tokens of this step to a request of this class."""
+        return not self._is_turn and self.has_less_urgent(step_class)
 
     def num_wanted(
-        self, urgency: Key | None = None, without: Items[int] = (), *, decodes: bool
+        self, step_class: Key | None = None, without: Items[int] = (), *, decodes: bool
     ) -> int:
-        """Tokens that rows could compute now, all or those that are as urgent or more."""
+        """Returns how many tokens all rows could compute now, or those of up to this class."""
         rows, order = self._rows, self._rows.order
-        if urgency is None:
+        if step_class is None:
             return int(self._wants(order, without, decodes=decodes)[1].sum())
-        end = bisect_right(order, urgency, key=rows.urgency)
+        end = bisect_right(order, step_class, key=rows.step_class)
         return int(self._wants(order[:end], without, decodes=decodes)[1].sum())
 
     def _served(self, served: Int64Array, *, is_turn: bool) -> Int64Array:
         """Indexes in the order of the rows, in the order in which they get tokens of a scarce step.
 
-        By urgency, among equals as given. But nobody starves: after TURN_EVERY such steps there is
+        By class, within a class as given. But nobody starves: after TURN_EVERY such steps there is
         one in which rows are served first that were served least lately.
         """
         rows, order = self._rows, self._rows.order
-        if rows.urgency(order[0]) == rows.urgency(order[-1]):
+        if rows.step_class(order[0]) == rows.step_class(order[-1]):
             return served
         if is_turn:
             return served[np.argsort(rows.last_step_id[order[served]], kind="stable")]
         self._num_contended += not self._placement.suspects.is_planning_trial
-        urgencies = map(rows.urgency, order.tolist())
-        is_other = [one != other for one, other in pairwise(urgencies)]
-        classes = np.cumsum([False, *is_other])
-        return served[np.argsort(classes[served], kind="stable")]
+        step_classes = map(rows.step_class, order.tolist())
+        is_other = [one != other for one, other in pairwise(step_classes)]
+        numbers = np.cumsum([False, *is_other])
+        return served[np.argsort(numbers[served], kind="stable")]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_service.core.config import Feature, SchedulerConfig
+from scheduler_service.core.endings import Endings
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import NewRow, RowWork, StepOutcome, StepPlan
 from scheduler_service.core.planning.admitter import Admitter, Budget
+from scheduler_service.core.planning.batch_policy import QueueState, StepShape, make_batch_policy
 from scheduler_service.core.planning.drafting import Drafting
 from scheduler_service.core.planning.growing_rows import GrowingRows
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.prompt_limit import PromptLimit, PromptTokens
 from scheduler_service.core.planning.run_ahead import RunAhead
 from scheduler_service.core.planning.running_rows import RunningRows
-from scheduler_service.core.policies.batch_policy import QueueState, StepShape, make_batch_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
-from scheduler_service.core.request import Int32Array, Int64Array, Sequence
+from scheduler_service.core.queue.waiting_queue import QueueView
+from scheduler_service.core.request import Int32Array, Int64Array, RequestStatus, Sequence
 from scheduler_service.core.siblings import Siblings
 from scheduler_service.core.speculation.draft_totals import DraftTotals
 
@@ -38,13 +40,14 @@ class StepPlanner:
         costs: PreemptionCosts,
         lateness: Lateness,
         siblings: Siblings,
+        endings: Endings,
     ) -> None:
         self._config = config
         self._placement = placement
         self._costs = costs
         self._growing = GrowingRows(config, placement, siblings)
         self._running = RunningRows(config, placement)
-        self._admitter = Admitter(config, placement, self._running, lateness)
+        self.admitter = Admitter(config, placement, self._running, lateness, endings)
         self._prompt_tokens = PromptTokens.of(config)
         self._batch_policy = make_batch_policy(config)
         self._run_ahead = RunAhead(config, placement)
@@ -56,15 +59,18 @@ class StepPlanner:
         """What came of drafts."""
         return self._drafting.totals
 
-    def next_step(self, *, is_snapshot: bool) -> StepPlan | None:
-        """The next step; None if there is nothing to do. `is_snapshot`: it names all rows."""
+    def next_step(self, waiting: QueueView, *, is_snapshot: bool) -> StepPlan | None:
+        """Returns the next step; None if there is nothing to do.
+
+        Begins requests of `waiting`. `is_snapshot`: the step names all rows.
+        """
         draft = self._placement.draft
         self._drafting.look()
         while True:
             draft.yielded_tenants.clear()
             draft.lacks.clear()
-            for shape in self._batch_policy.shapes(self._queue_state()):
-                row_ids, num_new_tokens = self._fill(shape)
+            for shape in self._batch_policy.shapes(self._queue_state(waiting)):
+                row_ids, num_new_tokens = self._fill(shape, waiting)
                 if len(row_ids) and self._is_time_for(row_ids):
                     return self._plan(row_ids, num_new_tokens, is_snapshot=is_snapshot)
             if draft.moves:
@@ -89,35 +95,40 @@ class StepPlanner:
         self.ask_again_at_ns = min(ask_at_ns, self.ask_again_at_ns or ask_at_ns)
         return False
 
-    def _queue_state(self) -> QueueState:
+    def _queue_state(self, waiting: QueueView) -> QueueState:
         placement = self._placement
-        waited_ns = 0
-        if self._config.delay_factor and len(placement.waiting):
-            waited_ns = placement.now_ns - next(iter(placement.queued)).queued_at_ns
-        num_swapped = len(placement.swapped)
-        if placement.suspects:
-            num_swapped = sum(map(placement.suspects.may_run, placement.swapped))
-        if num_swapped and self._admitter.yields_to_waiting:
+        preempted = list(filter(placement.suspects.may_run, placement.preempted))
+        num_swapped = sum(each.status is RequestStatus.SWAPPED for each in preempted)
+        # What was preempted to be computed again is a prompt, as what waits.
+        num_waiting = waiting.num_waiting + len(preempted) - num_swapped
+        if num_swapped and self.admitter.yields_to_waiting(waiting):
             num_swapped = 0
-        return QueueState(
-            len(placement.waiting), num_swapped, waited_ns / 1000, self._costs.prefill_us
-        )
+        waited_us = self._oldest_wait_us(waiting) if self._config.delay_factor else 0.0
+        return QueueState(num_waiting, num_swapped, waited_us, self._costs.prefill_us)
 
-    def _fill(self, shape: StepShape) -> tuple[Int64Array, Int32Array]:
+    def _oldest_wait_us(self, waiting: QueueView) -> float:
+        """How long a prompt has waited, in the queue or since it was preempted."""
+        preempted = self._placement.preempted
+        since_ns = [e.queued_at_ns for e in preempted if e.status is RequestStatus.PREEMPTED]
+        if waiting.waits_since_ns is not None:
+            since_ns.append(waiting.waits_since_ns)
+        return (self._placement.now_ns - min(since_ns)) / 1000 if since_ns else 0.0
+
+    def _fill(self, shape: StepShape, waiting: QueueView) -> tuple[Int64Array, Int32Array]:
         """Rows of a step of this shape, and how many tokens each computes."""
         # Also where no decode runs: what they lack must not go to somebody new.
         self._growing.grow()
         self._growing.join_siblings()
         num_tokens = self._config.max_num_batched_tokens
-        num_waiting = len(self._placement.waiting)
-        if not num_waiting and not self._placement.swapped:
+        num_waiting = waiting.num_waiting
+        if not num_waiting and not self._placement.preempted:
             return self._running.pick(
                 num_tokens,
                 decodes=shape.runs_decodes,
                 prompts=self._limit_of_prompts(shape),
             )
         budget = Budget(num_tokens, shape.splits_prompts)
-        admitted = self._admitter.admit_urgent(shape, budget) if num_waiting else []
+        admitted = self.admitter.admit_urgent(shape, budget, waiting) if num_waiting else []
         row_ids, num_new_tokens = self._running.pick(
             budget.num_tokens,
             decodes=shape.runs_decodes,
@@ -128,7 +139,7 @@ class StepPlanner:
         stay_ids = rows.stay_ids[row_ids]
         budget.spend(int(num_new_tokens.sum()))
         budget.prompts = self._prompt_limit(shape, row_ids, num_new_tokens)
-        admitted += self._admitter.admit(shape, budget)
+        admitted += self.admitter.admit(shape, budget, waiting)
         # An urgent request may have taken the rows of others that were picked.
         is_there = rows.stay_ids[row_ids] == stay_ids
         columns = np.array(admitted, np.int64).reshape(-1, 2)
@@ -139,7 +150,7 @@ class StepPlanner:
 
     def _limit_of_prompts(self, shape: StepShape) -> PromptTokens | None:
         """Tokens of prompts in a step, if they are limited."""
-        shares = self._placement.waiting.shares
+        shares = self._placement.queue.shares
         is_divided = shares is not None and shares.is_shared and shape.splits_prompts
         return self._prompt_tokens if is_divided else None
 

@@ -25,7 +25,7 @@ from tests.support.fakes.fake_runner import FakeRunner
 _STATUS_OF_REQUEST = {
     SequenceStatus.RUNNING: RequestStatus.RUNNING,
     SequenceStatus.SWAPPED: RequestStatus.SWAPPED,
-    SequenceStatus.WAITING: RequestStatus.WAITING,
+    SequenceStatus.WAITING: RequestStatus.PREEMPTED,
 }
 
 
@@ -120,10 +120,16 @@ def check_published(
 def check_requests(placement: Placement) -> None:
     """Every unfinished request is in the one place that its sequences say."""
     requests = placement.requests.values()
-    assert set(placement.waiting) == _at(placement, RequestStatus.WAITING)
-    assert len(placement.waiting) == len(_at(placement, RequestStatus.WAITING))
-    assert set(placement.swapped) == _at(placement, RequestStatus.SWAPPED)
-    assert placement.swapped == sorted(placement.swapped, key=lambda request: request.rank)
+    assert not _at(placement, RequestStatus.WAITING)
+    for request in placement.queue:
+        assert request.status is RequestStatus.WAITING
+        assert request.request_id not in placement.requests
+        assert all(sequence.row_id == NO_ROW for sequence in request.sequences)
+        assert request.is_finished is False
+    preempted = _at(placement, RequestStatus.PREEMPTED) | _at(placement, RequestStatus.SWAPPED)
+    assert set(placement.preempted) == preempted
+    assert len(placement.preempted) == len(preempted)
+    assert placement.preempted == sorted(placement.preempted, key=lambda request: request.rank)
     running = _at(placement, RequestStatus.RUNNING)
     check_params_sets(placement, running)
     rows_in_use = placement.rows.order.tolist()
@@ -136,8 +142,8 @@ def check_requests(placement: Placement) -> None:
     for request in requests:
         assert not request.is_finished
         _check_sequences(request)
-    queued = [*placement.waiting, *placement.swapped]
-    assert placement.num_queued_tokens == sum(request.num_queued_tokens for request in queued)
+    num_queued_tokens = sum(request.num_queued_tokens for request in placement.preempted)
+    assert placement.num_queued_tokens == num_queued_tokens
 
 
 def check_params_sets(placement: Placement, running: set[Request]) -> None:
@@ -246,7 +252,7 @@ def lengths_of(scheduler: Scheduler) -> dict[Sequence, int]:
     placement = scheduler.placement
     return {
         sequence: len(placement.known_tokens(sequence))
-        for request in placement.requests.values()
+        for request in (*placement.requests.values(), *placement.queue)
         for sequence in request.sequences
     }
 
@@ -258,7 +264,7 @@ def check_charges(
 
     A beam search is charged for the tokens of all beams, of which it does not keep all.
     """
-    if not scheduler.placement.waiting.charges_outputs:
+    if not scheduler.queue.charges_outputs:
         assert not num_sampled
         return
     known_tokens, num_gained = scheduler.placement.known_tokens, Counter[str]()

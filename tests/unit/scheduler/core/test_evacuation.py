@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.outcomes.results import Results
+from scheduler_service.core.endings import Endings
 from scheduler_service.core.sampling_params import BeamParams
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
@@ -34,7 +34,7 @@ def test_evacuate_gives_tokens_back_when_the_result_that_brought_them_was_not_ta
     driver.plan()
     for request in preempted:
         driver.preempt(request)
-    Broken(monkeypatch, Results, "finish_if_stopped").at_call = 2
+    Broken(monkeypatch, Endings, "finish_if_stopped").at_call = 2
     with pytest.raises(AssertionError):
         driver.answer(token_ids=[5, 6])
     moved = driver.core.evacuate()

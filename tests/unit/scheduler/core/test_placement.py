@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.request import RequestStatus, SequenceStatus
 from scheduler_service.core.sampling_params import BeamParams
 from tests.support.core.checked_engine import CheckedEngine
-from tests.support.core.driver import CoreDriver
+from tests.support.core.driver import CoreDriver, names
 
 SWAP, RECOMPUTE, AUTO = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE, PreemptionMode.AUTO
 
@@ -23,7 +22,7 @@ def make_driver(mode: PreemptionMode = SWAP, **options: object) -> CoreDriver:
 
 
 @pytest.mark.parametrize(
-    ("mode", "place"), [(SWAP, RequestStatus.SWAPPED), (RECOMPUTE, RequestStatus.WAITING)]
+    ("mode", "place"), [(SWAP, RequestStatus.SWAPPED), (RECOMPUTE, RequestStatus.PREEMPTED)]
 )
 def test_preempt_does_what_it_is_told_when_the_mode_is_pinned(
     mode: PreemptionMode, place: RequestStatus
@@ -41,7 +40,7 @@ def test_preempt_recomputes_when_the_host_pool_is_full() -> None:
     request = driver.add(9)
     driver.step()
     driver.preempt(request)
-    assert request.status is RequestStatus.WAITING
+    assert request.status is RequestStatus.PREEMPTED
     assert driver.next_rows() == [("r1", 0, 10)]
 
 
@@ -49,14 +48,14 @@ def test_preempt_recomputes_when_the_row_was_placed_by_the_step_being_planned() 
     # What it was given is only moved by that very step.
     driver = make_driver()
     request = driver.add(9)
-    driver.core.placement.start(request.sequence, NO_HIT)
+    assert driver.core.begin(request) is None
     driver.preempt(request)
-    assert request.status is RequestStatus.WAITING
+    assert request.status is RequestStatus.PREEMPTED
     assert not driver.core.placement.draft.moves
 
 
 @pytest.mark.parametrize(
-    ("us_per_block", "place"), [(10, RequestStatus.SWAPPED), (90, RequestStatus.WAITING)]
+    ("us_per_block", "place"), [(10, RequestStatus.SWAPPED), (90, RequestStatus.PREEMPTED)]
 )
 def test_preempt_does_what_is_cheaper_when_both_were_measured(
     us_per_block: int, place: RequestStatus
@@ -86,7 +85,7 @@ def test_preempt_swaps_groups_only_when_nothing_was_measured() -> None:
     driver.step()
     driver.preempt(single)
     driver.preempt(pair)
-    assert (single.status, pair.status) == (RequestStatus.WAITING, RequestStatus.SWAPPED)
+    assert (single.status, pair.status) == (RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
 
 
 # -- what is kept ------------------------------------------------------------------------------
@@ -166,13 +165,14 @@ def test_abort_frees_both_pools_when_the_request_was_preempted(mode: PreemptionM
     assert (driver.core.num_swapped, driver.core.num_waiting) == (0, 0)
 
 
-def test_preempt_sends_a_request_to_its_old_place_when_others_arrived_since() -> None:
+def test_preempted_request_comes_back_first_when_others_arrived_since() -> None:
     driver = make_driver(RECOMPUTE, max_num_seqs=1)
     old = driver.add(5, "old")
     driver.step()
     driver.add(5, "new")
     driver.preempt(old)
-    assert [request.request_id for request in driver.core.placement.waiting] == ["old", "new"]
+    assert [request.request_id for request in driver.core.queue] == ["new"]
+    assert names(driver.next_rows()) == ["old"]
 
 
 def test_drop_forgets_what_is_promised_when_steps_are_in_flight() -> None:

@@ -134,7 +134,7 @@ def test_least_served_tenant_begins_at_once_when_oversized_prompts_of_another_wa
 
 def giants(fleet: Fleet) -> Sequence[Request]:
     """Those that wait, wherever."""
-    waiting = [request for driver in fleet.drivers for request in driver.core.placement.waiting]
+    waiting = [request for driver in fleet.drivers for request in driver.core.queue]
     return [*waiting, *fleet.queue.first(fleet.now_ns, 100)]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.config import BatchPolicyName, FleetConfig
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.core.scheduler import Scheduler as Engine
 from scheduler_service.fleet.executor_losses import LossCause

@@ -98,7 +98,9 @@ SET_BY_READMIT = {
     "params_set",
     "stop_len",
     "stop_token_ids",
+    "prepared_for",
     "rank",
+    "step_class",
     "queued_at_ns",
     "num_queued_tokens",
 }

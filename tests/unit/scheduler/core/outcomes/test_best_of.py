@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service.core.outcomes.results import rank_completions
+from scheduler_service.core.endings import rank_completions
 from scheduler_service.core.request import Request, Sequence
 from scheduler_service.core.sampling_params import SamplingParams
 

@@ -11,9 +11,10 @@ from executor_service.steps.step import StepInput
 from scheduler_service.core.config import BatchPolicyName
 from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.plan import RowStatus, StepStatus
+from scheduler_service.core.request import SchedulingParams
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.checked_engine import CheckedEngine
-from tests.support.core.driver import CoreDriver
+from tests.support.core.driver import CoreDriver, names
 from tests.support.fakes.fake_runner import StepFault
 
 COMMON = list(range(1, 13))
@@ -93,6 +94,21 @@ def test_losses_do_not_count_when_the_executor_only_wants_a_snapshot() -> None:
         driver.answer(StepStatus.NEED_SNAPSHOT)
     assert request.finish_reason is None
     assert request.sequence.num_output_tokens == 0
+
+
+def test_snapshot_has_the_token_itself_when_its_row_was_not_in_the_step_that_was_lost() -> None:
+    driver = CoreDriver(queue_policy="priority", max_num_batched_tokens=4)
+    driver.add(2, "patient")
+    driver.step()
+    driver.add(4, "urgent", scheduling=SchedulingParams(priority=-1))
+    assert names(driver.next_rows()) == ["urgent"]
+    driver.answer(StepStatus.NEED_SNAPSHOT)
+    driver.core.abort("urgent")
+    plan = driver.plan()
+    assert plan is not None
+    assert plan.base_step_id is None
+    assert driver.rows_of(plan) == [("patient", 2, 1)]
+    assert plan.work.sampled_steps_back.tolist() == [0]
 
 
 def test_requests_lose_nothing_when_somebody_elses_step_failed() -> None:

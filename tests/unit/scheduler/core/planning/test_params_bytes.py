@@ -144,7 +144,7 @@ def test_urgent_request_gets_the_bytes_of_others() -> None:
     d.add(6, "urgent", grammar=grammar(3, 500), scheduling=SchedulingParams(-2))
     d.step()
     assert d.core.placement.requests["urgent"].status is RequestStatus.RUNNING
-    assert [request.status for request in lazy] == [RequestStatus.RUNNING, RequestStatus.WAITING]
+    assert [request.status for request in lazy] == [RequestStatus.RUNNING, RequestStatus.PREEMPTED]
 
 
 def test_same_parameters_count_once_when_many_requests_have_them() -> None:
@@ -192,8 +192,8 @@ def test_nobody_yields_bytes_when_he_has_none_to_yield() -> None:
     assert d.core.num_preemptions == 2
     assert [request.status for request in (*plain, first)] == [RequestStatus.RUNNING] * 5
     assert [request.status for request in (*shared, urgent)] == [
-        RequestStatus.WAITING,
-        RequestStatus.WAITING,
+        RequestStatus.PREEMPTED,
+        RequestStatus.PREEMPTED,
         RequestStatus.RUNNING,
     ]
 

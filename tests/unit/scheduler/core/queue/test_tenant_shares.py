@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.policies.fair_share import FairSharePolicy
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES, make_queue_policy
-from scheduler_service.core.policies.tenant_shares import ACTIVE_NS, HELD_PER_LEFT, TenantShares
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES, make_queue_policy
+from scheduler_service.core.queue.tenant_shares import ACTIVE_NS, HELD_PER_LEFT, TenantShares
+from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import SchedulingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.driver import CoreDriver
-from tests.support.core.policy_driver import admit, make_policy, make_request
+from tests.support.core.queue_driver import make_queue, make_request
 
 
-def fill(policy: FairSharePolicy, tenant: str, num_places: int, first_arrival: int) -> int:
+def fill(queue: WaitingQueue, tenant: str, num_places: int, first_arrival: int) -> int:
     """Pushes requests of a tenant while it has a place; returns how many."""
     num_pushed = 0
-    while policy.has_place(tenant, num_places):
-        policy.push(make_request(first_arrival + num_pushed, tenant=tenant))
+    while queue.has_place(tenant, num_places):
+        queue.push(make_request(first_arrival + num_pushed, tenant=tenant))
         num_pushed += 1
     return num_pushed
 
@@ -70,37 +70,37 @@ def test_tenant_stays_active_when_only_one_of_its_requests_has_ended() -> None:
 
 
 def test_fair_leaves_places_to_others_when_a_tenant_floods() -> None:
-    policy = FairSharePolicy({})
-    policy.push(make_request(1, tenant="b"))
-    assert fill(policy, "a", 171, first_arrival=2) == 160
-    assert all(policy.has_place(tenant, 171) for tenant in ("b", "c"))
+    queue = make_queue("fair")
+    queue.push(make_request(1, tenant="b"))
+    assert fill(queue, "a", 171, first_arrival=2) == 160
+    assert all(queue.has_place(tenant, 171) for tenant in ("b", "c"))
 
 
 def test_fair_leaves_places_to_others_when_none_is_known_yet() -> None:
-    policy = FairSharePolicy({})
-    assert fill(policy, "a", 170, first_arrival=1) == 160
-    assert policy.has_place("b", 170)
+    queue = make_queue("fair")
+    assert fill(queue, "a", 170, first_arrival=1) == 160
+    assert queue.has_place("b", 170)
 
 
 def test_fair_takes_no_place_from_anybody_when_requests_come_back() -> None:
-    policy = FairSharePolicy({})
+    queue = make_queue("fair")
     waiting = [make_request(arrival, tenant="a") for arrival in range(1, 11)]
     for request in waiting:
-        policy.push(request)
+        queue.push(request)
     for request in waiting[:5]:
-        admit(policy, request)
-    policy.push(make_request(11, tenant="b"))
+        queue.begun(request, 1)
+    queue.push(make_request(11, tenant="b"))
     for request in waiting[:5]:
-        policy.push(request)
-    assert len(policy) == 11
-    assert fill(policy, "c", 8, first_arrival=12) == 1
+        queue.push(request)
+    assert len(queue) == 11
+    assert fill(queue, "c", 8, first_arrival=12) == 1
 
 
 @pytest.mark.parametrize("name", sorted(set(QUEUE_POLICIES) - {"fair"}))
 def test_has_place_ends_with_the_places_when_tenants_have_no_shares(name: str) -> None:
-    policy = make_policy(name, [make_request(arrival) for arrival in (1, 2, 3)])
-    assert policy.has_place("", 4)
-    assert not policy.has_place("", 3)
+    queue = make_queue(name, [make_request(arrival) for arrival in (1, 2, 3)])
+    assert queue.has_place("", 4)
+    assert not queue.has_place("", 3)
 
 
 @pytest.mark.parametrize("name", sorted(set(QUEUE_POLICIES) - {"fair"}))

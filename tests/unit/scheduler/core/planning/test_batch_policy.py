@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.config import BatchPolicyName
-from scheduler_service.core.policies.batch_policy import (
+from scheduler_service.core.planning.batch_policy import (
     BatchPolicy,
     PrefillFirst,
     QueueState,

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.planning.lateness import MIN_SMALLEST_STEPS
-from scheduler_service.core.policies.urgency import TURN_EVERY
+from scheduler_service.core.queue.key_order import TURN_EVERY
 from scheduler_service.core.request import RequestStatus, SchedulingParams
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver, names
@@ -244,5 +244,5 @@ def test_preempted_request_is_charged_once_when_it_comes_back() -> None:
     driver.step()
     assert request.status is RequestStatus.RUNNING
     # "a" was served 9 + 2 x 2, not another 10 for what it computed again; "b" 12 + 2 x 2.
-    in_order = driver.core.placement.waiting.candidates()
+    in_order = driver.core.queue.candidates()
     assert [waiting.request_id for waiting in in_order] == ["a1", "b1"]

@@ -1,34 +1,20 @@
-"""Items in the order of the keys they were queued with."""
+"""Items in the order of the keys they were queued with, and in lanes."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
-from scheduler_service.core.request import Request
+from scheduler_service.core.queue.lanes import Lane, Lanes
 
-Key = tuple[int, ...]
-# The lanes that a reader wants to see; None for all.
-Lanes = Collection[str] | None
-# The lane that a request is in.
-LaneOf = Callable[[Request], str]
+Key: TypeAlias = tuple[int, ...]
 Item = TypeVar("Item", bound=Hashable)
 
 BEFORE_ALL: Key = ()
 # Items are kept in pieces of at most that many, so that none costs a move of all others.
 _MAX_PIECE = 512
-
-
-def all_lanes() -> Lanes:
-    """None of the lanes is closed."""
-    return None
-
-
-def lane_of_adapter(request: Request) -> str:
-    """Requests are apart by their adapters."""
-    return request.scheduling.adapter
 
 
 class _Sorted(Generic[Item]):
@@ -87,7 +73,7 @@ class _Sorted(Generic[Item]):
 
 
 class OrderedQueue(Generic[Item]):
-    """Items by key, smallest first; keys are unique. Each item has a key in each of its lanes.
+    """Items by key, smallest first; keys are unique. Each item is in one lane.
 
     It remembers each item's key, so what becomes of the item while it is here does not move it.
     Everything costs binary searches and the move of a few hundred pointers, however many there are.
@@ -96,56 +82,54 @@ class OrderedQueue(Generic[Item]):
     def __init__(self) -> None:
         # Annotated, not subscripted: a checkpoint has no place for type arguments.
         self._all: _Sorted[Item] = _Sorted()
-        self._by_lane: dict[str, _Sorted[Item]] = {}
-        self._keys_of: dict[Item, Mapping[str, Key]] = {}
+        self._by_lane: dict[Lane, _Sorted[Item]] = {}
+        self._places: dict[Item, tuple[Lane, Key]] = {}
 
     def __len__(self) -> int:
-        return len(self._keys_of)
+        return len(self._places)
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self._all)
 
     def __contains__(self, item: Item) -> bool:
-        return item in self._keys_of
+        return item in self._places
 
-    def add(self, item: Item, keys: Mapping[str, Key]) -> None:
-        """Adds `item`, which is not here. `keys`: by lane; where all are read, the least counts."""
-        assert item not in self._keys_of, "queued twice"
-        self._keys_of[item] = keys
-        self._all.add(item, min(keys.values()))
-        for lane, key in keys.items():
-            self._by_lane.setdefault(lane, _Sorted()).add(item, key)
+    def lane_of(self, item: Item) -> Lane:
+        """Returns the lane of `item`, which is here."""
+        return self._places[item][0]
+
+    def add(self, item: Item, lane: Lane, key: Key) -> None:
+        """Adds `item`, which is not here."""
+        assert item not in self._places, "queued twice"
+        self._places[item] = lane, key
+        self._all.add(item, key)
+        self._by_lane.setdefault(lane, _Sorted()).add(item, key)
 
     def remove(self, item: Item) -> None:
         """Removes `item`, which must be here."""
-        keys = self._keys_of.pop(item)
-        self._all.remove(min(keys.values()))
-        for lane, key in keys.items():
-            self._remove_from(lane, key)
+        lane, key = self._places.pop(item)
+        self._all.remove(key)
+        self._remove_from(lane, key)
 
-    def _remove_from(self, lane: str, key: Key) -> None:
+    def _remove_from(self, lane: Lane, key: Key) -> None:
         self._by_lane[lane].remove(key)
         if not self._by_lane[lane]:
             del self._by_lane[lane]
 
-    def change_lane(self, item: Item, lane: str) -> None:
-        """`item`, which is here in one lane, is in another from now on, at the same place."""
-        ((old, key),) = self._keys_of[item].items()
-        self._keys_of[item] = {lane: key}
+    def change_lane(self, item: Item, lane: Lane) -> None:
+        """Moves `item`, which is here, to another lane, at the same place."""
+        old, key = self._places[item]
+        self._places[item] = lane, key
         self._remove_from(old, key)
         self._by_lane.setdefault(lane, _Sorted()).add(item, key)
 
-    def firsts(self) -> Mapping[str, Item]:
-        """The first item of each lane."""
-        return {lane: next(iter(items)) for lane, items in self._by_lane.items()}
-
     def first(self) -> Item | None:
-        """The item with the smallest key, or None."""
+        """Returns the item with the smallest key, or None."""
         entry = self._all.after(BEFORE_ALL)
-        return entry[1] if entry is not None else None
+        return None if entry is None else entry[1]
 
     def after(self, key: Key, lanes: Lanes = None) -> tuple[Key, Item] | None:
-        """The first item whose key is above `key`, with its key, or None; of these lanes only."""
+        """Returns the first item whose key is above `key`, with its key; of these lanes only."""
         if lanes is None:
             return self._all.after(key)
         open_lanes = (self._by_lane[lane] for lane in lanes if lane in self._by_lane)

@@ -1,0 +1,269 @@
+"""The waiting queue: the requests that no engine has, in the order of a queue policy.
+
+One queue serves any number of engines. Whatever depends on all requests of the scheduler is counted
+here once: the tenants' counters and activity, turns against starvation, and which requests were
+charged already. What an engine holds (rows, blocks, preempted requests) is the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from scheduler_service.core.queue.key_order import KeyOrder
+from scheduler_service.core.queue.lanes import OpenLanes, WaitingLanes
+from scheduler_service.core.queue.ordered_queue import Key
+from scheduler_service.core.queue.queue_policy import QueuePolicy, rank_of
+from scheduler_service.core.queue.tenant_order import MAX_IDLE_TENANTS, TenantOrder
+from scheduler_service.core.queue.tenant_shares import TenantShares
+from scheduler_service.core.request import Request
+
+_PROTECTED: Key = (0,)
+
+
+class WaitingQueue:
+    """Waiting requests, and the order of all requests, waiting or running.
+
+    Its owner tells it of every request that `ended`, and of sampled tokens by `charge`.
+    `now_ns`: the time of the last `tick`; deadlines and waiting times are measured by it.
+    """
+
+    def __init__(self, policy: QueuePolicy, max_idle_tenants: int = MAX_IDLE_TENANTS) -> None:
+        self._policy = policy
+        # By id, the one that has waited longest first.
+        self._requests: dict[str, Request] = {}
+        self._lanes = WaitingLanes()
+        # By keys, or by the counters of tenants.
+        self._keys: KeyOrder | None = None
+        self._tenants: TenantOrder | None = None
+        if policy.shares is None:
+            self._keys = KeyOrder(policy, self._lanes)
+        else:
+            self._tenants = TenantOrder(policy, policy.shares, self._lanes, max_idle_tenants)
+        # Requests that only one engine may begin, by the number of that engine.
+        self._reservations: dict[str, int] = {}
+        # Whether the policy has a rule of its own for it.
+        self.preempts = type(policy).may_preempt is not QueuePolicy.may_preempt
+        self.now_ns = 0
+
+    @property
+    def _order(self) -> KeyOrder | TenantOrder:
+        if self._keys is not None:
+            return self._keys
+        assert self._tenants is not None
+        return self._tenants
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def tick(self, now_ns: int) -> None:
+        """Sets the time."""
+        self.now_ns = now_ns
+        if self.shares is not None:
+            self.shares.now_ns = now_ns
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Iterates over the waiting requests, the one that has waited longest first."""
+        return iter(self._requests.values())
+
+    def __contains__(self, request: Request) -> bool:
+        return self._requests.get(request.request_id) is request
+
+    def get(self, request_id: str) -> Request | None:
+        """Returns the waiting request with this id, if there is one."""
+        return self._requests.get(request_id)
+
+    def has_place(self, tenant: str, num_places: int) -> bool:
+        """Returns whether a queue of `num_places` accepts one more new request of `tenant`."""
+        return self._order.has_place(tenant, num_places)
+
+    @property
+    def waits_since_ns(self) -> int | None:
+        """When the request that has waited longest was queued; None if none waits."""
+        first = next(iter(self._requests.values()), None)
+        return None if first is None else first.queued_at_ns
+
+    def view(self, engine_number: int, groups: Collection[str] | None = None) -> QueueView:
+        """Returns the queue as one engine sees it; `groups`: of requests that fit it."""
+        return QueueView(self, engine_number, groups)
+
+    # -- requests come and go ----------------------------------------------------------------------
+
+    def push(self, request: Request, group: str = "") -> None:
+        """Adds a request that is new, or that comes back from an engine with its old arrival.
+
+        `group`: names the engines that it fits, together with all other requests of the group.
+        """
+        request.queued_at_ns = self.now_ns
+        self._requests[request.request_id] = request
+        self._lanes.put(request, group)
+        self._order.push(request)
+
+    def set_group(self, request: Request, group: str) -> None:
+        """Moves a waiting request to another group."""
+        self._lanes.put(request, group)
+        self._order.change_lane(request)
+
+    def remove(self, request: Request) -> None:
+        """Removes a waiting request that has not begun."""
+        self._order.remove(request)
+        self._lanes.remove(request)
+        del self._requests[request.request_id]
+        self._reservations.pop(request.request_id, None)
+
+    def begun(self, request: Request, num_uncached_tokens: int) -> None:
+        """Removes a waiting request that an engine has begun, and charges its tenant.
+
+        `num_uncached_tokens`: tokens that the engine has to compute. May set
+        `request.is_protected`.
+        """
+        self._order.begun(request, num_uncached_tokens)
+        self.remove(request)
+
+    def ended(self, request_id: str) -> None:
+        """Forgets a request that has ended, wherever it was."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.remove(request)
+        if self._tenants is not None:
+            self._tenants.ended(request_id)
+
+    def charge(self, num_sampled: Mapping[str, int]) -> None:
+        """Charges tenants for output tokens."""
+        if self._tenants is not None:
+            for tenant, num_tokens in num_sampled.items():
+                self._tenants.sampled(tenant, num_tokens)
+
+    def reserve(self, request: Request, engine_number: int) -> None:
+        """Keeps a waiting request for one engine: no other engine sees it as a candidate.
+
+        It keeps its place in the order, so that engine lets others pass it a bounded number of
+        times and then waits for it.
+        """
+        self._reservations[request.request_id] = engine_number
+
+    def release_reservations(self, engine_number: int) -> None:
+        """Lets any engine begin what was reserved for this one."""
+        kept = {
+            each: number for each, number in self._reservations.items() if number != engine_number
+        }
+        self._reservations = kept
+
+    def is_visible(self, request: Request, engine_number: int) -> bool:
+        """Returns whether an engine may begin a waiting request."""
+        return self._reservations.get(request.request_id, engine_number) == engine_number
+
+    def weigh_tenants(self, weights: Mapping[str, float]) -> None:
+        """Gives tenants new weights; a tenant without one has 1."""
+        if self._tenants is not None and self.shares is not None:
+            self.shares.weigh(weights)
+            self._tenants.weigh_tenants()
+
+    def forget_idle_tenants(self) -> None:
+        """Forgets tenants that have no request; called in time by the queue itself."""
+        if self._tenants is not None:
+            self._tenants.forget_idle_tenants()
+
+    # -- the order ---------------------------------------------------------------------------------
+
+    def candidates(self, open_lanes: OpenLanes | None = None) -> Iterator[Request]:
+        """Iterates over waiting requests in the order in which they should begin now.
+
+        Lazy: between two of them requests may begin and leave, and the order then reflects it. What
+        is pushed meanwhile may be left to the next call. Yields requests of `open_lanes` only,
+        which is read anew for each; requests that are `overdue` may be left out.
+        """
+        open_lanes = open_lanes or OpenLanes()
+        if self._keys is not None:
+            return self._keys.candidates(self.now_ns, open_lanes)
+        assert self._tenants is not None
+        return self._tenants.candidates(open_lanes)
+
+    def overdue(self) -> Request | None:
+        """Returns a waiting request whose deadline is past, if the policy refuses late ones."""
+        return None if self._keys is None else self._keys.overdue(self.now_ns)
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When `overdue` returns a request if nothing is pushed before; None for never."""
+        return None if self._keys is None else self._keys.next_deadline_ns
+
+    def rank(self, request: Request) -> Key:
+        """Returns the place of a request in the order; unique, changes only when it begins."""
+        return rank_of(self._policy, request)
+
+    def step_class(self, request: Request) -> Key:
+        """Returns the class of a request; smaller ones get the tokens of a step first.
+
+        Where the policy has classes, protected requests are in one before all others, and so is the
+        request that has the turn: it is protected as soon as it begins.
+        """
+        step_class = self._policy.step_class(request)
+        if not step_class or self._keys is None:
+            return step_class
+        if request.is_protected or self._keys.has_turn(request):
+            return _PROTECTED
+        return (1, *step_class)
+
+    def may_preempt(self, waiting: Request, running: Request) -> bool:
+        """Returns whether `running` may be preempted so that `waiting` can begin."""
+        return not running.is_protected and self._policy.may_preempt(waiting, running)
+
+    def may_pass(self, request: Request, other: Request) -> bool:
+        """Returns whether `request` may begin before `other`, which all others have to wait for.
+
+        `other` was passed as often as the rules allow, or was preempted and lacks room.
+        """
+        return self._tenants is not None and self._tenants.may_pass(request, other)
+
+    @property
+    def shares(self) -> TenantShares | None:
+        """What tenants may take of rows and blocks; None where tenants are not told apart."""
+        return self._policy.shares
+
+    @property
+    def allows_bypasses(self) -> bool:
+        """Whether requests may begin before one that lacks blocks or rows."""
+        return self._policy.allows_bypasses
+
+    @property
+    def charges_outputs(self) -> bool:
+        """Whether `charge` matters."""
+        return self._tenants is not None
+
+    @property
+    def refuses_late(self) -> bool:
+        """Whether a waiting request ends when it cannot meet its deadline any more."""
+        return self._policy.refuses_late
+
+
+class QueueView:
+    """The waiting queue as one engine sees it: what fits it and is not reserved for another."""
+
+    def __init__(
+        self, queue: WaitingQueue, engine_number: int, groups: Collection[str] | None
+    ) -> None:
+        self._queue = queue
+        self._engine_number = engine_number
+        self._groups = groups
+
+    @property
+    def num_waiting(self) -> int:
+        """Waiting requests of all engines."""
+        return len(self._queue)
+
+    @property
+    def waits_since_ns(self) -> int | None:
+        """When the request that has waited longest was queued; None if none waits."""
+        return self._queue.waits_since_ns
+
+    def candidates(self, open_lanes: OpenLanes) -> Iterator[Request]:
+        """Iterates over the requests that this engine may begin; see `WaitingQueue.candidates`.
+
+        Of `open_lanes`, the adapters count.
+        """
+        open_lanes.groups = self._groups
+        for request in self._queue.candidates(open_lanes):
+            if self._queue.is_visible(request, self._engine_number):
+                yield request
