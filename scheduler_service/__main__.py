@@ -22,7 +22,6 @@ from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import JournalUnusable, open_journal
 from scheduler_service.live.live_view import LiveView
 from scheduler_service.live.servicer import LiveServicer
-from scheduler_service.observer import Observers
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.admin import AdminServicer
@@ -88,7 +87,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
     recorder, live = _open_recorder(config), LiveView()
-    observers = [None if metrics is None else metrics.observer, recorder, traces, live]
+    watchers = [None if metrics is None else metrics.watch, recorder, traces, live]
     connect = partial(ExecutorLink, identity=config.security.identity)
     cluster = Driver(
         config.cluster,
@@ -96,7 +95,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         changed.set,
         journal=journal,
         audit=audit,
-        observer=Observers(*(each for each in observers if each is not None)),
+        watchers=[each for each in watchers if each is not None],
         connect=connect,
     )
     if opened.tenants is not None:
@@ -186,7 +185,7 @@ def _open_metrics(config: SchedulerServiceConfig) -> SchedulerMetrics | None:
         return None
     from scheduler_service.metrics.scheduler_metrics import SchedulerMetrics
 
-    return SchedulerMetrics(config.metrics, time.monotonic_ns)
+    return SchedulerMetrics(config.metrics)
 
 
 def _on_refusal(metrics: SchedulerMetrics | None, audit: Audit, callers: Callers) -> OnRefusal:

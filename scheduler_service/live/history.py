@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import Request
-from scheduler_service.observer import NoObserver
-from scheduler_service.request_names import RequestName
+from scheduler_service.scheduler.effects import DeliverTokens, RequestFinished, SendStep
+from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import live_pb2 as live
 
 POINT_NS = 2_000_000_000
@@ -71,10 +72,11 @@ class Point:
         self.first_tokens.tell(told.time_to_first_token)
 
 
-class History(NoObserver):
-    """Implements `Observer`. `points`: those that are over, oldest first."""
+class History:
+    """Points of the last minutes. Implements `Watcher`. `points`: those that are over."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
+        """`now_ns`: the clock of turns, for those who ask between them."""
         self.points = deque[Point](maxlen=NUM_POINTS)
         self._now_ns = now_ns
         # By `client_key`, when requests came that have no row yet, or a row and no token.
@@ -95,14 +97,14 @@ class History(NoObserver):
 
     def tell_recent(self, told: live.LiveLatency) -> None:
         """Fills `told`, which is blank, with the times to first tokens of the last minute."""
-        point, recent = self._now(), Durations()
+        point, recent = self._point_at(self._now_ns()), Durations()
         recent.merge(self._recent)
         recent.merge(point.first_tokens)
         recent.tell(told)
 
-    def _now(self) -> Point:
-        """Returns the point of this moment; ends those before it."""
-        number = self._now_ns() // POINT_NS
+    def _point_at(self, now_ns: int) -> Point:
+        """Returns the point of a moment that is not past; ends those before it."""
+        number = now_ns // POINT_NS
         if number > self._point.number:
             self.points.append(self._point)
             num_waiting = len(self._without_row)
@@ -115,38 +117,50 @@ class History(NoObserver):
                 self._recent.merge(point.first_tokens)
         return self._point
 
-    # -- Observer ------------------------------------------------------------------------------
+    # -- turns ---------------------------------------------------------------------------------
 
-    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
-        point = self._now()
-        self._without_row[request.client_key] = self._now_ns()
+    def see(self, turn: Turn) -> None:
+        if isinstance(turn.event, RequestSubmitted):
+            self._submitted(turn.event.request, turn.now_ns)
+        for effect in turn.effects:
+            if isinstance(effect, DeliverTokens):
+                self._delivered(effect.events, turn.now_ns)
+            elif isinstance(effect, SendStep):
+                if effect.plan.new_rows:
+                    self._begun(effect.plan)
+            elif isinstance(effect, RequestFinished):
+                self._ended(effect.request)
+
+    def _submitted(self, request: Request, now_ns: int) -> None:
+        point = self._point_at(now_ns)
+        self._without_row[request.client_key] = now_ns
         point.num_waiting = max(point.num_waiting, len(self._without_row))
 
-    def request_ended(self, request: Request) -> None:
+    def _ended(self, request: Request) -> None:
         self._without_row.pop(request.client_key, None)
         self._without_token.pop(request.client_key, None)
 
-    def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
+    def _begun(self, plan: StepPlan) -> None:
         for row in plan.new_rows:
             key = row.sequence.request.client_key
             submitted_ns = self._without_row.pop(key, None)
             if submitted_ns is not None:
                 self._without_token[key] = submitted_ns
 
-    def tokens_delivered(self, events: StepEvents) -> None:
+    def _delivered(self, events: StepEvents, now_ns: int) -> None:
         num_tokens = len(events.client_keys) + len(events.tokens)
-        if not num_tokens:
-            return
-        point = self._now()
-        point.num_tokens += num_tokens
-        if self._without_token:
-            keys = events.client_keys.tolist()
-            keys += [token.sequence.request.client_key for token in events.tokens]
-            # Most of the time nobody begins, which is cheaper to find out than who.
-            if not self._without_token.keys().isdisjoint(keys):
-                self._first_tokens(self._without_token.keys() & set(keys), point)
+        if num_tokens:
+            point = self._point_at(now_ns)
+            point.num_tokens += num_tokens
+            if self._without_token:
+                keys = events.client_keys.tolist()
+                keys += [token.sequence.request.client_key for token in events.tokens]
+                # Most of the time nobody begins, which is cheaper to find out than who.
+                if not self._without_token.keys().isdisjoint(keys):
+                    self._first_tokens(self._without_token.keys() & set(keys), point, now_ns)
+        for request in events.finished:
+            self._ended(request)
 
-    def _first_tokens(self, keys: Iterable[int], point: Point) -> None:
-        now_ns = self._now_ns()
+    def _first_tokens(self, keys: Iterable[int], point: Point, now_ns: int) -> None:
         for key in keys:
             point.first_tokens.add(now_ns - self._without_token.pop(key))

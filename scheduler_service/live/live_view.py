@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
-from scheduler_service.core.request import Request
 from scheduler_service.driver import Driver
 from scheduler_service.live.history import History
 from scheduler_service.live.moment import Moment, Watched
 from scheduler_service.live.names import Names
 from scheduler_service.live.pace import Pace
 from scheduler_service.live.watcher import Watcher
-from scheduler_service.observer import NoObserver
-from scheduler_service.request_names import RequestName
+from scheduler_service.watching.turn import Turn
 from splitserve_rpc.domain_error import DomainError
 
 MAX_WATCHERS = 8
@@ -35,8 +32,11 @@ def moment_number(now_ns: int) -> int:
     return now_ns // _NS_PER_MOMENT
 
 
-class LiveView(NoObserver):
-    """Implements `Observer`; while nobody watches, nothing but its `history` is remembered."""
+class LiveView:
+    """What watchers of a live view are shown. Implements `Watcher`.
+
+    While nobody watches, nothing but its `history` is remembered.
+    """
 
     def __init__(
         self,
@@ -90,32 +90,9 @@ class LiveView(NoObserver):
             self._moment = watched.moment(number, self._unix_ms(), self._moment)
         return self._moment
 
-    # -- what happens --------------------------------------------------------------------------
+    # -- turns ---------------------------------------------------------------------------------
 
-    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
-        self.history.request_submitted(request, name, num_waiting)
-
-    def request_ended(self, request: Request) -> None:
-        self.history.request_ended(request)
-
-    def tokens_delivered(self, events: StepEvents) -> None:
-        self.history.tokens_delivered(events)
-
-    def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
-        self.history.step_sent(address, plan, planning_ns)
-        watched = self._watched
-        if watched is None:
-            return
-        log = watched.log_at(address)
-        if log is not None:
-            log.sent(plan, watched.cluster.now_ns(), watched.names)
-
-    def step_answered(self, address: str, outcome: StepOutcome) -> None:
+    def see(self, turn: Turn) -> None:
+        self.history.see(turn)
         if self._watched is not None:
-            log = self._watched.log_at(address)
-            if log is not None:
-                log.took(outcome, self._watched.cluster.now_ns())
-
-    def executor_gone(self, address: str, requests: Iterable[Request], *, is_lost: bool) -> None:
-        if self._watched is not None:
-            self._watched.logs.pop(address, None)
+            self._watched.see(turn)

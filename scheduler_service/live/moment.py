@@ -19,7 +19,10 @@ from scheduler_service.live.history import History
 from scheduler_service.live.names import Names, NamesMark
 from scheduler_service.live.row_owners import RowOwners
 from scheduler_service.live.step_log import StepLog
+from scheduler_service.scheduler.effects import ExecutorGone, SendStep
 from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import live_pb2 as live
 
 _MS = 1_000_000
@@ -86,13 +89,26 @@ class Watched:
             self.names.see(log.owners.refresh())
         return log
 
-    def log_at(self, address: str) -> StepLog | None:
-        """Steps of the executor that lives there; to be called between steps, and by each."""
+    def see(self, turn: Turn) -> None:
+        """Takes note of steps that were sent and answered."""
+        if (answered := turn.answered) is not None:
+            log = self._log_at(answered.address, turn.scheduler)
+            if log is not None:
+                log.took(answered.outcome, turn.now_ns)
+        for effect in turn.effects:
+            if isinstance(effect, SendStep):
+                log = self._log_at(effect.address, turn.scheduler)
+                if log is not None:
+                    log.sent(effect.plan, turn.sent_ns, self.names)
+            elif isinstance(effect, ExecutorGone):
+                self.logs.pop(effect.address, None)
+
+    def _log_at(self, address: str, scheduler: Scheduler) -> StepLog | None:
+        """Returns the steps of an executor; None for one that is gone."""
         log = self.logs.get(address)
         if log is None:
-            engines = (each for each in self.cluster.executors if each.life[0] == address)
-            engine = next(engines, None)
-            log = None if engine is None else self.log_of(engine)
+            executor = scheduler.executors.get(address)
+            log = None if executor is None else self.log_of(executor)
         return log
 
     def moment(self, number: int, unix_ms: int, before: Moment | None) -> Moment:

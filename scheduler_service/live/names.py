@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass
 
 from scheduler_service.core.request import Request
-from scheduler_service.driver import Tracked
+from scheduler_service.watching.turn import Submission
 from splitserve.scheduler.v1 import live_pb2 as live
 
 # Names that are remembered, here and by each who watches.
@@ -32,7 +32,7 @@ class Names:
     """
 
     def __init__(
-        self, tracked: Callable[[str], Tracked | None], max_names: int = MAX_NAMES
+        self, tracked: Callable[[str], Submission | None], max_names: int = MAX_NAMES
     ) -> None:
         """`tracked`: what is known of an unfinished request, by its id."""
         self._tracked = tracked

@@ -34,7 +34,7 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         unread_s: float = _UNREAD_S,
     ) -> None:
-        """`view`: the observer of `cluster`, or one of them. `names`: of who calls, for `audit`.
+        """`view`: a watcher of `cluster`. `names`: of who calls, for `audit`.
 
         `unread_s`: how long a frame may wait for its reader.
         """

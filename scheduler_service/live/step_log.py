@@ -103,15 +103,15 @@ class StepLog:
         self.answered = deque[LoggedStep](maxlen=MAX_STEPS)
 
     def sent(self, plan: StepPlan, now_ns: int, names: Names) -> None:
-        """A step is on its way, and rows are as they were when it was planned."""
+        """Takes note of a step that was sent; called in the order in which steps were planned."""
         owners = self.owners
-        # Whoever gets a row is new in a plan, so nobody else has to be looked up.
         if plan.new_rows:
-            names.see(owners.refresh())
+            names.see(row.sequence.request for row in plan.new_rows)
+            owners.take(plan.new_rows)
         self.in_flight.append(LoggedStep(plan.step_id, now_ns, plan.work, owners.now, plan.moves))
 
     def took(self, outcome: StepOutcome, now_ns: int) -> None:
-        """The oldest step in flight is answered; one that nobody saw go is passed over."""
+        """Takes note of the result of the oldest step in flight, if it was sent after the start."""
         while self.in_flight and self.in_flight[0].step_id <= outcome.step_id:
             step = self.in_flight.popleft()
             if step.step_id < outcome.step_id:

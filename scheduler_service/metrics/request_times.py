@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,10 +29,9 @@ class _Open:
 
 
 class RequestTimes:
-    """Told as `Observer` is. Requests are known by their `client_key`."""
+    """Times of requests, which are known by their `client_key`."""
 
-    def __init__(self, instruments: Instruments, now_ns: Callable[[], int]) -> None:
-        self._now_ns = now_ns
+    def __init__(self, instruments: Instruments) -> None:
         self._first_token = instruments.histogram("splitserve_time_to_first_token_seconds")
         self._queue = instruments.histogram("splitserve_queue_time_seconds")
         self._duration = instruments.histogram("splitserve_request_duration_seconds")
@@ -52,39 +51,37 @@ class RequestTimes:
         """Of requests, and of sets of them."""
         return len(self._open) + self._of_one.num_remembered
 
-    def submitted(self, request: Request) -> None:
-        """It was taken."""
-        self._open[request.client_key] = _Open(self._now_ns())
+    def submitted(self, request: Request, now_ns: int) -> None:
+        """Takes note of a request that was taken."""
+        self._open[request.client_key] = _Open(now_ns)
 
-    def ended(self, request: Request) -> None:
-        """It is over."""
+    def ended(self, request: Request, now_ns: int) -> None:
+        """Takes note of the end of a request; nothing of it is remembered."""
         key = request.client_key
         known = self._open.pop(key, None)
         self._of_one.ended(key)
         self._recovering.discard(key)
         if known is not None:
-            self._duration.observe((self._now_ns() - known.submitted_ns) / _S)
+            self._duration.observe((now_ns - known.submitted_ns) / _S)
 
-    def planned(self, plan: StepPlan) -> None:
-        """A step is on its way; those that it computes first have waited until now."""
+    def planned(self, plan: StepPlan, now_ns: int) -> None:
+        """Takes note of a step that was sent: requests that begin with it waited until now."""
         for row in plan.new_rows:
             known = self._open.get(row.sequence.request.client_key)
             if known is not None and not known.has_begun:
                 known.has_begun = True
-                self._queue.observe((self._now_ns() - known.submitted_ns) / _S)
+                self._queue.observe((now_ns - known.submitted_ns) / _S)
 
-    def lost(self, requests: Iterable[Request]) -> None:
-        """The executor that had them is lost."""
-        now_ns = self._now_ns()
+    def lost(self, requests: Iterable[Request], now_ns: int) -> None:
+        """Takes note of requests whose executor is lost."""
         for request in requests:
             known = self._open.get(request.client_key)
             if known is not None and known.lost_ns is None:
                 known.lost_ns = now_ns
                 self._recovering.add(request.client_key)
 
-    def delivered(self, events: StepEvents) -> None:
-        """Clients get these tokens."""
-        now_ns = self._now_ns()
+    def delivered(self, events: StepEvents, now_ns: int) -> None:
+        """Takes note of tokens that clients were sent, and of requests that ended."""
         if len(events.client_keys):
             self._tokens_of_one(events.client_keys, now_ns)
         if events.tokens:
@@ -96,6 +93,8 @@ class RequestTimes:
             for (key, index), num_tokens in Counter(told).items():
                 if index is not None:
                     self._tokens_of_several(key, index, num_tokens, now_ns)
+        for request in events.finished:
+            self.ended(request, now_ns)
 
     def _tokens_of_one(self, keys: npt.NDArray[np.int64], now_ns: int) -> None:
         """A token for each of `keys`, of which some may be there several times."""

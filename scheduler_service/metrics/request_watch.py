@@ -1,48 +1,53 @@
-"""Implements `Observer` with the instruments of a scheduler."""
+"""Metrics of requests and steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 from prometheus_client.metrics_core import Metric as Family
 
-from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
-from scheduler_service.core.request import Request
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.metrics.request_times import RequestTimes
 from scheduler_service.metrics.step_times import StepTimes
-from scheduler_service.observer import NoObserver
-from scheduler_service.request_names import RequestName
+from scheduler_service.scheduler.effects import (
+    DeliverTokens,
+    ExecutorGone,
+    RequestFinished,
+    SendStep,
+)
+from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.watching.turn import Turn
 from splitserve_metrics.instruments import Instruments
 
+_NOT_LOST = frozenset({LossCause.BLAMELESS, LossCause.WITHDRAWN})
 
-class RequestWatch(NoObserver):
-    """Used in the event loop. `times`: of requests."""
 
-    def __init__(self, instruments: Instruments, now_ns: Callable[[], int]) -> None:
-        self.times = RequestTimes(instruments, now_ns)
-        self._steps = StepTimes(instruments, now_ns)
+class RequestWatch:
+    """Fills instruments of times and counts. Implements `Watcher`. `times`: of requests."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self.times = RequestTimes(instruments)
+        self._steps = StepTimes(instruments)
 
     def families(self) -> list[Family]:
-        """What prometheus_client's own instruments do not have."""
+        """Returns the histograms that are none of prometheus_client's own."""
         return [self.times.between_tokens.family(), *self._steps.families()]
 
-    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
-        self.times.submitted(request)
-
-    def request_ended(self, request: Request) -> None:
-        self.times.ended(request)
-
-    def tokens_delivered(self, events: StepEvents) -> None:
-        self.times.delivered(events)
-
-    def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
-        self.times.planned(plan)
-        self._steps.sent(address, plan, planning_ns)
-
-    def step_answered(self, address: str, outcome: StepOutcome) -> None:
-        self._steps.answered(address, outcome)
-
-    def executor_gone(self, address: str, requests: Iterable[Request], *, is_lost: bool) -> None:
-        self._steps.forget(address)
-        if is_lost:
-            self.times.lost(requests)
+    def see(self, turn: Turn) -> None:
+        times, now_ns = self.times, turn.now_ns
+        if (answered := turn.answered) is not None:
+            self._steps.answered(answered.address, answered.outcome, now_ns)
+        elif isinstance(turn.event, RequestSubmitted):
+            times.submitted(turn.event.request, now_ns)
+        for effect in turn.effects:
+            if isinstance(effect, SendStep):
+                sent_ns = turn.sent_ns
+                if effect.plan.new_rows:
+                    times.planned(effect.plan, sent_ns)
+                self._steps.sent(effect.address, effect.plan, turn.planning_ns, sent_ns)
+            elif isinstance(effect, DeliverTokens):
+                times.delivered(effect.events, now_ns)
+            elif isinstance(effect, RequestFinished):
+                times.ended(effect.request, now_ns)
+            elif isinstance(effect, ExecutorGone):
+                self._steps.forget(effect.address)
+                if effect.cause not in _NOT_LOST:
+                    times.lost(effect.requests, now_ns)

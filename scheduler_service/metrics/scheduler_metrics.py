@@ -21,15 +21,18 @@ from splitserve_rpc.interceptors import OnRefusal
 
 
 class SchedulerMetrics:
-    """`observer` is for the cluster, `counted` makes the audit log that is to be told."""
+    """Instruments and the page that shows them.
 
-    def __init__(self, address: MetricsAddress, now_ns: Callable[[], int]) -> None:
+    `watch` is to see the turns of the scheduler, and `counted` to stand before the audit log.
+    """
+
+    def __init__(self, address: MetricsAddress) -> None:
         self._address = address
         self._listener: MetricsListener | None = None
         self._instruments = Instruments(SCHEDULER_METRICS)
         ProcessCollector(registry=self._instruments.registry)
         GCCollector(registry=self._instruments.registry)
-        self.observer = RequestWatch(self._instruments, now_ns)
+        self.watch = RequestWatch(self._instruments)
 
     def counted(self, audit: Audit, has_numbers: Callable[[str], bool]) -> CountedAudit:
         """To be called once. `has_numbers`: whether the configuration names a tenant."""
@@ -53,4 +56,4 @@ class SchedulerMetrics:
     def page(self, cluster: Driver, readiness: Readiness) -> Page:
         """Of this moment; to be called in the event loop."""
         state = cluster_state.families(cluster, readiness, self._instruments)
-        return Page(self._instruments.registry, [*state, *self.observer.families()])
+        return Page(self._instruments.registry, [*state, *self.watch.families()])

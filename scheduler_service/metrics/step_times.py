@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from prometheus_client.metrics_core import HistogramMetricFamily
 
@@ -15,10 +14,9 @@ _US, _NS = 1000, 1e-9
 
 
 class StepTimes:
-    """Told as `Observer` is."""
+    """Durations and sizes of steps."""
 
-    def __init__(self, instruments: Instruments, now_ns: Callable[[], int]) -> None:
-        self._now_ns = now_ns
+    def __init__(self, instruments: Instruments) -> None:
         steps = instruments.counter("splitserve_steps_total")
         self._steps = {status: steps.labels(status.value) for status in StepStatus}
         durations = BulkHistogram(instruments.metric("splitserve_step_duration_seconds"), _NS)
@@ -36,23 +34,26 @@ class StepTimes:
         """What is known now."""
         return [histogram.family() for histogram in self._histograms]
 
-    def sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
-        """To the executor at `address`."""
-        self._sent_ns.setdefault(address, deque()).append(self._now_ns())
+    def sent(self, address: str, plan: StepPlan, planning_ns: int, now_ns: int) -> None:
+        """Takes note of a step that was sent to the executor at `address`."""
+        sent_ns = self._sent_ns.get(address)
+        if sent_ns is None:
+            sent_ns = self._sent_ns[address] = deque()
+        sent_ns.append(now_ns)
         self._plan.add(planning_ns)
         self._rows.add(len(plan.work.row_ids))
         self._tokens.add(plan.num_tokens)
 
-    def answered(self, address: str, outcome: StepOutcome) -> None:
-        """The oldest step there."""
+    def answered(self, address: str, outcome: StepOutcome, now_ns: int) -> None:
+        """Takes note of the result of the oldest step there."""
         self._steps[outcome.status].inc()
         sent_ns = self._sent_ns.get(address)
         if sent_ns:
-            self._round_trip.add(self._now_ns() - sent_ns.popleft())
+            self._round_trip.add(now_ns - sent_ns.popleft())
         if outcome.status is StepStatus.OK:
             self._move.add(outcome.move_us * _US)
             self._compute.add(outcome.compute_us * _US)
 
     def forget(self, address: str) -> None:
-        """Nothing there will be answered."""
+        """Forgets the steps of an executor that is gone."""
         self._sent_ns.pop(address, None)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from scheduler_service.observer import Head
+from scheduler_service.core.request import Request
 from scheduler_service.request_lives.known_ids import find_lives, near_ids
 from scheduler_service.request_lives.life import Life
 from scheduler_service.request_lives.life_event import Part
-from scheduler_service.request_lives.life_recorder import LifeRecorder
+from scheduler_service.request_lives.life_recorder import Head, LifeRecorder
 from splitserve.scheduler.v1 import admin_pb2
 
 _US_NS = 1000
@@ -36,17 +36,20 @@ def explain(
 
 
 def explain_queue(
-    heads: Sequence[Head], num_unassigned: int, num_executors: int, name_of: Callable[[Head], str]
+    heads: Sequence[Head],
+    num_unassigned: int,
+    num_executors: int,
+    name_of: Callable[[Request], str],
 ) -> admin_pb2.ExplainQueueResponse:
     """Why the first wait. `name_of`: what its client calls a request."""
     return admin_pb2.ExplainQueueResponse(
         first=[
             admin_pb2.WaitingRequest(
-                request_id=name_of(head),
-                tenant=head.request.scheduling.tenant,
-                obstacles=_obstacles(head),
+                request_id=name_of(request),
+                tenant=request.scheduling.tenant,
+                obstacles=_obstacles(reasons),
             )
-            for head in heads
+            for request, reasons in heads
         ],
         num_unassigned_requests=num_unassigned,
         num_executors=num_executors,
@@ -84,9 +87,9 @@ def _encode(
     )
     if life.ended_ns is None:
         message.current.CopyFrom(_encode_part(life.part, now_ns - life.since_ns))
-        for head in heads:
-            if head.request.request_id == life.key:
-                message.obstacles.extend(_obstacles(head))
+        for request, reasons in heads:
+            if request.request_id == life.key:
+                message.obstacles.extend(_obstacles(reasons))
     if wall_offset_ns is not None:
         message.began_at.FromNanoseconds(begin_ns + wall_offset_ns)
     return message
@@ -101,8 +104,7 @@ def _encode_part(part: Part, time_ns: int) -> admin_pb2.LifePart:
     )
 
 
-def _obstacles(head: Head) -> list[admin_pb2.ExecutorObstacle]:
+def _obstacles(reasons: Sequence[tuple[str, str]]) -> list[admin_pb2.ExecutorObstacle]:
     return [
-        admin_pb2.ExecutorObstacle(executor=address, reason=reason)
-        for address, reason in head.reasons
+        admin_pb2.ExecutorObstacle(executor=address, reason=reason) for address, reason in reasons
     ]

@@ -11,15 +11,32 @@ from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
 from scheduler_service.core.plan import StepOutcome, StepPlan
 from scheduler_service.core.request import Request
-from scheduler_service.observer import Head, NoObserver
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.request_lives.life import Life
 from scheduler_service.request_lives.life_event import NO_NUMBERS, LifeEvent, LifeKind, Phase
 from scheduler_service.request_lives.shared_places import SharedPlaces
 from scheduler_service.request_lives.step_rows import StepRows
 from scheduler_service.request_names import RequestName
-from scheduler_service.scheduler.effects import AcquittalReason, MoveReason
+from scheduler_service.scheduler.effects import (
+    AcquittalReason,
+    DeliverTokens,
+    Effect,
+    ExecutorGone,
+    ExecutorServes,
+    MoveReason,
+    RequestAcquitted,
+    RequestAssigned,
+    RequestFinished,
+    RequestMoved,
+    RequestQuarantined,
+    SendStep,
+)
+from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.watching.turn import RequestRefused, Submission, Turn
 
 Listener: TypeAlias = Callable[[Life, LifeEvent], None]
+# A request that waits for an executor, and (address, reason) for each that cannot begin it.
+Head: TypeAlias = tuple[Request, Sequence[tuple[str, str]]]
 
 # Reasons of ours; all others are those of the core and the fleet.
 BEHIND_OTHERS = "behind_others"
@@ -27,6 +44,8 @@ NO_EXECUTOR = "no_executor"
 ABANDONED = "abandoned"
 # Of a journal: it was not with an executor, and why is not known.
 NOT_RECORDED = "not_recorded"
+# Least time between two looks at what the first in the queue wait for.
+_BETWEEN_HEADS_NS = 100_000_000
 # Lives of unfinished requests, beside as many as are kept of those that ended.
 _NUM_MORE_LIVING = 1024
 # Of several executors that a request waits for, that which is nearest says why.
@@ -42,8 +61,10 @@ _FARTHEST = "does_not_fit"
 _WAITING = frozenset({Phase.GIVEN, Phase.PREEMPTED, Phase.SWAPPED, Phase.RECOVERING})
 
 
-class LifeRecorder(NoObserver):
+class LifeRecorder:
     """Keeps the lives of unfinished requests, and of the last `num_kept` that ended.
+
+    Implements `Watcher`.
 
     What events say beside their kind: RECEIVED num_waiting (for an executor, before it),
     num_prompt_tokens and num_resumed_tokens; GIVEN those of its `Assignment`; QUARANTINED
@@ -54,12 +75,13 @@ class LifeRecorder(NoObserver):
     Its cost is per event, and nothing for steps that only decode.
     """
 
-    watches_heads = True
-
     def __init__(self, num_kept: int, now_ns: Callable[[], int]) -> None:
-        """Lives of as many unfinished ones are kept, and of some more."""
+        """Lives of as many unfinished ones are kept, and of some more. `now_ns`: that of turns."""
         self.num_kept_at_most = num_kept
-        self._now_ns = now_ns
+        self._clock_ns = now_ns
+        # Of the turn that is being seen.
+        self._now_ns = 0
+        self._next_heads_ns = 0
         self._living = SharedPlaces(num_kept + _NUM_MORE_LIVING, gives_oldest=False)
         self._ended = SharedPlaces(num_kept, gives_oldest=True)
         self._rows: dict[str, StepRows] = {}
@@ -77,7 +99,7 @@ class LifeRecorder(NoObserver):
     @property
     def now_ns(self) -> int:
         """By the clock of all events."""
-        return self._now_ns()
+        return self._clock_ns()
 
     @property
     def living(self) -> Iterable[Life]:
@@ -101,33 +123,74 @@ class LifeRecorder(NoObserver):
 
     def settle(self, life: Life) -> None:
         """Adds to a life what was counted since its rows were given to it."""
-        for rows in self._rows.values():
+        rows = self._rows.get(life.executor)
+        if rows is not None:
             rows.settle(life)
 
-    # -- Observer ------------------------------------------------------------------------------
+    # -- turns ---------------------------------------------------------------------------------
 
-    def request_refused(self, name: RequestName, tenant: str, reason: str, detail: str) -> None:
-        if self._living.get(name.key) is not None:
-            return  # an unfinished one has this id, and goes on
-        now_ns = self._now_ns()
+    def see(self, turn: Turn) -> None:
+        self._now_ns = turn.now_ns
+        if (answered := turn.answered) is not None:
+            self._step_answered(answered.address, answered.outcome)
+        elif isinstance(event := turn.event, RequestSubmitted):
+            self._submitted(event.request, turn.submission)
+        elif isinstance(event, RequestRefused):
+            self._refused(event)
+        for effect in turn.effects:
+            if isinstance(effect, SendStep):
+                self._step_sent(effect.address, effect.plan)
+            elif isinstance(effect, DeliverTokens):
+                for request in effect.events.finished:
+                    self._finished(request)
+            else:
+                self._see_change(effect)
+        if turn.now_ns >= self._next_heads_ns and turn.scheduler.num_queued:
+            self._next_heads_ns = turn.now_ns + _BETWEEN_HEADS_NS
+            self._heads_wait(turn.scheduler.heads())
+
+    def _see_change(self, effect: Effect) -> None:
+        match effect:
+            case RequestAssigned(request, address, assignment):
+                self._given(request, address, assignment)
+            case RequestFinished(request):
+                self._finished(request)
+            case RequestMoved(request, _, reason):
+                self._leave(request, LifeKind.TAKEN_BACK, reason.value)
+            case RequestQuarantined(request):
+                self._quarantined(request)
+            case RequestAcquitted(request, why):
+                self._acquitted(request, why)
+            case ExecutorGone():
+                self._executor_gone(effect)
+            case ExecutorServes():
+                self._next_heads_ns = 0  # those that wait have other reasons now
+
+    def _refused(self, refused: RequestRefused) -> None:
+        name = refused.name
+        if not name.own_id or self._living.get(name.key) is not None:
+            return  # it has no id, or that of an unfinished one, which goes on
+        now_ns = self._now_ns
         life = self._ended.remove(name.key)
         if life is None or not _was_refused(life):
-            life = Life(name.key, name.own_id, tenant, now_ns)
+            life = Life(name.key, name.own_id, refused.tenant, now_ns)
         life.end(now_ns)
         self._ended.add(life)
-        self._add(life, LifeKind.REFUSED, reason, detail=detail)
+        self._add(life, LifeKind.REFUSED, refused.reason, detail=refused.detail)
 
-    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
-        self._begin(request, name, BEHIND_OTHERS, {"num_waiting": num_waiting})
-
-    def request_found(self, request: Request, name: RequestName) -> None:
-        """It is known by a journal alone: when it came, and nothing of others before it."""
-        self._begin(request, name, NOT_RECORDED, {})
+    def _submitted(self, request: Request, submission: Submission | None) -> None:
+        """`submission`: None in a journal, which does not have it."""
+        if submission is None:
+            name = RequestName.of_key(request.request_id, request.scheduling.tenant)
+            self._begin(request, name, NOT_RECORDED, {})
+        else:
+            name, numbers = submission.admission.name, {"num_waiting": submission.num_waiting}
+            self._begin(request, name, BEHIND_OTHERS, numbers)
 
     def _begin(
         self, request: Request, name: RequestName, waits_for: str, numbers: dict[str, int]
     ) -> None:
-        now_ns = self._now_ns()
+        now_ns = self._now_ns
         life = Life(name.key, name.own_id, request.scheduling.tenant, now_ns)
         life.client_key = request.client_key
         before = self._ended.get(name.key)
@@ -141,69 +204,63 @@ class LifeRecorder(NoObserver):
             numbers["num_resumed_tokens"] = num_resumed
         self._add(life, LifeKind.RECEIVED, numbers=numbers)
 
-    def request_given(self, request: Request, address: str, assignment: Assignment | None) -> None:
+    def _given(self, request: Request, address: str, assignment: Assignment) -> None:
         life = self._living.get(request.request_id)
         if life is None:
             return
         self._heads.pop(life.key, None)
         life.executor = address
         phase = Phase.RECOVERING if life.part.phase is Phase.RECOVERING else Phase.GIVEN
-        life.enter(self._now_ns(), phase, "", address)
-        if assignment is None:
-            self._add(life, LifeKind.GIVEN)
-        else:
-            self._add(life, LifeKind.GIVEN, assignment.why.value, _numbers_of(assignment))
+        life.enter(self._now_ns, phase, "", address)
+        self._add(life, LifeKind.GIVEN, assignment.why.value, _numbers_of(assignment))
 
-    def request_quarantined(self, request: Request) -> None:
+    def _quarantined(self, request: Request) -> None:
         life = self._living.get(request.request_id)
         if life is not None:
-            life.enter(self._now_ns(), life.part.phase, LifeKind.QUARANTINED.value, life.executor)
+            life.enter(self._now_ns, life.part.phase, LifeKind.QUARANTINED.value, life.executor)
             self._add(life, LifeKind.QUARANTINED, "", {"num_trials": request.num_trials_left})
 
-    def request_acquitted(self, request: Request, why: AcquittalReason) -> None:
+    def _acquitted(self, request: Request, why: AcquittalReason) -> None:
         life = self._living.get(request.request_id)
         if life is not None:
             if life.part.reason == LifeKind.QUARANTINED.value:
-                life.enter(self._now_ns(), life.part.phase, BEHIND_OTHERS)
+                life.enter(self._now_ns, life.part.phase, BEHIND_OTHERS)
             self._add(life, LifeKind.ACQUITTED, why.value)
 
-    def request_taken_back(self, request: Request, address: str, why: MoveReason) -> None:
-        self._leave(request, LifeKind.TAKEN_BACK, why.value)
+    def _executor_gone(self, gone: ExecutorGone) -> None:
+        if gone.cause is not LossCause.WITHDRAWN:  # requests of those have moved before
+            for request in gone.requests:
+                if gone.cause is LossCause.BLAMELESS:
+                    self._leave(request, LifeKind.TAKEN_BACK, MoveReason.DRAINED.value)
+                else:
+                    self._leave(request, LifeKind.EXECUTOR_LOST, "")
+        self._rows.pop(gone.address, None)
 
-    def executor_gone(self, address: str, requests: Iterable[Request], *, is_lost: bool) -> None:
-        for request in requests:
-            if is_lost:
-                self._leave(request, LifeKind.EXECUTOR_LOST, "")
-            else:
-                self._leave(request, LifeKind.TAKEN_BACK, MoveReason.DRAINED.value)
-        self._rows.pop(address, None)
-
-    def heads_wait(self, heads: Sequence[Head]) -> None:
-        now_ns, before, self._heads = self._now_ns(), self._heads, {}
-        for head in heads:
-            life = self._living.get(head.request.request_id)
+    def _heads_wait(self, heads: Sequence[Head]) -> None:
+        now_ns, before, self._heads = self._now_ns, self._heads, {}
+        for request, reasons in heads:
+            life = self._living.get(request.request_id)
             if life is not None:
                 self._heads[life.key] = life
-                reason, executor = _nearest(head.reasons)
+                reason, executor = _nearest(reasons)
                 self._wait(life, now_ns, reason, executor)
         for key in before.keys() - self._heads.keys():
             if before[key].part.phase in (Phase.QUEUED, Phase.RECOVERING):
                 self._wait(before[key], now_ns, BEHIND_OTHERS, "")
 
-    def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
+    def _step_sent(self, address: str, plan: StepPlan) -> None:
         for note in plan.notes:
             self._take_note(note)
-        now_ns = self._now_ns() if plan.lacks else 0
         for request, lack in plan.lacks.items():
             life = self._living.get(request.request_id)
             if life is not None and life.part.phase in _WAITING:
-                self._wait(life, now_ns, lack.value, address)
+                self._wait(life, self._now_ns, lack.value, address)
         rows = self._rows.get(address)
         if rows is None:
             rows = self._rows[address] = StepRows()
         rows.sent(plan, self._living.get)
 
-    def step_answered(self, address: str, outcome: StepOutcome) -> None:
+    def _step_answered(self, address: str, outcome: StepOutcome) -> None:
         rows = self._rows.get(address)
         if rows is None:
             return
@@ -212,20 +269,21 @@ class LifeRecorder(NoObserver):
                 continue
             numbers = {"num_chunks": life.num_chunks, "num_prompt_tokens": life.num_prompt_tokens}
             if life.part.phase is Phase.PROMPT:
-                life.enter(self._now_ns(), Phase.TOKENS, "", life.executor)
+                life.enter(self._now_ns, Phase.TOKENS, "", life.executor)
             kind = LifeKind.RESUMED if life.has_token else LifeKind.FIRST_TOKEN
             life.has_token = True
             self._add(life, kind, numbers=numbers)
 
-    def request_ended(self, request: Request) -> None:
+    def _finished(self, request: Request) -> None:
         life = self._living.remove(request.request_id)
         if life is None:
             return
         self._heads.pop(life.key, None)
-        for rows in self._rows.values():
+        rows = self._rows.get(life.executor)
+        if rows is not None:
             rows.forget(life)
         life.num_output_tokens = sum(each.num_output_tokens for each in request.sequences)
-        life.end(self._now_ns())
+        life.end(self._now_ns)
         self._ended.add(life)
         detail = "" if request.error is None else request.error[1]
         self._add(life, LifeKind.ENDED, _end_of(request), _end_numbers(life), detail)
@@ -237,7 +295,7 @@ class LifeRecorder(NoObserver):
         life = self._living.get(note.request.request_id)
         if life is None:
             return
-        now_ns = self._now_ns()
+        now_ns = self._now_ns
         match note:
             case Began():
                 life.awaits_token = life.has_begun = True
@@ -273,7 +331,7 @@ class LifeRecorder(NoObserver):
         if rows is not None:
             rows.forget(life)
         phase = Phase.RECOVERING if life.has_begun else Phase.QUEUED
-        life.enter(self._now_ns(), phase, reason or kind.value, life.executor)
+        life.enter(self._now_ns, phase, reason or kind.value, life.executor)
         self._add(life, kind, reason)
 
     def _wait(self, life: Life, now_ns: int, reason: str, executor: str) -> None:
@@ -289,7 +347,7 @@ class LifeRecorder(NoObserver):
         numbers: Mapping[str, int] = NO_NUMBERS,
         detail: str = "",
     ) -> None:
-        self._tell(life, life.add(self._now_ns(), kind, reason, numbers, detail))
+        self._tell(life, life.add(self._now_ns, kind, reason, numbers, detail))
 
     def _tell(self, life: Life, event: LifeEvent) -> None:
         for listener in self._listeners:

@@ -1,4 +1,4 @@
-"""Of whom the rows of an executor are, so that what its steps do can be told of requests."""
+"""Owners of the rows of an executor, so that what its steps do can be told of requests."""
 
 from __future__ import annotations
 
@@ -9,36 +9,47 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler_service.core.plan import NewRow, RowWork, StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.request import Int32Array, Int64Array
+from scheduler_service.core.request import BoolArray, Int32Array, Int64Array
 from scheduler_service.request_lives.life import Life
 
-_NO_STAYS = np.empty(0, np.int64)
+_NO_STAY = -1
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A step without an answer: who gets a first token of it, by index, and its drafts."""
+    """A step without a result.
+
+    `firsts`: by index, lives that get a first token by it. `work`: None if no row gets more than
+    one token.
+    """
 
     firsts: dict[int, Life]
     work: RowWork | None
 
 
+def _no_numbers() -> Int64Array:
+    return np.empty(0, np.int64)
+
+
 @dataclass(slots=True)
 class StepRows:
-    """Of one executor. Rows cost nothing but while they await a token, or guesses are tried."""
+    """Rows of one executor. Costs nothing for rows that only decode, one token a step."""
 
     _owners: dict[int, Life] = field(default_factory=dict)
+    _row_ids: dict[Life, list[int]] = field(default_factory=dict)
     _awaiting: dict[int, Life] = field(default_factory=dict)
+    # By row: whether it is one of `_awaiting`.
+    _is_awaiting: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
     _sent: deque[_Sent] = field(default_factory=deque)
-    # By row: which stay it is, the guesses tried for it, those of them that were right, and the
-    # tokens it got beside one a step.
-    _stay_ids: Int64Array = field(default_factory=lambda: _NO_STAYS)
-    _num_drafts: Int64Array = field(default_factory=lambda: _NO_STAYS)
-    _num_accepted: Int64Array = field(default_factory=lambda: _NO_STAYS)
-    _num_more: Int64Array = field(default_factory=lambda: _NO_STAYS)
+    # By row: the stay in it, drafts that were tried for that, those of them that were accepted, and
+    # the tokens it got beside one a step.
+    _stay_ids: Int64Array = field(default_factory=_no_numbers)
+    _num_drafts: Int64Array = field(default_factory=_no_numbers)
+    _num_accepted: Int64Array = field(default_factory=_no_numbers)
+    _num_more: Int64Array = field(default_factory=_no_numbers)
 
     def sent(self, plan: StepPlan, life_of: Callable[[str], Life | None]) -> None:
-        """A step is on its way. `life_of`: the life of a request, by its key."""
+        """Takes note of a step that was sent. `life_of`: the life of a request, by its id."""
         for row in plan.new_rows:
             self._take_row(row, life_of(row.sequence.request.request_id))
         firsts = self._prompts(plan.work) if self._awaiting else {}
@@ -48,7 +59,7 @@ class StepRows:
         self._sent.append(_Sent(firsts, plan.work if has_more else None))
 
     def answered(self, outcome: StepOutcome) -> Iterator[Life]:
-        """The oldest step that was sent; who has got the token that it awaited."""
+        """Takes note of the result of the oldest step; yields lives that got an awaited token."""
         if not self._sent:
             return
         sent = self._sent.popleft()
@@ -63,47 +74,68 @@ class StepRows:
                 yield life
 
     def settle(self, life: Life) -> None:
-        """Adds to a life what is counted of its rows."""
-        for row_id in [row_id for row_id, owner in self._owners.items() if owner is life]:
+        """Adds to a life what was counted of its rows."""
+        for row_id in self._row_ids.get(life, ()):
             self._settle_row(row_id)
 
     def forget(self, life: Life) -> None:
-        """It has no row here any more."""
-        for row_id in [row_id for row_id, owner in self._owners.items() if owner is life]:
+        """Takes note that a life has no row here any more."""
+        for row_id in self._row_ids.pop(life, ()):
             self._settle_row(row_id)
             del self._owners[row_id]
-            self._awaiting.pop(row_id, None)
+            self._await_no_more(row_id)
 
     def _take_row(self, row: NewRow, life: Life | None) -> None:
-        self._settle_row(row.row_id)
-        self._awaiting.pop(row.row_id, None)
+        row_id = row.row_id
+        self._settle_row(row_id)
+        self._await_no_more(row_id)
+        before = self._owners.pop(row_id, None)
+        if before is not None:
+            of_before = self._row_ids[before]
+            of_before.remove(row_id)
+            if not of_before:
+                del self._row_ids[before]
         if life is None:
-            self._owners.pop(row.row_id, None)
             return
-        self._owners[row.row_id] = life
+        self._owners[row_id] = life
+        self._row_ids.setdefault(life, []).append(row_id)
         if life.awaits_token:
-            self._awaiting[row.row_id] = life
+            self._await(row_id, life)
+
+    def _await(self, row_id: int, life: Life) -> None:
+        if row_id >= len(self._is_awaiting):
+            num_more = row_id + 1 - len(self._is_awaiting)
+            self._is_awaiting = np.append(self._is_awaiting, np.zeros(num_more, np.bool_))
+        self._awaiting[row_id] = life
+        self._is_awaiting[row_id] = True
+
+    def _await_no_more(self, row_id: int) -> None:
+        if self._awaiting.pop(row_id, None) is not None:
+            self._is_awaiting[row_id] = False
 
     def _prompts(self, work: RowWork) -> dict[int, Life]:
-        """Counts chunks of those that await a token; who gets it by this step, by index."""
+        """Counts chunks of lives that await a token; returns by index those that get it."""
         found: dict[int, Life] = {}
-        is_awaiting = np.isin(work.row_ids, list(self._awaiting))
-        for index in np.flatnonzero(is_awaiting).tolist():
-            life = self._awaiting[int(work.row_ids[index])]
+        is_awaiting = self._is_awaiting.take(work.row_ids, mode="clip")
+        for index in is_awaiting.nonzero()[0].tolist():
+            row_id = int(work.row_ids[index])
+            life = self._awaiting.get(row_id)
+            if life is None:
+                continue  # a row beyond those that ever awaited one
             life.num_chunks += 1
             life.num_prompt_tokens += int(work.num_new_tokens[index])
             if work.samples is None or work.samples[index]:
                 found[index] = life
-                del self._awaiting[int(work.row_ids[index])]
+                self._await_no_more(row_id)
         return found
 
-    # -- guesses, and running on ---------------------------------------------------------------
+    # -- drafts, and running on ----------------------------------------------------------------
 
     def _see_stays(self, work: RowWork) -> None:
         most = int(work.row_ids.max()) + 1 if len(work.row_ids) else 0
         if most > len(self._stay_ids):
             num_more = most - len(self._stay_ids)
-            self._stay_ids = np.append(self._stay_ids, np.full(num_more, -1))
+            self._stay_ids = np.append(self._stay_ids, np.full(num_more, _NO_STAY))
             none = np.zeros(num_more, np.int64)
             self._num_drafts = np.append(self._num_drafts, none)
             self._num_accepted = np.append(self._num_accepted, none)

@@ -116,7 +116,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if self._recorder is None:
             return admin_pb2.ExplainResponse()
         wall_offset_ns = time.time_ns() - self._recorder.now_ns
-        heads = self._cluster.heads()
+        heads = self._cluster.scheduler.heads()
         return explain(self._recorder, request.request_id, heads, wall_offset_ns)
 
     async def ExplainQueue(
@@ -127,10 +127,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._audit.record(OperatorCalled("ExplainQueue", context.peer(), name))
         cluster = self._cluster
         return explain_queue(
-            cluster.heads(),
+            cluster.scheduler.heads(),
             cluster.scheduler.num_waiting,
             sum(engine.takes_requests for engine in cluster.executors),
-            lambda head: cluster.name_of(head.request),
+            cluster.name_of,
         )
 
 

@@ -137,10 +137,16 @@ class RequestTrace:
             self._tracing.fail(self.phase_span, "the executor was lost")
         self._enter(Phase.RECOVERY if is_lost else Phase.MOVE, where)
 
+    def count_steps(self, num_steps: int, compute_us: int) -> None:
+        """Adds steps that computed tokens of it, and the time that they took."""
+        self._num_steps += num_steps
+        self._compute_us += compute_us
+
     def step(self, step: AnsweredStep, num_tokens: int, phase: Span | None) -> None:
-        """`num_tokens` of it were in a step that was sent during `phase`; None: too many spans."""
-        self._num_steps += 1
-        self._compute_us += step.compute_us
+        """Adds a span of a step with `num_tokens` of it, unless it decodes by now.
+
+        `phase`: the one in which the step was sent; None if that has no span, as there are too many.
+        """
         if phase is None or phase is not self.phase_span or not self.awaits_token:
             return
         attributes: Attributes = {

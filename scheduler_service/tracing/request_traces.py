@@ -1,24 +1,33 @@
-"""Implements `Observer` with spans, of those requests that are sampled."""
+"""Spans of sampled requests."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import assert_never
 
 import grpc.aio
-import numpy as np
-from opentelemetry.trace import Span
 
 from scheduler_service.assignment import Assignment
 from scheduler_service.callers.quotas import num_computed_outputs
 from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
-from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
+from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import Request
-from scheduler_service.observer import NoObserver
-from scheduler_service.scheduler.effects import AcquittalReason, MoveReason
-from scheduler_service.tracing.request_trace import AnsweredStep, RequestTrace
+from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.scheduler.effects import (
+    DeliverTokens,
+    Effect,
+    ExecutorGone,
+    RequestAcquitted,
+    RequestAssigned,
+    RequestFinished,
+    RequestMoved,
+    RequestQuarantined,
+    SendStep,
+)
+from scheduler_service.tracing.request_trace import RequestTrace
+from scheduler_service.tracing.traced_rows import TracedRows
+from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_tracing.trace_context import NO_CONTEXT, TraceContext
 from splitserve_tracing.tracing import Attributes, Tracing
@@ -28,25 +37,8 @@ SERVICE = "splitserve-scheduler"
 _ABANDONED = "abandoned"
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What of a step is a traced request's."""
-
-    trace: RequestTrace
-    num_tokens: int
-    phase: Span | None
-
-
-@dataclass(frozen=True, slots=True)
-class _SentStep:
-    num_rows: int
-    num_tokens: int
-    sent_ns: int
-    parts: Sequence[_Part]
-
-
-class RequestTraces(NoObserver):
-    """Used in the event loop. Requests are known by their `client_key`."""
+class RequestTraces:
+    """Open traces of requests, which are known by their `client_key`. Implements `Watcher`."""
 
     def __init__(self, tracing: Tracing, now_ns: Callable[[], int] = time.time_ns) -> None:
         """`now_ns`: nanoseconds since 1970."""
@@ -55,9 +47,8 @@ class RequestTraces(NoObserver):
         self._traces: dict[int, RequestTrace] = {}
         # Those whose next token is news.
         self._awaiting: set[int] = set()
-        # By address: rows of traced requests, and steps without an answer that have some.
-        self._rows: dict[str, dict[int, RequestTrace]] = {}
-        self._steps: dict[str, dict[int, _SentStep]] = {}
+        # By address of the executor.
+        self._rows: dict[str, TracedRows] = {}
 
     @property
     def num_open(self) -> int:
@@ -107,14 +98,50 @@ class RequestTraces(NoObserver):
         if trace is not None:
             trace.end({"splitserve.refusal": reason}, reason)
 
-    def request_ended(self, request: Request) -> None:
+    def see(self, turn: Turn) -> None:
+        if not self._traces:
+            return
+        if (answered := turn.answered) is not None:
+            rows = self._rows.get(answered.address)
+            if rows is not None:
+                rows.answered(answered.outcome, self._now_ns())
+        for effect in turn.effects:
+            if isinstance(effect, SendStep):
+                self._step_sent(effect.address, effect.plan)
+            elif isinstance(effect, DeliverTokens):
+                self._delivered(effect.events)
+            elif isinstance(effect, RequestFinished):
+                self._ended(effect.request)
+            elif isinstance(effect, ExecutorGone):
+                self._executor_gone(effect)
+            else:
+                self._see_of_request(effect)
+
+    def _see_of_request(self, effect: Effect) -> None:
+        match effect:
+            case RequestAssigned(request, address, assignment):
+                if (trace := self._traces.get(request.client_key)) is not None:
+                    _note_assigned(trace, address, assignment)
+            case RequestMoved(request, address, reason):
+                if (trace := self._traces.get(request.client_key)) is not None:
+                    trace.taken_back(address, reason.value)
+                    self._await(request.client_key, trace)
+            case RequestQuarantined(request):
+                if (trace := self._traces.get(request.client_key)) is not None:
+                    trace.note("quarantined", {"splitserve.num_trials": request.num_trials_left})
+            case RequestAcquitted(request, why):
+                if (trace := self._traces.get(request.client_key)) is not None:
+                    trace.note("acquitted", {"splitserve.reason": why.value})
+
+    def _ended(self, request: Request) -> None:
         trace = self._traces.pop(request.client_key, None)
         if trace is None:
             return
         self._awaiting.discard(request.client_key)
+        for rows in self._rows.values():
+            rows.ended(trace)
         if not self._traces:
             self._rows.clear()
-            self._steps.clear()
         finish = _ABANDONED if request.finish_reason is None else request.finish_reason.value
         attributes: Attributes = {
             "gen_ai.usage.output_tokens": num_computed_outputs(request),
@@ -124,66 +151,23 @@ class RequestTraces(NoObserver):
         }
         trace.end(attributes, "" if request.error is None else request.error[0])
 
-    def request_given(self, request: Request, address: str, assignment: Assignment | None) -> None:
-        if self._traces and (trace := self._traces.get(request.client_key)) is not None:
-            attributes: dict[str, str | int] = {"splitserve.executor": address}
-            if assignment is not None:
-                attributes["splitserve.reason"] = assignment.why.value
-                attributes["splitserve.num_cached_tokens"] = assignment.num_cached
-            trace.note("given", attributes)
-
-    def request_quarantined(self, request: Request) -> None:
-        if self._traces and (trace := self._traces.get(request.client_key)) is not None:
-            trace.note("quarantined", {"splitserve.num_trials": request.num_trials_left})
-
-    def request_acquitted(self, request: Request, why: AcquittalReason) -> None:
-        if self._traces and (trace := self._traces.get(request.client_key)) is not None:
-            trace.note("acquitted", {"splitserve.reason": why.value})
-
-    def request_taken_back(self, request: Request, address: str, why: MoveReason) -> None:
-        if self._traces and (trace := self._traces.get(request.client_key)) is not None:
-            trace.taken_back(address, why.value)
-            self._await(request.client_key, trace)
-
-    def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
+    def _step_sent(self, address: str, plan: StepPlan) -> None:
         if not self._traces:
             return
         for note in plan.notes:
             self._note(note, address)
-        rows = self._rows_after(address, plan)
-        work = plan.work
-        parts = []
-        for row_id, trace in rows.items():
-            (found,) = np.nonzero(work.row_ids == row_id)
-            if len(found):
-                num_tokens = int(work.num_new_tokens[found[0]])
-                parts.append(_Part(trace, num_tokens, trace.phase_span))
-        if parts:
-            sent = _SentStep(len(work.row_ids), plan.num_tokens, self._now_ns(), parts)
-            self._steps.setdefault(address, {})[plan.step_id] = sent
+        rows = self._rows.get(address)
+        if rows is None:
+            rows = self._rows[address] = TracedRows(address)
+        rows.sent(plan, self._traces.get, self._now_ns())
 
-    def step_answered(self, address: str, outcome: StepOutcome) -> None:
-        steps = self._steps.get(address)
-        sent = steps.pop(outcome.step_id, None) if steps else None
-        if sent is None:
-            return
-        answered = AnsweredStep(
-            outcome.step_id,
-            address,
-            sent.num_rows,
-            sent.num_tokens,
-            sent.sent_ns,
-            self._now_ns(),
-            outcome.status.value,
-            outcome.move_us,
-            outcome.compute_us,
-        )
-        for part in sent.parts:
-            part.trace.step(answered, part.num_tokens, part.phase)
+    def _delivered(self, events: StepEvents) -> None:
+        if self._awaiting:
+            self._tokens_delivered(events)
+        for request in events.finished:
+            self._ended(request)
 
-    def tokens_delivered(self, events: StepEvents) -> None:
-        if not self._awaiting:
-            return
+    def _tokens_delivered(self, events: StepEvents) -> None:
         keys = self._awaiting.intersection(events.client_keys.tolist())
         keys |= self._awaiting.intersection(
             event.sequence.request.client_key for event in events.tokens
@@ -192,29 +176,17 @@ class RequestTraces(NoObserver):
             self._awaiting.discard(key)
             self._traces[key].got_token()
 
-    def executor_gone(self, address: str, requests: Iterable[Request], *, is_lost: bool) -> None:
-        self._rows.pop(address, None)
-        self._steps.pop(address, None)
-        for request in requests if self._traces else ():
+    def _executor_gone(self, gone: ExecutorGone) -> None:
+        rows = self._rows.pop(gone.address, None)
+        if rows is not None:
+            rows.close()
+        if gone.cause is LossCause.WITHDRAWN:
+            return  # its requests have moved before
+        for request in gone.requests:
             trace = self._traces.get(request.client_key)
             if trace is not None:
-                trace.left(address, is_lost=is_lost)
+                trace.left(gone.address, is_lost=gone.cause is not LossCause.BLAMELESS)
                 self._await(request.client_key, trace)
-
-    def _rows_after(self, address: str, plan: StepPlan) -> dict[int, RequestTrace]:
-        """The rows of traced requests that an executor has with `plan`."""
-        rows = self._rows.setdefault(address, {})
-        if plan.base_step_id is None:
-            rows.clear()
-        for row_id in plan.removed_row_ids:
-            rows.pop(row_id, None)
-        for row in plan.new_rows:
-            trace = self._traces.get(row.sequence.request.client_key)
-            if trace is None:
-                rows.pop(row.row_id, None)
-                continue
-            rows[row.row_id] = trace
-        return rows
 
     def _note(self, note: Note, address: str) -> None:
         key = note.request.client_key
@@ -239,6 +211,15 @@ class RequestTraces(NoObserver):
             self._awaiting.add(key)
         else:
             self._awaiting.discard(key)
+
+
+def _note_assigned(trace: RequestTrace, address: str, assignment: Assignment) -> None:
+    attributes: Attributes = {
+        "splitserve.executor": address,
+        "splitserve.reason": assignment.why.value,
+        "splitserve.num_cached_tokens": assignment.num_cached,
+    }
+    trace.note("given", attributes)
 
 
 def _received(

@@ -104,7 +104,7 @@ async def held_stack(
     async with (
         browser() as chromium,
         scheduler_in_process(
-            executor, config=SWAPS, observer=LifeRecorder(100, monotonic_ns)
+            executor, config=SWAPS, watchers=[LifeRecorder(100, monotonic_ns)]
         ) as scheduler,
         AsyncClient(scheduler.address) as client,
         live_page([scheduler.address]) as url,

@@ -34,7 +34,7 @@ async def explain(*options: str) -> tuple[int, str]:
 async def test_explain_tells_the_life_of_a_request_by_its_id_and_of_no_other() -> None:
     recorder = LifeRecorder(100, time.monotonic_ns)
     async with (
-        scheduler_in_process(FakeExecutor(), observer=recorder) as scheduler,
+        scheduler_in_process(FakeExecutor(), watchers=[recorder]) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):
         params = SamplingParams(seed=1, max_tokens=5)
@@ -58,7 +58,7 @@ async def test_explain_next_says_what_keeps_the_first_when_all_rows_are_taken() 
     config = ClusterConfig(max_num_seqs=1, reconnect_timeout_s=0.1, step_patience_s=300.0)
     executor, ids = FakeExecutor(fault=watch), ("r0", "r1", "r2", "r3")
     async with (
-        scheduler_in_process(executor, config=config, observer=recorder) as scheduler,
+        scheduler_in_process(executor, config=config, watchers=[recorder]) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):
         watch.hold(after=2)
@@ -80,7 +80,7 @@ async def test_explain_next_says_what_keeps_the_first_when_all_rows_are_taken() 
         code, text = await explain("--next", where)
         assert code == 0
         assert f"  {executor.address}: " in text
-        queued = scheduler.cluster.name_of(scheduler.cluster.heads()[0].request)
+        queued = scheduler.cluster.name_of(scheduler.cluster.scheduler.heads()[0][0])
         _, text = await explain(queued, where)
         assert "what keeps it now:" in text
         with pytest.raises(RequestIdInUse):

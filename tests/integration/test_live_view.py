@@ -13,8 +13,7 @@ import pytest
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
-from scheduler_service.core.plan import StepOutcome, StepPlan
-from scheduler_service.core.request import Request, SequenceStatus
+from scheduler_service.core.request import SequenceStatus
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.driver import Driver
 from scheduler_service.live.history import POINT_NS
@@ -23,8 +22,9 @@ from scheduler_service.live.pace import Pace
 from scheduler_service.live.pool_map import BlockState
 from scheduler_service.live.step_log import RowKind
 from scheduler_service.live.watcher import Watcher
-from scheduler_service.observer import NoObserver, Observers
-from scheduler_service.request_names import RequestName
+from scheduler_service.scheduler.effects import SendStep
+from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve.scheduler.v1 import live_pb2_grpc
 from splitserve_client import AsyncClient, SamplingParams, SplitserveError
@@ -46,7 +46,7 @@ SWAPS = ClusterConfig(
 )
 
 
-class WatchesEachStep(NoObserver):
+class WatchesEachStep:
     """Takes a frame at each step that is sent or answered, and compares it with the cores."""
 
     def __init__(self) -> None:
@@ -57,11 +57,9 @@ class WatchesEachStep(NoObserver):
     def begin(self, cluster: Driver, watcher: Watcher) -> None:
         self._watched = cluster, watcher
 
-    def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
-        self._look()
-
-    def step_answered(self, address: str, outcome: StepOutcome) -> None:
-        self._look()
+    def see(self, turn: Turn) -> None:
+        if turn.answered or any(isinstance(effect, SendStep) for effect in turn.effects):
+            self._look()
 
     def _look(self) -> None:
         if self._watched is None:
@@ -97,13 +95,13 @@ class WatchesEachStep(NoObserver):
                     assert holders == {request.arrival}
 
 
-class Submissions(NoObserver):
+class Submissions:
     def __init__(self) -> None:
         self.several = asyncio.Event()
         self._num = 0
 
-    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
-        self._num += 1
+    def see(self, turn: Turn) -> None:
+        self._num += isinstance(turn.event, RequestSubmitted)
         if self._num > 1:
             # When it has been given away, or waits.
             asyncio.get_running_loop().call_soon(self.several.set)
@@ -159,13 +157,13 @@ async def test_frames_say_what_cores_have_at_every_step_when_requests_are_swappe
     looks, view = WatchesEachStep(), LiveView(lambda: UNIX_MS, each_its_own(), Pace(lambda: 0))
     executor = FakeExecutor(num_device_blocks=24, num_host_blocks=64)
     async with (
-        scheduler_in_process(executor, config=SWAPS, observer=Observers(view, looks)) as scheduler,
+        scheduler_in_process(executor, config=SWAPS, watchers=[view, looks]) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):
         with view.watching(scheduler.cluster) as watcher:
             looks.begin(scheduler.cluster, watcher)
             await complete_all(client, 6)
-            last = scheduler.cluster.executors[0].scheduler
+            last = scheduler.cluster.executors[0].engine
             assert last.num_preemptions > 0
             steps = steps_of(looks.frames)
             assert sorted({step.step_id for step in steps}) == [step.step_id for step in steps]
@@ -231,7 +229,7 @@ async def test_frame_says_what_the_first_that_waits_lacks_when_there_are_no_bloc
     watch, submissions = StepWatch(), Submissions()
     executor = FakeExecutor(num_device_blocks=8, fault=watch)
     async with (
-        scheduler_in_process(executor, observer=submissions) as scheduler,
+        scheduler_in_process(executor, watchers=[submissions]) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):
         watch.hold()
@@ -268,7 +266,7 @@ async def test_frame_says_that_others_go_first_when_some_are_swapped_out() -> No
         ]
         watch.hold(after=3)
         await watch.wait_held()
-        while not scheduler.cluster.executors[0].scheduler.num_swapped:
+        while not scheduler.cluster.executors[0].engine.num_swapped:
             watch.hold(after=1)
             await watch.wait_held()
         with scheduler.view.watching(scheduler.cluster) as watcher:

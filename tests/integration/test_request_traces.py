@@ -82,7 +82,7 @@ async def traced(
                     step_patience_s=PATIENCE_S,
                     policies=PolicyConfig(preemption_mode=PreemptionMode(preemption_mode)),
                 ),
-                observer=traces,
+                watchers=[traces],
                 traces=traces,
                 callers=callers,
             ) as scheduler,

@@ -121,7 +121,7 @@ class SimulatedScheduler:
             now_ns=now_ns,
             journal=journal,
             audit=self.loss_logs[-1],
-            observer=recorder,
+            watchers=(recorder,),
         )
         health = HealthService()
         await health.set(REGISTRY_SERVICE, _SERVING)

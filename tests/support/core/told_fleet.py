@@ -29,11 +29,11 @@ class ToldFleet:
     ) -> None:
         made: list[LifeRecorder] = []
 
-        def observer(fleet: Fleet) -> LifeRecorder:
+        def watcher(fleet: Fleet) -> LifeRecorder:
             made.append(LifeRecorder(num_kept, lambda: fleet.now_ns))
             return made[0]
 
-        self.fleet = Fleet(config or ClusterConfig(), observer, journal)
+        self.fleet = Fleet(config or ClusterConfig(), watcher, journal)
         self.recorder = made[0]
 
     def life(self, handle: int) -> Life:

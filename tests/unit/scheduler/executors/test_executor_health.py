@@ -111,11 +111,11 @@ async def test_executor_is_taken_back_when_it_computes_a_probe(kind: str) -> Non
 async def test_life_of_a_request_says_where_it_failed_and_where_it_was_retried() -> None:
     recorders: list[LifeRecorder] = []
 
-    def observer(fleet: Fleet) -> LifeRecorder:
+    def watcher(fleet: Fleet) -> LifeRecorder:
         recorders.append(LifeRecorder(100, lambda: fleet.now_ns))
         return recorders[0]
 
-    fleet = Fleet(ClusterConfig(), observer)
+    fleet = Fleet(ClusterConfig(), watcher)
     machines = [Machine(f"executor:{number}") for number in (1, 2)]
     for machine in machines:
         await fleet.join(machine)

@@ -11,9 +11,11 @@ import pytest
 
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.live.history import NUM_POINTS, POINT_NS, Durations, History
+from scheduler_service.scheduler.effects import DeliverTokens, Effect, RequestFinished, SendStep
+from scheduler_service.scheduler.events import Event, RequestSubmitted
 from splitserve.scheduler.v1 import live_pb2 as live
+from tests.support.core.some_turns import turn
 
-_NAME: Any = None
 _MS = 1_000_000
 _POINT_S = POINT_NS / 1e9
 
@@ -27,13 +29,13 @@ class Told:
 
     def submit(self, *keys: int) -> None:
         for key in keys:
-            self.history.request_submitted(_request(key), _NAME, 0)
+            self.see(event=RequestSubmitted(_request(key)))
 
     def begin(self, *keys: int) -> None:
         """Gives each a row."""
         rows = [SimpleNamespace(sequence=SimpleNamespace(request=_request(key))) for key in keys]
         plan: Any = SimpleNamespace(new_rows=rows)
-        self.history.step_sent("127.0.0.1:1", plan, 0)
+        self.see(SendStep("127.0.0.1:1", plan))
 
     def deliver(self, *keys: int, several: Iterable[int] = ()) -> None:
         """A token for each; of those of `several` as of requests with several sequences."""
@@ -41,7 +43,13 @@ class Told:
             SimpleNamespace(sequence=SimpleNamespace(request=_request(key))) for key in several
         ]
         events = StepEvents(np.array(keys, np.int64), np.array(keys, np.int32), tokens)
-        self.history.tokens_delivered(events)
+        self.see(DeliverTokens(events))
+
+    def end(self, key: int) -> None:
+        self.see(RequestFinished(_request(key)))
+
+    def see(self, *effects: Effect, event: Event | None = None) -> None:
+        self.history.see(turn(*effects, event=event, now_ns=self.now_ns))
 
     def wait_s(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9)
@@ -128,7 +136,7 @@ def test_nothing_is_remembered_of_requests_that_ended() -> None:
     told.begin(2, 3)
     told.deliver(3)
     for key in (1, 2, 3):
-        told.history.request_ended(_request(key))
+        told.end(key)
     assert told.history.num_unanswered == 0
     told.wait_s(_POINT_S)
     told.submit(4)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scheduler_service.callers.admission import Admission
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.driver import Tracked
 from scheduler_service.live.names import Names, NamesMark
 from scheduler_service.request_names import RequestName
+from scheduler_service.watching.turn import Submission
 from splitserve.scheduler.v1 import live_pb2 as live
 
 MAX_NAMES = 32
@@ -47,11 +47,11 @@ class Serving:
         self.num_seen = 0
         self.names = Names(self._tracked, MAX_NAMES)
 
-    def _tracked(self, request_id: str) -> Tracked | None:
+    def _tracked(self, request_id: str) -> Submission | None:
         request = self.requests.get(request_id)
         if request is None:
             return None
-        return Tracked(request, Admission(RequestName(request_id)), submitted_ns=0)
+        return Submission(Admission(RequestName(request_id)), submitted_ns=0)
 
     def go_on(self, num_new: int, num_ended: int, num_begun: int) -> NamesMark:
         """A moment; what is used in it are the requests that have not ended."""

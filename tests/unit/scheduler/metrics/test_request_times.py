@@ -20,27 +20,31 @@ RECOVERY = "splitserve_recovery_seconds"
 
 
 class Watched:
-    """RequestTimes, and the clock that it has."""
+    """RequestTimes, and the time that it is told."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
         self.made = Instruments(SCHEDULER_METRICS)
-        self.times = RequestTimes(self.made, lambda: int(self.now_s * 1e9))
+        self.times = RequestTimes(self.made)
+
+    @property
+    def now_ns(self) -> int:
+        return int(self.now_s * 1e9)
 
     def submit(self, key: int, num_sequences: int = 1) -> Request:
         params = SamplingParams(max_tokens=10, n=num_sequences)
         request = Request.create(f"r{key}", [1, 2], params, arrival=key, seed=key)
         request.client_key = key
-        self.times.submitted(request)
+        self.times.submitted(request, self.now_ns)
         return request
 
     def plain(self, *keys: int) -> None:
         tokens = np.zeros(len(keys), np.int32)
-        self.times.delivered(StepEvents(np.array(keys, np.int64), tokens))
+        self.times.delivered(StepEvents(np.array(keys, np.int64), tokens), self.now_ns)
 
     def scored(self, request: Request, index: int, num_tokens: int = 1) -> None:
         event = TokenEvent(request.sequences[index], 5, None)
-        self.times.delivered(StepEvents(tokens=[event] * num_tokens))
+        self.times.delivered(StepEvents(tokens=[event] * num_tokens), self.now_ns)
 
     def said(self, name: str) -> tuple[float, float]:
         """How many, and their sum."""
@@ -132,7 +136,7 @@ def test_recovery_ends_with_the_next_token_when_an_executor_was_lost(is_plain: b
     watched = Watched()
     request = watched.submit(1)
     watched.plain(1)
-    watched.times.lost([request])
+    watched.times.lost([request], watched.now_ns)
     watched.now_s += 2
     for _ in range(2):
         watched.plain(1) if is_plain else watched.scored(request, 0)
@@ -144,9 +148,9 @@ def test_nothing_is_remembered_of_requests_that_ended_even_if_a_token_comes_late
     watched = Watched()
     requests = [watched.submit(key) for key in (1, 2)]
     watched.plain(1, 2)
-    watched.times.lost(requests)
+    watched.times.lost(requests, watched.now_ns)
     for request in requests:
-        watched.times.ended(request)
+        watched.times.ended(request, watched.now_ns)
     watched.plain(1, 2)
     watched.scored(requests[0], 0)
     again = watched.submit(1)
@@ -155,5 +159,5 @@ def test_nothing_is_remembered_of_requests_that_ended_even_if_a_token_comes_late
 
     assert watched.said(FIRST) == (3, 4.0)
     assert watched.said("splitserve_request_duration_seconds") == (2, 0.0)
-    watched.times.ended(again)
+    watched.times.ended(again, watched.now_ns)
     assert watched.times.num_remembered == 0

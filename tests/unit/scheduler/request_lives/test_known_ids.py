@@ -9,6 +9,7 @@ from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.request_lives.known_ids import MAX_FOUND, find_lives, near_ids
 from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.request_names import RequestName
+from tests.support.core.some_turns import submitted
 
 HEX = "0123456789abcdef0123456789abcdef"
 
@@ -17,7 +18,7 @@ def recorder_of(*names: RequestName) -> LifeRecorder:
     recorder = LifeRecorder(100, lambda: 0)
     for name in names:
         request = Request.create(name.key, [1], SamplingParams(), arrival=1, seed=1)
-        recorder.request_submitted(request, name, 0)
+        recorder.see(submitted(request, name))
     return recorder
 
 

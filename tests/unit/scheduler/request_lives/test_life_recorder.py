@@ -19,6 +19,7 @@ from scheduler_service.service.request_log import RequestLog
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.machines import Machine
+from tests.support.core.some_turns import submitted
 from tests.support.core.stepped_fleet import turns
 from tests.support.core.told_fleet import S, ToldFleet
 
@@ -146,7 +147,7 @@ async def test_life_says_how_and_why_it_was_preempted_when_blocks_run_out(
     for _ in range(300):
         await told.release(machine)
 
-    core_tally = told.fleet.cluster.executors[0].scheduler.placement.tally
+    core_tally = told.fleet.cluster.executors[0].engine.placement.tally
     events = [e for life in told.recorder.ended for e in life.events]
     kinds = [event.kind for event in events]
     assert kinds.count(kind) == core_tally.num_preemptions > 0
@@ -162,7 +163,7 @@ async def test_life_says_how_and_why_it_was_preempted_when_blocks_run_out(
 def test_refused_request_is_known_by_its_id_and_goes_on_when_it_is_taken_at_last() -> None:
     told = ToldFleet()
     message = api.GenerateRequest(request_id="mine", tenant="a")
-    log = RequestLog(None, told.recorder)
+    log = RequestLog(told.fleet.cluster)
     for _ in range(2):
         caller = Caller("c", "", frozenset({Scope.GENERATE}))
         with pytest.raises(DomainError), log.refusals(message, caller):
@@ -174,7 +175,7 @@ def test_refused_request_is_known_by_its_id_and_goes_on_when_it_is_taken_at_last
 
     name = RequestName("mine")
     request = Request.create(name.key, [1], SamplingParams(max_tokens=2), arrival=1, seed=1)
-    told.recorder.request_submitted(request, name, 0)
+    told.recorder.see(submitted(request, name))
 
     assert list(told.recorder.ended) == []
     (life,) = told.recorder.living

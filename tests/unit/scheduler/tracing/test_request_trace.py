@@ -41,6 +41,7 @@ def let_happen(trace: RequestTrace, what: str, now_ns: int) -> None:
             trace.taken_back("a:1", "drained")
         case "step":
             trace.step(step_of(now_ns), 2, trace.phase_span)
+            trace.count_steps(1, 3)
 
 
 def spans_after(happenings: list[str]) -> list[ReadableSpan]:
