@@ -85,7 +85,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     )
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
-    journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
+    journal = open_journal(config.journal, config.journal_max_bytes)
     recorder, live = _open_recorder(config), LiveView()
     watchers = [None if metrics is None else metrics.watch, recorder, traces, live]
     connect = partial(ExecutorLink, identity=config.security.identity)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 
@@ -215,35 +214,3 @@ def _duration(us: int) -> int:
 def decode_features(features: Iterable[int]) -> frozenset[Feature]:
     """The features this scheduler knows; later ones are none of its business."""
     return frozenset(_FEATURES[feature] for feature in features if feature in _FEATURES)
-
-
-class StepCodec(Protocol):
-    """The messages of one core's steps."""
-
-    @property
-    def position(self) -> str:
-        """Where the latest event of the core is in the journal, for people."""
-
-    def encode(self, plan: StepPlan) -> EncodedBatch:
-        """The batch of the latest plan."""
-
-    def decode(self, result: executor.StepResult, num_rows: int) -> StepOutcome:
-        """The outcome of a step with `num_rows` rows, to be applied next. Raises ResultUnusable."""
-
-
-class PlainCodec:
-    """The messages of a core that is not recorded."""
-
-    position = "no journal"
-
-    def __init__(self, scheduler_epoch: int, executor_epoch: int) -> None:
-        self._scheduler_epoch = scheduler_epoch
-        self._executor_epoch = executor_epoch
-
-    def encode(self, plan: StepPlan) -> EncodedBatch:
-        return encode_plan(
-            plan, scheduler_epoch=self._scheduler_epoch, executor_epoch=self._executor_epoch
-        )
-
-    def decode(self, result: executor.StepResult, num_rows: int) -> StepOutcome:
-        return decode_result(result, num_rows)

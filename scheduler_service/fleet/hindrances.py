@@ -59,10 +59,11 @@ def _held(hindered_by: Hindrance, *, is_held: bool) -> Hindrance:
 
 
 def hindrance(request: Request, host: Host) -> Hindrance:
-    """What keeps `request` from `host` at this moment."""
+    """What keeps `request` from `host` at this moment. Changes nothing."""
     if not host.fits(request):
         return Obstacle.UNFIT
-    lack = host.openings.what_lacks(request)
+    with host.openings.looked_at():
+        lack = host.openings.what_lacks(request)
     if lack is Lack.BUDGET and not host.openings.nobody_waits:
         return Obstacle.OTHERS_WAIT_THERE
     return lack or Obstacle.NONE

@@ -1,1 +1,1 @@
-"""Record and replay of scheduler cores; journal.proto has the format, ADR 5 the reasons."""
+"""Record and replay of the scheduler; journal.proto has the format, ADR 5 the reasons."""

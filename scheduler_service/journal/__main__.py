@@ -12,8 +12,8 @@ from scheduler_service.journal.replay import Difference, Report, replay
 from scheduler_service.journal.segment_file import JournalUnreadable
 
 _DESCRIPTION = """\
-Replays a journal of `splitserve scheduler --journal FILE`: its cores are told again what they were
-told then, and their decisions are compared with those recorded. Nothing is served or sent.
+Replays a journal of `splitserve scheduler --journal FILE`: a new scheduler is passed the events of
+the recorded one, and its decisions are compared with those recorded. Nothing is served or sent.
 """
 _EPILOG = """\
 exit code: 0 all decisions are the same; 1 one is not, the first such is shown; 2 the file cannot be
@@ -38,11 +38,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def describe(path: Path, report: Report) -> str:
-    """What a replay found, for people."""
+    """Returns what a replay found, for people."""
     last_event = report.first_event + report.num_events - 1
     events = f"events {report.first_event} to {last_event}" if report.num_events else "no event"
     lines = [
-        f"{path}: {events}, {report.num_cores} cores, {report.num_steps} steps answered, "
+        f"{path}: {events}, {report.num_executors} executors, {report.num_steps} steps answered, "
         f"recorded by version {report.software_version}"
     ]
     if report.is_cut:
@@ -55,9 +55,13 @@ def describe(path: Path, report: Report) -> str:
 
 
 def _describe(difference: Difference) -> list[str]:
+    about = f"different at event {difference.event}: {difference.kind}"
+    if difference.address:
+        about += f", executor {difference.address}"
+    if difference.step_id:
+        about += f", step {difference.step_id}"
     lines = [
-        f"different at event {difference.event}: {difference.call} of core {difference.core} "
-        f"({difference.address}), step {difference.step_id}, {difference.field.field}",
+        f"{about}, {difference.field.field}",
         f"  recorded: {difference.field.recorded or NOTHING}",
         f"  replayed: {difference.field.replayed or NOTHING}",
     ]

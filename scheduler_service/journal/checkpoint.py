@@ -1,9 +1,9 @@
-"""A core as bytes, and back, without running what the bytes say.
+"""The whole scheduler as bytes, and back, without running what the bytes say.
 
-A pickle can call whatever its reader finds by name. This reader finds what the core defines, plain
-containers, and the functions at the end of this file. The core does no I/O, which is checked, and
-nothing else can be reached from any of these: in particular there is no `getattr`, so no bound
-methods. What strange bytes can do is take time and memory.
+A pickle can call whatever its reader finds by name. This reader finds classes and functions of the
+pure packages, methods of their classes, plain containers, and the functions at the end of this
+file. The pure packages do no I/O, which is checked, and nothing else can be reached from any of
+these. What strange bytes can do is take time and memory.
 """
 
 from __future__ import annotations
@@ -20,72 +20,94 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from types import FunctionType, MappingProxyType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+import scheduler_service.assignment
 import scheduler_service.core
-from scheduler_service.core.blocks.block_manager import BlockManager
+import scheduler_service.fleet
+import scheduler_service.scheduler
 from scheduler_service.core.row_columns import RowColumns
-from scheduler_service.core.scheduler import Scheduler
 
-_CORE = scheduler_service.core.__name__
+# Packages and modules whose classes a scheduler consists of.
+_PURE = (
+    scheduler_service.core,
+    scheduler_service.fleet,
+    scheduler_service.scheduler,
+    scheduler_service.assignment,
+)
+_PURE_NAMES = frozenset(module.__name__ for module in _PURE)
 _PROTOCOL = 5
 _NUMBERS = frozenset({"<i4", "<i8", "<u4", "<u8", "<f4", "<f8", "|b1", "|u1"})
-# Of a row, these are as long as a sequence may become, and in use up to what the second counts.
+# Columns of rows that are as long as a sequence may become; only what is in use is written.
 _LONG_COLUMNS = ("token_ids", "block_tables")
+
+_Value = TypeVar("_Value")
 
 
 class CheckpointUnusable(Exception):
-    """The bytes are not the state of a core, or not that of a core of this software version."""
+    """The bytes are not the state of a scheduler, or not of one of this software version."""
 
 
-def dump_core(core: Scheduler) -> bytes:
-    """The state of a core. Raises PicklingError if it has something that cannot be restored."""
+def dump_state(value: object) -> bytes:
+    """Returns the state of a scheduler or an engine.
+
+    Raises PicklingError if it has something that cannot be restored.
+    """
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, _PROTOCOL)
     pickler.dispatch_table = {**copyreg.dispatch_table, **_REDUCERS}
-    pickler.dump(core)
+    pickler.dump(value)
     return buffer.getvalue()
 
 
-def load_core(data: bytes) -> Scheduler:
-    """A core in the state that was dumped. Raises CheckpointUnusable."""
+def load_state(data: bytes, kind: type[_Value]) -> _Value:
+    """Returns a new object in the state that `dump_state` wrote. Raises CheckpointUnusable."""
     try:
-        core = _Unpickler(io.BytesIO(data)).load()
+        value = _Unpickler(io.BytesIO(data)).load()
     except Exception as error:  # whatever strange bytes lead to
         raise CheckpointUnusable(f"{type(error).__name__}: {error}") from error
-    if not isinstance(core, Scheduler):
-        raise CheckpointUnusable(f"it holds a {type(core).__name__}")
-    return core
+    if not isinstance(value, kind):
+        raise CheckpointUnusable(f"it holds a {type(value).__name__}")
+    return value
 
 
-# -- what a core consists of -------------------------------------------------------------------
+# -- what a scheduler consists of --------------------------------------------------------------
 
 
 @cache
-def core_structure() -> str:
-    """Fingerprint of what the classes of this build's core consist of, in hexadecimal.
+def scheduler_structure() -> str:
+    """Fingerprint of what the classes of this build's scheduler consist of, in hexadecimal.
 
     It covers their names, bases, fields with types, members of enums, and the attributes that
     methods set, with the values that `__init__` gives them. A checkpoint is read by builds with
     the same fingerprint; what methods decide may differ, which is what a replay finds out.
     """
     digest = hashlib.sha256()
-    root = Path(scheduler_service.core.__path__[0])
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
+    for name, path in _modules():
+        digest.update(f"{name}\n".encode())
         for line in class_structures(path.read_text("utf-8")):
             digest.update(f"{line}\n".encode())
     return digest.hexdigest()[:16]
 
 
+def _modules() -> Iterator[tuple[str, Path]]:
+    """Files of the pure packages, each with a name that is the same wherever they are."""
+    for module in _PURE:
+        assert module.__file__ is not None
+        file = Path(module.__file__)
+        is_package = hasattr(module, "__path__")
+        for path in sorted(file.parent.rglob("*.py")) if is_package else [file]:
+            yield f"{module.__name__}/{path.relative_to(file.parent).as_posix()}", path
+
+
 def check_structure(recorded: str) -> None:
-    """Raises CheckpointUnusable unless a checkpoint is of a core like that of this build."""
-    if recorded != core_structure():
+    """Raises CheckpointUnusable unless a checkpoint is of a scheduler like that of this build."""
+    if recorded != scheduler_structure():
         raise CheckpointUnusable(
-            f"a checkpoint of another build: the structure of its core is {recorded or 'unknown'}, "
-            f"this software reads {core_structure()}"
+            f"a checkpoint of another build: the structure of its scheduler is "
+            f"{recorded or 'unknown'}, this software reads {scheduler_structure()}"
         )
 
 
@@ -127,12 +149,17 @@ class _Unpickler(pickle.Unpickler):
         admitted = _ADMITTED.get((module_name, name))
         if admitted is not None:
             return admitted
-        is_core = module_name.startswith(f"{_CORE}.") and name.isidentifier()
-        found = getattr(importlib.import_module(module_name), name, None) if is_core else None
+        is_pure = _is_pure(module_name) and name.isidentifier()
+        found = getattr(importlib.import_module(module_name), name, None) if is_pure else None
         # Of that module itself, not something that it imports.
         if isinstance(found, type | FunctionType) and found.__module__ == module_name:
             return found
         raise pickle.UnpicklingError(f"{module_name}.{name} is not admitted")
+
+
+def _is_pure(module_name: str) -> bool:
+    package = ".".join(module_name.split(".")[:2])
+    return package in _PURE_NAMES
 
 
 # -- what pickles in its own way ---------------------------------------------------------------
@@ -185,16 +212,19 @@ def _reduce_rows(rows: RowColumns) -> tuple[Any, ...]:
     return restore_rows, (columns, shapes, used)
 
 
-def restore_eviction(blocks: BlockManager) -> Callable[[int, bytes], None]:
-    """What a pool of device blocks tells of those it reuses."""
-    return blocks._demote
+def restore_method(owner: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401
+    """A method of an object of the pure packages. Raises ValueError for any other."""
+    for kind in type(owner).__mro__:
+        found = vars(kind).get(name)
+        if found is not None:
+            if isinstance(found, FunctionType) and _is_pure(found.__module__):
+                return MethodType(found, owner)
+            break
+    raise ValueError(f"a method {name} of {type(owner).__name__}")
 
 
 def _reduce_method(method: MethodType) -> tuple[Any, ...]:
-    blocks = method.__self__
-    if not isinstance(blocks, BlockManager) or method.__name__ != "_demote":
-        raise pickle.PicklingError(f"a method {method.__qualname__}")
-    return restore_eviction, (blocks,)
+    return restore_method, (method.__self__, method.__name__)
 
 
 _REDUCERS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = MappingProxyType(
@@ -205,7 +235,7 @@ _REDUCERS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = MappingProxyType(
         MethodType: _reduce_method,
     }
 )
-_FUNCTIONS = (restore_array, restore_number, restore_rows, restore_eviction)
+_FUNCTIONS = (restore_array, restore_number, restore_rows, restore_method)
 _CONTAINERS = (set, frozenset, deque, OrderedDict, Counter, Fraction)
 _ADMITTED: Mapping[tuple[str, str], Any] = MappingProxyType(
     {(found.__module__, found.__name__): found for found in (*_FUNCTIONS, *_CONTAINERS)}

@@ -1,4 +1,4 @@
-"""Where recorded cores come from: the journal of a scheduler process, or none."""
+"""Journal of a scheduler: what it is told, and what it decides, in a file or nowhere."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
-from scheduler_service.core.config import FleetConfig, SchedulerConfig
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.journal.checkpoint import core_structure
-from scheduler_service.journal.core import Core
-from scheduler_service.journal.journaled_core import JournaledCore
+from scheduler_service.core.config import FleetConfig
+from scheduler_service.journal.checkpoint import dump_state, scheduler_structure
+from scheduler_service.journal.entries import Entries
 from scheduler_service.journal.params_codec import encode_fields
 from scheduler_service.journal.segment_file import FRAME_BYTES, SegmentFile
-from scheduler_service.scheduler import scheduler as fleet
-from scheduler_service.scheduler.effects import Effect
+from scheduler_service.scheduler.effects import Effect, EngineFailed, SendStep
 from scheduler_service.scheduler.events import Event
+from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.step_codec import EncodedBatch, Received
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
-JOURNAL_VERSION = 2
+JOURNAL_VERSION = 3
 # A segment ends here, so that an event that comes when it is nearly full still has room.
 _FULL_RATIO = 7 / 8
 _EVENTS_BETWEEN_FLUSHES = 256
@@ -47,7 +45,7 @@ class Journal(Protocol):
     def position(self) -> str:
         """Where the latest event is, for people."""
 
-    def begin(self, scheduler: fleet.Scheduler, config: FleetConfig) -> None:
+    def begin(self, scheduler: Scheduler, config: FleetConfig) -> None:
         """Records that `scheduler` was made with `config`. Called once, before any event."""
 
     def record(self, event: Event, now_ns: int, received: Received | None) -> Recording:
@@ -65,7 +63,7 @@ class NoJournal:
 
     position = ""
 
-    def begin(self, scheduler: fleet.Scheduler, config: FleetConfig) -> None:
+    def begin(self, scheduler: Scheduler, config: FleetConfig) -> None:
         pass
 
     def record(self, event: Event, now_ns: int, received: Received | None) -> Recording:
@@ -81,81 +79,111 @@ class NoJournal:
         pass
 
 
+_NOTHING = NoJournal()
+
+
 class JournalUnusable(Exception):
     """Its file cannot be written; the message names it and says why."""
 
 
 class JournalTooSmall(Exception):
-    """The state of the cores leaves no room for events."""
+    """The state of the scheduler leaves no room for events."""
 
 
 class FileJournal:
     """Records in `path` and, of earlier events, `path`.1; both together take up to `max_bytes`.
 
     Raises OSError if `path` cannot be written. Later errors end the recording and nothing else.
+    Implements `Journal`, and `Recording` of the latest event.
     """
 
-    def __init__(self, path: Path, max_bytes: int, scheduler_epoch: int) -> None:
+    def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
         self._segment_bytes = max_bytes // 2
-        self._scheduler_epoch = scheduler_epoch
-        self._live: dict[int, JournaledCore] = {}
-        self._num_cores = 0
+        self._scheduler: Scheduler | None = None
+        self._entries = Entries()
+        self._entry = journal.JournalEntry()
         self._num_events = 0
         self._num_unflushed = 0
-        core_structure()  # takes a while, for which no step is to wait later
+        scheduler_structure()  # takes a while, for which no step is to wait later
         self._file = SegmentFile(path)
         self._is_recording = True
         self._file.write(self._header())
         self._file.flush()
 
-    # -- cores ---------------------------------------------------------------------------------
-
-    def core(
-        self,
-        config: SchedulerConfig,
-        last_step_id: int,
-        address: str,
-        executor_epoch: int,
-        scheduler_epoch: int | None = None,
-    ) -> Core:
-        scheduler = Scheduler(config, last_step_id)
-        if not self._is_recording:
-            return scheduler
-        self._num_cores += 1
-        number = self._num_cores
-        identity = journal.CoreIdentity(
-            address=address,
-            executor_epoch=executor_epoch,
-            scheduler_epoch=scheduler_epoch or self._scheduler_epoch,
-        )
-        core = self._live[number] = JournaledCore(scheduler, number, identity, self)
-
-        def write() -> None:
-            created = journal.CoreCreated(identity=identity, last_step_id=last_step_id)
-            encode_fields(config, created.config)
-            self.append(journal.JournalEntry(core=number, core_created=created))
-
-        self.attempt(write)
-        return core
-
-    # -- Recorder ------------------------------------------------------------------------------
-
-    @property
-    def is_recording(self) -> bool:
-        return self._is_recording
+    # -- Journal -------------------------------------------------------------------------------
 
     @property
     def position(self) -> str:
         """The number of the latest event, after the name of the file."""
         return f"{self._path}#{self._num_events}"
 
+    def begin(self, scheduler: Scheduler, config: FleetConfig) -> None:
+        self._scheduler = scheduler
+
+        def write() -> None:
+            created = journal.SchedulerCreated()
+            encode_fields(config, created.config)
+            entry = journal.JournalEntry(scheduler_created=created)
+            self._file.write(entry.SerializeToString())
+            self._file.flush()
+
+        self._attempt(write)
+
+    def record(self, event: Event, now_ns: int, received: Received | None) -> Recording:
+        if not self._is_recording:
+            return _NOTHING
+        self._num_events += 1
+
+        def begin() -> None:
+            self._entry = self._entries.begin(event, now_ns, received)
+
+        self._attempt(begin)
+        return self
+
+    def close(self) -> None:
+        self._flush()
+        self._stop()
+
+    # -- Recording -----------------------------------------------------------------------------
+
+    def done(self, found: Sequence[Effect], batches: Sequence[EncodedBatch]) -> None:
+        def write() -> None:
+            self._entries.complete(self._entry, found, batches)
+            self._append(self._entry)
+            kinds = {type(effect) for effect in found}
+            is_idle = SendStep not in kinds and not self._is_computing
+            if is_idle or EngineFailed in kinds:
+                self._flush()
+
+        self._attempt(write)
+
+    def raised(self, error: Exception) -> None:
+        def write() -> None:
+            self._entries.fail(self._entry, error)
+            self._append(self._entry)
+            self._flush()
+
+        self._attempt(write)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether events are recorded: nothing went wrong, and the journal is open."""
+        return self._is_recording
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the current segment."""
         return self._file.num_bytes
 
-    def attempt(self, action: Callable[[], None]) -> None:
+    @property
+    def _is_computing(self) -> bool:
+        return self._scheduler is not None and self._scheduler.is_computing
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Runs a part of the recording; whatever it raises ends the recording, and nothing else."""
         if not self._is_recording:
             return
         try:
@@ -164,9 +192,8 @@ class FileJournal:
             _log.exception("journal_stopped position=%s", self.position)
             self._stop()
 
-    def append(self, entry: journal.JournalEntry) -> None:
-        """Raises OSError, PicklingError, JournalTooSmall."""
-        self._num_events += 1
+    def _append(self, entry: journal.JournalEntry) -> None:
+        """Writes an entry whose effects the scheduler has. Raises OSError, PicklingError."""
         self._num_unflushed += 1
         written = entry.SerializeToString()
         num_bytes = self._file.num_bytes + FRAME_BYTES + len(written)
@@ -176,38 +203,32 @@ class FileJournal:
         if not fits or self._file.num_bytes > self._segment_bytes * _FULL_RATIO:
             self._begin_segment()
         elif self._num_unflushed >= _EVENTS_BETWEEN_FLUSHES:
-            self.flush()
+            self._flush()
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         self._num_unflushed = 0
-        self.attempt(self._file.flush)
-
-    def forget(self, number: int) -> None:
-        self._live.pop(number, None)
-
-    def close(self) -> None:
-        self.flush()
-        self._stop()
-
-    # -- segments ------------------------------------------------------------------------------
+        self._attempt(self._file.flush)
 
     def _begin_segment(self) -> None:
-        """Goes on in a new file, which begins with the cores as they are after the last event."""
-        checkpoints = (core.checkpoint().SerializeToString() for core in self._live.values())
-        entries = [self._header(), *checkpoints]
+        """Goes on in a new file, which begins with the scheduler as it is after the last event.
+
+        Raises OSError, PicklingError, JournalTooSmall.
+        """
+        entries = [self._header(), self.checkpoint()]
         num_bytes = sum(FRAME_BYTES + len(entry) for entry in entries)
         if num_bytes > self._segment_bytes * _FULL_RATIO / 2:
             raise JournalTooSmall(
-                f"the state of the cores takes {num_bytes} bytes, a segment {self._segment_bytes}"
+                f"the state of the scheduler takes {num_bytes} bytes, a segment "
+                f"{self._segment_bytes}"
             )
         self._file.rotate()
         for entry in entries:
             self._file.write(entry)
         self._file.flush()
         _log.info(
-            "journal_segment_begun position=%s num_cores=%d num_bytes=%d",
+            "journal_segment_begun position=%s num_executors=%d num_bytes=%d",
             self.position,
-            len(self._live),
+            len(self._entries.executors),
             num_bytes,
         )
 
@@ -219,19 +240,28 @@ class FileJournal:
         )
         return journal.JournalEntry(header=header).SerializeToString()
 
+    def checkpoint(self) -> bytes:
+        """Returns the entry of the scheduler as it is now. Raises PicklingError."""
+        checkpoint = journal.SchedulerCheckpoint(
+            scheduler=dump_state(self._scheduler),
+            structure=scheduler_structure(),
+            executors=self._entries.executors.values(),
+        )
+        return journal.JournalEntry(scheduler_checkpoint=checkpoint).SerializeToString()
+
     def _stop(self) -> None:
         self._is_recording = False
-        self._live.clear()
+        self._scheduler = None
         with suppress(OSError):
             self._file.close()
 
 
-def open_journal(path: str | None, max_bytes: int, scheduler_epoch: int) -> Journal:
+def open_journal(path: str | None, max_bytes: int) -> Journal:
     """The journal in `path`; none if there is no path. Raises JournalUnusable."""
     if path is None:
         return NoJournal()
     try:
-        journal_of_process = FileJournal(Path(path), max_bytes, scheduler_epoch)
+        journal_of_process = FileJournal(Path(path), max_bytes)
     except OSError as error:
         raise JournalUnusable(f"--journal {path}: {error.strerror or error}") from error
     _log.info("journal_opened path=%s max_bytes=%d", path, max_bytes)

@@ -1,17 +1,19 @@
-"""Configuration and parameters of requests as messages of the journal: same names, same values."""
+"""Values whose messages in the journal have fields of the same names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
 from scheduler_service.core.config import (
     BatchPolicyName,
     Feature,
+    FleetConfig,
     PreemptionMode,
     SchedulerConfig,
     Speculation,
@@ -22,7 +24,8 @@ from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, Sa
 from scheduler_service.grammar_codec import decode_grammar, encode_grammar
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
-_Converters = Mapping[str, Callable[[Any], Any]]
+Converters: TypeAlias = Mapping[str, Callable[[Any], Any]]
+NO_CONVERTERS: Converters = MappingProxyType({})
 
 
 def encode_fields(value: object, message: Message) -> None:
@@ -47,7 +50,11 @@ def encode_fields(value: object, message: Message) -> None:
             setattr(message, field.name, part.value if isinstance(part, Enum) else part)
 
 
-def _decode_fields(message: Message, converters: _Converters) -> dict[str, Any]:
+def decode_fields(message: Message, converters: Converters = NO_CONVERTERS) -> dict[str, Any]:
+    """Values of all fields of `message` by name, None for one that is absent.
+
+    `converters`: by name of the field, of those whose value is to be something else.
+    """
     values: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         name = field.name
@@ -61,17 +68,22 @@ def _decode_fields(message: Message, converters: _Converters) -> dict[str, Any]:
 
 def decode_config(message: journal.CoreConfig) -> SchedulerConfig:
     """Raises ValueError if a value makes no sense."""
-    return SchedulerConfig(**_decode_fields(message, _CONFIG))
+    return SchedulerConfig(**decode_fields(message, _CONFIG))
+
+
+def decode_fleet_config(message: journal.FleetConfig) -> FleetConfig:
+    """How requests wait and move among executors."""
+    return FleetConfig(**decode_fields(message, {"tenant_weights": dict}))
 
 
 def decode_sampling_params(message: journal.JournaledSamplingParams) -> SamplingParams:
     """Raises ValueError if a value makes no sense."""
-    return SamplingParams(**_decode_fields(message, _SAMPLING))
+    return SamplingParams(**decode_fields(message, _SAMPLING))
 
 
 def decode_scheduling_params(message: journal.JournaledSchedulingParams) -> SchedulingParams:
     """What a request asked of the scheduler."""
-    return SchedulingParams(**_decode_fields(message, {}))
+    return SchedulingParams(**decode_fields(message))
 
 
 def _features(names: list[str]) -> frozenset[Feature]:
@@ -84,10 +96,10 @@ def _speculation(name: str) -> Speculation:
 
 
 def _beam(message: journal.JournaledBeamParams) -> BeamParams:
-    return BeamParams(**_decode_fields(message, {"early_stopping": EarlyStopping}))
+    return BeamParams(**decode_fields(message, {"early_stopping": EarlyStopping}))
 
 
-_CONFIG: _Converters = {
+_CONFIG: Converters = {
     "eos_token_ids": frozenset,
     "features": _features,
     "preemption_mode": PreemptionMode,
@@ -95,7 +107,7 @@ _CONFIG: _Converters = {
     "speculation": _speculation,
     "tenant_weights": dict,
 }
-_SAMPLING: _Converters = {
+_SAMPLING: Converters = {
     "logit_bias": dict,
     "stop_token_ids": frozenset,
     "beam": _beam,

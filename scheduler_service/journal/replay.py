@@ -1,58 +1,46 @@
-"""Does again what a journal says was done, and compares what comes of it."""
+"""Passes the events of a journal to a scheduler again, and compares the effects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
-from scheduler_service.core.plan import StepEvents, StepOutcome
-from scheduler_service.core.request import Request
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.journal.checkpoint import CheckpointUnusable, check_structure, load_core
-from scheduler_service.journal.decisions import describe_error
+from scheduler_service.journal.checkpoint import CheckpointUnusable, check_structure, load_state
 from scheduler_service.journal.difference import FieldDifference, find_difference
+from scheduler_service.journal.entries import Entries
+from scheduler_service.journal.event_codec import decode_event
 from scheduler_service.journal.journal import JOURNAL_VERSION
-from scheduler_service.journal.journaled_core import JournaledCore
-from scheduler_service.journal.params_codec import decode_config
-from scheduler_service.journal.request_codec import decode_request
+from scheduler_service.journal.params_codec import decode_fleet_config
 from scheduler_service.journal.segment_file import JournalUnreadable, SegmentReader
+from scheduler_service.scheduler.effects import Effect
+from scheduler_service.scheduler.events import Event
+from scheduler_service.scheduler.scheduler import Scheduler
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
-_SETUP = frozenset({"core_created", "core_checkpoint"})
+_NO_EFFECT = journal.JournaledEffect()
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first decision that is not the recorded one.
+    """The first effect that is not the recorded one.
 
-    `call`: of the core; `step_id`: the step it was about, or the latest before it. `error`: what
-    the call raised in the replay, in full.
+    `event`: its number; `kind`: its name. `address`: the executor that the effect or the event is
+    about, empty for none. `step_id`: the step that they are about, or that executor's latest; 0 if
+    there is none. `error`: what the scheduler raised in the replay, in full.
     """
 
     event: int
-    core: int
+    kind: str
     address: str
-    call: str
     step_id: int
     field: FieldDifference
     error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a core, by its name there; `request`: that it was given, if it was.
-
-    `ask` returns what the core does; of `apply` also the outcome, which goes before that.
-    """
-
-    name: str
-    ask: Callable[[], object]
-    request: Request | None = None
 
 
 @dataclass(slots=True)
@@ -65,7 +53,7 @@ class Report:
     software_version: str
     first_event: int
     num_events: int = 0
-    num_cores: int = 0
+    num_executors: int = 0
     num_steps: int = 0
     is_cut: bool = False
     difference: Difference | None = None
@@ -74,8 +62,16 @@ class Report:
 class Witness(Protocol):
     """Looks on while a journal is replayed; changes nothing."""
 
-    def called(self, address: str, core: Scheduler, call: Call, result: object) -> None:
-        """The core of the executor at `address` was asked, and has answered."""
+    def begins(self, scheduler: Scheduler) -> None:
+        """The replay begins with the scheduler, which may have executors and requests."""
+        ...
+
+    def handles(self, scheduler: Scheduler, event: Event, now_ns: int) -> None:
+        """The scheduler is about to handle the event."""
+        ...
+
+    def handled(self, event: Event, effects: list[Effect], now_ns: int) -> None:
+        """The scheduler has handled the event, with these effects."""
         ...
 
 
@@ -85,19 +81,22 @@ def replay(path: Path, witness: Witness | None = None) -> Report:
     entries = iter(reader)
     header = _read_header(entries)
     report = Report(header.software_version, header.first_event)
-    cores = _Cores(witness)
+    replayed: _Replay | None = None
     for entry in entries:
         number = report.first_event + report.num_events
         try:
-            report.difference = cores.replay(entry, number)
+            if replayed is None:
+                replayed = _begin(entry, witness)
+                continue
+            report.difference = replayed.handle(entry, number)
         except (CheckpointUnusable, DecodeError, ValueError) as error:
             written_by = f"written by version {header.software_version}"
             raise JournalUnreadable(f"at event {number}, {written_by}: {error}") from error
-        report.num_events += entry.WhichOneof("event") != "core_checkpoint"
-        report.num_steps += entry.WhichOneof("event") == "apply"
+        report.num_events += 1
+        report.num_steps += entry.WhichOneof("event") == "step_completed"
         if report.difference is not None:
             break
-    report.num_cores = cores.num_cores
+    report.num_executors = 0 if replayed is None else replayed.num_executors
     report.is_cut = reader.is_cut
     return report
 
@@ -114,129 +113,117 @@ def _read_header(entries: Iterator[journal.JournalEntry]) -> journal.JournalHead
     return entry.header
 
 
-class _Capture:
-    """A recorder that keeps the latest entry. Nothing may fail here."""
-
-    is_recording = True
-    position = "replay"
-
-    def __init__(self) -> None:
-        self._latest: journal.JournalEntry | None = None
-
-    def attempt(self, action: Callable[[], None]) -> None:
-        action()
-
-    def append(self, entry: journal.JournalEntry) -> None:
-        self._latest = entry
-
-    def flush(self) -> None:
-        pass
-
-    def forget(self, number: int) -> None:
-        pass
-
-    def take(self) -> journal.JournalEntry | None:
-        entry, self._latest = self._latest, None
-        return entry
+def _begin(entry: journal.JournalEntry, witness: Witness | None) -> _Replay:
+    """Makes the scheduler that a segment begins with. Raises CheckpointUnusable, ValueError."""
+    match entry.WhichOneof("event"):
+        case "scheduler_created":
+            config = decode_fleet_config(entry.scheduler_created.config)
+            return _Replay(Scheduler(config), Entries(), witness)
+        case "scheduler_checkpoint":
+            checkpoint = entry.scheduler_checkpoint
+            check_structure(checkpoint.structure)
+            scheduler = load_state(checkpoint.scheduler, Scheduler)
+            return _Replay(scheduler, Entries(checkpoint.executors), witness)
+        case other:
+            raise ValueError(f"{other} comes before any scheduler")
 
 
-class _Cores:
-    """The cores of a journal, made anew."""
+class _Replay:
+    """A scheduler that handles the events of a journal again."""
 
-    def __init__(self, witness: Witness | None) -> None:
+    def __init__(self, scheduler: Scheduler, entries: Entries, witness: Witness | None) -> None:
+        self._scheduler = scheduler
+        self._entries = entries
         self._witness = witness
-        self._cores: dict[int, JournaledCore] = {}
-        self._addresses: dict[int, str] = {}
-        self._capture = _Capture()
+        # Lives of executors, by address and epoch.
+        self._lives = {(e.address, e.executor_epoch) for e in entries.executors.values()}
+        if witness is not None:
+            witness.begins(scheduler)
 
     @property
-    def num_cores(self) -> int:
-        """Cores there were."""
-        return len(self._addresses)
+    def num_executors(self) -> int:
+        """Lives of executors there were."""
+        return len(self._lives)
 
-    def replay(self, entry: journal.JournalEntry, number: int) -> Difference | None:
-        """One entry. Raises ValueError, DecodeError, CheckpointUnusable if it is none."""
-        call = entry.WhichOneof("event")
-        if call in _SETUP:
-            self._set_up(entry)
-            return None
-        if call is None or entry.core not in self._cores:
-            raise ValueError(f"core {entry.core} was never created, or nothing happened to it")
-        core = self._cores[entry.core]
-        prepared = _prepare(core, entry)
-        if entry.HasField("now_ns"):
-            core.tick(entry.now_ns)
-        raised: Exception | None = None
+    def handle(self, recorded: journal.JournalEntry, number: int) -> Difference | None:
+        """Handles an event. Raises ValueError or DecodeError if the entry has none."""
+        event = decode_event(recorded)
+        now_ns = recorded.now_ns
+        replayed = journal.JournalEntry()
+        if recorded.HasField("executor_joined"):
+            replayed.executor_joined.CopyFrom(recorded.executor_joined)
+        if self._witness is not None:
+            self._witness.handles(self._scheduler, event, now_ns)
+        error_text = ""
         try:
-            result = prepared.ask()
+            found = self._scheduler.handle(event, now_ns)
         except Exception as error:  # to be compared with what was raised then
-            raised = error
+            self._entries.fail(replayed, error)
+            error_text = f"{type(error).__name__}: {error}"
         else:
+            self._entries.complete(replayed, found)
             if self._witness is not None:
-                address = self._addresses[entry.core]
-                self._witness.called(address, core.scheduler, prepared, result)
-        replayed = self._capture.take()
-        if replayed is None:
-            replayed = journal.JournalEntry(core=entry.core)
-            replayed.raised = "" if raised is None else describe_error(raised)
-        field = find_difference(entry, replayed)
-        if field is None:
-            return None
-        error_text = "" if raised is None else f"{type(raised).__name__}: {raised}"
-        step_id = _step_id(entry) or core.scheduler.last_step_id
-        address = self._addresses[entry.core]
-        return Difference(number, entry.core, address, call, step_id, field, error_text)
+                self._witness.handled(event, found, now_ns)
+        if recorded.HasField("executor_joined"):
+            joined = recorded.executor_joined.identity
+            self._lives.add((joined.address, joined.executor_epoch))
+        return self._compare(recorded, replayed, number, error_text)
 
-    def _set_up(self, entry: journal.JournalEntry) -> None:
-        if entry.HasField("core_created"):
-            created = entry.core_created
-            identity = created.identity
-            scheduler = Scheduler(decode_config(created.config), created.last_step_id)
-        else:
-            check_structure(entry.core_checkpoint.core_structure)
-            identity = entry.core_checkpoint.identity
-            scheduler = load_core(entry.core_checkpoint.scheduler)
-        self._cores[entry.core] = JournaledCore(scheduler, entry.core, identity, self._capture)
-        self._addresses[entry.core] = identity.address
+    def _compare(
+        self,
+        recorded: journal.JournalEntry,
+        replayed: journal.JournalEntry,
+        number: int,
+        error_text: str,
+    ) -> Difference | None:
+        if recorded.raised != replayed.raised:
+            raised = FieldDifference("raised", recorded.raised, replayed.raised)
+            return self._difference(recorded, None, number, raised, error_text)
+        pairs = zip_longest(recorded.effects, replayed.effects, fillvalue=_NO_EFFECT)
+        for index, (ours, theirs) in enumerate(pairs):
+            field = find_difference(ours, theirs, f"effects[{index}]")
+            if field is not None:
+                effect = theirs if ours is _NO_EFFECT else ours
+                return self._difference(recorded, effect, number, field, error_text)
+        return None
 
-
-def _prepare(core: JournaledCore, entry: journal.JournalEntry) -> Call:
-    """The call that an entry records. Raises ValueError if it has no such thing."""
-    match entry.WhichOneof("event"):
-        case "add":
-            added = decode_request(entry.add.request)
-            return Call("add", lambda: core.add(added), added)
-        case "readmit":
-            readmitted = decode_request(entry.readmit.request)
-            return Call("readmit", lambda: core.readmit(readmitted), readmitted)
-        case "abort":
-            return Call("abort", lambda: core.abort(entry.abort.request_id))
-        case "withdraw":
-            return Call("withdraw", lambda: core.withdraw(entry.withdraw.request_id))
-        case "evacuate":
-            return Call("evacuate", core.evacuate)
-        case "schedule":
-            return Call("schedule", core.schedule)
-        case "apply":
-            result = executor.StepResult.FromString(entry.apply.result)
-            return Call("apply", lambda: _apply(core, result, entry.apply.num_rows))
-        case "take_ended":
-            return Call("take_ended", core.take_ended)
-        case other:
-            raise ValueError(f"{other} is no event of a core")
+    def _difference(
+        self,
+        entry: journal.JournalEntry,
+        effect: journal.JournaledEffect | None,
+        number: int,
+        field: FieldDifference,
+        error_text: str,
+    ) -> Difference:
+        kind = entry.WhichOneof("event") or ""
+        event = getattr(entry, kind)
+        about = None if effect is None else _part(effect, "effect")
+        address = _address(about) or _address(event)
+        step_id = _step_id(about) or _step_id(event)
+        if not step_id and (known := self._scheduler.executors.get(address)) is not None:
+            step_id = known.engine.last_step_id
+        return Difference(number, kind, address, step_id, field, error_text)
 
 
-def _apply(
-    core: JournaledCore, result: executor.StepResult, num_rows: int
-) -> tuple[StepOutcome, StepEvents]:
-    outcome = core.decode(result, num_rows)
-    return outcome, core.apply(outcome)
+def _part(message: Message, oneof: str) -> Message | None:
+    name = message.WhichOneof(oneof)
+    part: Message | None = None if name is None else getattr(message, name)
+    return part
 
 
-def _step_id(entry: journal.JournalEntry) -> int:
-    """The step that an entry is about; 0 if it is about none."""
-    if entry.HasField("apply"):
-        return executor.StepResult.FromString(entry.apply.result).step_id
-    if entry.HasField("schedule") and entry.schedule.HasField("batch"):
-        return executor.ScheduleBatch.FromString(entry.schedule.batch).step_id
+def _address(message: Message | None) -> str:
+    """The executor that an event or an effect is about; empty for none."""
+    if isinstance(message, journal.ExecutorJoined):
+        return message.identity.address
+    return str(getattr(message, "address", ""))
+
+
+def _step_id(message: Message | None) -> int:
+    """The step that an event or an effect is about; 0 for none."""
+    if isinstance(message, journal.StepCompleted):
+        if not message.HasField("result"):
+            return message.unsent_step_id
+        return executor.StepResult.FromString(message.result).step_id
+    if isinstance(message, journal.SendStep):
+        return executor.ScheduleBatch.FromString(message.batch).step_id
     return 0

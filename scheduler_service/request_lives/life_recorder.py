@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, assert_never
 
-from scheduler_service.assignment import Assignment
+from scheduler_service.assignment import AssignedFor, Assignment
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
 from scheduler_service.core.plan import StepOutcome, StepPlan
@@ -32,6 +32,7 @@ from scheduler_service.scheduler.effects import (
     SendStep,
 )
 from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.scheduler.scheduler import Place
 from scheduler_service.watching.turn import RequestRefused, Submission, Turn
 
 Listener: TypeAlias = Callable[[Life, LifeEvent], None]
@@ -133,7 +134,7 @@ class LifeRecorder:
         self._now_ns = turn.now_ns
         if (answered := turn.answered) is not None:
             self._step_answered(answered.address, answered.outcome)
-        elif isinstance(event := turn.event, RequestSubmitted):
+        elif isinstance(event := turn.event, RequestSubmitted) and turn.submission is not None:
             self._submitted(event.request, turn.submission)
         elif isinstance(event, RequestRefused):
             self._refused(event)
@@ -178,14 +179,22 @@ class LifeRecorder:
         self._ended.add(life)
         self._add(life, LifeKind.REFUSED, refused.reason, detail=refused.detail)
 
-    def _submitted(self, request: Request, submission: Submission | None) -> None:
-        """`submission`: None in a journal, which does not have it."""
-        if submission is None:
-            name = RequestName.of_key(request.request_id, request.scheduling.tenant)
-            self._begin(request, name, NOT_RECORDED, {})
-        else:
-            name, numbers = submission.admission.name, {"num_waiting": submission.num_waiting}
-            self._begin(request, name, BEHIND_OTHERS, numbers)
+    def _submitted(self, request: Request, submission: Submission) -> None:
+        numbers = {"num_waiting": submission.num_waiting}
+        self._begin(request, submission.admission.name, BEHIND_OTHERS, numbers)
+
+    def add_unfinished(self, place: Place, now_ns: int) -> None:
+        """Takes note of a request that was there before the first turn, as a journal says."""
+        request = place.request
+        name = RequestName.of_key(request.request_id, request.scheduling.tenant)
+        self._now_ns = now_ns if request.submitted_ns is None else request.submitted_ns
+        self._begin(request, name, NOT_RECORDED, {})
+        self._now_ns = now_ns
+        if request.num_trials_left:
+            self._quarantined(request)
+        if place.executor is not None:
+            assignment = Assignment(AssignedFor.TRIED_ALONE) if request.num_trials_left else None
+            self._given(request, place.executor.address, assignment)
 
     def _begin(
         self, request: Request, name: RequestName, waits_for: str, numbers: dict[str, int]
@@ -204,7 +213,7 @@ class LifeRecorder:
             numbers["num_resumed_tokens"] = num_resumed
         self._add(life, LifeKind.RECEIVED, numbers=numbers)
 
-    def _given(self, request: Request, address: str, assignment: Assignment) -> None:
+    def _given(self, request: Request, address: str, assignment: Assignment | None) -> None:
         life = self._living.get(request.request_id)
         if life is None:
             return
@@ -212,7 +221,10 @@ class LifeRecorder:
         life.executor = address
         phase = Phase.RECOVERING if life.part.phase is Phase.RECOVERING else Phase.GIVEN
         life.enter(self._now_ns, phase, "", address)
-        self._add(life, LifeKind.GIVEN, assignment.why.value, _numbers_of(assignment))
+        if assignment is None:
+            self._add(life, LifeKind.GIVEN)
+        else:
+            self._add(life, LifeKind.GIVEN, assignment.why.value, _numbers_of(assignment))
 
     def _quarantined(self, request: Request) -> None:
         life = self._living.get(request.request_id)

@@ -95,7 +95,7 @@ def _held(cluster: Driver) -> dict[str, int]:
 
 
 def problems_of_journals(folder: Path | None) -> list[str]:
-    """Cores that are told again what they were told decide again what they decided."""
+    """A scheduler that handles the events of a journal again returns the same effects."""
     if folder is None:
         return []
     reports = [(path, replay(path)) for path in sorted(folder.iterdir())]

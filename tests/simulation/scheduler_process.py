@@ -61,7 +61,7 @@ class SimulatedScheduler:
     """One address, and the lives there; `loss_logs`: of each of them. `peers`: all schedulers.
 
     `recorder`: what the latest life has written down of requests.
-    `journal_folder`: where each life records its cores, None if none does.
+    `journal_folder`: where each life records its scheduler, None if none does.
     """
 
     loop: VirtualLoop
@@ -149,7 +149,7 @@ class SimulatedScheduler:
     def _new_journal(self, epoch: int) -> Journal:
         if self.journal_folder is None:
             return NoJournal()
-        return FileJournal(self.journal_folder / f"{self.host}-{epoch}", _JOURNAL_BYTES, epoch)
+        return FileJournal(self.journal_folder / f"{self.host}-{epoch}", _JOURNAL_BYTES)
 
     def _server(self, cluster: Driver, health: HealthService, readiness: ReadinessWatch) -> Server:
         server = Server(self.network, self.address)

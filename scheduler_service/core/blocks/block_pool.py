@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class ContentsListener(Protocol):
-    """Is told what can be found in a pool. It is no part of a core, nor of its checkpoints."""
+    """Is told what can be found in a pool."""
 
     def published(self, block_hash: bytes) -> None:
         """A block can be found by what it holds."""
@@ -28,13 +28,12 @@ class BlockPool:
     `on_evict(block_id, block_hash)` is told of each of these, when its contents are still there.
     """
 
-    _listener: ContentsListener | None = None
-
     def __init__(
         self, num_blocks: int, on_evict: Callable[[int, bytes], None] | None = None
     ) -> None:
         self.num_blocks = num_blocks
         self._on_evict = on_evict
+        self._listener: ContentsListener | None = None
         # Used before and blank again, the next one last; and of those used before, by block.
         self._blank: list[int] = []
         self._evictable: OrderedDict[int, None] = OrderedDict()
@@ -43,9 +42,6 @@ class BlockPool:
         # 1 for each that has a hash: who looks at all of them reads bytes, not objects.
         self._has_hash = bytearray()
         self._published: dict[bytes, int] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_listener"}
 
     def listen(self, listener: ContentsListener | None) -> None:
         """Tells `listener`, and nobody else, what can be found from now on; None: nobody."""

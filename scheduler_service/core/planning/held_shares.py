@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement, num_rows_wanted
@@ -33,6 +35,15 @@ class HeldShares:
     def begin_step(self) -> None:
         """Whoever exceeds its share from now on does for the rest of the step."""
         self._exceeding.clear()
+
+    @contextmanager
+    def looked_at(self) -> Iterator[None]:
+        """Restores which tenants were found to exceed theirs in this step."""
+        exceeding, self._exceeding = self._exceeding, set(self._exceeding)
+        try:
+            yield
+        finally:
+            self._exceeding = exceeding
 
     def exceeds(self, request: Request, num_blocks: int, beside: Beside = NOBODY) -> bool:
         """Whether rows and `num_blocks` free blocks for `request` leave too few to other tenants.

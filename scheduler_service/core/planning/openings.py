@@ -6,6 +6,7 @@ A core that is given only what its next step may begin leaves the others where a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -78,6 +79,16 @@ class Openings:
     def changed(self) -> None:
         """Requests or rows have changed otherwise than by `given`."""
         self._beside = self._prompts = self._going_first = None
+
+    @contextmanager
+    def looked_at(self) -> Iterator[None]:
+        """Restores what is remembered of earlier questions, so that decisions ignore spectators."""
+        remembered = self._beside, self._prompts, self._going_first
+        try:
+            with self._room.looked_at():
+                yield
+        finally:
+            self._beside, self._prompts, self._going_first = remembered
 
     def given(self, request: Request) -> None:
         """A request waits for the next step."""

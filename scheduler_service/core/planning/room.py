@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from scheduler_service.core.blocks.block_manager import Allocation
@@ -67,6 +68,10 @@ class Room:
     def begin_step(self) -> None:
         """Tenants may have left something since they were found to exceed their shares."""
         self._shares.begin_step()
+
+    def looked_at(self) -> AbstractContextManager[None]:
+        """Restores what is remembered of earlier questions in this step."""
+        return self._shares.looked_at()
 
     @property
     def is_divided(self) -> bool:

@@ -8,36 +8,44 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JournalEntry(_message.Message):
-    __slots__ = ("core", "now_ns", "raised", "header", "core_created", "core_checkpoint", "add", "readmit", "abort", "evacuate", "schedule", "apply", "take_ended", "withdraw")
-    CORE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("now_ns", "raised", "header", "scheduler_created", "scheduler_checkpoint", "request_submitted", "request_aborted", "executor_joined", "executor_connected", "executor_doubted", "executor_draining", "executor_drain_expired", "executor_undrained", "executor_lost", "step_completed", "tenants_weighed", "tick", "effects")
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     RAISED_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
-    CORE_CREATED_FIELD_NUMBER: _ClassVar[int]
-    CORE_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
-    ADD_FIELD_NUMBER: _ClassVar[int]
-    READMIT_FIELD_NUMBER: _ClassVar[int]
-    ABORT_FIELD_NUMBER: _ClassVar[int]
-    EVACUATE_FIELD_NUMBER: _ClassVar[int]
-    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
-    APPLY_FIELD_NUMBER: _ClassVar[int]
-    TAKE_ENDED_FIELD_NUMBER: _ClassVar[int]
-    WITHDRAW_FIELD_NUMBER: _ClassVar[int]
-    core: int
+    SCHEDULER_CREATED_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_SUBMITTED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_JOINED_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_DOUBTED_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_DRAIN_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_UNDRAINED_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_LOST_FIELD_NUMBER: _ClassVar[int]
+    STEP_COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_WEIGHED_FIELD_NUMBER: _ClassVar[int]
+    TICK_FIELD_NUMBER: _ClassVar[int]
+    EFFECTS_FIELD_NUMBER: _ClassVar[int]
     now_ns: int
     raised: str
     header: JournalHeader
-    core_created: CoreCreated
-    core_checkpoint: CoreCheckpoint
-    add: CoreAdd
-    readmit: CoreReadmit
-    abort: CoreAbort
-    evacuate: CoreEvacuate
-    schedule: CoreSchedule
-    apply: CoreApply
-    take_ended: CoreTakeEnded
-    withdraw: CoreWithdraw
-    def __init__(self, core: _Optional[int] = ..., now_ns: _Optional[int] = ..., raised: _Optional[str] = ..., header: _Optional[_Union[JournalHeader, _Mapping]] = ..., core_created: _Optional[_Union[CoreCreated, _Mapping]] = ..., core_checkpoint: _Optional[_Union[CoreCheckpoint, _Mapping]] = ..., add: _Optional[_Union[CoreAdd, _Mapping]] = ..., readmit: _Optional[_Union[CoreReadmit, _Mapping]] = ..., abort: _Optional[_Union[CoreAbort, _Mapping]] = ..., evacuate: _Optional[_Union[CoreEvacuate, _Mapping]] = ..., schedule: _Optional[_Union[CoreSchedule, _Mapping]] = ..., apply: _Optional[_Union[CoreApply, _Mapping]] = ..., take_ended: _Optional[_Union[CoreTakeEnded, _Mapping]] = ..., withdraw: _Optional[_Union[CoreWithdraw, _Mapping]] = ...) -> None: ...
+    scheduler_created: SchedulerCreated
+    scheduler_checkpoint: SchedulerCheckpoint
+    request_submitted: RequestSubmitted
+    request_aborted: RequestAborted
+    executor_joined: ExecutorJoined
+    executor_connected: ExecutorConnected
+    executor_doubted: ExecutorDoubted
+    executor_draining: ExecutorDraining
+    executor_drain_expired: ExecutorDrainExpired
+    executor_undrained: ExecutorUndrained
+    executor_lost: ExecutorLost
+    step_completed: StepCompleted
+    tenants_weighed: TenantsWeighed
+    tick: Tick
+    effects: _containers.RepeatedCompositeFieldContainer[JournaledEffect]
+    def __init__(self, now_ns: _Optional[int] = ..., raised: _Optional[str] = ..., header: _Optional[_Union[JournalHeader, _Mapping]] = ..., scheduler_created: _Optional[_Union[SchedulerCreated, _Mapping]] = ..., scheduler_checkpoint: _Optional[_Union[SchedulerCheckpoint, _Mapping]] = ..., request_submitted: _Optional[_Union[RequestSubmitted, _Mapping]] = ..., request_aborted: _Optional[_Union[RequestAborted, _Mapping]] = ..., executor_joined: _Optional[_Union[ExecutorJoined, _Mapping]] = ..., executor_connected: _Optional[_Union[ExecutorConnected, _Mapping]] = ..., executor_doubted: _Optional[_Union[ExecutorDoubted, _Mapping]] = ..., executor_draining: _Optional[_Union[ExecutorDraining, _Mapping]] = ..., executor_drain_expired: _Optional[_Union[ExecutorDrainExpired, _Mapping]] = ..., executor_undrained: _Optional[_Union[ExecutorUndrained, _Mapping]] = ..., executor_lost: _Optional[_Union[ExecutorLost, _Mapping]] = ..., step_completed: _Optional[_Union[StepCompleted, _Mapping]] = ..., tenants_weighed: _Optional[_Union[TenantsWeighed, _Mapping]] = ..., tick: _Optional[_Union[Tick, _Mapping]] = ..., effects: _Optional[_Iterable[_Union[JournaledEffect, _Mapping]]] = ...) -> None: ...
 
 class JournalHeader(_message.Message):
     __slots__ = ("journal_version", "software_version", "first_event")
@@ -49,7 +57,44 @@ class JournalHeader(_message.Message):
     first_event: int
     def __init__(self, journal_version: _Optional[int] = ..., software_version: _Optional[str] = ..., first_event: _Optional[int] = ...) -> None: ...
 
-class CoreIdentity(_message.Message):
+class SchedulerCreated(_message.Message):
+    __slots__ = ("config",)
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    config: FleetConfig
+    def __init__(self, config: _Optional[_Union[FleetConfig, _Mapping]] = ...) -> None: ...
+
+class FleetConfig(_message.Message):
+    __slots__ = ("queue_policy", "tenant_weights", "max_num_waiting", "max_executor_losses", "executor_return_s")
+    class TenantWeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    QUEUE_POLICY_FIELD_NUMBER: _ClassVar[int]
+    TENANT_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    MAX_EXECUTOR_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_RETURN_S_FIELD_NUMBER: _ClassVar[int]
+    queue_policy: str
+    tenant_weights: _containers.ScalarMap[str, float]
+    max_num_waiting: int
+    max_executor_losses: int
+    executor_return_s: float
+    def __init__(self, queue_policy: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, float]] = ..., max_num_waiting: _Optional[int] = ..., max_executor_losses: _Optional[int] = ..., executor_return_s: _Optional[float] = ...) -> None: ...
+
+class SchedulerCheckpoint(_message.Message):
+    __slots__ = ("scheduler", "structure", "executors")
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    scheduler: bytes
+    structure: str
+    executors: _containers.RepeatedCompositeFieldContainer[ExecutorIdentity]
+    def __init__(self, scheduler: _Optional[bytes] = ..., structure: _Optional[str] = ..., executors: _Optional[_Iterable[_Union[ExecutorIdentity, _Mapping]]] = ...) -> None: ...
+
+class ExecutorIdentity(_message.Message):
     __slots__ = ("address", "executor_epoch", "scheduler_epoch")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -59,25 +104,274 @@ class CoreIdentity(_message.Message):
     scheduler_epoch: int
     def __init__(self, address: _Optional[str] = ..., executor_epoch: _Optional[int] = ..., scheduler_epoch: _Optional[int] = ...) -> None: ...
 
-class CoreCreated(_message.Message):
-    __slots__ = ("identity", "config", "last_step_id")
+class RequestSubmitted(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: JournaledRequest
+    def __init__(self, request: _Optional[_Union[JournaledRequest, _Mapping]] = ...) -> None: ...
+
+class RequestAborted(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExecutorJoined(_message.Message):
+    __slots__ = ("identity", "config", "num_credits", "last_step_id")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    NUM_CREDITS_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_ID_FIELD_NUMBER: _ClassVar[int]
-    identity: CoreIdentity
+    identity: ExecutorIdentity
     config: CoreConfig
+    num_credits: int
     last_step_id: int
-    def __init__(self, identity: _Optional[_Union[CoreIdentity, _Mapping]] = ..., config: _Optional[_Union[CoreConfig, _Mapping]] = ..., last_step_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, identity: _Optional[_Union[ExecutorIdentity, _Mapping]] = ..., config: _Optional[_Union[CoreConfig, _Mapping]] = ..., num_credits: _Optional[int] = ..., last_step_id: _Optional[int] = ...) -> None: ...
 
-class CoreCheckpoint(_message.Message):
-    __slots__ = ("identity", "scheduler", "core_structure")
-    IDENTITY_FIELD_NUMBER: _ClassVar[int]
-    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
-    CORE_STRUCTURE_FIELD_NUMBER: _ClassVar[int]
-    identity: CoreIdentity
-    scheduler: bytes
-    core_structure: str
-    def __init__(self, identity: _Optional[_Union[CoreIdentity, _Mapping]] = ..., scheduler: _Optional[bytes] = ..., core_structure: _Optional[str] = ...) -> None: ...
+class ExecutorConnected(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class ExecutorDoubted(_message.Message):
+    __slots__ = ("address", "is_doubtful")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    IS_DOUBTFUL_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    is_doubtful: bool
+    def __init__(self, address: _Optional[str] = ..., is_doubtful: bool = ...) -> None: ...
+
+class ExecutorDraining(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class ExecutorDrainExpired(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class ExecutorUndrained(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class ExecutorLost(_message.Message):
+    __slots__ = ("address", "cause", "why")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    cause: str
+    why: str
+    def __init__(self, address: _Optional[str] = ..., cause: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class StepCompleted(_message.Message):
+    __slots__ = ("address", "result", "unsent_step_id", "num_rows")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    UNSENT_STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    result: bytes
+    unsent_step_id: int
+    num_rows: int
+    def __init__(self, address: _Optional[str] = ..., result: _Optional[bytes] = ..., unsent_step_id: _Optional[int] = ..., num_rows: _Optional[int] = ...) -> None: ...
+
+class TenantsWeighed(_message.Message):
+    __slots__ = ("weights",)
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    weights: _containers.ScalarMap[str, float]
+    def __init__(self, weights: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Tick(_message.Message):
+    __slots__ = ("looks_everywhere",)
+    LOOKS_EVERYWHERE_FIELD_NUMBER: _ClassVar[int]
+    looks_everywhere: bool
+    def __init__(self, looks_everywhere: bool = ...) -> None: ...
+
+class JournaledEffect(_message.Message):
+    __slots__ = ("send_step", "deliver_tokens", "request_finished", "request_assigned", "request_moved", "request_quarantined", "request_acquitted", "request_blamed", "executor_serves", "executor_health_changed", "engine_failed", "executor_gone", "wake_at")
+    SEND_STEP_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ASSIGNED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_MOVED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ACQUITTED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_BLAMED_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_SERVES_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_HEALTH_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FAILED_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_GONE_FIELD_NUMBER: _ClassVar[int]
+    WAKE_AT_FIELD_NUMBER: _ClassVar[int]
+    send_step: SendStep
+    deliver_tokens: DeliverTokens
+    request_finished: EndedRequest
+    request_assigned: RequestAssigned
+    request_moved: RequestMoved
+    request_quarantined: RequestQuarantined
+    request_acquitted: RequestAcquitted
+    request_blamed: RequestBlamed
+    executor_serves: ExecutorServes
+    executor_health_changed: ExecutorHealthChanged
+    engine_failed: EngineFailed
+    executor_gone: ExecutorGone
+    wake_at: WakeAt
+    def __init__(self, send_step: _Optional[_Union[SendStep, _Mapping]] = ..., deliver_tokens: _Optional[_Union[DeliverTokens, _Mapping]] = ..., request_finished: _Optional[_Union[EndedRequest, _Mapping]] = ..., request_assigned: _Optional[_Union[RequestAssigned, _Mapping]] = ..., request_moved: _Optional[_Union[RequestMoved, _Mapping]] = ..., request_quarantined: _Optional[_Union[RequestQuarantined, _Mapping]] = ..., request_acquitted: _Optional[_Union[RequestAcquitted, _Mapping]] = ..., request_blamed: _Optional[_Union[RequestBlamed, _Mapping]] = ..., executor_serves: _Optional[_Union[ExecutorServes, _Mapping]] = ..., executor_health_changed: _Optional[_Union[ExecutorHealthChanged, _Mapping]] = ..., engine_failed: _Optional[_Union[EngineFailed, _Mapping]] = ..., executor_gone: _Optional[_Union[ExecutorGone, _Mapping]] = ..., wake_at: _Optional[_Union[WakeAt, _Mapping]] = ...) -> None: ...
+
+class SendStep(_message.Message):
+    __slots__ = ("address", "batch")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    batch: bytes
+    def __init__(self, address: _Optional[str] = ..., batch: _Optional[bytes] = ...) -> None: ...
+
+class DeliverTokens(_message.Message):
+    __slots__ = ("num_tokens", "tokens_crc32", "num_prompt_logprobs", "finished_sequences", "finished")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_CRC32_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    tokens_crc32: int
+    num_prompt_logprobs: int
+    finished_sequences: _containers.RepeatedScalarFieldContainer[str]
+    finished: _containers.RepeatedCompositeFieldContainer[EndedRequest]
+    def __init__(self, num_tokens: _Optional[int] = ..., tokens_crc32: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., finished_sequences: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[_Union[EndedRequest, _Mapping]]] = ...) -> None: ...
+
+class RequestAssigned(_message.Message):
+    __slots__ = ("request_id", "address", "assignment")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    address: str
+    assignment: JournaledAssignment
+    def __init__(self, request_id: _Optional[str] = ..., address: _Optional[str] = ..., assignment: _Optional[_Union[JournaledAssignment, _Mapping]] = ...) -> None: ...
+
+class JournaledAssignment(_message.Message):
+    __slots__ = ("why", "num_cached", "num_ahead", "num_running", "cost_us", "num_cached_elsewhere", "cost_elsewhere_us")
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    COST_US_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    COST_ELSEWHERE_US_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    num_cached: int
+    num_ahead: int
+    num_running: int
+    cost_us: int
+    num_cached_elsewhere: int
+    cost_elsewhere_us: int
+    def __init__(self, why: _Optional[str] = ..., num_cached: _Optional[int] = ..., num_ahead: _Optional[int] = ..., num_running: _Optional[int] = ..., cost_us: _Optional[int] = ..., num_cached_elsewhere: _Optional[int] = ..., cost_elsewhere_us: _Optional[int] = ...) -> None: ...
+
+class RequestMoved(_message.Message):
+    __slots__ = ("request", "address", "reason")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    request: RequestState
+    address: str
+    reason: str
+    def __init__(self, request: _Optional[_Union[RequestState, _Mapping]] = ..., address: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RequestQuarantined(_message.Message):
+    __slots__ = ("request_id", "num_trials_left")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRIALS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    num_trials_left: int
+    def __init__(self, request_id: _Optional[str] = ..., num_trials_left: _Optional[int] = ...) -> None: ...
+
+class RequestAcquitted(_message.Message):
+    __slots__ = ("request_id", "reason")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    reason: str
+    def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RequestBlamed(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExecutorServes(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class ExecutorHealthChanged(_message.Message):
+    __slots__ = ("address", "change")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    change: str
+    def __init__(self, address: _Optional[str] = ..., change: _Optional[str] = ...) -> None: ...
+
+class EngineFailed(_message.Message):
+    __slots__ = ("address", "call", "error")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    call: str
+    error: str
+    def __init__(self, address: _Optional[str] = ..., call: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class ExecutorGone(_message.Message):
+    __slots__ = ("address", "executor_epoch", "cause", "requests", "last_step_id", "is_drained", "num_moved")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINED_FIELD_NUMBER: _ClassVar[int]
+    NUM_MOVED_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    executor_epoch: int
+    cause: str
+    requests: _containers.RepeatedCompositeFieldContainer[RequestState]
+    last_step_id: int
+    is_drained: bool
+    num_moved: int
+    def __init__(self, address: _Optional[str] = ..., executor_epoch: _Optional[int] = ..., cause: _Optional[str] = ..., requests: _Optional[_Iterable[_Union[RequestState, _Mapping]]] = ..., last_step_id: _Optional[int] = ..., is_drained: bool = ..., num_moved: _Optional[int] = ...) -> None: ...
+
+class WakeAt(_message.Message):
+    __slots__ = ("at_ns",)
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    at_ns: int
+    def __init__(self, at_ns: _Optional[int] = ...) -> None: ...
+
+class RequestState(_message.Message):
+    __slots__ = ("request_id", "num_tokens", "error_reason", "state_crc32")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_REASON_FIELD_NUMBER: _ClassVar[int]
+    STATE_CRC32_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    num_tokens: int
+    error_reason: str
+    state_crc32: int
+    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., error_reason: _Optional[str] = ..., state_crc32: _Optional[int] = ...) -> None: ...
 
 class CoreConfig(_message.Message):
     __slots__ = ("block_size", "num_device_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_waiting", "vocab_size", "eos_token_ids", "features", "num_host_blocks", "block_bytes", "sliding_window", "max_adapters", "model_digest", "prefix_caching", "host_prefix_cache", "num_lookahead_slots", "preemption_mode", "batch_policy", "delay_factor", "queue_policy", "tenant_weights", "separates_tenants", "max_params_bytes", "max_run_ahead", "max_run_ahead_ms", "speculation", "max_draft_tokens")
@@ -145,88 +439,6 @@ class CoreConfig(_message.Message):
     speculation: str
     max_draft_tokens: int
     def __init__(self, block_size: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[_Iterable[str]] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., sliding_window: _Optional[int] = ..., max_adapters: _Optional[int] = ..., model_digest: _Optional[str] = ..., prefix_caching: bool = ..., host_prefix_cache: bool = ..., num_lookahead_slots: _Optional[int] = ..., preemption_mode: _Optional[str] = ..., batch_policy: _Optional[str] = ..., delay_factor: _Optional[float] = ..., queue_policy: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, float]] = ..., separates_tenants: bool = ..., max_params_bytes: _Optional[int] = ..., max_run_ahead: _Optional[int] = ..., max_run_ahead_ms: _Optional[int] = ..., speculation: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
-
-class CoreAdd(_message.Message):
-    __slots__ = ("request",)
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    request: JournaledRequest
-    def __init__(self, request: _Optional[_Union[JournaledRequest, _Mapping]] = ...) -> None: ...
-
-class CoreReadmit(_message.Message):
-    __slots__ = ("request",)
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    request: JournaledRequest
-    def __init__(self, request: _Optional[_Union[JournaledRequest, _Mapping]] = ...) -> None: ...
-
-class CoreAbort(_message.Message):
-    __slots__ = ("request_id", "found")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    FOUND_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    found: bool
-    def __init__(self, request_id: _Optional[str] = ..., found: bool = ...) -> None: ...
-
-class CoreWithdraw(_message.Message):
-    __slots__ = ("request_id", "request")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    request: EvacuatedRequest
-    def __init__(self, request_id: _Optional[str] = ..., request: _Optional[_Union[EvacuatedRequest, _Mapping]] = ...) -> None: ...
-
-class CoreEvacuate(_message.Message):
-    __slots__ = ("requests",)
-    REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    requests: _containers.RepeatedCompositeFieldContainer[EvacuatedRequest]
-    def __init__(self, requests: _Optional[_Iterable[_Union[EvacuatedRequest, _Mapping]]] = ...) -> None: ...
-
-class EvacuatedRequest(_message.Message):
-    __slots__ = ("request_id", "num_tokens", "error_reason", "state_crc32")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ERROR_REASON_FIELD_NUMBER: _ClassVar[int]
-    STATE_CRC32_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    num_tokens: int
-    error_reason: str
-    state_crc32: int
-    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., error_reason: _Optional[str] = ..., state_crc32: _Optional[int] = ...) -> None: ...
-
-class CoreSchedule(_message.Message):
-    __slots__ = ("batch",)
-    BATCH_FIELD_NUMBER: _ClassVar[int]
-    batch: bytes
-    def __init__(self, batch: _Optional[bytes] = ...) -> None: ...
-
-class CoreApply(_message.Message):
-    __slots__ = ("result", "num_rows", "events")
-    RESULT_FIELD_NUMBER: _ClassVar[int]
-    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
-    EVENTS_FIELD_NUMBER: _ClassVar[int]
-    result: bytes
-    num_rows: int
-    events: CoreEvents
-    def __init__(self, result: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., events: _Optional[_Union[CoreEvents, _Mapping]] = ...) -> None: ...
-
-class CoreTakeEnded(_message.Message):
-    __slots__ = ("events",)
-    EVENTS_FIELD_NUMBER: _ClassVar[int]
-    events: CoreEvents
-    def __init__(self, events: _Optional[_Union[CoreEvents, _Mapping]] = ...) -> None: ...
-
-class CoreEvents(_message.Message):
-    __slots__ = ("num_tokens", "tokens_crc32", "num_prompt_logprobs", "finished_sequences", "finished")
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_CRC32_FIELD_NUMBER: _ClassVar[int]
-    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
-    num_tokens: int
-    tokens_crc32: int
-    num_prompt_logprobs: int
-    finished_sequences: _containers.RepeatedScalarFieldContainer[str]
-    finished: _containers.RepeatedCompositeFieldContainer[EndedRequest]
-    def __init__(self, num_tokens: _Optional[int] = ..., tokens_crc32: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., finished_sequences: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[_Union[EndedRequest, _Mapping]]] = ...) -> None: ...
 
 class EndedRequest(_message.Message):
     __slots__ = ("request_id", "finish_reason", "error_reason", "num_output_tokens", "output_crc32", "num_cached_tokens", "num_preemptions")
