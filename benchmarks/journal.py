@@ -14,15 +14,15 @@ import time
 from pathlib import Path
 
 import numpy as np
+from scheduler_service.journal.core import Core, step_codec
+from scheduler_service.journal.journaled_core import JournaledCore
 
 from benchmarks.report import emit, percentile
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.journal.checkpoint import load_core
-from scheduler_service.journal.core import Core, step_codec
 from scheduler_service.journal.journal import FileJournal, Journal, NoJournal
-from scheduler_service.journal.journaled_core import JournaledCore
 from splitserve.executor.v1 import executor_pb2 as pb
 
 BLOCK_SIZE = 16

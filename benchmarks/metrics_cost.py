@@ -30,9 +30,6 @@ from scheduler_service.core.plan import (
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.journal.journal import NoJournal
-from scheduler_service.live.live_view import LiveView
-from scheduler_service.metrics.request_watch import RequestWatch
-from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.request_names import RequestName
 from scheduler_service.scheduler.effects import DeliverTokens, SendStep
 from scheduler_service.scheduler.events import (
@@ -42,6 +39,9 @@ from scheduler_service.scheduler.events import (
     StepCompleted,
 )
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.watching.life_recorder import LifeRecorder
+from scheduler_service.watching.live_view import LiveView
+from scheduler_service.watching.metrics import RequestWatch
 from scheduler_service.watching.operator_log import OperatorLog
 from scheduler_service.watching.turn import Submission, Turn, Watcher
 from splitserve_metrics.instruments import Instruments

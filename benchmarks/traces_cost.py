@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from benchmarks.metrics_cost import WatchedSteps
 from scheduler_service.scheduler.events import RequestSubmitted
-from scheduler_service.tracing.request_traces import RequestTraces
+from scheduler_service.watching.request_traces import RequestTraces
 from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_tracing.trace_config import TraceConfig

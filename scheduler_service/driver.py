@@ -254,9 +254,10 @@ class Driver:
         """What its client calls an unfinished one."""
         return self._tracked[request.request_id].admission.name.own_id
 
-    def tracked(self, request_id: str) -> Submission | None:
-        """What an unfinished request was taken as; None for one that is not known."""
-        return self._tracked.get(request_id)
+    @property
+    def submissions(self) -> Mapping[str, Submission]:
+        """What unfinished requests were taken as, by id."""
+        return self._tracked
 
     # -- streams of clients ----------------------------------------------------------------------
 

@@ -11,10 +11,10 @@ from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.events import OperatorCalled
 from scheduler_service.driver import Driver
 from scheduler_service.journal.journal import software_version
-from scheduler_service.request_lives.explanation import explain, explain_queue
-from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.drain_timeout import read_timeout_s
+from scheduler_service.watching.explanation import explain, explain_queue
+from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR

@@ -34,7 +34,7 @@ from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.log_context import LogContext, log_context
 
 if TYPE_CHECKING:
-    from scheduler_service.tracing.request_traces import RequestTraces
+    from scheduler_service.watching.request_traces import RequestTraces
 
 # As much as a call takes whose caller does not read.
 _CHUNK_BYTES = 64 * 1024

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.request_lives.life import Life
-from scheduler_service.request_lives.life_event import LifeEvent, LifeKind
-from scheduler_service.request_lives.life_recorder import LifeRecorder
+from scheduler_service.watching.life import Life, LifeEvent, LifeKind
+from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve_client import AsyncClient, RequestIdInUse, SamplingParams
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch

@@ -12,10 +12,8 @@ import pytest
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
 from scheduler_service.driver import Driver
-from scheduler_service.live.live_view import MAX_WATCHERS, LiveView
-from scheduler_service.live.pace import Pace
-from scheduler_service.live.watcher import Watcher
 from scheduler_service.scheduler.effects import SendStep
+from scheduler_service.watching.live_view import MAX_WATCHERS, LiveView, LiveWatcher, Pace
 from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_client import AsyncClient, ClientConfig, SamplingParams
@@ -56,12 +54,14 @@ class Looks:
     moments: Moments
     num_looks: int = 0
     cluster: Driver | None = None
-    seen: list[tuple[Watcher, int, LiveState]] = field(default_factory=list)
+    seen: list[tuple[LiveWatcher, int, LiveState]] = field(default_factory=list)
 
     def begin(self, cluster: Driver, stack: ExitStack) -> None:
         self.cluster = cluster
         for every in (1, 1, 3, 3, 7):
-            watcher = stack.enter_context(self.view.watching(cluster))
+            watcher = stack.enter_context(
+                self.view.watching(cluster.scheduler, cluster.submissions)
+            )
             self.seen.append((watcher, every, LiveState()))
 
     def see(self, turn: Turn) -> None:
@@ -77,7 +77,7 @@ class Looks:
         looking = [(each, state) for each, every, state in self.seen if not self.num_looks % every]
         for watcher, state in looking:
             state.take(watcher.frame())
-        with self.view.watching(self.cluster) as newcomer:
+        with self.view.watching(self.cluster.scheduler, self.cluster.submissions) as newcomer:
             fresh = LiveState()
             fresh.take(newcomer.frame())
         for _, state in looking:
@@ -147,7 +147,10 @@ async def test_frames_are_made_once_for_all_when_watchers_go_from_moment_to_mome
     async with scheduler_in_process(FakeExecutor(), watchers=[view]) as scheduler:
         with ExitStack() as stack:
             watchers = [
-                stack.enter_context(view.watching(scheduler.cluster)) for _ in range(MAX_WATCHERS)
+                stack.enter_context(
+                    view.watching(scheduler.cluster.scheduler, scheduler.cluster.submissions)
+                )
+                for _ in range(MAX_WATCHERS)
             ]
             for _ in range(3):
                 moments.number += 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.metrics.scheduler_metrics import SchedulerMetrics
+from scheduler_service.service.metrics_page import SchedulerMetrics
 from scheduler_service.service.readiness import Readiness
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import AsyncClient, SamplingParams

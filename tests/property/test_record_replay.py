@@ -8,10 +8,10 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scheduler_service.journal.core import look_into
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode, Speculation
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
-from scheduler_service.journal.core import look_into
 from scheduler_service.journal.journal import FileJournal
 from scheduler_service.journal.replay import replay
 from tests.support.core.in_process import SCHEDULER_EPOCH

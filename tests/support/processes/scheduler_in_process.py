@@ -12,20 +12,19 @@ from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.callers.caller import Callers, OpenDoor
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
-from scheduler_service.live.live_view import LiveView
-from scheduler_service.live.pace import Pace
-from scheduler_service.live.servicer import LiveServicer
 from scheduler_service.request_limits import most_message_bytes
-from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.executor_addresses import ExecutorAddresses
+from scheduler_service.service.live import LiveServicer
 from scheduler_service.service.refusal_pause import Sleep
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
-from scheduler_service.tracing.request_traces import RequestTraces
+from scheduler_service.watching.life_recorder import LifeRecorder
+from scheduler_service.watching.live_view import LiveView, Pace
+from scheduler_service.watching.request_traces import RequestTraces
 from scheduler_service.watching.turn import Watcher
 from splitserve.scheduler.v1 import (
     admin_pb2_grpc,

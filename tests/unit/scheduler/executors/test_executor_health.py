@@ -10,10 +10,10 @@ import pytest
 from scheduler_service.assignment import AssignedFor
 from scheduler_service.config import ClusterConfig
 from scheduler_service.fleet.circuit_breaker import FIRST_PROBE_NS
-from scheduler_service.request_lives.life_event import LifeKind
-from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.scheduler.effects import MoveReason
 from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.watching.life import LifeKind
+from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns

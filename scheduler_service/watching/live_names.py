@@ -1,0 +1,129 @@
+"""Names of requests, as watchers of the live view are told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from dataclasses import dataclass
+
+from scheduler_service.core.request import Request
+from scheduler_service.watching.turn import Submission
+from splitserve.scheduler.v1 import live_pb2 as live
+
+# Names that are remembered, here and by each who watches.
+MAX_NAMES = 8192
+# That part of them is kept without asking who still uses them.
+_KEPT_PART = 16
+_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class NamesMark:
+    """Up to where somebody knows names: since they were last forgotten, in the order learned."""
+
+    generation: int
+    num_learned: int
+
+
+class Names:
+    """Those of requests that somebody saw; they outlive the requests for a while.
+
+    What a watcher knows depends on nothing but its latest mark, so that all of the same mark can be
+    told the same.
+    """
+
+    def __init__(self, submissions: Mapping[str, Submission], max_names: int = MAX_NAMES) -> None:
+        """`submissions`: those of unfinished requests, by id."""
+        self._submissions = submissions
+        self._max_names = max_names
+        # With the place of each in the order in which they were learned, which is that of the dict.
+        self._names: dict[int, tuple[int, live.LiveRequest]] = {}
+        # Learned before an executor had them, which sets where they end.
+        self._without_end: set[int] = set()
+        # Whether somebody had to do without a name since `tidy` made room.
+        self._lacks_some = False
+        self._num_learned = 0
+        self._generation = 0
+        # At most so many does somebody know who has watched since the last of them were forgotten.
+        self._num_said = 0
+        self._limit = max_names // _KEPT_PART
+
+    @property
+    def mark(self) -> NamesMark:
+        """Of whoever is told all that is known now."""
+        return NamesMark(self._generation, self._num_learned)
+
+    def see(self, requests: Iterable[Request]) -> None:
+        """Learns the names of requests that have not ended, as far as they were not known."""
+        names, without_end = self._names, self._without_end
+        for request in requests:
+            number = request.arrival
+            if number not in names or (number in without_end and request.stop_len):
+                self._learn(request)
+
+    def numbers_of(self, requests: Collection[Request]) -> list[int]:
+        """Of requests that have not ended, whose names watchers are to know at the next mark."""
+        self.see(requests)
+        return [request.arrival for request in requests]
+
+    def _learn(self, request: Request) -> None:
+        submission = self._submissions.get(request.request_id)
+        if submission is None:
+            return
+        names, number = self._names, request.arrival
+        # What is known has a place among the latest anew, so that it is told again.
+        names.pop(number, None)
+        self._without_end.discard(number)
+        if len(names) >= self._max_names:
+            self._lacks_some = True
+            return
+        if not request.stop_len:
+            self._without_end.add(number)
+        self._num_learned += 1
+        self._num_said += 1
+        name = live.LiveRequest(
+            number=number,
+            request_id=submission.admission.name.own_id,
+            tenant=request.scheduling.tenant,
+            num_prompt_tokens=request.sequence.num_prompt_tokens,
+            stop_len=request.stop_len,
+            num_sequences=request.params.num_sequences,
+            priority=request.scheduling.priority,
+            submitted_ms=submission.submitted_ns // _MS,
+        )
+        names[number] = self._num_learned, name
+
+    def tidy(self, used: Callable[[], Set[int]], shown: Callable[[], Iterable[Request]]) -> None:
+        """Drops names that nobody uses, if there are many of them, and learns what had no place.
+
+        `used`: the numbers that may still be told. One that comes back is learned again.
+        `shown`: all requests whose names watchers are to know now.
+        """
+        is_forgotten = self._num_said > self._max_names
+        lacks_some, self._lacks_some = self._lacks_some, False
+        if len(self._names) <= self._limit and not is_forgotten and not lacks_some:
+            return
+        numbers = used()
+        self._names = {number: named for number, named in self._names.items() if number in numbers}
+        self._without_end &= self._names.keys()
+        self._limit = min(self._max_names, max(self._max_names // _KEPT_PART, 2 * len(self._names)))
+        if is_forgotten:
+            self._generation += 1
+            self._num_said = len(self._names)
+        if lacks_some and len(self._names) < self._max_names:
+            self.see(shown())
+
+    def tell(
+        self, before: NamesMark | None, now: NamesMark, told: live.WatchSchedulerResponse
+    ) -> None:
+        """Adds to `told` the names up to `now` that are not known at `before`."""
+        # What was learned since `now` is told with the moment that shows it.
+        is_forgotten = before is not None and before.generation != now.generation
+        told.forgets_requests = is_forgotten
+        known = 0 if before is None or is_forgotten else before.num_learned
+        new: list[live.LiveRequest] = []
+        for place, name in reversed(self._names.values()):
+            if place <= known:
+                break
+            if place <= now.num_learned:
+                new.append(name)
+        told.new_requests.extend(reversed(new))

@@ -1,0 +1,400 @@
+"""Metrics of requests, steps and what the audit log is told."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+
+from scheduler_service.audit.audit import Audit
+from scheduler_service.audit.events import (
+    AuditEvent,
+    CallerRefused,
+    ExecutorDrained,
+    ExecutorLost,
+    ExecutorRefused,
+    ExecutorRegistered,
+    ExecutorWithdrawn,
+    RequestAdmitted,
+    RequestEnded,
+    RequestQuarantined,
+    RequestRefused,
+)
+from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan, StepStatus, TokenEvent
+from scheduler_service.core.request import FinishReason, Request
+from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.scheduler.effects import (
+    DeliverTokens,
+    ExecutorGone,
+    RequestFinished,
+    SendStep,
+)
+from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.watching.turn import Turn
+from splitserve_metrics.bulk_histogram import BulkHistogram, BulkValues
+from splitserve_metrics.instruments import Instruments
+from splitserve_rpc.errors import CODE_OF_REASON
+
+
+@dataclass(slots=True)
+class _Cohort:
+    """Requests whose last tokens came at the same time.
+
+    `keys`: theirs, as bytes; `members`: those of them that have had none since, and have not ended.
+    """
+
+    keys: bytes
+    last_ns: int
+    members: set[int]
+
+
+class TokenGaps:
+    """While the same requests get a token each, all gaps are one, whatever their number."""
+
+    def __init__(self, gaps: BulkValues) -> None:
+        """`gaps`: in nanoseconds."""
+        self._gaps = gaps
+        self._cohort_of: dict[int, _Cohort] = {}
+        # Those of whom nobody has had a token since with others, or ended.
+        self._whole: dict[bytes, _Cohort] = {}
+
+    def add(self, keys: npt.NDArray[np.int64], now_ns: int, known: Container[int]) -> list[int]:
+        """A token for each of `keys`, of which some may be there several times.
+
+        Returns the `known` ones that had none before. Of what comes with a first one nothing is
+        told; several share the time since the last one.
+        """
+        told = keys.tobytes()
+        cohort = self._whole.get(told)
+        if cohort is not None:
+            self._gaps.repeat(now_ns - cohort.last_ns, len(keys))
+            cohort.last_ns = now_ns
+            return []
+        counts = Counter(keys.tolist())
+        has_each_once = len(counts) == len(keys)
+        if has_each_once:
+            self._add_together(set(counts), now_ns)
+        else:
+            self._add_one_by_one(counts, now_ns)
+        new = [key for key in counts if key not in self._cohort_of]
+        firsts = [key for key in new if key in known]
+        # The others ended before their tokens came.
+        cohort = _Cohort(told, now_ns, set(counts).difference(new).union(firsts))
+        self._cohort_of.update(dict.fromkeys(cohort.members, cohort))
+        if has_each_once and len(firsts) == len(new):
+            self._whole[told] = cohort
+        return firsts
+
+    def _add_together(self, keys: set[int], now_ns: int) -> None:
+        """Mostly they are one cohort, but for a few: sets are compared, and not keys."""
+        while keys:
+            before = self._cohort_of.get(next(iter(keys)))
+            if before is None:
+                keys.pop()
+                continue
+            common = keys & before.members
+            self._gaps.repeat(now_ns - before.last_ns, len(common))
+            self._leave(before, common)
+            keys -= common
+
+    def _add_one_by_one(self, counts: Counter[int], now_ns: int) -> None:
+        for key, num_tokens in counts.items():
+            before = self._cohort_of.get(key)
+            if before is not None:
+                self._gaps.repeat((now_ns - before.last_ns) / num_tokens, num_tokens)
+                self._leave(before, {key})
+
+    def _leave(self, cohort: _Cohort, keys: set[int]) -> None:
+        cohort.members -= keys
+        self._whole.pop(cohort.keys, None)
+
+    def ended(self, key: int) -> None:
+        """It gets none any more."""
+        cohort = self._cohort_of.pop(key, None)
+        if cohort is not None:
+            self._leave(cohort, {key})
+
+    @property
+    def num_remembered(self) -> int:
+        """Requests, and sets of them."""
+        return len(self._cohort_of) + len(self._whole)
+
+
+_S = 1e9
+
+
+@dataclass(slots=True)
+class _Open:
+    """An unfinished request. `last_ns`: the latest token of each of several sequences."""
+
+    submitted_ns: int
+    has_begun: bool = False
+    lost_ns: int | None = None
+    last_ns: dict[int, int] = field(default_factory=dict)
+
+
+class RequestTimes:
+    """Times of requests, which are known by their `client_key`."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._first_token = instruments.histogram("splitserve_time_to_first_token_seconds")
+        self._queue = instruments.histogram("splitserve_queue_time_seconds")
+        self._duration = instruments.histogram("splitserve_request_duration_seconds")
+        self._recovery = instruments.histogram("splitserve_recovery_seconds")
+        self._output_tokens = instruments.counter("splitserve_output_tokens_total")
+        self.between_tokens = BulkHistogram(
+            instruments.metric("splitserve_inter_token_latency_seconds"), 1 / _S
+        )
+        self._gaps = self.between_tokens.labels()
+        self._open: dict[int, _Open] = {}
+        # Of requests of one sequence. Apart from the above: steps go through it.
+        self._of_one = TokenGaps(self._gaps)
+        self._recovering: set[int] = set()
+
+    @property
+    def num_remembered(self) -> int:
+        """Of requests, and of sets of them."""
+        return len(self._open) + self._of_one.num_remembered
+
+    def submitted(self, request: Request, now_ns: int) -> None:
+        """Takes note of a request that was taken."""
+        self._open[request.client_key] = _Open(now_ns)
+
+    def ended(self, request: Request, now_ns: int) -> None:
+        """Takes note of the end of a request; nothing of it is remembered."""
+        key = request.client_key
+        known = self._open.pop(key, None)
+        self._of_one.ended(key)
+        self._recovering.discard(key)
+        if known is not None:
+            self._duration.observe((now_ns - known.submitted_ns) / _S)
+
+    def planned(self, plan: StepPlan, now_ns: int) -> None:
+        """Takes note of a step that was sent: requests that begin with it waited until now."""
+        for row in plan.new_rows:
+            known = self._open.get(row.sequence.request.client_key)
+            if known is not None and not known.has_begun:
+                known.has_begun = True
+                self._queue.observe((now_ns - known.submitted_ns) / _S)
+
+    def lost(self, requests: Iterable[Request], now_ns: int) -> None:
+        """Takes note of requests whose executor is lost."""
+        for request in requests:
+            known = self._open.get(request.client_key)
+            if known is not None and known.lost_ns is None:
+                known.lost_ns = now_ns
+                self._recovering.add(request.client_key)
+
+    def delivered(self, events: StepEvents, now_ns: int) -> None:
+        """Takes note of tokens that clients were sent, and of requests that ended."""
+        if len(events.client_keys):
+            self._tokens_of_one(events.client_keys, now_ns)
+        if events.tokens:
+            # What one gets that was just preempted comes here, too; before and after it plain ones.
+            told = [_key_and_index(token) for token in events.tokens]
+            of_one = [key for key, index in told if index is None]
+            if of_one:
+                self._tokens_of_one(np.array(of_one, np.int64), now_ns)
+            for (key, index), num_tokens in Counter(told).items():
+                if index is not None:
+                    self._tokens_of_several(key, index, num_tokens, now_ns)
+        for request in events.finished:
+            self.ended(request, now_ns)
+
+    def _tokens_of_one(self, keys: npt.NDArray[np.int64], now_ns: int) -> None:
+        """A token for each of `keys`, of which some may be there several times."""
+        self._output_tokens.inc(len(keys))
+        if self._recovering:
+            for key in self._recovering.intersection(keys.tolist()):
+                self._recovered(key, now_ns)
+        for key in self._of_one.add(keys, now_ns, self._open):
+            self._first_token.observe((now_ns - self._open[key].submitted_ns) / _S)
+
+    def _tokens_of_several(self, key: int, index: int, num_tokens: int, now_ns: int) -> None:
+        """So many tokens of sequence `index`, which has siblings."""
+        self._output_tokens.inc(num_tokens)
+        known = self._open.get(key)
+        if known is None:
+            return
+        self._recovered(key, now_ns)
+        if not known.last_ns:
+            self._first_token.observe((now_ns - known.submitted_ns) / _S)
+        elif index in known.last_ns:
+            self._gaps.repeat((now_ns - known.last_ns[index]) / num_tokens, num_tokens)
+        known.last_ns[index] = now_ns
+
+    def _recovered(self, key: int, now_ns: int) -> None:
+        self._recovering.discard(key)
+        known = self._open.get(key)
+        if known is not None and known.lost_ns is not None:
+            self._recovery.observe((now_ns - known.lost_ns) / _S)
+            known.lost_ns = None
+
+
+def _key_and_index(token: TokenEvent) -> tuple[int, int | None]:
+    """Of its request, and of its sequence if that has siblings."""
+    sequence = token.sequence
+    request = sequence.request
+    return request.client_key, sequence.index if len(request.sequences) > 1 else None
+
+
+_US, _NS = 1000, 1e-9
+
+
+class StepTimes:
+    """Durations and sizes of steps."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        steps = instruments.counter("splitserve_steps_total")
+        self._steps = {status: steps.labels(status.value) for status in StepStatus}
+        durations = BulkHistogram(instruments.metric("splitserve_step_duration_seconds"), _NS)
+        self._plan, self._round_trip, self._move, self._compute = (
+            durations.labels(phase) for phase in ("plan", "round_trip", "move", "compute")
+        )
+        rows = BulkHistogram(instruments.metric("splitserve_step_rows"))
+        tokens = BulkHistogram(instruments.metric("splitserve_step_tokens"))
+        self._rows, self._tokens = rows.labels(), tokens.labels()
+        self._histograms = durations, rows, tokens
+        # When steps without an answer were sent, by executor, in their order.
+        self._sent_ns: dict[str, deque[int]] = {}
+
+    def families(self) -> list[HistogramMetricFamily]:
+        """What is known now."""
+        return [histogram.family() for histogram in self._histograms]
+
+    def sent(self, address: str, plan: StepPlan, planning_ns: int, now_ns: int) -> None:
+        """Takes note of a step that was sent to the executor at `address`."""
+        sent_ns = self._sent_ns.get(address)
+        if sent_ns is None:
+            sent_ns = self._sent_ns[address] = deque()
+        sent_ns.append(now_ns)
+        self._plan.add(planning_ns)
+        self._rows.add(len(plan.work.row_ids))
+        self._tokens.add(plan.num_tokens)
+
+    def answered(self, address: str, outcome: StepOutcome, now_ns: int) -> None:
+        """Takes note of the result of the oldest step there."""
+        self._steps[outcome.status].inc()
+        sent_ns = self._sent_ns.get(address)
+        if sent_ns:
+            self._round_trip.add(now_ns - sent_ns.popleft())
+        if outcome.status is StepStatus.OK:
+            self._move.add(outcome.move_us * _US)
+            self._compute.add(outcome.compute_us * _US)
+
+    def forget(self, address: str) -> None:
+        """Forgets the steps of an executor that is gone."""
+        self._sent_ns.pop(address, None)
+
+
+_NOT_LOST = frozenset({LossCause.BLAMELESS, LossCause.WITHDRAWN})
+
+
+class RequestWatch:
+    """Fills instruments of times and counts. Implements `Watcher`. `times`: of requests."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self.times = RequestTimes(instruments)
+        self._steps = StepTimes(instruments)
+
+    def families(self) -> list[Family]:
+        """Returns the histograms that are none of prometheus_client's own."""
+        return [self.times.between_tokens.family(), *self._steps.families()]
+
+    def see(self, turn: Turn) -> None:
+        times, now_ns = self.times, turn.now_ns
+        if (answered := turn.answered) is not None:
+            self._steps.answered(answered.address, answered.outcome, now_ns)
+        elif isinstance(turn.event, RequestSubmitted):
+            times.submitted(turn.event.request, now_ns)
+        for effect in turn.effects:
+            if isinstance(effect, SendStep):
+                sent_ns = turn.sent_ns
+                if effect.plan.new_rows:
+                    times.planned(effect.plan, sent_ns)
+                self._steps.sent(effect.address, effect.plan, turn.planning_ns, sent_ns)
+            elif isinstance(effect, DeliverTokens):
+                times.delivered(effect.events, now_ns)
+            elif isinstance(effect, RequestFinished):
+                times.ended(effect.request, now_ns)
+            elif isinstance(effect, ExecutorGone):
+                self._steps.forget(effect.address)
+                if effect.cause not in _NOT_LOST:
+                    times.lost(effect.requests, now_ns)
+
+
+_OTHER = "other"
+_CHANGES = ("joined", "drained", "lost", "withdrawn")
+# Of a request; the errors are those that mean a fault, which alerts are about.
+_ENDS = (
+    *(reason.value for reason in FinishReason if reason is not FinishReason.ERROR),
+    "INVARIANT_BROKEN",
+    "EXECUTOR_LOST_REPEATEDLY",
+    "ROW_FAILED",
+)
+
+
+class CountedAudit:
+    """Implements `Audit`, before `audit`. `has_numbers`: whether a tenant has its own."""
+
+    def __init__(
+        self, audit: Audit, instruments: Instruments, has_numbers: Callable[[str], bool]
+    ) -> None:
+        self._audit = audit
+        self._has_numbers = has_numbers
+        self._refused = instruments.counter("splitserve_requests_refused_total")
+        self._ended = instruments.counter("splitserve_requests_total")
+        self._prompt_tokens = instruments.counter("splitserve_prompt_tokens_total")
+        self._tenant_requests = instruments.counter("splitserve_tenant_requests_total")
+        self._tenant_prompts = instruments.counter("splitserve_tenant_prompt_tokens_total")
+        self._tenant_outputs = instruments.counter("splitserve_tenant_output_tokens_total")
+        self._changes = instruments.counter("splitserve_executor_changes_total")
+        self._quarantined = instruments.counter("splitserve_requests_quarantined_total")
+        # One that begins with 1 has not risen, as Prometheus sees it: the first would be nobody's.
+        for counter, labels in (
+            (self._changes, _CHANGES), (self._refused, CODE_OF_REASON), (self._ended, _ENDS)
+        ):  # fmt: skip
+            for label in labels:
+                counter.labels(label)
+
+    def record(self, event: AuditEvent) -> None:
+        self._count(event)
+        self._audit.record(event)
+
+    def close(self) -> None:
+        self._audit.close()
+
+    def _count(self, event: AuditEvent) -> None:
+        match event:
+            case RequestAdmitted():
+                self._prompt_tokens.inc(event.num_prompt_tokens)
+                tenant = self._label(event.tenant)
+                self._tenant_prompts.labels(tenant).inc(event.num_prompt_tokens)
+            case RequestEnded():
+                self._ended.labels(event.reason).inc()
+                tenant = self._label(event.tenant)
+                self._tenant_requests.labels(tenant).inc()
+                self._tenant_outputs.labels(tenant).inc(event.num_output_tokens)
+            case RequestRefused() | CallerRefused() | ExecutorRefused():
+                self._refused.labels(event.reason).inc()
+            case ExecutorRegistered():
+                self._changes.labels("joined").inc()
+            case ExecutorDrained():
+                self._changes.labels("drained").inc()
+            case ExecutorLost():
+                self._changes.labels("lost").inc()
+            case ExecutorWithdrawn():
+                self._changes.labels("withdrawn").inc()
+            case RequestQuarantined():
+                self._quarantined.inc()
+            case _:
+                pass
+
+    def _label(self, tenant: str) -> str:
+        """Callers can name any number of tenants, of whom each would be a series for ever."""
+        return tenant if self._has_numbers(tenant) else _OTHER
