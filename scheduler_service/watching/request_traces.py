@@ -134,6 +134,9 @@ class TracedRows:
         before = self._owners.pop(row_id, None)
         if before is not None:
             self._leave(row_id, before)
+        if row_id < len(self._stay_ids):
+            self._stay_ids[row_id] = _NO_STAY
+            self._num_steps[row_id] = self._compute_us[row_id] = 0
         if trace is None:
             return
         self._owners[row_id] = trace
@@ -150,7 +153,7 @@ class TracedRows:
         if not row_ids:
             del self._row_ids[trace]
         if row_id < len(self._stay_ids):
-            stay_id, self._stay_ids[row_id] = int(self._stay_ids[row_id]), _NO_STAY
+            stay_id = int(self._stay_ids[row_id])
             for step in self._steps.values():
                 if stay_id in step.work.stay_ids:
                     step.left.append(trace)

@@ -65,13 +65,14 @@ class Looks:
             self.seen.append((watcher, every, LiveState()))
 
     def see(self, turn: Turn) -> None:
-        num_looks = (turn.answered is not None) + sum(
-            isinstance(effect, SendStep) for effect in turn.effects
-        )
-        for _ in range(num_looks if self.cluster is not None else 0):
+        is_answered = turn.answered is not None
+        num_sent = sum(isinstance(effect, SendStep) for effect in turn.effects)
+        for _ in range(is_answered + num_sent):
             self._look()
 
     def _look(self) -> None:
+        if self.cluster is None:
+            return
         self.moments.number += 1
         self.num_looks += 1
         looking = [(each, state) for each, every, state in self.seen if not self.num_looks % every]

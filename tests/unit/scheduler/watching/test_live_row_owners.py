@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler_service.core.plan import NewRow
 from scheduler_service.core.request import Request
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.watching.live_steps import RowOwners
 
 NUM_ROWS = 4
+EMPTY = np.empty(0, np.int32)
 
 
 @given(st.lists(st.tuples(st.integers(0, NUM_ROWS), st.booleans()), max_size=40))
@@ -38,3 +41,16 @@ def test_owners_are_those_of_each_row_when_rows_have_changed_hands(
                 number_of, num_prompt = owners.now[:, request.sequence.row_id].tolist()
                 assert number_of == request.arrival
                 assert num_prompt == request.sequence.num_prompt_tokens
+
+
+def test_owners_are_those_of_each_plan_when_a_row_changes_hands_in_the_same_turn() -> None:
+    rows = RowColumns(NUM_ROWS, 64, 16, 4)
+    owners = RowOwners(rows)
+    seen = []
+    for number in (1, 2):
+        prompt = [1] * number
+        request = Request.create(f"r{number}", prompt, SamplingParams(), arrival=number, seed=1)
+        owners.take([NewRow(request.sequence, 0, EMPTY, EMPTY)])
+        seen.append(owners.now)
+
+    assert [now[:, 0].tolist() for now in seen] == [[1, 1], [2, 2]]
