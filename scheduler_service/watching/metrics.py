@@ -41,11 +41,11 @@ from splitserve_metrics.instruments import Instruments
 from splitserve_rpc.errors import CODE_OF_REASON
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Cohort:
-    """Requests whose last tokens came at the same time.
+    """Requests whose latest tokens came at the same time.
 
-    `keys`: theirs, as bytes; `members`: those of them that have had none since, and have not ended.
+    `members`: their keys. `keys`: as bytes, those of the step in which the tokens came.
     """
 
     keys: bytes
@@ -54,20 +54,24 @@ class _Cohort:
 
 
 class TokenGaps:
-    """While the same requests get a token each, all gaps are one, whatever their number."""
+    """Time between tokens of requests of one sequence.
+
+    Rows mostly get a token each, step after step: while the same requests do, all gaps are one,
+    whatever their number. Where some come and go, the cost is that of comparing sets.
+    """
 
     def __init__(self, gaps: BulkValues) -> None:
         """`gaps`: in nanoseconds."""
         self._gaps = gaps
         self._cohort_of: dict[int, _Cohort] = {}
-        # Those of whom nobody has had a token since with others, or ended.
+        # Cohorts that are all requests of a step, by the keys of that.
         self._whole: dict[bytes, _Cohort] = {}
 
     def add(self, keys: npt.NDArray[np.int64], now_ns: int, known: Container[int]) -> list[int]:
-        """A token for each of `keys`, of which some may be there several times.
+        """Takes note of a token for each of `keys`, of which some may be there several times.
 
-        Returns the `known` ones that had none before. Of what comes with a first one nothing is
-        told; several share the time since the last one.
+        Returns the `known` ones that had none before: these have no gap yet, also not to further
+        tokens of the same step. Several tokens share the time since the one before them.
         """
         told = keys.tobytes()
         cohort = self._whole.get(told)
@@ -75,49 +79,63 @@ class TokenGaps:
             self._gaps.repeat(now_ns - cohort.last_ns, len(keys))
             cohort.last_ns = now_ns
             return []
-        counts = Counter(keys.tolist())
-        has_each_once = len(counts) == len(keys)
-        if has_each_once:
-            self._add_together(set(counts), now_ns)
+        all_keys = keys.tolist()
+        key_set = set(all_keys)
+        new = key_set.difference(self._cohort_of)
+        firsts = [key for key in dict.fromkeys(all_keys) if key in new and key in known]
+        if len(key_set) < len(all_keys):
+            self._add_one_by_one(Counter(all_keys), now_ns)
+            cohort, moved = _Cohort(told, now_ns, set()), key_set - new
         else:
-            self._add_one_by_one(counts, now_ns)
-        new = [key for key in counts if key not in self._cohort_of]
-        firsts = [key for key in new if key in known]
-        # The others ended before their tokens came.
-        cohort = _Cohort(told, now_ns, set(counts).difference(new).union(firsts))
-        self._cohort_of.update(dict.fromkeys(cohort.members, cohort))
-        if has_each_once and len(firsts) == len(new):
+            cohort, moved = self._add_together(key_set - new if new else key_set, now_ns)
+        moved.update(firsts)
+        cohort.members |= moved
+        cohort.keys, cohort.last_ns = told, now_ns
+        self._cohort_of.update(dict.fromkeys(moved, cohort))
+        if len(cohort.members) == len(all_keys):
             self._whole[told] = cohort
         return firsts
 
-    def _add_together(self, keys: set[int], now_ns: int) -> None:
-        """Mostly they are one cohort, but for a few: sets are compared, and not keys."""
-        while keys:
-            before = self._cohort_of.get(next(iter(keys)))
-            if before is None:
-                keys.pop()
-                continue
-            common = keys & before.members
+    def _add_together(self, keys: set[int], now_ns: int) -> tuple[_Cohort, set[int]]:
+        """Takes note of one token each.
+
+        Returns a cohort, and those of `keys` that are to become members of it. It is the largest
+        that got a token as a whole, so that few are.
+        """
+        largest, moved = _Cohort(b"", now_ns, set()), set[int]()
+        rest = set(keys)
+        while rest:
+            before = self._cohort_of[next(iter(rest))]
+            self._whole.pop(before.keys, None)
+            common = rest & before.members
             self._gaps.repeat(now_ns - before.last_ns, len(common))
-            self._leave(before, common)
-            keys -= common
+            rest -= common
+            if len(common) < len(before.members):
+                before.members -= common
+                moved |= common
+            elif len(common) > len(largest.members):
+                moved |= largest.members
+                largest = before
+            else:
+                moved |= common
+        return largest, moved
 
     def _add_one_by_one(self, counts: Counter[int], now_ns: int) -> None:
         for key, num_tokens in counts.items():
             before = self._cohort_of.get(key)
             if before is not None:
                 self._gaps.repeat((now_ns - before.last_ns) / num_tokens, num_tokens)
-                self._leave(before, {key})
+                self._leave(before, key)
 
-    def _leave(self, cohort: _Cohort, keys: set[int]) -> None:
-        cohort.members -= keys
+    def _leave(self, cohort: _Cohort, key: int) -> None:
+        cohort.members.discard(key)
         self._whole.pop(cohort.keys, None)
 
     def ended(self, key: int) -> None:
-        """It gets none any more."""
+        """Forgets a request that gets no more tokens."""
         cohort = self._cohort_of.pop(key, None)
         if cohort is not None:
-            self._leave(cohort, {key})
+            self._leave(cohort, key)
 
     @property
     def num_remembered(self) -> int:
