@@ -23,7 +23,7 @@ _UNREAD_S = 30.0
 
 
 class LiveServicer(live_pb2_grpc.LiveServiceServicer):
-    """WatchScheduler."""
+    """Implements WatchScheduler."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         unread_s: float = _UNREAD_S,
     ) -> None:
-        """`view`: a watcher of `cluster`. `names`: of who calls, for `audit`.
+        """`view`: a watcher of `cluster`. `names`: of callers, for `audit`.
 
         `unread_s`: how long a frame may wait for its reader.
         """
@@ -48,7 +48,7 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
     async def WatchScheduler(
         self, request: live_pb2.WatchSchedulerRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Each frame is of when the one before it is on its way, and the next moment there."""
+        """Sends a frame whenever the one before it is sent and the next moment is there."""
         name = self._names.of_call(context)
         self._audit.record(OperatorCalled("WatchScheduler", context.peer(), name))
         rate = request.frames_per_second
@@ -73,7 +73,7 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
     async def _send(
         self, context: grpc.aio.ServicerContext, frame: live_pb2.WatchSchedulerResponse
     ) -> None:
-        """Raises DomainError(STREAM_NOT_READ)."""
+        """Sends a frame. Raises DomainError(STREAM_NOT_READ)."""
         try:
             async with asyncio.timeout(self._unread_s):
                 await context.write(frame)

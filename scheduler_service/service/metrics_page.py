@@ -25,7 +25,7 @@ _STATES = ("serving", "late", "draining", "disconnected", "withdrawn", "failing"
 
 
 def _families(cluster: Driver, readiness: Readiness, instruments: Instruments) -> list[LiveFamily]:
-    """Returns what is the case at the moment."""
+    """Returns the metrics that are read off the scheduler at this moment."""
     return [
         *_of_fleet(cluster, readiness, instruments),
         *_of_cores(cluster, instruments),
@@ -114,9 +114,9 @@ def _pools(core: Scheduler) -> list[tuple[str, BlockPool, int]]:
 
 
 class SchedulerMetrics:
-    """Instruments and the page that shows them.
+    """Instruments of a scheduler process, and the page that shows them.
 
-    `watch` is to see the turns of the scheduler, and `counted` to stand before the audit log.
+    `watch`: a watcher of the scheduler.
     """
 
     def __init__(self, address: MetricsAddress) -> None:
@@ -128,25 +128,28 @@ class SchedulerMetrics:
         self.watch = RequestWatch(self._instruments)
 
     def counted(self, audit: Audit, has_numbers: Callable[[str], bool]) -> CountedAudit:
-        """To be called once. `has_numbers`: whether the configuration names a tenant."""
+        """Returns an audit log that counts events before `audit`; to be called once.
+
+        `has_numbers`: whether the configuration names a tenant.
+        """
         return CountedAudit(audit, self._instruments, has_numbers)
 
     def counted_calls(self, on_refusal: OnRefusal) -> OnRefusal:
-        """To be called once. What the servers are to tell, before `on_refusal`."""
+        """Returns what servers tell of refused calls, before `on_refusal`; to be called once."""
         counter = self._instruments.counter("splitserve_calls_refused_total")
         return counted_refusals(counter, on_refusal)
 
     async def serve(self, cluster: Driver, readiness: Callable[[], Readiness]) -> str:
-        """Answers readers from now on; returns where. Raises CannotListen and FilesUnusable."""
+        """Begins to answer readers; returns the address. Raises CannotListen and FilesUnusable."""
         self._listener = MetricsListener(self._address, lambda: self.page(cluster, readiness()))
         return await self._listener.start()
 
     async def close(self) -> None:
-        """Answers nobody any more."""
+        """Stops answering readers."""
         if self._listener is not None:
             await self._listener.close()
 
     def page(self, cluster: Driver, readiness: Readiness) -> Page:
-        """Of this moment; to be called in the event loop."""
+        """Returns the page of this moment; to be called in the event loop."""
         state = _families(cluster, readiness, self._instruments)
         return Page(self._instruments.registry, [*state, *self.watch.families()])

@@ -19,9 +19,10 @@ _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "req_")
 
 
 def find_lives(recorder: LifeRecorder, request_id: str) -> list[Life]:
-    """Those that `request_id` may mean, the latest first, unfinished ones before others.
+    """Returns the lives that `request_id` may mean: unfinished ones first, then the latest.
 
-    If there is none: those whose id begins so, where it can only be one.
+    If no id is the same, returns those whose id begins with `request_id`, as long as they belong to
+    one request.
     """
     wanted = {request_id[:MAX_ID_CHARS], _without_prefix(request_id[:MAX_ID_CHARS])}
     found = [
@@ -31,7 +32,7 @@ def find_lives(recorder: LifeRecorder, request_id: str) -> list[Life]:
 
 
 def _begun(recorder: LifeRecorder, beginning: str) -> list[Life]:
-    """Those of the one request, or answer, that is called something with this beginning."""
+    """Returns the lives of the one request or answer whose id has this beginning, if it is one."""
     if len(beginning) < _NUM_ALIKE_CHARS:
         return []
     meant: dict[str, list[Life]] = {}
@@ -42,7 +43,7 @@ def _begun(recorder: LifeRecorder, beginning: str) -> list[Life]:
 
 
 def near_ids(recorder: LifeRecorder, request_id: str) -> list[str]:
-    """Some that begin or end as `request_id` does."""
+    """Returns some ids that begin or end as `request_id` does."""
     text = _without_prefix(request_id[:MAX_ID_CHARS])
     start, end = text[:_NUM_ALIKE_CHARS], text[-_NUM_ALIKE_CHARS:]
     ids = (life.request_id for life in _all(recorder))
@@ -62,10 +63,10 @@ def _without_prefix(request_id: str) -> str:
 
 
 def _names(request_id: str) -> list[str]:
-    """Itself, and what the gateway has joined in it; last what all requests of an answer share.
+    """Returns a request id and the ids that the gateway joined in it.
 
-    These are the id its caller gave, that of the answer, and which prompt; after that, if it tried
-    again elsewhere, the number of the try.
+    The last one is shared by all requests of an answer. The gateway joins the id of its caller, the
+    id of the answer, the number of the prompt and, after a retry elsewhere, the number of the try.
     """
     answer, _, prompt = request_id.rpartition(".")
     if not prompt.partition("~")[0].isdecimal():
@@ -83,10 +84,10 @@ def explain(
     heads: Sequence[Head] = (),
     wall_offset_ns: int | None = None,
 ) -> admin_pb2.ExplainResponse:
-    """What is known of `request_id`.
+    """Returns what is known of `request_id`.
 
-    `heads`: the first that wait now. `wall_offset_ns`: from the clock of events to the time since
-    1970; None if that is not known.
+    `heads`: requests that wait first now. `wall_offset_ns`: from the clock of events to the time
+    since 1970; None if it is not known.
     """
     lives = find_lives(recorder, request_id)
     return admin_pb2.ExplainResponse(
@@ -104,7 +105,7 @@ def explain_queue(
     num_executors: int,
     name_of: Callable[[Request], str],
 ) -> admin_pb2.ExplainQueueResponse:
-    """Why the first wait. `name_of`: what its client calls a request."""
+    """Returns what keeps the first of the queue. `name_of`: the client's id of a request."""
     return admin_pb2.ExplainQueueResponse(
         first=[
             admin_pb2.WaitingRequest(

@@ -12,14 +12,14 @@ NO_NUMBERS: Mapping[str, int] = MappingProxyType({})
 
 
 class LifeKind(Enum):
-    """What happened.
+    """Kinds of events in the life of a request.
 
     In this order, if nothing is in the way: RECEIVED, GIVEN (to an executor, which has not begun
-    it), BEGAN, FIRST_TOKEN, ENDED. WAITS: for another reason than before. PREEMPTED gave up its KV,
-    SWAPPED_OUT has it in the host pool. KV_LOST: a step failed that it leaned on. TAKEN_BACK: from
-    an executor that is there, EXECUTOR_LOST: from one that is not. QUARANTINED: executors may have
-    died of it, and it is tried alone from now on; ACQUITTED: it no longer is. RESUMED: the first
-    token since.
+    it), BEGAN, FIRST_TOKEN, ENDED. WAITS: for another reason than before. PREEMPTED: it gave up its
+    KV; SWAPPED_OUT: its KV is in the host pool. KV_LOST: a step failed that it depended on.
+    TAKEN_BACK: it left an executor that is still there; EXECUTOR_LOST: one that is not.
+    QUARANTINED: executors may have died of it, and it is tried alone from now on; ACQUITTED: it
+    runs with others again. RESUMED: the first token since.
     """
 
     REFUSED = "refused"
@@ -42,10 +42,10 @@ class LifeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LifeEvent:
-    """`executor`: its address, empty where it is about none. `reason`: a constant name, or empty.
+    """An event in the life of a request.
 
-    `numbers`: by name, as `LifeRecorder` says them. `detail`: of a refusal, or an end by an error,
-    what its client was told.
+    `executor`: its address, empty for none. `reason`: a constant name, or empty. `numbers`: by
+    name, as `LifeRecorder` documents. `detail`: what the client was told of a refusal or an error.
     """
 
     at_ns: int
@@ -57,10 +57,10 @@ class LifeEvent:
 
 
 class Phase(Enum):
-    """Where a request is. QUEUED: no executor has it; GIVEN: one has, and did not begin it.
+    """States of a request. QUEUED: no executor has it; GIVEN: one has, and did not begin it.
 
-    PROMPT and TOKENS are computed; PROMPT also where tokens that were known are computed again.
-    RECOVERING: an executor was lost or left that had begun it, and no other has begun it yet.
+    PROMPT: its known tokens are computed, for the first time or again. TOKENS: it decodes.
+    RECOVERING: an executor that had begun it is gone, and no other one has begun it yet.
     """
 
     QUEUED = "queued"
@@ -73,7 +73,7 @@ class Phase(Enum):
 
 
 class Part(NamedTuple):
-    """A part of a request's time: where it was, why it did not go on, and at which executor."""
+    """Part of the time of a request: its phase, why it did not go on, and at which executor."""
 
     phase: Phase
     reason: str = ""
@@ -89,15 +89,14 @@ _MAX_DETAIL_CHARS = 300
 
 
 class Life:
-    """From when a request came, or was refused. Only `LifeRecorder` changes it.
+    """Life of one request, from its arrival or refusal. Only `LifeRecorder` changes it.
 
-    `key`: as the cluster and its cores name it; `request_id`: as its client does; `client_key`:
-    with its tokens, 0 if it was refused. `events`, of which `num_left_out` in the middle are not
-    kept. `executor`: who has it, or had it last.
-    `num_chunks` and `num_prompt_tokens`: steps that computed known tokens of it, and how many.
-    `num_drafts`: guesses of its tokens that were tried; `num_more_tokens`: how many it got
-    beside the one that any step brings, `num_accepted` of them as they were guessed, the others
-    because its executor ran on. `num_output_tokens`: once it has ended.
+    `key`: id inside the scheduler; `request_id`: the client's own; `client_key`: key of its tokens,
+    0 if it was refused. `events`: without `num_left_out` in the middle. `executor`: the one that
+    has it, or had it last. `num_chunks`, `num_prompt_tokens`: steps that computed known tokens of
+    it, and these tokens. `num_drafts`: draft tokens that were tried. `num_more_tokens`: tokens
+    beside the one that each step brings; `num_accepted` of them are accepted drafts, the others
+    come from running on. `num_output_tokens`: set when it has ended.
     """
 
     __slots__ = (
@@ -150,16 +149,16 @@ class Life:
 
     @property
     def part(self) -> Part:
-        """The one that it is in, or ended in."""
+        """The current part of its time; the last one after its end."""
         return self._part
 
     @property
     def since_ns(self) -> int:
-        """When that began."""
+        """Start of the current part."""
         return self._since_ns
 
     def parts(self, now_ns: int) -> dict[Part, int]:
-        """How long it was in each until now, in nanoseconds."""
+        """Returns the time spent in each part until now, in nanoseconds."""
         parts = dict(self._parts)
         if self.ended_ns is None:
             parts[self._part] = parts.get(self._part, 0) + now_ns - self._since_ns
@@ -173,7 +172,7 @@ class Life:
         numbers: Mapping[str, int] = NO_NUMBERS,
         detail: str = "",
     ) -> LifeEvent:
-        """Something has happened at its executor, if it has one."""
+        """Records an event at its executor, if it has one."""
         if kind is not LifeKind.WAITS:
             self._reasons.clear()
         if len(detail) > _MAX_DETAIL_CHARS:
@@ -181,7 +180,10 @@ class Life:
         return self._keep(LifeEvent(now_ns, kind, self.executor, reason, numbers, detail))
 
     def wait(self, now_ns: int, reason: str, executor: str) -> LifeEvent | None:
-        """It waits for this; the event, if that is news since something else happened."""
+        """Records what it waits for; returns the event, or None if that is no news.
+
+        The same reason is no news until something else has happened.
+        """
         if self._part[1:] == (reason, executor):
             return None
         self.enter(now_ns, self._part.phase, reason, executor)
@@ -191,7 +193,7 @@ class Life:
         return self._keep(LifeEvent(now_ns, LifeKind.WAITS, executor, reason))
 
     def enter(self, now_ns: int, phase: Phase, reason: str = "", executor: str = "") -> None:
-        """Another part of its time begins."""
+        """Begins another part of its time."""
         self._close_part(now_ns)
         part = Part(phase, reason, executor)
         if part not in self._parts and len(self._parts) >= _MAX_PARTS:
@@ -199,7 +201,7 @@ class Life:
         self._part = part
 
     def end(self, now_ns: int) -> None:
-        """It is over."""
+        """Ends its time."""
         self._close_part(now_ns)
         self.ended_ns = now_ns
 

@@ -35,9 +35,10 @@ from scheduler_service.watching.turn import RequestRefused, Submission, Turn
 
 
 class SharedPlaces:
-    """Lives by key. If all places are taken, whoever has most gives one up.
+    """Lives by key, in a bounded number of places that tenants share.
 
-    `gives_oldest`: its oldest, or else its youngest.
+    If all places are taken, the tenant with most lives gives one up. `gives_oldest`: its oldest, or
+    else its youngest.
     """
 
     def __init__(self, num_places: int, *, gives_oldest: bool) -> None:
@@ -53,11 +54,11 @@ class SharedPlaces:
         return iter(self._lives.values())
 
     def get(self, key: str) -> Life | None:
-        """None if it has no place."""
+        """Returns the life with this key; None if it has no place."""
         return self._lives.get(key)
 
     def add(self, life: Life) -> None:
-        """Gives it a place, perhaps somebody else's; one that has its key loses that."""
+        """Gives a life a place, in place of one with its key or of one that has to give way."""
         self.remove(life.key)
         self._lives[life.key] = life
         self._by_tenant.setdefault(life.tenant, OrderedDict())[life.key] = life
@@ -66,7 +67,7 @@ class SharedPlaces:
             self.remove(next(iter(most) if self._gives_oldest else reversed(most)))
 
     def remove(self, key: str) -> Life | None:
-        """Takes it out; None if it has no place."""
+        """Removes a life and returns it; None if it has no place."""
         life = self._lives.pop(key, None)
         if life is not None:
             of_tenant = self._by_tenant[life.tenant]
@@ -106,19 +107,16 @@ _WAITING = frozenset({Phase.GIVEN, Phase.PREEMPTED, Phase.SWAPPED, Phase.RECOVER
 class LifeRecorder:
     """Keeps the lives of unfinished requests, and of the last `num_kept` that ended.
 
-    Implements `Watcher`.
-
-    What events say beside their kind: RECEIVED num_waiting (for an executor, before it),
-    num_prompt_tokens and num_resumed_tokens; GIVEN those of its `Assignment`; QUARANTINED
-    num_trials, tokens that it has to get alone; BEGAN num_tokens that are known, of which
-    num_cached need not be computed, num_on_host of these come from the host pool; FIRST_TOKEN
-    num_chunks that computed num_prompt_tokens; ENDED num_output_tokens.
-    `num_kept_at_most`: as `num_kept`.
-    Its cost is per event, and nothing for steps that only decode.
+    Implements `Watcher`. Numbers of events: RECEIVED num_waiting (requests that waited for an
+    executor before it), num_prompt_tokens, num_resumed_tokens; GIVEN those of its `Assignment`;
+    QUARANTINED num_trials (tokens that it has to get alone); BEGAN num_tokens (known ones), of
+    which num_cached need not be computed, and of these num_on_host come from the host pool;
+    FIRST_TOKEN num_chunks, num_prompt_tokens; ENDED num_output_tokens. `num_kept_at_most`: as
+    `num_kept`. Steps that only decode cost nothing for each row.
     """
 
     def __init__(self, num_kept: int, now_ns: Callable[[], int]) -> None:
-        """Lives of as many unfinished ones are kept, and of some more. `now_ns`: that of turns."""
+        """`now_ns`: the clock of turns. Keeps `num_kept` unfinished lives, and some more."""
         self.num_kept_at_most = num_kept
         self._clock_ns = now_ns
         # Of the turn that is being seen.
@@ -131,40 +129,40 @@ class LifeRecorder:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Has `listener` told of every event from now on, at once; returns how to end that.
+        """Calls `listener` with each event from now on, at once; returns what ends that.
 
-        It must return soon, and raise nothing.
+        `listener` has to return soon, and to raise nothing.
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     @property
     def now_ns(self) -> int:
-        """By the clock of all events."""
+        """Present time, by the clock of events."""
         return self._clock_ns()
 
     @property
     def living(self) -> Iterable[Life]:
-        """Of requests that are unfinished, oldest first."""
+        """Lives of unfinished requests, oldest first."""
         return self._living
 
     @property
     def ended(self) -> Iterable[Life]:
-        """Of those that ended or were refused, oldest first."""
+        """Lives of requests that ended or were refused, oldest first."""
         return self._ended
 
     @property
     def num_living(self) -> int:
-        """How many of them."""
+        """Number of `living`."""
         return len(self._living)
 
     @property
     def num_ended(self) -> int:
-        """How many of them."""
+        """Number of `ended`."""
         return len(self._ended)
 
     def settle(self, life: Life) -> None:
-        """Adds to a life what was counted since its rows were given to it."""
+        """Adds to a life what was counted of its rows so far."""
         rows = self._rows.get(life.executor)
         if rows is not None:
             rows.settle(life)
@@ -225,7 +223,7 @@ class LifeRecorder:
         self._begin(request, submission.admission.name, BEHIND_OTHERS, numbers)
 
     def add_unfinished(self, place: Place, now_ns: int) -> None:
-        """Takes note of a request that was there before the first turn, as a journal says."""
+        """Records a request of a journal that was there before the first turn."""
         request = place.request
         name = RequestName.of_key(request.request_id, request.scheduling.tenant)
         self._now_ns = now_ns if request.submitted_ns is None else request.submitted_ns
@@ -344,7 +342,7 @@ class LifeRecorder:
     # -- parts ---------------------------------------------------------------------------------
 
     def _take_note(self, note: Note) -> None:
-        """What a core did to a request while it planned a step."""
+        """Records what an engine did to a request while it planned a step."""
         life = self._living.get(note.request.request_id)
         if life is None:
             return
@@ -376,7 +374,7 @@ class LifeRecorder:
                 assert_never(note)
 
     def _leave(self, request: Request, kind: LifeKind, reason: str) -> None:
-        """Its executor has it no more."""
+        """Records that a request left its executor."""
         life = self._living.get(request.request_id)
         if life is None:
             return
@@ -412,7 +410,7 @@ def _was_refused(life: Life) -> bool:
 
 
 def _nearest(reasons: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Why a request waits, and at which executor, if it is about one alone."""
+    """Returns why a request waits, and the executor if only one is about that reason."""
     names = Counter(reason for _, reason in reasons)
     if not names:
         return NO_EXECUTOR, ""
@@ -423,14 +421,14 @@ def _nearest(reasons: Sequence[tuple[str, str]]) -> tuple[str, str]:
 
 
 def _end_of(request: Request) -> str:
-    """How it ended, in a constant name."""
+    """Returns the constant name of how a request ended."""
     if request.error is not None:
         return request.error[0]
     return ABANDONED if request.finish_reason is None else request.finish_reason.value
 
 
 def _numbers_of(assignment: Assignment) -> dict[str, int]:
-    """Of an executor without prompts before it, or with nobody running, that is not said."""
+    """Returns the numbers of an assignment, without zeros."""
     numbers = {
         "num_cached": assignment.num_cached or None,
         "num_ahead": assignment.num_ahead or None,

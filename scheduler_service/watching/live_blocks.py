@@ -21,7 +21,7 @@ ByteArray = npt.NDArray[np.uint8]
 
 
 class BlockState(IntEnum):
-    """As `LivePool.states` says it."""
+    """States of a block, with the numbers of `LivePool.states`."""
 
     FREE = 0
     HELD = 1
@@ -38,10 +38,10 @@ _MANY = 255
 
 
 def block_states(pool: BlockPool, given_back: Sequence[int], moved: Collection[int]) -> ByteArray:
-    """What each block of `pool` is, [num_blocks].
+    """Returns the `BlockState` of each block of `pool`, [num_blocks] uint8.
 
     `given_back`: one entry for each reference that ends with a step in flight. `moved`: blocks that
-    steps fill from others, or others from them.
+    steps copy from or to.
     """
     states = np.zeros(pool.num_blocks, np.uint8)
     counts = np.frombuffer(pool.reference_bytes, np.uint8)
@@ -60,7 +60,7 @@ def block_states(pool: BlockPool, given_back: Sequence[int], moved: Collection[i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolMap:
-    """A pool at one moment. `states`, `holders`: [num_blocks], and nobody writes to them."""
+    """A pool at one moment. `states`, `holders`: [num_blocks], never written to."""
 
     block_size: int
     states: ByteArray
@@ -68,11 +68,11 @@ class PoolMap:
 
     @classmethod
     def of_none(cls, block_size: int) -> PoolMap:
-        """Of a pool that has no blocks."""
+        """Returns the map of a pool that has no blocks."""
         return cls(block_size, _NO_STATES, _NO_HOLDERS)
 
     def tell_changes(self, before: PoolMap | None, told: live.LivePool) -> None:
-        """Adds to `told` where it differs from `before`; None for a pool that is free and blank."""
+        """Adds to `told` the blocks that differ from `before`; None: from a pool that is free."""
         told.num_blocks = len(self.states)
         told.block_size = self.block_size
         if before is None:
@@ -88,7 +88,7 @@ class PoolMap:
 
 
 def device_holders(core: Scheduler, numbers: Int64Array) -> Int64Array:
-    """Of each device block the number of one request whose row has it, or 0.
+    """Returns for each device block the number of a request whose row has it, 0 for none.
 
     `numbers`: of the requests of `placement.rows.order`.
     """
@@ -114,7 +114,7 @@ def device_holders(core: Scheduler, numbers: Int64Array) -> Int64Array:
 
 
 def host_holders(placement: Placement) -> Int64Array:
-    """The same of host blocks, which swapped requests have."""
+    """Returns for each host block the number of the swapped request that has it, 0 for none."""
     holders = np.zeros(placement.blocks.host.num_blocks, np.int64)
     for request in placement.swapped:
         for sequence in request.sequences:

@@ -25,17 +25,17 @@ _LOG_BIN = math.log(1.05)
 
 
 class Durations:
-    """How often which duration was seen, to 2.5 %."""
+    """Histogram of durations, exact to 2.5 %."""
 
     def __init__(self) -> None:
         self._bins = Counter[int]()
 
     def add(self, duration_ns: int) -> None:
-        """Counts one."""
+        """Counts a duration."""
         self._bins[round(math.log(max(duration_ns, _NS_PER_US)) / _LOG_BIN)] += 1
 
     def merge(self, other: Durations) -> None:
-        """Counts those of `other`, too."""
+        """Counts the durations of `other`, too."""
         self._bins.update(other._bins)
 
     def tell(self, told: live.LiveLatency) -> None:
@@ -57,7 +57,7 @@ class Durations:
 
 @dataclass(slots=True)
 class Point:
-    """Two seconds. `num_waiting`: the most requests that waited for a row at one time."""
+    """Figures of two seconds. `num_waiting`: the most requests that waited for a row at once."""
 
     number: int
     num_waiting: int
@@ -73,10 +73,13 @@ class Point:
 
 
 class History:
-    """Points of the last minutes. Implements `Watcher`. `points`: those that are over."""
+    """Points of the last five minutes. Implements `Watcher`.
+
+    `points`: those that are over, oldest first.
+    """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
-        """`now_ns`: the clock of turns, for those who ask between them."""
+        """`now_ns`: the clock of turns, for questions between them."""
         self.points = deque[Point](maxlen=NUM_POINTS)
         self._now_ns = now_ns
         # By `client_key`, when requests came that have no row yet, or a row and no token.
@@ -88,7 +91,7 @@ class History:
 
     @property
     def num_unanswered(self) -> int:
-        """Returns how many requests are remembered: those without a token."""
+        """Number of requests that are remembered, which are those without a token."""
         return len(self._without_row) + len(self._without_token)
 
     def points_after(self, number: int) -> Iterator[Point]:

@@ -50,7 +50,7 @@ _LACKS: Mapping[Hindrance, live.LiveLack] = MappingProxyType(
 
 
 def why_unassigned(request: Request, engines: Iterable[ExecutorState]) -> Iterator[live.LiveReason]:
-    """Why a request that no executor has begins at none of `engines`, one reason for each."""
+    """Yields for each of `engines` why a request does not begin there that no executor has."""
     is_any = False
     for engine in engines:
         is_any = True
@@ -65,7 +65,7 @@ def why_unassigned(request: Request, engines: Iterable[ExecutorState]) -> Iterat
 
 
 def why_waiting(address: str, core: Engine) -> live.LiveReason | None:
-    """Why the first that waits or is swapped out there has no row; None if nobody is."""
+    """Returns why the first request that waits at an engine has no row; None if none waits."""
     placement = core.placement
     request = next(chain(placement.swapped, placement.queued), None)
     if request is None:
@@ -101,7 +101,7 @@ def _reason(
 
 
 def _num_needed(core: Engine, request: Request) -> int:
-    """Free blocks that it takes, with those that are left to rows that grow."""
+    """Returns the free blocks that a request needs, with those that growing rows keep free."""
     placement = core.placement
     blocks, others_run = placement.blocks, len(placement.rows) > 0
     if request.status is RequestStatus.SWAPPED:
@@ -116,9 +116,9 @@ def _num_needed(core: Engine, request: Request) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecutorView:
-    """One life of an executor. `told`: all of it that every frame says.
+    """One life of an executor at one moment. `told`: the part of it that every frame has.
 
-    `steps`: the latest that were answered; `num_steps`: how many were, while somebody watched.
+    `steps`: the latest that were answered; `num_steps`: number of all, while somebody watched.
     """
 
     life: tuple[str, int]
@@ -141,9 +141,9 @@ class ExecutorView:
 def view_executor(
     engine: ExecutorState, names: Names, log: StepLog, before: ExecutorView | None
 ) -> ExecutorView:
-    """What it is now; to be called in the event loop, between steps of the core.
+    """Returns the present view of an executor; to be called between turns.
 
-    `before`: of the moment before. Blocks that steps moved since then are on the move.
+    `before`: the view of the moment before. Blocks that steps moved since then are on the move.
     """
     core = engine.engine
     names.see(log.owners.refresh())
@@ -200,7 +200,7 @@ def _tell(
 
 
 def first_queued(core: Engine) -> list[Request]:
-    """Of those that wait there, the ones that are told."""
+    """Returns the requests that wait at an engine and are shown."""
     return list(islice(core.placement.queued, MAX_WAITING))
 
 
@@ -216,10 +216,11 @@ def _state_of(engine: ExecutorState) -> live.LiveState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moment:
-    """All watchers who were at the same moment before are brought here by the same frame.
+    """State of a scheduler at one moment, to which all watchers are brought by frames.
 
-    `number`: which moment it is. `told`: what every frame says. `executors`: by their lives.
-    `last_point`: number of the latest point of `history` that was over.
+    Watchers of the same earlier moment get the same frame. `told`: the part that every frame has.
+    `executors`: by their lives. `last_point`: number of the latest point of `history` that was
+    over.
     """
 
     number: int
@@ -233,9 +234,9 @@ class Moment:
     frames: dict[int | None, live.WatchSchedulerResponse] = field(default_factory=dict)
 
     def frame_after(self, before: Moment | None) -> live.WatchSchedulerResponse:
-        """What somebody is told who was told all of `before`; None for nothing.
+        """Returns the frame that leads from `before` to this moment; None: from nothing.
 
-        It is shared, so nobody may change it. To be called before there is a later moment.
+        Frames are shared: nobody may change one. To be called before there is a later moment.
         """
         number = None if before is None else before.number
         frame = self.frames.get(number)
@@ -259,7 +260,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What is remembered of `scheduler` while somebody watches. `logs`: by executor address."""
+    """What is remembered of `scheduler` while somebody watches. `logs`: of steps, by address."""
 
     scheduler: Scheduler
     names: Names
@@ -267,7 +268,7 @@ class Watched:
     logs: dict[str, StepLog]
 
     def log_of(self, engine: ExecutorState) -> StepLog:
-        """Its steps from now on; whose rows are taken already is known."""
+        """Returns the log of an executor's steps, which begins now if there is none."""
         address, rows = engine.life[0], engine.engine.placement.rows
         log = self.logs.get(address)
         if log is None or log.owners.rows is not rows:
@@ -327,7 +328,7 @@ class Watched:
         told: live.WatchSchedulerResponse,
         executors: Mapping[tuple[str, int], ExecutorView],
     ) -> set[int]:
-        """Numbers of requests that frames of this moment, and steps of later ones, may name."""
+        """Returns numbers of requests that this and later frames may name."""
         views = [view.told for view in executors.values()]
         steps = [step for log in self.logs.values() for step in (*log.answered, *log.in_flight)]
         return {
@@ -338,7 +339,7 @@ class Watched:
 
 
 def _shown(engines: Iterable[ExecutorState]) -> Iterator[Request]:
-    """Requests that these have, as far as they are told."""
+    """Yields the requests of executors that are shown."""
     for engine in engines:
         placement = engine.engine.placement
         yield from (sequence.request for sequence in placement.rows.running)

@@ -18,17 +18,16 @@ _MS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class NamesMark:
-    """Up to where somebody knows names: since they were last forgotten, in the order learned."""
+    """Names that a watcher knows: those learned up to `num_learned` in a generation."""
 
     generation: int
     num_learned: int
 
 
 class Names:
-    """Those of requests that somebody saw; they outlive the requests for a while.
+    """Names of requests that were shown; they outlive the requests for a while.
 
-    What a watcher knows depends on nothing but its latest mark, so that all of the same mark can be
-    told the same.
+    A watcher knows what its latest mark says, so all watchers of the same mark are told the same.
     """
 
     def __init__(self, submissions: Mapping[str, Submission], max_names: int = MAX_NAMES) -> None:
@@ -49,11 +48,11 @@ class Names:
 
     @property
     def mark(self) -> NamesMark:
-        """Of whoever is told all that is known now."""
+        """Mark of a watcher that is told all names known now."""
         return NamesMark(self._generation, self._num_learned)
 
     def see(self, requests: Iterable[Request]) -> None:
-        """Learns the names of requests that have not ended, as far as they were not known."""
+        """Learns the names of unfinished requests that are not known yet."""
         names, without_end = self._names, self._without_end
         for request in requests:
             number = request.arrival
@@ -61,7 +60,7 @@ class Names:
                 self._learn(request)
 
     def numbers_of(self, requests: Collection[Request]) -> list[int]:
-        """Of requests that have not ended, whose names watchers are to know at the next mark."""
+        """Returns the numbers of unfinished requests, and learns their names."""
         self.see(requests)
         return [request.arrival for request in requests]
 
@@ -93,10 +92,10 @@ class Names:
         names[number] = self._num_learned, name
 
     def tidy(self, used: Callable[[], Set[int]], shown: Callable[[], Iterable[Request]]) -> None:
-        """Drops names that nobody uses, if there are many of them, and learns what had no place.
+        """Drops unused names if there are many, and learns names that found no room.
 
-        `used`: the numbers that may still be told. One that comes back is learned again.
-        `shown`: all requests whose names watchers are to know now.
+        `used`: numbers that may still be shown. A name that was dropped is learned again if it is
+        shown. `shown`: all requests whose names watchers are to know now.
         """
         is_forgotten = self._num_said > self._max_names
         lacks_some, self._lacks_some = self._lacks_some, False

@@ -25,10 +25,10 @@ from splitserve.scheduler.v1 import live_pb2 as live
 
 
 class RowOwners:
-    """Requests that have, or had last, the rows of `rows`, which are those of an engine.
+    """Requests that have the rows of an engine, or had them last. `rows`: those of the engine.
 
-    `now`: [2, rows], of each row the number of its request and the length of the prompt. Nobody
-    writes to such an array: another takes its place.
+    `now`: [2, rows], of each row the number of its request and the length of the prompt. Such an
+    array is never written to: another one takes its place.
     """
 
     def __init__(self, rows: RowColumns) -> None:
@@ -70,7 +70,7 @@ _NS_PER_US = 1_000
 
 
 class RowKind(IntEnum):
-    """As `LiveStep.kinds` says it."""
+    """Kinds of rows in a step, with the numbers of `LiveStep.kinds`."""
 
     PREFILL = 1
     DECODE = 2
@@ -83,11 +83,10 @@ _PREFILL, _DECODE = np.uint8(RowKind.PREFILL), np.uint8(RowKind.DECODE)
 
 @dataclass(slots=True)
 class LoggedStep:
-    """A step that was sent. `number`: by which watchers know what they were told of.
+    """A step that was sent. `number`: position among those that were answered.
 
-    `owners`: as `RowOwners.now` of when it was planned. `token_ids`: what came of it, -1 for none.
-    What can be computed of a step is computed when a watcher is told: there are more steps than
-    frames, and one after another they cost less than each between steps of cores.
+    `owners`: `RowOwners.now` when it was planned. `token_ids`: its result, -1 for none. Figures are
+    computed when a watcher is told of the step, as there are more steps than frames.
     """
 
     step_id: int
@@ -103,20 +102,20 @@ class LoggedStep:
 
     @property
     def request_numbers(self) -> list[int]:
-        """Of the requests of its first rows, as watchers are told of them."""
+        """Numbers of the requests of its first rows."""
         found: list[int] = self.owners[0, self.work.row_ids[:MAX_ROWS]].tolist()
         return found
 
     @property
     def device_blocks(self) -> set[int]:
-        """Those that it reads or writes to move what they hold."""
+        """Device blocks that it copies from or to."""
         moves = self.moves
         sources = {source for source, _ in [*moves.swap_out, *moves.copy]}
         return sources | moves.device_destinations
 
     @property
     def host_blocks(self) -> set[int]:
-        """The same of the host pool."""
+        """Host blocks that it copies from or to."""
         return self.moves.host_destinations | {source for source, _ in self.moves.swap_in}
 
     def tell(self, told: live.LiveStep) -> None:
@@ -141,7 +140,7 @@ class LoggedStep:
 
 
 class StepLog:
-    """Steps in flight, and the latest that were answered; `owners`: of the rows."""
+    """Steps of an executor that are in flight, and the latest that were answered."""
 
     def __init__(self, owners: RowOwners) -> None:
         self.owners = owners
@@ -176,7 +175,7 @@ class StepLog:
 
 
 def _kinds(work: RowWork, num_prompt: Int64Array) -> npt.NDArray[np.uint8]:
-    """What each of the first rows is, [len(num_prompt)]."""
+    """Returns the `RowKind` of each of the first rows, [len(num_prompt)] uint8."""
     num = len(num_prompt)
     is_prompt = (work.num_new_tokens[:num] > 1) | (work.num_computed_tokens[:num] < num_prompt)
     # Nearly always all rows are one of these two.

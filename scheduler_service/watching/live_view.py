@@ -28,9 +28,10 @@ _Made = TypeVar("_Made")
 
 
 class Pace:
-    """Once something has been made, nothing new is due for 19 times as long as that took.
+    """Keeps the time for frames to one part in `FRAMES_PART` of the event loop's.
 
-    `spent_ns`: the time that the loop's thread has computed; the machine's load is not in it.
+    After a frame that took a time, nothing new is made for 19 times as long. `spent_ns`: CPU time
+    of the thread, which the load of the machine does not change.
     """
 
     def __init__(self, spent_ns: Callable[[], int] = time.thread_time_ns) -> None:
@@ -39,7 +40,7 @@ class Pace:
         self.next_ns = 0
 
     def make(self, make: Callable[[], _Made], now_ns: Callable[[], int]) -> _Made:
-        """What `make` returns, whose time is taken."""
+        """Returns what `make` returns, and measures its time."""
         begun_ns = self._spent_ns()
         try:
             return make()
@@ -53,7 +54,7 @@ def _unix_ms() -> int:
 
 
 def moment_number(now_ns: int) -> int:
-    """Which moment that is: whoever asks within one gets the same."""
+    """Returns the number of a moment: whoever asks within the same one gets the same frame."""
     return now_ns // _NS_PER_MOMENT
 
 
@@ -70,7 +71,7 @@ class LiveView:
         pace: Pace | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`unix_ms`: asked once a moment. `number_of`: of the moment, by the clock in ns.
+        """`unix_ms`: wall clock, read once a moment. `number_of`: number of a moment, by the time.
 
         `now_ns`: the clock of turns.
         """
@@ -128,7 +129,7 @@ class LiveView:
 
 
 class LiveWatcher:
-    """Somebody who watches: brought from moment to moment, whenever it is ready for the next."""
+    """Somebody who watches: is brought from moment to moment at its own speed."""
 
     def __init__(self, view: LiveView, watched: Watched) -> None:
         self._view = view

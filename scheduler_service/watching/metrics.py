@@ -139,7 +139,7 @@ class TokenGaps:
 
     @property
     def num_remembered(self) -> int:
-        """Requests, and sets of them."""
+        """Number of requests, and of sets of requests."""
         return len(self._cohort_of) + len(self._whole)
 
 
@@ -148,7 +148,7 @@ _S = 1e9
 
 @dataclass(slots=True)
 class _Open:
-    """An unfinished request. `last_ns`: the latest token of each of several sequences."""
+    """An unfinished request. `last_ns`: of the latest token, by sequence, if there are several."""
 
     submitted_ns: int
     has_begun: bool = False
@@ -176,7 +176,7 @@ class RequestTimes:
 
     @property
     def num_remembered(self) -> int:
-        """Of requests, and of sets of them."""
+        """Number of requests, and of sets of requests."""
         return len(self._open) + self._of_one.num_remembered
 
     def submitted(self, request: Request, now_ns: int) -> None:
@@ -225,7 +225,7 @@ class RequestTimes:
             self.ended(request, now_ns)
 
     def _tokens_of_one(self, keys: npt.NDArray[np.int64], now_ns: int) -> None:
-        """A token for each of `keys`, of which some may be there several times."""
+        """Takes note of a token for each of `keys`, of which some may be there several times."""
         self._output_tokens.inc(len(keys))
         if self._recovering:
             for key in self._recovering.intersection(keys.tolist()):
@@ -234,7 +234,7 @@ class RequestTimes:
             self._first_token.observe((now_ns - self._open[key].submitted_ns) / _S)
 
     def _tokens_of_several(self, key: int, index: int, num_tokens: int, now_ns: int) -> None:
-        """So many tokens of sequence `index`, which has siblings."""
+        """Takes note of `num_tokens` tokens of sequence `index`, which has siblings."""
         self._output_tokens.inc(num_tokens)
         known = self._open.get(key)
         if known is None:
@@ -255,7 +255,7 @@ class RequestTimes:
 
 
 def _key_and_index(token: TokenEvent) -> tuple[int, int | None]:
-    """Of its request, and of its sequence if that has siblings."""
+    """Returns the client key of a token's request, and its sequence if that has siblings."""
     sequence = token.sequence
     request = sequence.request
     return request.client_key, sequence.index if len(request.sequences) > 1 else None
@@ -282,7 +282,7 @@ class StepTimes:
         self._sent_ns: dict[str, deque[int]] = {}
 
     def families(self) -> list[HistogramMetricFamily]:
-        """What is known now."""
+        """Returns the histograms as they are now."""
         return [histogram.family() for histogram in self._histograms]
 
     def sent(self, address: str, plan: StepPlan, planning_ns: int, now_ns: int) -> None:
@@ -358,7 +358,10 @@ _ENDS = (
 
 
 class CountedAudit:
-    """Implements `Audit`, before `audit`. `has_numbers`: whether a tenant has its own."""
+    """Counts events, and passes them to `audit`. Implements `Audit`.
+
+    `has_numbers`: whether a tenant has figures of its own.
+    """
 
     def __init__(
         self, audit: Audit, instruments: Instruments, has_numbers: Callable[[str], bool]
@@ -414,5 +417,5 @@ class CountedAudit:
                 pass
 
     def _label(self, tenant: str) -> str:
-        """Callers can name any number of tenants, of whom each would be a series for ever."""
+        """Returns the label of a tenant: callers can make up any number of tenants."""
         return tenant if self._has_numbers(tenant) else _OTHER

@@ -38,9 +38,9 @@ class _Known:
 
 
 class OperatorLog:
-    """Writes the log and the audit log. Implements `Watcher`.
+    """Writes log lines and the audit log. Implements `Watcher`.
 
-    `journal`: its position says where an event is recorded that made an engine fail.
+    `journal`: its position tells where to find the event that made an engine fail.
     """
 
     def __init__(self, audit: Audit, journal: Journal) -> None:
@@ -118,7 +118,7 @@ class OperatorLog:
         self,
         effect: effects.RequestQuarantined | effects.RequestAcquitted | effects.RequestBlamed,
     ) -> None:
-        """Tells which requests executors may have died of."""
+        """Tells of requests that executors may have died of."""
         request = effect.request
         known = self._known.get(request.request_id)
         if known is None:

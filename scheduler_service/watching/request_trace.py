@@ -15,10 +15,10 @@ MAX_CHILDREN = 64
 
 
 class Phase(Enum):
-    """What a request does, or waits for. RESUME: computes again, or has swapped in.
+    """What a request does, or waits for. RESUME: it computes again, or was swapped in.
 
-    RECOVERY: its executor was lost; until the next token, wherever that is computed. MOVE: the
-    same, of one that was sent away.
+    RECOVERY: from the loss of its executor to the next token, wherever that is computed. MOVE: the
+    same after it left an executor that is still there.
     """
 
     QUEUE = "queue"
@@ -36,7 +36,7 @@ _UNTIL_A_TOKEN = frozenset({Phase.PREFILL, Phase.RESUME, Phase.RECOVERY, Phase.M
 
 @dataclass(frozen=True, slots=True)
 class AnsweredStep:
-    """A step, and what its executor says that it took; times are nanoseconds since 1970."""
+    """A step and its result; times are nanoseconds since 1970."""
 
     step_id: int
     executor: str
@@ -50,7 +50,7 @@ class AnsweredStep:
 
 
 class RequestTrace:
-    """Used in the event loop. `span`: of the whole request."""
+    """Spans of one request, whose `span` is the whole of it. Used in the event loop."""
 
     def __init__(self, tracing: Tracing, span: Span, now_ns: Callable[[], int]) -> None:
         self.span = span
@@ -66,25 +66,23 @@ class RequestTrace:
 
     @property
     def awaits_token(self) -> bool:
-        """Whether it is computed, and its next token will be news."""
+        """Whether it is computed, and its next token begins another phase."""
         return self.phase in _UNTIL_A_TOKEN
 
     def note(self, event: str, attributes: Attributes) -> None:
-        """Something happened to it."""
+        """Adds an event to its span."""
         self.span.add_event(event, attributes, self._now_ns())
 
     def resumed(self, num_tokens: int) -> None:
-        """It comes from another scheduler, which is gone, or from this one before its restart.
-
-        `num_tokens`: its client has so many already.
-        """
+        """Notes that it comes with `num_tokens` output tokens of another scheduler or life."""
         self._has_tokens = True
         self.note("resumed", {"splitserve.num_resumed_tokens": num_tokens})
 
     def began(self, executor: str, num_cached: int, num_on_host: int) -> None:
-        """It has rows there from now on; so many of its tokens need not be computed.
+        """Notes that it has rows at an executor.
 
-        `num_on_host`: those of them that come from the host pool.
+        `num_cached` of its tokens need not be computed; `num_on_host` of them come from the host
+        pool.
         """
         found: Attributes = {
             "splitserve.executor": executor,
@@ -97,24 +95,24 @@ class RequestTrace:
             self.phase_span.add_event("began", found, self._now_ns())
 
     def swapped_in(self) -> None:
-        """Its blocks come back, and it goes on where it was."""
+        """Notes that its blocks come back from the host pool."""
         self.note("swapped_in", {})
         self._enter(Phase.RESUME, {})
 
     def lost_kv(self) -> None:
-        """A step failed that it leaned on: it waits to be computed again."""
+        """Notes that a step failed that it depended on: it waits to be computed again."""
         self.note("kv_lost", {})
         self._enter(Phase.QUEUE, {})
 
     def taken_back(self, executor: str, why: str) -> None:
-        """It waits for another executor."""
+        """Notes that it left an executor and waits for another one."""
         where: Attributes = {"splitserve.executor": executor, "splitserve.reason": why}
         self.note("taken_back", where)
         if self.phase is not Phase.QUEUE:
             self._enter(Phase.MOVE, where)
 
     def got_token(self) -> None:
-        """A token of it is on its way to its client."""
+        """Notes that a token was delivered to its client."""
         if not self._has_tokens:
             self._has_tokens = True
             self.note("first_token", {})
@@ -122,13 +120,13 @@ class RequestTrace:
             self._enter(Phase.DECODE, {})
 
     def preempted(self, mode: str, cause: str) -> None:
-        """It gave up its rows."""
+        """Notes that it gave up its rows."""
         why = {"splitserve.preemption.mode": mode, "splitserve.preemption.cause": cause}
         self.note("preempted", why)
         self._enter(Phase.PREEMPTED, why)
 
     def left(self, executor: str, *, is_lost: bool) -> None:
-        """Its executor is gone with what it had computed."""
+        """Notes that its executor is gone, with what it had computed."""
         where: Attributes = {"splitserve.executor": executor}
         self.note("executor_lost" if is_lost else "executor_left", where)
         if self.phase is Phase.QUEUE:
@@ -145,7 +143,7 @@ class RequestTrace:
     def step(self, step: AnsweredStep, num_tokens: int, phase: Span | None) -> None:
         """Adds a span of a step with `num_tokens` of it, unless it decodes by now.
 
-        `phase`: the one in which the step was sent; None if that has no span, as there are too many.
+        `phase`: span of the phase in which the step was sent; None if there were too many spans.
         """
         if phase is None or phase is not self.phase_span or not self.awaits_token:
             return
@@ -164,7 +162,7 @@ class RequestTrace:
             span.end(step.answered_ns)
 
     def end(self, attributes: Attributes, error: str = "") -> None:
-        """It is over; `error`: why, if that is what it ended with."""
+        """Ends its spans; `error`: the reason if it ended with an error, else empty."""
         self._end_phase()
         counts = {
             "splitserve.num_steps": self._num_steps,

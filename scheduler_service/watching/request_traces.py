@@ -48,7 +48,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _SentStep:
-    """A step without a result. `left`: traces whose rows in it are others' by now."""
+    """A step without a result. `left`: traces whose rows in it have new owners."""
 
     work: RowWork
     num_tokens: int
@@ -58,7 +58,10 @@ class _SentStep:
 
 
 class TracedRows:
-    """Of the executor at `address`. Costs little for rows that only decode, however many."""
+    """Rows of the executor at `address` that traced requests have.
+
+    A step costs little for rows that only decode, however many there are.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -210,7 +213,7 @@ class RequestTraces:
 
     @property
     def num_open(self) -> int:
-        """Requests that are traced and have not ended."""
+        """Number of unfinished requests with a trace."""
         return len(self._traces)
 
     def begin(
@@ -222,11 +225,11 @@ class RequestTraces:
         *,
         is_of_gateway: bool = False,
     ) -> str:
-        """`request`, which its caller calls `request_id`, is about to be submitted.
+        """Begins the trace of a request that is about to be submitted, if it is sampled.
 
-        `message` brought it, in a call of its own if there is a `context`. `is_of_gateway`: by the
-        key of one, which has decided whether there is a trace. Returns the id of that; empty if
-        there is none.
+        `request_id`: its caller's id. `message` brought it, in a call of its own if there is a
+        `context`. `is_of_gateway`: by the key of a gateway, which has decided whether there is a
+        trace. Returns the id of the trace; empty if there is none.
         """
         received = _received(message, context)
         attributes: Attributes = {
@@ -247,11 +250,11 @@ class RequestTraces:
         return f"{span.get_span_context().trace_id:032x}"
 
     def close(self) -> None:
-        """Sends what has not been sent yet, within seconds. It blocks."""
+        """Sends what has not been sent yet, within seconds. Blocks."""
         self._tracing.close()
 
     def refused(self, request: Request, reason: str) -> None:
-        """It was not taken after all."""
+        """Ends the trace of a request that was not taken."""
         trace = self._traces.pop(request.client_key, None)
         if trace is not None:
             trace.end({"splitserve.refusal": reason}, reason)
@@ -383,7 +386,7 @@ def _note_assigned(trace: RequestTrace, address: str, assignment: Assignment) ->
 def _received(
     message: api.GenerateRequest, context: grpc.aio.ServicerContext | None
 ) -> TraceContext:
-    """What a caller says of its trace: in its request, or with the call that is only about it."""
+    """Returns the trace context of a request: its own, or that of a call that is only about it."""
     if message.traceparent:
         return TraceContext.received([message.traceparent], [message.tracestate])
     if context is None:
