@@ -178,9 +178,9 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "tests/unit/scheduler/streams/test_delivery.py",
         ),
         "a journal says that a step had one row more": Mutant(
-            "scheduler_service.journal.journaled_core",
-            "entry.apply.num_rows = num_rows",
-            "entry.apply.num_rows = num_rows + 1",
+            "scheduler_service.journal.event_codec",
+            "message.num_rows = received.num_rows",
+            "message.num_rows = received.num_rows + 1",
             "tests/property/test_record_replay.py",
         ),
         "a core is written down without the last token of its rows": Mutant(

@@ -26,9 +26,11 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request, SequenceStatus
+from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.tally import PreemptionCause
-from scheduler_service.journal.checkpoint import dump_core, load_core
-from scheduler_service.scheduler.rescue import CoreBroken, rescue
+from scheduler_service.journal.checkpoint import dump_state, load_state
+from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.rescue import rescue
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
 from tests.support.core.checks import check_core, check_emptied, check_published
@@ -311,9 +313,10 @@ class CoreMachine(RuleBasedStateMachine):
                 raise
             for client in self.unfinished:
                 client.saw_broken_core = True
-            broken = CoreBroken("apply", error)
-            requests = rescue(self.running.scheduler, broken, has_lost_events=True)
-            self.go_on_elsewhere(requests)
+            core = self.running.scheduler
+            executor = ExecutorState("executor:1", 1, core.config, core, num_credits=1)
+            executor.is_broken = executor.has_lost_events = True
+            self.go_on_elsewhere(rescue(executor).requests)
 
     def go_on_elsewhere(self, requests: list[Request]) -> None:
         """All that were unfinished left a core; those that have not ended go to a new one."""
@@ -338,7 +341,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.running.adopt(client.delivery)
 
     def core_is_restored(self, _index: int) -> None:
-        scheduler = load_core(dump_core(self.running.scheduler))
+        scheduler = load_state(dump_state(self.running.scheduler), Scheduler)
         for client in self.unfinished:
             client.delivery.request = scheduler.placement.requests[client.request.request_id]
         self.running.scheduler = scheduler
@@ -349,9 +352,9 @@ class CoreMachine(RuleBasedStateMachine):
     def core_is_consistent(self) -> None:
         if self.engine is None:
             return
-        check_core(self.engine.engine)
+        check_core(self.engine.scheduler)
         check_published(
-            self.engine.engine.placement,
+            self.engine.scheduler.placement,
             [plan for plan, _ in self.engine.in_flight],
             self.contents,
             self.engine.runner,

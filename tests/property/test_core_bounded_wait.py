@@ -115,7 +115,7 @@ def test_only_those_with_adapters_wait_and_not_for_ever_when_slots_are_scarce(
     flood = AdapterFlood(config, seed, depth)
     for _ in range(260):
         flood.step()
-        for request in flood.engine.engine.placement.waiting:
+        for request in flood.engine.scheduler.placement.waiting:
             assert request.scheduling.adapter, "it waits though nothing lacks"
     assert flood.longest_wait <= MAX_SLOT_WAIT_STEPS
 
@@ -192,7 +192,7 @@ class Flood:
             self.engine.answer()
 
     def arrive(self) -> None:
-        if self.engine.engine.is_queue_full:
+        if self.engine.scheduler.is_queue_full:
             return
         self.num_arrivals += 1
         spec = fit(self.random_spec(), self.config, self.engine.now_ns)
@@ -273,7 +273,7 @@ class AdapterFlood(Flood):
             tenant=self.rng.choice(["x", "y"]),
             adapter=adapter,
         )
-        scheduler = self.engine.engine
+        scheduler = self.engine.scheduler
         if scheduler.num_running + scheduler.num_waiting < self.config.max_num_seqs - 2:
             self.add(self.rng.randint(1, 4), self.rng.randint(1, 12), scheduling)
             self.waits[self.num_arrivals] = 0

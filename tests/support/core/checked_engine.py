@@ -59,7 +59,7 @@ class CheckedEngine:
             us_per_token=us_per_token,
         )
         self.engine = InProcessEngine(self.config, self.runner, epoch=1, depth=depth)
-        self.core = self.engine.engine
+        self.core = self.engine.scheduler
         self.requests: list[Request] = []
         self.num_added = 0
 

@@ -242,7 +242,8 @@ class RecordedScheduler:
 class RandomRun:
     """A scheduler with executors of one `config`, and whatever happens to them.
 
-    `disturbed_ratio`: how often an executor is lost, drained or doubted, or the like.
+    `disturbed_ratio`: how often an executor is lost, drained or doubted, or the like. `is_watched`:
+    whether somebody asks the scheduler all that it can be asked, now and then.
     """
 
     def __init__(
@@ -253,6 +254,7 @@ class RandomRun:
         *,
         num_executors: int = 2,
         disturbed_ratio: float = 0.1,
+        is_watched: bool = False,
     ) -> None:
         fleet = FleetConfig(
             queue_policy=config.queue_policy,
@@ -264,6 +266,7 @@ class RandomRun:
         self._recorded = RecordedScheduler(journal, config, fleet)
         self._random = random.Random(seed)
         self._disturbed_ratio = disturbed_ratio
+        self._is_watched = is_watched
         self._epoch = 0
         self._num_requests = 0
         self._addresses = [f"executor:{number}" for number in range(num_executors)]
@@ -284,7 +287,9 @@ class RandomRun:
 
     def run(self, num_turns: int, *, to_the_end: bool = True) -> None:
         """In each turn something happens to each executor; `to_the_end`: then all requests end."""
-        for _ in range(num_turns):
+        for turn in range(num_turns):
+            if self._is_watched and turn % 3:
+                _look_at(self.scheduler)
             for address in self._addresses:
                 self._recorded.now_ns += STEP_NS
                 self._recorded.tick_if_due()
@@ -432,6 +437,15 @@ class RandomRun:
             cache_salt=draw.choice(["", "", "salt"]),
             uses_prefix_cache=draw.random() < 0.9,
         )
+
+
+def _look_at(scheduler: Scheduler) -> None:
+    """Asks all that metrics, readiness and the live view ask."""
+    for name, member in vars(Scheduler).items():
+        if isinstance(member, property):
+            getattr(scheduler, name)
+    scheduler.heads()
+    scheduler.first_waiting(3)
 
 
 def write_entries(path: Path, entries: Iterable[journal_pb2.JournalEntry]) -> None:
