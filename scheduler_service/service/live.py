@@ -16,9 +16,9 @@ from splitserve.scheduler.v1 import live_pb2, live_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
 
 _NS_PER_S = 1_000_000_000
-# Sleep may end a little early, which would still be the moment before.
+# Sleep may end a little early, when the moment before still lasts.
 _LATE_NS = 1_000_000
-# Who takes no frame for so long does not look, and keeps a place from somebody who would.
+# A watcher that reads no frame for so long makes room for another one.
 _UNREAD_S = 30.0
 
 
@@ -57,14 +57,14 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
             raise DomainError("WATCH_RATE_INVALID", message)
         cluster = self._cluster
         with self._view.watching(cluster.scheduler, cluster.submissions) as watcher:
-            # Whoever comes and goes all the time is made no more frames than who stays.
+            # Watchers that come and go get no more frames than those that stay.
             early_ns = self._view.pace.next_ns - self._cluster.now_ns()
             if early_ns > 0:
                 await self._sleep(early_ns / _NS_PER_S)
             while True:
                 await self._send(context, watcher.frame())
-                # All wake up together, so that they share what is made for them; whoever was late,
-                # or read late, is not sent more of them afterwards.
+                # All watchers wake up together, and so share frames. A late one gets no more
+                # frames afterwards.
                 period_ns, now_ns = _NS_PER_S // rate, self._cluster.now_ns()
                 due_ns = max(now_ns, self._view.pace.next_ns)
                 pause_ns = due_ns - now_ns + period_ns - due_ns % period_ns + _LATE_NS

@@ -14,7 +14,7 @@ MAX_ID_CHARS = 256
 MAX_FOUND = 16
 _MAX_NEAR = 8
 _NUM_ALIKE_CHARS = 6
-# What the gateway writes before an id.
+# Prefixes of the gateway's ids.
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "req_")
 
 

@@ -80,10 +80,10 @@ class Part(NamedTuple):
     executor: str = ""
 
 
-# So many events of a request are kept: the first ones, and the latest.
+# Events of a request that are kept: the first ones, and the latest.
 MAX_EVENTS = 64
 _NUM_FIRST = 16
-# Parts of its time that are told apart.
+# Parts of its time that are kept apart.
 _MAX_PARTS = 32
 _MAX_DETAIL_CHARS = 300
 
@@ -144,7 +144,7 @@ class Life:
         self._parts: dict[Part, int] = {}
         self._part = Part(Phase.QUEUED)
         self._since_ns = now_ns
-        # Why it waited, since something else happened than that.
+        # Reasons for waiting since the last event of another kind.
         self._reasons: set[tuple[str, str]] = set()
 
     @property

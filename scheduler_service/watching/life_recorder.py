@@ -81,17 +81,17 @@ Listener: TypeAlias = Callable[[Life, LifeEvent], None]
 # A request that waits for an executor, and (address, reason) for each that cannot begin it.
 Head: TypeAlias = tuple[Request, Sequence[tuple[str, str]]]
 
-# Reasons of ours; all others are those of the core and the fleet.
+# Reasons of this module; all others are the scheduler's.
 BEHIND_OTHERS = "behind_others"
 NO_EXECUTOR = "no_executor"
 ABANDONED = "abandoned"
-# Of a journal: it was not with an executor, and why is not known.
+# A request of a journal that waited before the journal begins.
 NOT_RECORDED = "not_recorded"
 # Least time between two looks at what the first in the queue wait for.
 _BETWEEN_HEADS_NS = 100_000_000
-# Lives of unfinished requests, beside as many as are kept of those that ended.
+# Places for unfinished requests, beside as many as for those that ended.
 _NUM_MORE_LIVING = 1024
-# Of several executors that a request waits for, that which is nearest says why.
+# If executors have different reasons, the first of these is what a request waits for.
 _NEAREST_FIRST = (
     "about_to_begin",
     "awaits_better",
@@ -119,7 +119,7 @@ class LifeRecorder:
         """`now_ns`: the clock of turns. Keeps `num_kept` unfinished lives, and some more."""
         self.num_kept_at_most = num_kept
         self._clock_ns = now_ns
-        # Of the turn that is being seen.
+        # Time of the current turn.
         self._now_ns = 0
         self._next_heads_ns = 0
         self._living = SharedPlaces(num_kept + _NUM_MORE_LIVING, gives_oldest=False)
@@ -204,12 +204,12 @@ class LifeRecorder:
             case ExecutorGone():
                 self._executor_gone(effect)
             case ExecutorServes():
-                self._next_heads_ns = 0  # those that wait have other reasons now
+                self._next_heads_ns = 0  # the reasons may have changed
 
     def _refused(self, refused: RequestRefused) -> None:
         name = refused.name
         if not name.own_id or self._living.get(name.key) is not None:
-            return  # it has no id, or that of an unfinished one, which goes on
+            return  # no id, or that of an unfinished request
         now_ns = self._now_ns
         life = self._ended.remove(name.key)
         if life is None or not _was_refused(life):
@@ -279,7 +279,7 @@ class LifeRecorder:
             self._add(life, LifeKind.ACQUITTED, why.value)
 
     def _executor_gone(self, gone: ExecutorGone) -> None:
-        if gone.cause is not LossCause.WITHDRAWN:  # requests of those have moved before
+        if gone.cause is not LossCause.WITHDRAWN:  # for those, `RequestMoved` came before
             for request in gone.requests:
                 if gone.cause is LossCause.BLAMELESS:
                     self._leave(request, LifeKind.TAKEN_BACK, MoveReason.DRAINED.value)

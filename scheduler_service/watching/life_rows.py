@@ -38,11 +38,11 @@ class StepRows:
     _owners: dict[int, Life] = field(default_factory=dict)
     _row_ids: dict[Life, list[int]] = field(default_factory=dict)
     _awaiting: dict[int, Life] = field(default_factory=dict)
-    # By row: whether it is one of `_awaiting`.
+    # By row: whether it is in `_awaiting`.
     _is_awaiting: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
     _sent: deque[_Sent] = field(default_factory=deque)
-    # By row: the stay in it, drafts that were tried for that, those of them that were accepted, and
-    # the tokens it got beside one a step.
+    # By row, for the current stay: its id, draft tokens that were tried, those that were accepted,
+    # and tokens beside the one that each step brings.
     _stay_ids: Int64Array = field(default_factory=_no_numbers)
     _num_drafts: Int64Array = field(default_factory=_no_numbers)
     _num_accepted: Int64Array = field(default_factory=_no_numbers)
@@ -121,7 +121,7 @@ class StepRows:
             row_id = int(work.row_ids[index])
             life = self._awaiting.get(row_id)
             if life is None:
-                continue  # a row beyond those that ever awaited one
+                continue  # `clip` found it beyond the end of the array
             life.num_chunks += 1
             life.num_prompt_tokens += int(work.num_new_tokens[index])
             if work.samples is None or work.samples[index]:
@@ -153,7 +153,7 @@ class StepRows:
         if work.drafts is not None:
             num_drafts = work.drafts.counts[is_same]
             self._num_drafts[row_ids] += num_drafts
-            # It runs on after guesses that were all right.
+            # A row runs on only after drafts that were all accepted.
             self._num_accepted[row_ids] += np.minimum(num_more, num_drafts)
 
     def _settle_row(self, row_id: int) -> None:

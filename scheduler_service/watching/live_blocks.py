@@ -33,7 +33,7 @@ class BlockState(IntEnum):
 
 _SHARED, _CACHED = np.uint8(BlockState.SHARED), np.uint8(BlockState.CACHED)
 _NO_STATES, _NO_HOLDERS = np.empty(0, np.uint8), np.empty(0, np.int64)
-# That a byte does not count.
+# Reference counts of one byte end here.
 _MANY = 255
 
 
@@ -100,11 +100,11 @@ def device_holders(core: Scheduler, numbers: Int64Array) -> Int64Array:
     lengths = -(-rows.num_slots[order].astype(np.int64) // rows.block_size)
     starts = rows.num_released[order].astype(np.int64)
     counts = lengths - starts
-    # Of every row the columns that it has, the rows end to end.
+    # Columns of the block table that each row has, the rows one after the other.
     firsts = np.repeat(np.cumsum(counts) - counts - starts, counts)
     columns = np.arange(int(counts.sum())) - firsts
     blocks = rows.block_tables[np.repeat(order, counts), columns]
-    # The most urgent of those that share a block is written last.
+    # Written last: the most urgent of the requests that share a block.
     holders[blocks[::-1]] = np.repeat(numbers, counts)[::-1]
     if Feature.CROSS_ATTENTION in core.config.features:
         for request in placement.requests.values():

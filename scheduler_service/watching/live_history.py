@@ -16,11 +16,11 @@ from splitserve.scheduler.v1 import live_pb2 as live
 
 POINT_NS = 2_000_000_000
 NUM_POINTS = 150
-# Of these the time to the first token is summed up for every frame: a minute.
+# Points of the last minute, whose times to first tokens are in every frame.
 _NUM_RECENT = 30
 _NS_PER_MS = 1_000_000
 _NS_PER_US = 1_000
-# Durations are counted in bins, each so much longer than the one before.
+# Logarithm of the ratio of neighbouring bins.
 _LOG_BIN = math.log(1.05)
 
 
@@ -82,11 +82,11 @@ class History:
         """`now_ns`: the clock of turns, for questions between them."""
         self.points = deque[Point](maxlen=NUM_POINTS)
         self._now_ns = now_ns
-        # By `client_key`, when requests came that have no row yet, or a row and no token.
+        # Submission times by client key, of requests without a row, and with a row but no token.
         self._without_row: dict[int, int] = {}
         self._without_token: dict[int, int] = {}
         self._point = Point(now_ns() // POINT_NS, 0)
-        # Of the last minute, without the point that is not over.
+        # Durations of the last minute, without the current point.
         self._recent = Durations()
 
     @property
@@ -111,7 +111,7 @@ class History:
         if number > self._point.number:
             self.points.append(self._point)
             num_waiting = len(self._without_row)
-            # Where nothing happened, requests waited even so.
+            # Requests also waited in points in which nothing happened.
             first = max(self._point.number + 1, number - NUM_POINTS)
             self.points.extend(Point(each, num_waiting) for each in range(first, number))
             self._point = Point(number, num_waiting)
@@ -158,7 +158,7 @@ class History:
             if self._without_token:
                 keys = events.client_keys.tolist()
                 keys += [token.sequence.request.client_key for token in events.tokens]
-                # Most of the time nobody begins, which is cheaper to find out than who.
+                # Mostly there is no first token, which costs less to find out than whose it is.
                 if not self._without_token.keys().isdisjoint(keys):
                     self._first_tokens(self._without_token.keys() & set(keys), point, now_ns)
         for request in events.finished:

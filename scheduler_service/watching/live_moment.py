@@ -230,7 +230,7 @@ class Moment:
     mark: NamesMark
     history: History
     last_point: int
-    # By the number of the moment before, None for none: no more of them than there are watchers.
+    # By the number of the earlier moment, None for none.
     frames: dict[int | None, live.WatchSchedulerResponse] = field(default_factory=dict)
 
     def frame_after(self, before: Moment | None) -> live.WatchSchedulerResponse:

@@ -9,9 +9,9 @@ from scheduler_service.core.request import Request
 from scheduler_service.watching.turn import Submission
 from splitserve.scheduler.v1 import live_pb2 as live
 
-# Names that are remembered, here and by each who watches.
+# Names that are remembered here, and by each watcher.
 MAX_NAMES = 8192
-# That part of them is kept without asking who still uses them.
+# One part in so many is kept without checking whether it is still used.
 _KEPT_PART = 16
 _MS = 1_000_000
 
@@ -34,15 +34,15 @@ class Names:
         """`submissions`: those of unfinished requests, by id."""
         self._submissions = submissions
         self._max_names = max_names
-        # With the place of each in the order in which they were learned, which is that of the dict.
+        # By number, with the position in the order of learning, which is the order of the dict.
         self._names: dict[int, tuple[int, live.LiveRequest]] = {}
-        # Learned before an executor had them, which sets where they end.
+        # Learned before an executor set their `stop_len`.
         self._without_end: set[int] = set()
-        # Whether somebody had to do without a name since `tidy` made room.
+        # Whether a name found no room since the last `tidy`.
         self._lacks_some = False
         self._num_learned = 0
         self._generation = 0
-        # At most so many does somebody know who has watched since the last of them were forgotten.
+        # The most names that a watcher of this generation knows.
         self._num_said = 0
         self._limit = max_names // _KEPT_PART
 
@@ -69,7 +69,7 @@ class Names:
         if submission is None:
             return
         names, number = self._names, request.arrival
-        # What is known has a place among the latest anew, so that it is told again.
+        # A known name becomes one of the latest, so that it is told again.
         names.pop(number, None)
         self._without_end.discard(number)
         if len(names) >= self._max_names:
@@ -115,7 +115,7 @@ class Names:
         self, before: NamesMark | None, now: NamesMark, told: live.WatchSchedulerResponse
     ) -> None:
         """Adds to `told` the names up to `now` that are not known at `before`."""
-        # What was learned since `now` is told with the moment that shows it.
+        # Names learned since `now` are told with the moment that shows them.
         is_forgotten = before is not None and before.generation != now.generation
         told.forgets_requests = is_forgotten
         known = 0 if before is None or is_forgotten else before.num_learned

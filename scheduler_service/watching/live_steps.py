@@ -62,7 +62,7 @@ class RowOwners:
         self.now = now
 
 
-# Steps that a frame tells, and rows of a step.
+# The most steps of a frame, and rows of a step, that are shown.
 MAX_STEPS = 32
 MAX_ROWS = 128
 _NS_PER_MS = 1_000_000
@@ -178,7 +178,7 @@ def _kinds(work: RowWork, num_prompt: Int64Array) -> npt.NDArray[np.uint8]:
     """Returns the `RowKind` of each of the first rows, [len(num_prompt)] uint8."""
     num = len(num_prompt)
     is_prompt = (work.num_new_tokens[:num] > 1) | (work.num_computed_tokens[:num] < num_prompt)
-    # Nearly always all rows are one of these two.
+    # Nearly all rows are of these two kinds.
     kinds: npt.NDArray[np.uint8] = np.where(is_prompt, _PREFILL, _DECODE)
     if work.num_run_on_tokens is not None:
         kinds[~is_prompt & (work.num_run_on_tokens[:num] > 0)] = RowKind.RUN

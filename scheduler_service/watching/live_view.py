@@ -16,12 +16,12 @@ from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_rpc.domain_error import DomainError
 
 MAX_WATCHERS = 8
-# However many watch, and however they do.
+# For all watchers together.
 MAX_MOMENTS_PER_SECOND = 10
 _RETRY_S = 5.0
 _NS_PER_MS = 1_000_000
 _NS_PER_MOMENT = 1_000_000_000 // MAX_MOMENTS_PER_SECOND
-# Of the loop's time, one part in so many.
+# One part in so many of the loop's time is for frames.
 FRAMES_PART = 20
 
 _Made = TypeVar("_Made")
@@ -36,7 +36,7 @@ class Pace:
 
     def __init__(self, spent_ns: Callable[[], int] = time.thread_time_ns) -> None:
         self._spent_ns = spent_ns
-        # By the clock of the scheduler: when there may be another moment.
+        # Earliest time of the next moment, by the clock of turns.
         self.next_ns = 0
 
     def make(self, make: Callable[[], _Made], now_ns: Callable[[], int]) -> _Made:
@@ -80,7 +80,7 @@ class LiveView:
         self.now_ns = now_ns
         self._unix_ms = unix_ms
         self._number_of = number_of
-        # They begin with whoever watches first, and end with the last.
+        # From the first watcher to the end of the last one.
         self._watched: Watched | None = None
         self._moment: Moment | None = None
         self._num_watchers = 0

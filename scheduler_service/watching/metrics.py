@@ -170,7 +170,7 @@ class RequestTimes:
         )
         self._gaps = self.between_tokens.labels()
         self._open: dict[int, _Open] = {}
-        # Of requests of one sequence. Apart from the above: steps go through it.
+        # Latest tokens of requests of one sequence.
         self._of_one = TokenGaps(self._gaps)
         self._recovering: set[int] = set()
 
@@ -213,7 +213,7 @@ class RequestTimes:
         if len(events.client_keys):
             self._tokens_of_one(events.client_keys, now_ns)
         if events.tokens:
-            # What one gets that was just preempted comes here, too; before and after it plain ones.
+            # Tokens of a request that was just preempted come here, too, between plain ones.
             told = [_key_and_index(token) for token in events.tokens]
             of_one = [key for key, index in told if index is None]
             if of_one:
@@ -278,7 +278,7 @@ class StepTimes:
         tokens = BulkHistogram(instruments.metric("splitserve_step_tokens"))
         self._rows, self._tokens = rows.labels(), tokens.labels()
         self._histograms = durations, rows, tokens
-        # When steps without an answer were sent, by executor, in their order.
+        # Times at which steps without a result were sent, by executor, oldest first.
         self._sent_ns: dict[str, deque[int]] = {}
 
     def families(self) -> list[HistogramMetricFamily]:
@@ -348,7 +348,7 @@ class RequestWatch:
 
 _OTHER = "other"
 _CHANGES = ("joined", "drained", "lost", "withdrawn")
-# Of a request; the errors are those that mean a fault, which alerts are about.
+# Ends of a request; the errors are those that mean a fault, for alerts.
 _ENDS = (
     *(reason.value for reason in FinishReason if reason is not FinishReason.ERROR),
     "INVARIANT_BROKEN",
@@ -376,7 +376,7 @@ class CountedAudit:
         self._tenant_outputs = instruments.counter("splitserve_tenant_output_tokens_total")
         self._changes = instruments.counter("splitserve_executor_changes_total")
         self._quarantined = instruments.counter("splitserve_requests_quarantined_total")
-        # One that begins with 1 has not risen, as Prometheus sees it: the first would be nobody's.
+        # Prometheus misses the first event of a series that does not begin with 0.
         for counter, labels in (
             (self._changes, _CHANGES), (self._refused, CODE_OF_REASON), (self._ended, _ENDS)
         ):  # fmt: skip

@@ -10,7 +10,7 @@ from opentelemetry.trace import Span
 
 from splitserve_tracing.tracing import Attributes, Tracing
 
-# Whoever is preempted again and again has its first ones.
+# Further spans of a request are counted only.
 MAX_CHILDREN = 64
 
 
@@ -130,7 +130,7 @@ class RequestTrace:
         where: Attributes = {"splitserve.executor": executor}
         self.note("executor_lost" if is_lost else "executor_left", where)
         if self.phase is Phase.QUEUE:
-            return  # it had computed nothing there
+            return  # nothing was computed there
         if is_lost and self.phase_span is not None:
             self._tracing.fail(self.phase_span, "the executor was lost")
         self._enter(Phase.RECOVERY if is_lost else Phase.MOVE, where)

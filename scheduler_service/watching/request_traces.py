@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -67,20 +67,18 @@ class TracedRows:
         self._address = address
         self._owners: dict[int, RequestTrace] = {}
         self._row_ids: dict[RequestTrace, list[int]] = {}
-        # Rows whose next token is news.
+        # Rows whose next token begins another phase.
         self._awaiting: dict[int, RequestTrace] = {}
         self._steps: dict[int, _SentStep] = {}
-        # By row: the stay in it, its steps, and the time that they took.
+        # By row, for the current stay: its id, its steps, and their compute time.
         self._stay_ids: Int64Array = np.empty(0, np.int64)
         self._num_steps: Int64Array = np.empty(0, np.int64)
         self._compute_us: Int64Array = np.empty(0, np.int64)
 
-    def sent(
-        self, plan: StepPlan, trace_of: Callable[[int], RequestTrace | None], now_ns: int
-    ) -> None:
-        """Takes note of a step that was sent. `trace_of`: the trace of a request, by client key."""
+    def sent(self, plan: StepPlan, traces: Mapping[int, RequestTrace], now_ns: int) -> None:
+        """Takes note of a step that was sent. `traces`: of requests, by client key."""
         for row in plan.new_rows:
-            self._take_row(row, trace_of(row.sequence.request.client_key))
+            self._take_row(row, traces.get(row.sequence.request.client_key))
         if not self._owners:
             return
         work = plan.work
@@ -194,7 +192,7 @@ class TracedRows:
 
 
 SERVICE = "splitserve-scheduler"
-# Of a caller that is gone before its request has ended.
+# Finish reason of a request whose client left before its end.
 _ABANDONED = "abandoned"
 
 
@@ -206,9 +204,9 @@ class RequestTraces:
         self._tracing = tracing
         self._now_ns = now_ns
         self._traces: dict[int, RequestTrace] = {}
-        # Those whose next token is news.
+        # Client keys of requests whose next token begins another phase.
         self._awaiting: set[int] = set()
-        # By address of the executor.
+        # By executor address.
         self._rows: dict[str, TracedRows] = {}
 
     @property
@@ -320,7 +318,7 @@ class RequestTraces:
         rows = self._rows.get(address)
         if rows is None:
             rows = self._rows[address] = TracedRows(address)
-        rows.sent(plan, self._traces.get, self._now_ns())
+        rows.sent(plan, self._traces, self._now_ns())
 
     def _delivered(self, events: StepEvents) -> None:
         if self._awaiting:
@@ -342,7 +340,7 @@ class RequestTraces:
         if rows is not None:
             rows.close()
         if gone.cause is LossCause.WITHDRAWN:
-            return  # its requests have moved before
+            return  # `RequestMoved` came before
         for request in gone.requests:
             trace = self._traces.get(request.client_key)
             if trace is not None:

@@ -304,3 +304,28 @@ async def test_life_says_why_it_was_given_to_an_executor() -> None:
     assert given.numbers["cost_us"] < given.numbers["cost_elsewhere_us"]
     assert "num_cached_elsewhere" not in given.numbers
     await told.close()
+
+
+async def test_heads_are_looked_at_once_in_a_while_however_many_turns_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, num_looks = ToldFleet(), itertools.count(1)
+    scheduler = told.fleet.cluster.scheduler
+    await told.fleet.join(Machine("executor:1"))
+    looked_at: list[int] = []
+    heads = scheduler.heads
+
+    def counted() -> list[tuple[Request, list[tuple[str, str]]]]:
+        looked_at.append(next(num_looks))
+        return heads()
+
+    monkeypatch.setattr(scheduler, "heads", counted)
+    told.fleet.submit(*range(1, 12))  # an executor has four rows
+    await turns()
+    assert looked_at == [1]
+    told.fleet.now_ns += S // 10
+    told.fleet.cluster.look_again()
+    assert looked_at == [1, 2]
+    told.fleet.cluster.look_again()
+    assert looked_at == [1, 2]
+    await told.close()

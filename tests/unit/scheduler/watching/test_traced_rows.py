@@ -65,7 +65,7 @@ class Executor:
         writes = TableWrites(EMPTY, EMPTY, EMPTY, EMPTY)
         step_id = self._last_step_id = self._last_step_id + 1
         plan = StepPlan(step_id, step_id - 1, (), found, writes, BlockMoves(), work)
-        self.rows.sent(plan, self.traces.get, 0)
+        self.rows.sent(plan, self.traces, 0)
         self._in_flight.append((step_id, keys))
 
     def answer(self) -> None:
