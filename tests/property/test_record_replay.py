@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scheduler_service.journal.core import look_into
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode, Speculation
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
