@@ -66,7 +66,7 @@ async def _explain_live(arguments: argparse.Namespace) -> int:
 
 def _explain_journal(arguments: argparse.Namespace) -> int:
     """The scheduler's own program decides again what the file says; this one does not import it."""
-    program = [sys.executable, "-P", "-m", "scheduler_service.request_lives"]
+    program = [sys.executable, "-P", "-m", "scheduler_service.watching.explain_journal"]
     command = [*program, str(arguments.journal), arguments.request]
     answer = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if answer.returncode:

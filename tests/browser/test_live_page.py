@@ -22,7 +22,7 @@ from starlette.requests import Request
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
-from scheduler_service.request_lives.life_recorder import LifeRecorder
+from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve_client import AsyncClient, SamplingParams, SchedulingParams
 from splitserve_live.state import LiveState
 from splitserve_live.words import BLOCK_STATES
@@ -63,7 +63,9 @@ class Stack:
     async def state(self) -> LiveState:
         """What the scheduler says now."""
         state = LiveState()
-        with self.scheduler.view.watching(self.scheduler.cluster) as watcher:
+        with self.scheduler.view.watching(
+            self.scheduler.cluster.scheduler, self.scheduler.cluster.submissions
+        ) as watcher:
             state.take(watcher.frame())
         return state
 
@@ -104,7 +106,7 @@ async def held_stack(
     async with (
         browser() as chromium,
         scheduler_in_process(
-            executor, config=SWAPS, observer=LifeRecorder(100, monotonic_ns)
+            executor, config=SWAPS, watchers=[LifeRecorder(100, monotonic_ns)]
         ) as scheduler,
         AsyncClient(scheduler.address) as client,
         live_page([scheduler.address]) as url,

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.config import FleetConfig, PreemptionMode, Speculation
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.journal.checkpoint import dump_state, load_state
 from scheduler_service.journal.entries import Entries
 from scheduler_service.journal.event_codec import decode_event

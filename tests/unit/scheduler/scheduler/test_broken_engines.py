@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from scheduler_service.core.blocks.prefix_cache import PrefixCache
+from scheduler_service.core.endings import Endings
 from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.planning.growing_rows import GrowingRows
-from scheduler_service.core.policies.fair_share import FairSharePolicy
 from scheduler_service.core.request import Request
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import BeamParams
@@ -39,7 +39,7 @@ from tests.support.fakes.fake_logprobs import fake_logprob
 TAKE, PUBLISH, CHARGE = (
     (Results, "take"),
     (PrefixCache, "publish_rows"),
-    (FairSharePolicy, "sampled"),
+    (Results, "charge_tenant"),
 )
 
 
@@ -249,13 +249,13 @@ def test_request_ends_when_apply_raises_and_its_state_is_not_in_its_tokens(
 def test_request_ends_with_an_error_when_its_end_was_lost_with_its_last_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = Results.finish_if_stopped
+    original = Endings.finish_if_stopped
 
-    def finish_if_stopped(results: Results, sequence: Any) -> None:  # noqa: ANN401
-        original(results, sequence)
+    def finish_if_stopped(endings: Endings, sequence: Any) -> None:  # noqa: ANN401
+        original(endings, sequence)
         raise AssertionError("after the end")
 
-    monkeypatch.setattr(Results, "finish_if_stopped", finish_if_stopped)
+    monkeypatch.setattr(Endings, "finish_if_stopped", finish_if_stopped)
     fleet, _ = a_fleet(a_request(1, max_tokens=3))
 
     break_one(fleet)
@@ -268,14 +268,14 @@ def test_request_ends_with_an_error_when_its_end_was_lost_with_its_last_token(
 def test_request_ends_with_an_error_when_nobody_can_say_how_it_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = Results.finish_if_stopped
+    original = Endings.finish_if_stopped
 
-    def finish_if_stopped(results: Results, sequence: Any) -> None:  # noqa: ANN401
-        original(results, sequence)
+    def finish_if_stopped(endings: Endings, sequence: Any) -> None:  # noqa: ANN401
+        original(endings, sequence)
         Broken(monkeypatch, Engine, "take_ended")
         raise AssertionError("after the end")
 
-    monkeypatch.setattr(Results, "finish_if_stopped", finish_if_stopped)
+    monkeypatch.setattr(Endings, "finish_if_stopped", finish_if_stopped)
     fleet, _ = a_fleet(a_request(1, max_tokens=3))
 
     break_one(fleet)
