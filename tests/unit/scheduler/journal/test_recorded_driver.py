@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from scheduler_service.observer import NoObserver
 
 from scheduler_service.assignment import Assignment
 from scheduler_service.core.request import Request
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import SegmentReader
-from scheduler_service.observer import NoObserver
 from tests.support.core.machines import Machine
 from tests.support.core.recorded_run import open_file
 from tests.support.core.stepped_fleet import Fleet, turns
