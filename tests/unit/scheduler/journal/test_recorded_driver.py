@@ -3,10 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scheduler_service.observer import NoObserver
 
-from scheduler_service.assignment import Assignment
-from scheduler_service.core.request import Request
+from scheduler_service.core.params_sets import ParamsSet
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import SegmentReader
 from tests.support.core.machines import Machine
@@ -14,24 +12,21 @@ from tests.support.core.recorded_run import open_file
 from tests.support.core.stepped_fleet import Fleet, turns
 
 
-class Failing(NoObserver):
-    """Fails when it is told of the first assignment."""
+async def test_effects_are_recorded_when_the_driver_fails_to_execute_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_params_set: ParamsSet) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("a fault of the driver")
 
-    has_failed = False
-
-    def request_given(self, request: Request, address: str, assignment: Assignment | None) -> None:
-        if not self.has_failed:
-            self.has_failed = True
-            raise RuntimeError("an observer's fault")
-
-
-async def test_effects_are_recorded_when_the_driver_fails_to_execute_one(path: Path) -> None:
     journal = open_file(path)
-    fleet = Fleet(observer=lambda _fleet: Failing(), journal=journal)
+    fleet = Fleet(journal=journal)
     machine = Machine("executor:1")
     await fleet.join(machine)
 
-    with pytest.raises(RuntimeError, match="an observer's fault"):
+    monkeypatch.setattr("scheduler_service.driver.encode_once", fail)
+
+    with pytest.raises(RuntimeError, match="a fault of the driver"):
         fleet.submit(1)
     fleet.cluster.look_again()
     await turns()
