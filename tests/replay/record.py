@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from scheduler_service.core.request import Request, Sequence
@@ -41,10 +42,8 @@ def _record_fault() -> None:
     """A beam search of width 1 is taken for a plain request, and its candidate for a token."""
     add = RowColumns.add
 
-    def add_as_plain(
-        rows: RowColumns, sequence: Sequence, rank: tuple[int, ...], num_computed: int
-    ) -> int:
-        row_id = add(rows, sequence, rank, num_computed)
+    def add_as_plain(rows: RowColumns, sequence: Sequence, *values: Any) -> int:  # noqa: ANN401
+        row_id = add(rows, sequence, *values)
         rows.num_not_plain -= not rows.is_plain[row_id]
         rows.is_plain[row_id] = True
         return row_id

@@ -209,7 +209,7 @@ class PureFleet:
         held_by = Counter(
             request_id
             for executor in scheduler.executors.values()
-            for request_id in executor.engine.placement.requests
+            for request_id in executor.engine.unfinished_request_ids
         )
         assert max(held_by.values(), default=1) == 1, "a request is at two executors"
         num_waiting = 0
@@ -220,7 +220,7 @@ class PureFleet:
                 assert request_id not in held_by
             else:
                 assert scheduler.executors[place.executor.address] is place.executor
-                assert request_id in place.executor.engine.placement.requests
+                assert request_id in place.executor.engine.unfinished_request_ids
         assert num_waiting == scheduler.num_waiting
         for address, executor in scheduler.executors.items():
             num_held = len(self.held.get(address, ()))
