@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from scheduler_service.assignment import AssignedFor
-from scheduler_service.core.config import FleetConfig
+from scheduler_service.core.config import Feature, FleetConfig
 from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.planning.lateness import MAX_REFUSALS
 from scheduler_service.core.request import FinishReason, SchedulingParams
@@ -523,6 +523,26 @@ def test_others_run_on_when_a_suspect_turns_out_to_kill_executors() -> None:
     assert error[0] == "EXECUTOR_LOST_REPEATEDLY"
     assert (fleet.scheduler.num_quarantined, fleet.scheduler.num_queued) == (0, 1)
     fleet.join(a_machine(3))
+    fleet.run()
+    assert fleet.tokens == {2: tokens_of(2)}
+
+
+def test_suspect_that_waits_is_released_when_another_turns_out_to_kill_executors() -> None:
+    every = frozenset(Feature)
+    first, second = a_machine(1, features=every), a_machine(2, features=frozenset())
+    fleet = a_fleet(first, max_executor_losses=1)
+    fleet.submit(a_request(1), a_request(2, num_prompt_logprobs=1))
+    fleet.settle()
+    fleet.lose(first)
+    fleet.join(second)
+    fleet.settle()
+    assert fleet.requests_at(second) == ["r1"]  # the other one does not fit there
+
+    fleet.lose(second)
+
+    assert fleet.finished.keys() == {"r1"}
+    assert (fleet.scheduler.num_quarantined, fleet.scheduler.num_queued) == (0, 1)
+    fleet.join(a_machine(3, features=every))
     fleet.run()
     assert fleet.tokens == {2: tokens_of(2)}
 
