@@ -232,6 +232,13 @@ def test_request_is_assigned_before_its_first_step_is_sent() -> None:
     assert begun == fleet.finished.keys() == {"r1", "r2", "r3"}
 
 
+def test_request_knows_when_it_was_submitted() -> None:
+    fleet, request = a_fleet(), a_request(1)
+    fleet.now_ns = 5 * MS
+    fleet.submit(request)
+    assert request.submitted_ns == 5 * MS
+
+
 def test_requests_that_arrive_together_begin_in_one_step() -> None:
     fleet = a_fleet(a_machine())
     fleet.settle()
@@ -297,13 +304,11 @@ def test_steps_are_numbered_on_when_a_life_comes_back() -> None:
     fleet.lose(machine)
     (gone,) = fleet.effects_of(ExecutorGone)
     assert gone.last_step_id == fleet.effects_of(SendStep)[-1].plan.step_id > 0
-    machine.restart()
-    fleet.machines[machine.address] = machine
-    config = machine.config
-    fleet.handle(events.ExecutorJoined(machine.address, 2, config, 1, gone.last_step_id))
-    fleet.handle(events.ExecutorConnected(machine.address))
+    fleet.join(machine, num_credits=1, last_step_id=gone.last_step_id)
     fleet.settle()
     assert fleet.effects_of(SendStep)[-1].plan.step_id == gone.last_step_id + 1
+    fleet.run()
+    assert fleet.tokens == {1: tokens_of(1)}
 
 
 def test_requests_of_a_lost_executor_go_on_in_order_of_arrival() -> None:
@@ -545,6 +550,22 @@ def test_suspect_that_waits_is_released_when_another_turns_out_to_kill_executors
     fleet.join(a_machine(3, features=every))
     fleet.run()
     assert fleet.tokens == {2: tokens_of(2)}
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_silent_life_that_comes_back_is_lost_anew_when_it_has_answered(answers: bool) -> None:
+    machine = a_machine()
+    fleet = a_fleet(machine)
+    fleet.submit(a_request(1))
+    fleet.settle()
+    fleet.lose(machine, LossCause.SILENT)
+    (gone,) = fleet.effects_of(ExecutorGone)
+    fleet.join(machine, last_step_id=gone.last_step_id)
+    fleet.settle()
+    if answers:
+        fleet.answer(machine)
+    fleet.lose(machine, LossCause.SILENT)
+    assert bool(fleet.effects_of(RequestQuarantined)) is answers
 
 
 def test_suspect_ends_at_its_deadline_when_no_executor_is_there() -> None:
