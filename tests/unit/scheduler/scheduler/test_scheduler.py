@@ -19,7 +19,9 @@ from scheduler_service.scheduler.effects import (
     DeliverTokens,
     Effect,
     ExecutorGone,
+    ExecutorHealthChanged,
     ExecutorServes,
+    HealthChange,
     MoveReason,
     RequestAcquitted,
     RequestAssigned,
@@ -723,3 +725,29 @@ def test_tenant_begins_more_often_when_its_weight_is_larger() -> None:
     fleet = a_fleet(queue_policy="fair")
     fleet.handle(events.TenantsWeighed({"b": 2.0}))
     assert order_of_tenants(fleet, "aaabbb") == "abbaba"
+
+
+# -- withdrawn executors ---------------------------------------------------------------------------
+
+
+def test_waiting_request_begins_when_a_withdrawn_executor_is_reinstated() -> None:
+    sick, well = a_machine(1), a_machine(2)
+    sick.is_not_a_number = True
+    fleet = a_fleet(sick, well)
+    fleet.submit(*map(a_request, range(1, 13)))
+    fleet.run()
+    (gone,) = fleet.effects_of(ExecutorGone)
+    assert (gone.address, gone.cause) == (sick.address, LossCause.WITHDRAWN)
+    sick.is_not_a_number = False
+    fleet.join(sick, last_step_id=gone.last_step_id)
+    assert fleet.executor(sick).is_withdrawn
+    fleet.handle(events.ExecutorDoubted(well.address, is_doubtful=True))
+    fleet.submit(a_request(20))
+    assert fleet.scheduler.num_waiting == 1
+
+    fleet.run()
+
+    changes = [each.change for each in fleet.effects_of(ExecutorHealthChanged)]
+    assert changes[-1] is HealthChange.REINSTATED
+    assert fleet.effects_of(RequestAssigned)[-1].address == sick.address
+    assert fleet.tokens[20] == tokens_of(20)
