@@ -72,10 +72,17 @@ class PureFleet:
     # -- executors -----------------------------------------------------------------------------
 
     def join(
-        self, machine: Machine, *, num_credits: int = NUM_CREDITS, is_connected: bool = True
+        self,
+        machine: Machine,
+        *,
+        num_credits: int = NUM_CREDITS,
+        last_step_id: int = 0,
+        is_connected: bool = True,
     ) -> list[effects.Effect]:
         """The executor registers; `is_connected`: and serves."""
-        joined = events.ExecutorJoined(machine.address, machine.epoch, machine.config, num_credits)
+        joined = events.ExecutorJoined(
+            machine.address, machine.epoch, machine.config, num_credits, last_step_id
+        )
         self.machines[machine.address] = machine
         found = self.handle(joined)
         return [*found, *self.connect(machine)] if is_connected else found

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from scheduler_service.assignment import AssignedFor
-from scheduler_service.core.config import FleetConfig
+from scheduler_service.core.config import Feature, FleetConfig
 from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.planning.lateness import MAX_REFUSALS
 from scheduler_service.core.request import FinishReason, SchedulingParams
@@ -19,7 +19,9 @@ from scheduler_service.scheduler.effects import (
     DeliverTokens,
     Effect,
     ExecutorGone,
+    ExecutorHealthChanged,
     ExecutorServes,
+    HealthChange,
     MoveReason,
     RequestAcquitted,
     RequestAssigned,
@@ -232,6 +234,13 @@ def test_request_is_assigned_before_its_first_step_is_sent() -> None:
     assert begun == fleet.finished.keys() == {"r1", "r2", "r3"}
 
 
+def test_request_knows_when_it_was_submitted() -> None:
+    fleet, request = a_fleet(), a_request(1)
+    fleet.now_ns = 5 * MS
+    fleet.submit(request)
+    assert request.submitted_ns == 5 * MS
+
+
 def test_requests_that_arrive_together_begin_in_one_step() -> None:
     fleet = a_fleet(a_machine())
     fleet.settle()
@@ -297,13 +306,11 @@ def test_steps_are_numbered_on_when_a_life_comes_back() -> None:
     fleet.lose(machine)
     (gone,) = fleet.effects_of(ExecutorGone)
     assert gone.last_step_id == fleet.effects_of(SendStep)[-1].plan.step_id > 0
-    machine.restart()
-    fleet.machines[machine.address] = machine
-    config = machine.config
-    fleet.handle(events.ExecutorJoined(machine.address, 2, config, 1, gone.last_step_id))
-    fleet.handle(events.ExecutorConnected(machine.address))
+    fleet.join(machine, num_credits=1, last_step_id=gone.last_step_id)
     fleet.settle()
     assert fleet.effects_of(SendStep)[-1].plan.step_id == gone.last_step_id + 1
+    fleet.run()
+    assert fleet.tokens == {1: tokens_of(1)}
 
 
 def test_requests_of_a_lost_executor_go_on_in_order_of_arrival() -> None:
@@ -527,6 +534,42 @@ def test_others_run_on_when_a_suspect_turns_out_to_kill_executors() -> None:
     assert fleet.tokens == {2: tokens_of(2)}
 
 
+def test_suspect_that_waits_is_released_when_another_turns_out_to_kill_executors() -> None:
+    every = frozenset(Feature)
+    first, second = a_machine(1, features=every), a_machine(2, features=frozenset())
+    fleet = a_fleet(first, max_executor_losses=1)
+    fleet.submit(a_request(1), a_request(2, num_prompt_logprobs=1))
+    fleet.settle()
+    fleet.lose(first)
+    fleet.join(second)
+    fleet.settle()
+    assert fleet.requests_at(second) == ["r1"]  # the other one does not fit there
+
+    fleet.lose(second)
+
+    assert fleet.finished.keys() == {"r1"}
+    assert (fleet.scheduler.num_quarantined, fleet.scheduler.num_queued) == (0, 1)
+    fleet.join(a_machine(3, features=every))
+    fleet.run()
+    assert fleet.tokens == {2: tokens_of(2)}
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_silent_life_that_comes_back_is_lost_anew_when_it_has_answered(answers: bool) -> None:
+    machine = a_machine()
+    fleet = a_fleet(machine)
+    fleet.submit(a_request(1))
+    fleet.settle()
+    fleet.lose(machine, LossCause.SILENT)
+    (gone,) = fleet.effects_of(ExecutorGone)
+    fleet.join(machine, last_step_id=gone.last_step_id)
+    fleet.settle()
+    if answers:
+        fleet.answer(machine)
+    fleet.lose(machine, LossCause.SILENT)
+    assert bool(fleet.effects_of(RequestQuarantined)) is answers
+
+
 def test_suspect_ends_at_its_deadline_when_no_executor_is_there() -> None:
     fleet = a_fleet(a_machine(), queue_policy="deadline", max_executor_losses=1)
     fleet.submit(a_request(1, SchedulingParams(deadline_ns=MS)), a_request(2))
@@ -682,3 +725,29 @@ def test_tenant_begins_more_often_when_its_weight_is_larger() -> None:
     fleet = a_fleet(queue_policy="fair")
     fleet.handle(events.TenantsWeighed({"b": 2.0}))
     assert order_of_tenants(fleet, "aaabbb") == "abbaba"
+
+
+# -- withdrawn executors ---------------------------------------------------------------------------
+
+
+def test_waiting_request_begins_when_a_withdrawn_executor_is_reinstated() -> None:
+    sick, well = a_machine(1), a_machine(2)
+    sick.is_not_a_number = True
+    fleet = a_fleet(sick, well)
+    fleet.submit(*map(a_request, range(1, 13)))
+    fleet.run()
+    (gone,) = fleet.effects_of(ExecutorGone)
+    assert (gone.address, gone.cause) == (sick.address, LossCause.WITHDRAWN)
+    sick.is_not_a_number = False
+    fleet.join(sick, last_step_id=gone.last_step_id)
+    assert fleet.executor(sick).is_withdrawn
+    fleet.handle(events.ExecutorDoubted(well.address, is_doubtful=True))
+    fleet.submit(a_request(20))
+    assert fleet.scheduler.num_waiting == 1
+
+    fleet.run()
+
+    changes = [each.change for each in fleet.effects_of(ExecutorHealthChanged)]
+    assert changes[-1] is HealthChange.REINSTATED
+    assert fleet.effects_of(RequestAssigned)[-1].address == sick.address
+    assert fleet.tokens[20] == tokens_of(20)
