@@ -24,6 +24,7 @@ from tests.simulation.history import run_history
 # few requests, which is shifted by each of them. Other rules shift classes by more.
 _MARGIN = 1.0
 _MARGIN_OF_ONE = 2.0
+_MARGIN_OF_SEVERAL_EXECUTORS = 1.0
 # Requests more or fewer that find the queue full, by whether others have begun a step sooner.
 _MARGIN_OF_REFUSED = 2.0
 _QUEUE_FULL = "refused: QUEUE_FULL"
@@ -126,7 +127,7 @@ def record(fleet: Fleet) -> Meaning:
         for request_id, answer in answers[0].items()
         if answer != _QUEUE_FULL and all(other[request_id] == answer for other in answers)
     }
-    if not fleet.has_order:
+    if not fleet.has_begins:
         refused = [each.refused() for each in runs]
         is_full = any(sum(each.values()) for each in refused)
         margins = dict.fromkeys(refused[0], _MARGIN_OF_REFUSED)
@@ -135,17 +136,21 @@ def record(fleet: Fleet) -> Meaning:
         name: [outcome.wanted.request_id for outcome in some]
         for name, some in runs[0].classes().items()
     }
-    margins = {name: _MARGIN + _MARGIN_OF_ONE / len(some) for name, some in arrivals.items()}
+    margin = _MARGIN + _MARGIN_OF_SEVERAL_EXECUTORS * (len(fleet.scenario.shapes) > 1)
+    margins = {name: margin + _MARGIN_OF_ONE / len(some) for name, some in arrivals.items()}
     return Meaning(
         fleet.name,
         certain,
         order={
             name: order
             for name, order in arrivals.items()
-            if len(order) > 1 and not any(_misplaced(order, each) for each in runs)
+            if fleet.has_order and len(order) > 1
+            if not any(_misplaced(order, each) for each in runs)
         },
         begins=_ranges([each.places(_began_at_s) for each in runs], margins),
-        ends=_ranges([each.places(_ended_at_s) for each in runs], margins),
+        ends=_ranges([each.places(_ended_at_s) for each in runs], margins)
+        if fleet.has_ends
+        else {},
     )
 
 
