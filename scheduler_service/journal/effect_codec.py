@@ -48,9 +48,7 @@ def encode_effect(
             message.engine_failed.call = call
             message.engine_failed.error = describe_error(error)
         case effects.ExecutorServes() | effects.ExecutorHealthChanged() | effects.WakeAt():
-            plain = getattr(message, _PLAIN_EFFECTS[type(effect)])
-            plain.SetInParent()
-            encode_fields(effect, plain)
+            encode_fields(effect, getattr(message, _PLAIN_EFFECTS[type(effect)]))
         case _:
             _encode_of_request(effect, message)
 

@@ -32,9 +32,13 @@ NO_CONVERTERS: Converters = MappingProxyType({})
 
 def encode_fields(value: object, message: Message) -> None:
     """Sets all fields of `message` from the attributes of `value` that have their names."""
-    for name in _field_names(message.DESCRIPTOR):
+    message.SetInParent()
+    for name, has_presence in _fields(message.DESCRIPTOR):
         part = getattr(value, name)
         if part is None:
+            continue
+        # Without presence an absent field is an empty one. Negative zeros are not empty.
+        if not part and not has_presence and not isinstance(part, float):
             continue
         if isinstance(part, Mapping):
             getattr(message, name).update(part)
@@ -53,9 +57,12 @@ def encode_fields(value: object, message: Message) -> None:
 
 
 @cache
-def _field_names(kind: Descriptor) -> tuple[str, ...]:
-    """Names of the fields of a message; to ask its descriptor takes longer than to encode it."""
-    return tuple(field.name for field in kind.fields)
+def _fields(kind: Descriptor) -> tuple[tuple[str, bool], ...]:
+    """Names of the fields of a message, and whether each has presence.
+
+    To ask a descriptor takes longer than to encode a field.
+    """
+    return tuple((field.name, field.has_presence) for field in kind.fields)
 
 
 def decode_fields(message: Message, converters: Converters = NO_CONVERTERS) -> dict[str, Any]:

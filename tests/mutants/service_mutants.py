@@ -185,17 +185,17 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             'order = np.argsort(numbers[::-1], kind="stable")[::-1]',
             "tests/unit/scheduler/streams/test_delivery.py",
         ),
-        "a journal says that a step had one row more": Mutant(
+        "a journal says that an executor was sent one step more": Mutant(
             "scheduler_service.journal.event_codec",
-            "message.num_rows = received.num_rows",
-            "message.num_rows = received.num_rows + 1",
+            "message.last_step_id = event.last_step_id",
+            "message.last_step_id = event.last_step_id + 1",
             "tests/property/test_record_replay.py",
         ),
-        "a core is written down without the last token of its rows": Mutant(
+        "a scheduler is written down without the last token of its rows": Mutant(
             "scheduler_service.journal.checkpoint",
             '"token_ids": [(row_id, rows.known_tokens(row_id)) for row_id in running],',
             '"token_ids": [(row_id, rows.known_tokens(row_id)[:-1]) for row_id in running],',
-            "tests/property/test_core_restored.py",
+            "tests/property/test_scheduler_restored.py",
         ),
         "a client forgets its tokens": Mutant(
             _CLIENT,
