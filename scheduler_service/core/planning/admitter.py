@@ -148,7 +148,7 @@ class Admitter:
 
         `may_preempt`: running requests make way for it, if that is what it lacks.
         """
-        if (lack := self._what_lacks_at_once(request)) is not None:
+        if (lack := self._what_lacks_at_once(request, may_preempt=may_preempt)) is not None:
             return lack
         leader, prefixes = request.unfinished[0], self._placement.blocks.prefixes
         hit = prefixes.find(leader)
@@ -165,8 +165,11 @@ class Admitter:
             return Lack.BLOCKS_ON_THEIR_WAY
         return hit
 
-    def _what_lacks_at_once(self, request: Request) -> Lack | None:
-        """Returns what a request lacks however much room there is."""
+    def _what_lacks_at_once(self, request: Request, *, may_preempt: bool) -> Lack | None:
+        """Returns what keeps a request out whatever is found in the caches; prepares it if nothing.
+
+        Most that are looked at in vain end here, so this is to be cheap.
+        """
         if not self._placement.suspects.may_run(request):
             return Lack.OTHERS_FIRST
         if self._room.has_yielded(request):
@@ -175,6 +178,11 @@ class Admitter:
             return Lack.RESULTS
         if not self._room.has_adapter_slot(request):
             return Lack.ADAPTER_SLOT
+        lack = self._room.what_lacks_of_rows(request)
+        if lack is Lack.SHARE or (lack and not (may_preempt and self._queue.preempts)):
+            return lack
+        if request.request_id not in self._placement.requests:
+            self.prepare(request)
         if self._keeps_bytes and self._room.num_more_bytes(request) > 0:
             return Lack.BYTES
         return None
@@ -406,7 +414,10 @@ class Admitter:
                 return
             if budget.num_left <= 0:
                 return
-            self.prepare(request)
+            # What is looked at in vain is mostly neither of these, and need not be prepared.
+            is_resumed = any(s.num_output_tokens for s in request.sequences)
+            if self._queue.refuses_late or is_resumed or request.trial_size:
+                self.prepare(request)
             if request.is_finished:
                 continue
             if request.trial_size:

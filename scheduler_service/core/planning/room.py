@@ -137,6 +137,14 @@ class Room:
         num_blocks += self._num_more_blocks(request, leader)
         return self._shares.takes_over(request, num_blocks, beside)
 
+    def what_lacks_of_rows(self, request: Request) -> Lack | None:
+        """Returns ROWS or SHARE if rows alone keep a waiting request out; needs no preparation."""
+        if self._placement.num_unreserved_rows < num_rows_wanted(request):
+            return Lack.ROWS
+        # Whoever was passed often enough goes before everybody's shares.
+        is_overdue = request.num_bypasses >= MAX_BYPASSES
+        return Lack.SHARE if not is_overdue and self._shares.exceeds_rows_of_step(request) else None
+
     def what_lacks(
         self, request: Request, leader: Sequence, hit: PrefixHit, beside: Beside = NOBODY
     ) -> Lack | None:
