@@ -7,7 +7,7 @@ from enum import Enum
 from itertools import islice
 from typing import TypeAlias
 
-from scheduler_service.core.lack import Lack
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_state import Host
 
@@ -30,7 +30,7 @@ class Obstacle(Enum):
     BETTER_IS_BUSY = "awaits_better"
 
 
-Hindrance: TypeAlias = Lack | Obstacle
+Hindrance: TypeAlias = AdmissionBlocker | Obstacle
 Hindrances: TypeAlias = list[tuple[Host, Hindrance]]
 
 
@@ -63,6 +63,6 @@ def hindrance(request: Request, host: Host) -> Hindrance:
     if not host.fits(request):
         return Obstacle.UNFIT
     lack = host.openings.what_lacks(request)
-    if lack is Lack.BUDGET and not host.openings.nobody_waits:
+    if lack is AdmissionBlocker.BUDGET and not host.openings.nobody_waits:
         return Obstacle.OTHERS_WAIT_THERE
     return lack or Obstacle.NONE

@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.config import Feature, PreemptionMode
 from scheduler_service.core.engine import Engine
-from scheduler_service.core.lack import Lack
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES, make_queue_policy
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
@@ -123,16 +123,19 @@ def test_begin_gives_a_row_and_the_next_step_computes_it_when_there_is_room() ->
 @pytest.mark.parametrize(
     ("options", "blocker"),
     [
-        ({"max_num_seqs": 1}, Lack.ROWS),
-        ({"num_device_blocks": 4}, Lack.BLOCKS),
-        ({"max_adapters": 1, "features": frozenset({Feature.ADAPTERS})}, Lack.ADAPTER_SLOT),
+        ({"max_num_seqs": 1}, AdmissionBlocker.ROWS),
+        ({"num_device_blocks": 4}, AdmissionBlocker.BLOCKS),
+        (
+            {"max_adapters": 1, "features": frozenset({Feature.ADAPTERS})},
+            AdmissionBlocker.ADAPTER_SLOT,
+        ),
     ],
 )
 def test_begin_says_what_a_request_lacks_when_it_cannot_have_a_row(
-    options: dict[str, object], blocker: Lack
+    options: dict[str, object], blocker: AdmissionBlocker
 ) -> None:
     fleet = SharedQueue("fcfs", options)
-    names = ("a", "b") if blocker is Lack.ADAPTER_SLOT else ("", "")
+    names = ("a", "b") if blocker is AdmissionBlocker.ADAPTER_SLOT else ("", "")
     fleet.add(9, adapter=names[0])
     second = fleet.add(9, adapter=names[1])
     assert fleet.engines[0].begin(next(iter(fleet.queue))) is None
@@ -146,10 +149,10 @@ def test_begin_preempts_the_less_urgent_when_no_row_is_free() -> None:
     patient = fleet.add(5, priority=1)
     fleet.step(0)
     urgent = fleet.add(5, priority=0)
-    assert fleet.engines[0].find_blocker(urgent) is Lack.ROWS
+    assert fleet.engines[0].find_blocker(urgent) is AdmissionBlocker.ROWS
     assert fleet.engines[0].begin(urgent) is None
     assert patient.status is RequestStatus.PREEMPTED
-    assert fleet.engines[0].begin(fleet.add(5, priority=1)) is Lack.OTHERS_FIRST
+    assert fleet.engines[0].begin(fleet.add(5, priority=1)) is AdmissionBlocker.OTHERS_FIRST
     fleet.run()
 
 
@@ -317,7 +320,7 @@ def test_request_is_prepared_anew_when_another_engine_has_other_limits() -> None
     fleet.add(3, max_tokens=100)
     request = fleet.add(3, max_tokens=100)
     fleet.step(0)
-    assert fleet.engines[0].find_blocker(request) is Lack.ROWS
+    assert fleet.engines[0].find_blocker(request) is AdmissionBlocker.ROWS
     assert request.stop_len == 103
     assert fleet.engines[1].begin(request) is None
     assert request.stop_len == 20
