@@ -37,8 +37,8 @@ from scheduler_service.core.request import (
 
 # How many blocked requests a step looks past; bounds the work of a step.
 _MAX_BLOCKED = 16
-# How many waiting requests are looked at while no row or block is free: two that may have a turn,
-# and the most urgent one.
+# How many waiting requests are looked at while an engine is full: two that may have a turn, and the
+# most urgent one.
 _MAX_LOOKED_AT_WHEN_FULL = 3
 _PASSABLE = frozenset(
     {AdmissionBlocker.BLOCKS, AdmissionBlocker.ROWS, AdmissionBlocker.BYTES, AdmissionBlocker.SHARE}
@@ -112,11 +112,14 @@ class Admitter:
 
         It has them if it was resumed with them, or if its sequences end sooner on this engine.
         """
-        if request.prepared_for is self._config:
-            return
-        prepare_request(request, self._config)
+        is_prepared = request.prepared_for is self._config
+        if not is_prepared:
+            prepare_request(request, self._config)
         if request.unfinished:
+            # Even so: another engine may have looked for its prefix since.
             self._placement.blocks.prefixes.adopt(request.unfinished[0])
+        if is_prepared:
+            return
         for resumed in request.unfinished:
             if resumed.num_output_tokens > 0 and request.params.beam is None:
                 self._endings.finish_if_stopped(resumed)
@@ -126,6 +129,8 @@ class Admitter:
 
         Nobody is preempted for it.
         """
+        self._room.begin_step()
+        self._keeps_bytes = False
         found = self._find_room(request, may_preempt=False)
         return found if isinstance(found, AdmissionBlocker) else None
 
@@ -136,6 +141,7 @@ class Admitter:
         Preempted requests of this engine go first, unless it may preempt or pass them.
         """
         self._room.begin_step()
+        self._keeps_bytes = False
         first = self._first_to_return if self._room.is_divided else self._first_preempted
         if first is not None and not self._may_go_before(request, first):
             return AdmissionBlocker.OTHERS_FIRST
@@ -389,6 +395,8 @@ class Admitter:
                 self._placement.draft.lacks.pop(request, None)
                 for each in (*blocked, *passed):
                     each.num_bypasses += 1
+                if self._room.keeps_last_row or (self._room.is_full and not self._queue.preempts):
+                    break
             elif self._must_all_wait(request, blocker):
                 return True
             else:
@@ -398,15 +406,21 @@ class Admitter:
         return False
 
     def _is_full_for(self, waiting: QueueView) -> bool:
-        """Returns whether no row or block is free, and no waiting request may preempt another."""
-        placement = self._placement
-        if placement.num_unreserved_rows > 0 and placement.blocks.device.num_free > 0:
-            return False
-        if not self._queue.preempts or len(placement.rows) == 0:
+        """Returns whether there is nothing here that any waiting request could take.
+
+        Looks at the first of them only where one may preempt others or take a row that is kept.
+        """
+        rows, is_full = self._placement.rows, self._room.is_full
+        if is_full and (not self._queue.preempts or len(rows) == 0):
             return True
-        least_urgent = placement.rows.least_urgent.request
-        first = islice(self._candidates(waiting), _MAX_LOOKED_AT_WHEN_FULL)
-        return not any(self._queue.may_preempt(request, least_urgent) for request in first)
+        if not is_full and not self._room.keeps_last_row:
+            return False
+        for request in islice(self._candidates(waiting), _MAX_LOOKED_AT_WHEN_FULL):
+            if not is_full and request.num_bypasses >= MAX_BYPASSES:
+                return False
+            if is_full and self._queue.may_preempt(request, rows.least_urgent.request):
+                return False
+        return True
 
     def _hopeful(
         self,

@@ -137,6 +137,24 @@ class Room:
         num_blocks += self._num_more_blocks(request, leader)
         return self._shares.takes_over(request, num_blocks, beside)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no row or no block is free."""
+        return (
+            self._placement.num_unreserved_rows <= 0 or not self._placement.blocks.device.num_free
+        )
+
+    @property
+    def keeps_last_row(self) -> bool:
+        """Whether the only free row is left to tenants that have none here, and none of them waits.
+
+        Only a request that was passed too often may take it.
+        """
+        if self._placement.num_unreserved_rows != 1 or not self.is_divided:
+            return False
+        held = self._placement.rows_of_tenants
+        return all(tenant in held for tenant in self._queue.tenants)
+
     def find_row_blocker(self, request: Request) -> AdmissionBlocker | None:
         """Returns ROWS or SHARE if rows alone keep a waiting request out; needs no preparation."""
         if self._placement.num_unreserved_rows < num_rows_wanted(request):

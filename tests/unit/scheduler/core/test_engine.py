@@ -298,8 +298,9 @@ def test_engine_begins_only_what_fits_it_when_requests_are_in_groups() -> None:
 def test_full_engine_does_not_look_at_the_queue(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet = SharedQueue(policy, {"max_num_seqs": 1})
-    fleet.add(3, tenant="a", max_tokens=50)
+    fleet = SharedQueue(policy, {"max_num_seqs": 2})
+    for number in range(2):
+        fleet.add(3, tenant=f"t{number}", max_tokens=50)
     fleet.step(0)
     for number in range(9):
         fleet.add(3, tenant=f"t{number % 2}")
@@ -315,6 +316,17 @@ def test_full_engine_does_not_look_at_the_queue(
     assert looked == []
 
 
+def test_last_row_is_for_a_tenant_without_any_when_others_wait_before_it() -> None:
+    fleet = SharedQueue("fair", {"max_num_seqs": 3})
+    for number in range(40):
+        fleet.add(3, f"r{number}", tenant=f"t{number % 2}", max_tokens=50)
+    fleet.step(0)
+    assert running(fleet.engines[0]) == ["r0", "r1"]
+    fleet.add(3, "newcomer", tenant="new")
+    fleet.step(0)
+    assert running(fleet.engines[0]) == ["r0", "r1", "newcomer"]
+
+
 def test_request_is_prepared_anew_when_another_engine_has_other_limits() -> None:
     fleet = SharedQueue("fcfs", {"max_num_seqs": 1, "max_model_len": 200}, {"max_model_len": 20})
     fleet.add(3, max_tokens=100)
@@ -324,3 +336,17 @@ def test_request_is_prepared_anew_when_another_engine_has_other_limits() -> None
     assert request.stop_len == 103
     assert fleet.engines[1].begin(request) is None
     assert request.stop_len == 20
+
+
+def test_prefix_is_found_when_an_engine_with_other_blocks_has_looked_at_the_request() -> None:
+    caching: dict[str, object] = {"prefix_caching": True}
+    fleet = SharedQueue("fcfs", {**caching, "block_size": 4}, {**caching, "block_size": 8})
+    fleet.add(17, max_tokens=1)
+    fleet.step(0)
+    request = fleet.add(17)
+    assert fleet.engines[0].num_cached_tokens(request) == 16
+    for engine in (*fleet.engines, *fleet.engines):
+        assert engine.find_blocker(request) is None
+    assert fleet.engines[1].num_cached_tokens(request) == 0
+    assert fleet.engines[0].begin(request) is None
+    assert request.num_cached_tokens == 16
