@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from scheduler_service.assignment import AssignedFor, Assignment
-from scheduler_service.core.lack import Lack
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.queue.tenant_shares import TenantShares
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.holds import Holds
@@ -17,7 +17,14 @@ from scheduler_service.fleet.prefix_router import are_alike
 from scheduler_service.fleet.router import Choice, Router
 
 # What passes by itself, or is for others, is not waited for at a host.
-_AWAITED_AT_A_HOST = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES, Lack.ADAPTER_SLOT})
+_AWAITED_AT_A_HOST = frozenset(
+    {
+        AdmissionBlocker.BLOCKS,
+        AdmissionBlocker.ROWS,
+        AdmissionBlocker.BYTES,
+        AdmissionBlocker.ADAPTER_SLOT,
+    }
+)
 _US_NS = 1000
 
 
@@ -118,7 +125,7 @@ class Choosing:
                 return Place(choice, self._why_not(request, is_busy=busy is not None), better)
             without_room = without_room or choice
             lacking = self._lacking.setdefault(request.request_id, {})
-            if lack is Lack.BLOCKS:
+            if lack is AdmissionBlocker.BLOCKS:
                 lacking[state] = state.num_blocks_left
             else:
                 lacking.pop(state, None)

@@ -7,7 +7,7 @@ from enum import Enum
 from itertools import islice
 from typing import TypeAlias
 
-from scheduler_service.core.lack import Lack
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_state import Host
 
@@ -30,7 +30,7 @@ class Obstacle(Enum):
     BETTER_IS_BUSY = "awaits_better"
 
 
-Hindrance: TypeAlias = Lack | Obstacle
+Hindrance: TypeAlias = AdmissionBlocker | Obstacle
 Hindrances: TypeAlias = list[tuple[Host, Hindrance]]
 
 
@@ -64,6 +64,6 @@ def hindrance(request: Request, host: Host) -> Hindrance:
         return Obstacle.UNFIT
     with host.openings.looked_at():
         lack = host.openings.what_lacks(request)
-    if lack is Lack.BUDGET and not host.openings.nobody_waits:
+    if lack is AdmissionBlocker.BUDGET and not host.openings.nobody_waits:
         return Obstacle.OTHERS_WAIT_THERE
     return lack or Obstacle.NONE

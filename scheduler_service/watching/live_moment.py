@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from types import MappingProxyType
 
-from scheduler_service.core.lack import Lack
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.planning.room import Room
 from scheduler_service.core.request import Int64Array, Request, RequestStatus
 from scheduler_service.core.scheduler import Scheduler as Engine
@@ -36,16 +36,16 @@ _LACKS: Mapping[Hindrance, live.LiveLack] = MappingProxyType(
         Obstacle.OTHERS_WAIT_THERE: live.LIVE_LACK_OTHERS_FIRST,
         Obstacle.NONE: live.LIVE_LACK_TURN,
         Obstacle.BETTER_IS_BUSY: live.LIVE_LACK_TURN,
-        Lack.ADAPTER_SLOT: live.LIVE_LACK_ADAPTER_SLOT,
-        Lack.BLOCKS: live.LIVE_LACK_BLOCKS,
-        Lack.ROWS: live.LIVE_LACK_ROWS,
-        Lack.BYTES: live.LIVE_LACK_BYTES,
-        Lack.SHARE: live.LIVE_LACK_SHARE,
-        Lack.POOL: live.LIVE_LACK_FITTING_EXECUTOR,
-        Lack.RESULTS: live.LIVE_LACK_RESULTS,
-        Lack.BUDGET: live.LIVE_LACK_BUDGET,
-        Lack.BLOCKS_ON_THEIR_WAY: live.LIVE_LACK_BLOCKS,
-        Lack.OTHERS_FIRST: live.LIVE_LACK_OTHERS_FIRST,
+        AdmissionBlocker.ADAPTER_SLOT: live.LIVE_LACK_ADAPTER_SLOT,
+        AdmissionBlocker.BLOCKS: live.LIVE_LACK_BLOCKS,
+        AdmissionBlocker.ROWS: live.LIVE_LACK_ROWS,
+        AdmissionBlocker.BYTES: live.LIVE_LACK_BYTES,
+        AdmissionBlocker.SHARE: live.LIVE_LACK_SHARE,
+        AdmissionBlocker.POOL: live.LIVE_LACK_FITTING_EXECUTOR,
+        AdmissionBlocker.RESULTS: live.LIVE_LACK_RESULTS,
+        AdmissionBlocker.BUDGET: live.LIVE_LACK_BUDGET,
+        AdmissionBlocker.BLOCKS_ON_THEIR_WAY: live.LIVE_LACK_BLOCKS,
+        AdmissionBlocker.OTHERS_FIRST: live.LIVE_LACK_OTHERS_FIRST,
     }
 )
 
@@ -74,17 +74,17 @@ def why_waiting(address: str, core: Engine) -> live.LiveReason | None:
     return _reason(address, core, request, _what_lacks(core, request) or Obstacle.NONE)
 
 
-def _what_lacks(core: Engine, request: Request) -> Lack | None:
+def _what_lacks(core: Engine, request: Request) -> AdmissionBlocker | None:
     placement = core.placement
     room = Room(core.config, placement)
     if not placement.is_settled(request):
-        return Lack.RESULTS
+        return AdmissionBlocker.RESULTS
     if not room.has_adapter_slot(request):
-        return Lack.ADAPTER_SLOT
+        return AdmissionBlocker.ADAPTER_SLOT
     if request.status is RequestStatus.SWAPPED:
         if room.exceeds_share(request):
-            return Lack.SHARE
-        return None if room.can_swap_in(request) else Lack.BLOCKS
+            return AdmissionBlocker.SHARE
+        return None if room.can_swap_in(request) else AdmissionBlocker.BLOCKS
     if not request.unfinished:
         return None
     leader = request.unfinished[0]

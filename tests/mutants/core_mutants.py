@@ -195,7 +195,7 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         "a request is admitted again before its results are in": Mutant(
             f"{_CORE}planning.admitter",
             "        if not self._placement.is_settled(request):\n"
-            "            return Lack.RESULTS\n",
+            "            return AdmissionBlocker.RESULTS\n",
             "",
             f"{_UNIT}test_placement.py",
         ),

@@ -78,6 +78,8 @@ class TenantOrder:
         self._lanes = lanes
         self._accounts: dict[str, _Account] = {}
         self._num_new = 0
+        # Tenants that have waiting requests.
+        self.tenants: set[str] = set()
         # Tenants that wait, by lane, in the order of their places.
         self._order: dict[Lane | None, list[_Place]] = {}
         self._last_to_leave: _Account | None = None
@@ -108,6 +110,7 @@ class TenantOrder:
         if not account.waiting:
             # Nobody saves up service by not asking for it.
             account.counter = max(account.counter, self._level())
+        self.tenants.add(account.tenant)
         lane = self._lanes.of(request)
         account.waiting.add(request, lane, rank_of(self._policy, request))
         self._tenants[request.request_id] = account.tenant
@@ -119,6 +122,8 @@ class TenantOrder:
         """Removes a request that is here."""
         account = self._accounts[request.scheduling.tenant]
         account.waiting.remove(request)
+        if not account.waiting:
+            self.tenants.remove(account.tenant)
         self._count_new(account, request, -1)
         self._place(account, self._lanes.of(request))
         self._last_to_leave = account

@@ -84,6 +84,11 @@ class WaitingQueue:
         first = next(iter(self._requests.values()), None)
         return None if first is None else first.queued_at_ns
 
+    @property
+    def tenants(self) -> Collection[str]:
+        """Tenants that have waiting requests, where there are shares."""
+        return () if self._tenants is None else self._tenants.tenants
+
     def view(self, engine_number: int, groups: Collection[str] | None = None) -> QueueView:
         """Returns the queue as one engine sees it; `groups`: of requests that fit it."""
         return QueueView(self, engine_number, groups)

@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.config import Feature, PreemptionMode
 from scheduler_service.core.engine import Engine
-from scheduler_service.core.lack import Lack
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES, make_queue_policy
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
@@ -123,16 +123,19 @@ def test_begin_gives_a_row_and_the_next_step_computes_it_when_there_is_room() ->
 @pytest.mark.parametrize(
     ("options", "blocker"),
     [
-        ({"max_num_seqs": 1}, Lack.ROWS),
-        ({"num_device_blocks": 4}, Lack.BLOCKS),
-        ({"max_adapters": 1, "features": frozenset({Feature.ADAPTERS})}, Lack.ADAPTER_SLOT),
+        ({"max_num_seqs": 1}, AdmissionBlocker.ROWS),
+        ({"num_device_blocks": 4}, AdmissionBlocker.BLOCKS),
+        (
+            {"max_adapters": 1, "features": frozenset({Feature.ADAPTERS})},
+            AdmissionBlocker.ADAPTER_SLOT,
+        ),
     ],
 )
 def test_begin_says_what_a_request_lacks_when_it_cannot_have_a_row(
-    options: dict[str, object], blocker: Lack
+    options: dict[str, object], blocker: AdmissionBlocker
 ) -> None:
     fleet = SharedQueue("fcfs", options)
-    names = ("a", "b") if blocker is Lack.ADAPTER_SLOT else ("", "")
+    names = ("a", "b") if blocker is AdmissionBlocker.ADAPTER_SLOT else ("", "")
     fleet.add(9, adapter=names[0])
     second = fleet.add(9, adapter=names[1])
     assert fleet.engines[0].begin(next(iter(fleet.queue))) is None
@@ -146,10 +149,10 @@ def test_begin_preempts_the_less_urgent_when_no_row_is_free() -> None:
     patient = fleet.add(5, priority=1)
     fleet.step(0)
     urgent = fleet.add(5, priority=0)
-    assert fleet.engines[0].find_blocker(urgent) is Lack.ROWS
+    assert fleet.engines[0].find_blocker(urgent) is AdmissionBlocker.ROWS
     assert fleet.engines[0].begin(urgent) is None
     assert patient.status is RequestStatus.PREEMPTED
-    assert fleet.engines[0].begin(fleet.add(5, priority=1)) is Lack.OTHERS_FIRST
+    assert fleet.engines[0].begin(fleet.add(5, priority=1)) is AdmissionBlocker.OTHERS_FIRST
     fleet.run()
 
 
@@ -295,8 +298,9 @@ def test_engine_begins_only_what_fits_it_when_requests_are_in_groups() -> None:
 def test_full_engine_does_not_look_at_the_queue(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet = SharedQueue(policy, {"max_num_seqs": 1})
-    fleet.add(3, tenant="a", max_tokens=50)
+    fleet = SharedQueue(policy, {"max_num_seqs": 2})
+    for number in range(2):
+        fleet.add(3, tenant=f"t{number}", max_tokens=50)
     fleet.step(0)
     for number in range(9):
         fleet.add(3, tenant=f"t{number % 2}")
@@ -312,12 +316,37 @@ def test_full_engine_does_not_look_at_the_queue(
     assert looked == []
 
 
+def test_last_row_is_for_a_tenant_without_any_when_others_wait_before_it() -> None:
+    fleet = SharedQueue("fair", {"max_num_seqs": 3})
+    for number in range(40):
+        fleet.add(3, f"r{number}", tenant=f"t{number % 2}", max_tokens=50)
+    fleet.step(0)
+    assert running(fleet.engines[0]) == ["r0", "r1"]
+    fleet.add(3, "newcomer", tenant="new")
+    fleet.step(0)
+    assert running(fleet.engines[0]) == ["r0", "r1", "newcomer"]
+
+
 def test_request_is_prepared_anew_when_another_engine_has_other_limits() -> None:
     fleet = SharedQueue("fcfs", {"max_num_seqs": 1, "max_model_len": 200}, {"max_model_len": 20})
     fleet.add(3, max_tokens=100)
     request = fleet.add(3, max_tokens=100)
     fleet.step(0)
-    assert fleet.engines[0].find_blocker(request) is Lack.ROWS
+    assert fleet.engines[0].find_blocker(request) is AdmissionBlocker.ROWS
     assert request.stop_len == 103
     assert fleet.engines[1].begin(request) is None
     assert request.stop_len == 20
+
+
+def test_prefix_is_found_when_an_engine_with_other_blocks_has_looked_at_the_request() -> None:
+    caching: dict[str, object] = {"prefix_caching": True}
+    fleet = SharedQueue("fcfs", {**caching, "block_size": 4}, {**caching, "block_size": 8})
+    fleet.add(17, max_tokens=1)
+    fleet.step(0)
+    request = fleet.add(17)
+    assert fleet.engines[0].num_cached_tokens(request) == 16
+    for engine in (*fleet.engines, *fleet.engines):
+        assert engine.find_blocker(request) is None
+    assert fleet.engines[1].num_cached_tokens(request) == 0
+    assert fleet.engines[0].begin(request) is None
+    assert request.num_cached_tokens == 16

@@ -1,15 +1,16 @@
-"""What a request lacks that cannot run now."""
+"""What keeps a request from beginning on an engine now."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 
-class Lack(Enum):
-    """POOL: no pool like this one will ever have enough blocks for it.
+class AdmissionBlocker(Enum):
+    """A reason why a request cannot have a row and blocks.
 
-    RESULTS, BUDGET (tokens of a step) and BLOCKS_ON_THEIR_WAY pass by themselves. OTHERS_FIRST:
-    preempted requests of the engine, or suspects that are tried, go before it.
+    POOL: no pool like this one will ever have enough blocks for it. OTHERS_FIRST: preempted
+    requests of the engine, or suspects that are tried, go before it. RESULTS, BUDGET (tokens of a
+    step) and BLOCKS_ON_THEIR_WAY pass by themselves.
     """
 
     ADAPTER_SLOT = "adapter_slot"
