@@ -88,7 +88,7 @@ def _what_lacks(core: Engine, request: Request) -> AdmissionBlocker | None:
     if not request.unfinished:
         return None
     leader = request.unfinished[0]
-    return room.what_lacks(request, leader, placement.blocks.prefixes.find(leader))
+    return room.find_blocker(request, leader, placement.blocks.prefixes.find(leader))
 
 
 def _reason(
