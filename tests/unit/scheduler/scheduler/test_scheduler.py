@@ -12,6 +12,7 @@ from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.planning.lateness import MAX_REFUSALS
 from scheduler_service.core.request import FinishReason, SchedulingParams
 from scheduler_service.core.scheduler import Scheduler as Engine
+from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.fleet.executor_losses import RETURN_NS, LossCause
 from scheduler_service.scheduler import events
 from scheduler_service.scheduler.effects import (
@@ -641,6 +642,26 @@ def test_nobody_is_blamed_when_batches_were_too_large_to_be_sent() -> None:
         fleet.settle()
     assert fleet.effects_of(RequestMoved) == []
     assert fleet.requests_at(machine) == ["r1"]
+
+
+def test_preempted_request_moves_to_an_idle_executor_that_can_begin_it_sooner() -> None:
+    full, free = a_machine(1), a_machine(2)
+    fleet = a_fleet(full)
+    fleet.submit(a_request(1), a_request(2))
+    fleet.settle()
+    fleet.join(free)
+    engine = fleet.executor(full).engine
+    engine.placement.preempt(engine.placement.requests["r2"], PreemptionCause.BLOCKS)
+    engine.placement.rows.run_limit[:] = 0  # nothing begins there
+    fleet.now_ns = 10**9
+
+    for _ in range(2):
+        fleet.answer(full)
+
+    (moved,) = fleet.effects_of(RequestMoved)
+    assert (moved.request.request_id, moved.address) == ("r2", full.address)
+    assert moved.reason is MoveReason.BEGINS_SOONER_ELSEWHERE
+    assert "r2" in fleet.requests_at(free)
 
 
 # -- time ------------------------------------------------------------------------------------------
