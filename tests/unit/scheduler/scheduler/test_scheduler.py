@@ -679,6 +679,17 @@ def test_all_overdue_requests_end_when_there_is_no_step_to_end_them_in() -> None
     assert fleet.wakes_at_ns is None
 
 
+def test_next_request_begins_when_the_one_before_it_ended_before_its_first_step() -> None:
+    machine = a_machine(max_num_seqs=1, queue_policy="deadline")
+    fleet = a_fleet(machine, queue_policy="deadline")
+    fleet.submit(a_request(1, SchedulingParams(deadline_ns=MS)), a_request(2))
+    assert fleet.requests_at(machine) == ["r1"]
+    fleet.now_ns = 2 * MS
+    fleet.run()
+    assert fleet.finished["r1"].error is not None
+    assert fleet.tokens == {2: tokens_of(2)}
+
+
 def test_waiting_request_ends_soon_after_its_deadline() -> None:
     machine = a_machine(max_num_seqs=1)
     fleet = a_fleet(machine, queue_policy="deadline")
