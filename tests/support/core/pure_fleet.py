@@ -34,7 +34,7 @@ NO_WISHES = SchedulingParams()
 _MAX_TICKS = 100
 _MAX_ROUNDS = 2000
 
-_Effect = TypeVar("_Effect")
+AnyEffect = TypeVar("AnyEffect")
 
 
 class PureFleet:
@@ -65,7 +65,7 @@ class PureFleet:
         self._check()
         return found
 
-    def effects_of(self, kind: type[_Effect]) -> list[_Effect]:
+    def effects_of(self, kind: type[AnyEffect]) -> list[AnyEffect]:
         """All effects of one kind so far, in order."""
         return [effect for effect in self.effects if isinstance(effect, kind)]
 

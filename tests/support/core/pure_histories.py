@@ -109,7 +109,6 @@ class PureHistory:
                 assert request.error[0] in _REASONS, request.error
             elif request.finish_reason is not None and request.finish_reason.value == "length":
                 assert got == expected, f"r{number} lacks tokens"
-            assert not fleet.scheduler._health._breakers.failed_at(request.request_id)
         for executor in fleet.scheduler.executors.values():
             assert executor.engine.num_free_blocks == executor.config.num_device_blocks
 

@@ -117,17 +117,6 @@ async def test_event_that_arrives_while_effects_are_executed_is_passed_in_after_
     await fleet.cluster.drain(0)
 
 
-async def test_driver_sets_no_timer_when_nothing_waits_for_time_to_pass() -> None:
-    fleet, machine = Fleet(), Machine("executor:1")
-    await fleet.join(machine)
-    fleet.submit(1)
-    await turns()
-    await fleet.finish(machine)
-    assert fleet.cluster.num_unfinished == 0
-    assert fleet.cluster._timer is None
-    await fleet.cluster.drain(0)
-
-
 async def test_lines_about_requests_in_quarantine_say_whose_they_are_and_their_trace() -> None:
     fleet = Fleet(ClusterConfig(max_executor_losses=1))
     machines = [Machine(f"executor:{number}") for number in (1, 2, 3)]

@@ -12,6 +12,7 @@ from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.planning.lateness import MAX_REFUSALS
 from scheduler_service.core.request import FinishReason, SchedulingParams
 from scheduler_service.core.scheduler import Scheduler as Engine
+from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.fleet.executor_losses import RETURN_NS, LossCause
 from scheduler_service.scheduler import events
 from scheduler_service.scheduler.effects import (
@@ -643,6 +644,26 @@ def test_nobody_is_blamed_when_batches_were_too_large_to_be_sent() -> None:
     assert fleet.requests_at(machine) == ["r1"]
 
 
+def test_preempted_request_moves_to_an_idle_executor_that_can_begin_it_sooner() -> None:
+    full, free = a_machine(1), a_machine(2)
+    fleet = a_fleet(full)
+    fleet.submit(a_request(1), a_request(2))
+    fleet.settle()
+    fleet.join(free)
+    engine = fleet.executor(full).engine
+    engine.placement.preempt(engine.placement.requests["r2"], PreemptionCause.BLOCKS)
+    engine.placement.rows.run_limit[:] = 0  # nothing begins there
+    fleet.now_ns = 10**9
+
+    for _ in range(2):
+        fleet.answer(full)
+
+    (moved,) = fleet.effects_of(RequestMoved)
+    assert (moved.request.request_id, moved.address) == ("r2", full.address)
+    assert moved.reason is MoveReason.BEGINS_SOONER_ELSEWHERE
+    assert "r2" in fleet.requests_at(free)
+
+
 # -- time ------------------------------------------------------------------------------------------
 
 
@@ -656,6 +677,17 @@ def test_all_overdue_requests_end_when_there_is_no_step_to_end_them_in() -> None
     assert len(fleet.finished) == num_requests
     assert fleet.scheduler.num_waiting == 0
     assert fleet.wakes_at_ns is None
+
+
+def test_next_request_begins_when_the_one_before_it_ended_before_its_first_step() -> None:
+    machine = a_machine(max_num_seqs=1, queue_policy="deadline")
+    fleet = a_fleet(machine, queue_policy="deadline")
+    fleet.submit(a_request(1, SchedulingParams(deadline_ns=MS)), a_request(2))
+    assert fleet.requests_at(machine) == ["r1"]
+    fleet.now_ns = 2 * MS
+    fleet.run()
+    assert fleet.finished["r1"].error is not None
+    assert fleet.tokens == {2: tokens_of(2)}
 
 
 def test_waiting_request_ends_soon_after_its_deadline() -> None:
@@ -683,8 +715,6 @@ def test_step_is_sent_when_its_wake_up_was_lost_and_the_driver_looks_everywhere(
     fleet = a_fleet(a_machine())
     fleet.settle()
     fleet.submit(a_request(1))
-    fleet.scheduler._awake.clear()
-    assert fleet.handle(events.Tick()) != [] or fleet.scheduler.has_work
     assert SendStep in kinds(fleet.handle(events.Tick(looks_everywhere=True)))
 
 
