@@ -156,7 +156,8 @@ def _unknown_to_journal(request_id: str, explanation: Explanation) -> Iterator[s
     yield f"nothing is known of {printable(request_id)}"
     yield (
         f"the journal has {explanation.num_living + explanation.num_ended} requests; none of those"
-        " that were refused, or that ended before this file begins (FILE.1 has what was before FILE)"
+        " that were refused, or that ended before this file begins"
+        " (FILE.1 has what was before FILE)"
     )
     yield from _alike(explanation)
 
