@@ -18,7 +18,7 @@ from scheduler_service.callers.caller import Callers
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.driver import Driver
-from scheduler_service.executors.executor_link import ExecutorLink, ResultTurns
+from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import JournalUnusable, open_journal
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
@@ -88,7 +88,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     journal = open_journal(config.journal, config.journal_max_bytes)
     recorder, live = _open_recorder(config), LiveView()
     watchers = [None if metrics is None else metrics.watch, recorder, traces, live]
-    connect = partial(ExecutorLink, identity=config.security.identity, turns=ResultTurns())
+    connect = partial(ExecutorLink, identity=config.security.identity)
     cluster = Driver(
         config.cluster,
         scheduler_epoch,
