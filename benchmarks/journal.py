@@ -1,7 +1,7 @@
 """What a journal costs: per step of running decodes, per request, and per checkpoint.
 
-A step is what the scheduler does for one: schedule, encode the batch, decode the result, apply it;
-tokens are made up, so no executor and no wire is in it. The same core runs with a journal and
+A step is what the scheduler does for one: decode the result, handle it, encode the next batch;
+tokens are made up, so no executor and no wire is in it. The same scheduler runs with a journal and
 without, in turns of TURN steps, so that what else the machine does hits both. The least of a turn's
 medians is what the step costs, and the difference of two what the journal does.
 """
@@ -16,15 +16,20 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import emit, percentile
-from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.config import FleetConfig, SchedulerConfig
+from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.journal.checkpoint import load_core
-from scheduler_service.journal.core import Core, step_codec
+from scheduler_service.journal.checkpoint import load_state
 from scheduler_service.journal.journal import FileJournal, Journal, NoJournal
-from scheduler_service.journal.journaled_core import JournaledCore
+from scheduler_service.scheduler import events
+from scheduler_service.scheduler.effects import SendStep
+from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.step_codec import Received, decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve.scheduler.v1 import journal_pb2
 
+ADDRESS = "127.0.0.1:50052"
 BLOCK_SIZE = 16
 PROMPT_LEN = 512
 VOCAB_SIZE = 32_000
@@ -34,7 +39,7 @@ MAX_BYTES = 256 * 2**20
 
 
 class Bench:
-    """A core with `num_rows` running requests."""
+    """A scheduler with one executor, which runs `num_rows` requests."""
 
     def __init__(self, journal: Journal, num_rows: int, num_steps: int) -> None:
         max_len = PROMPT_LEN + num_steps + NUM_WARM_UP_STEPS + BLOCK_SIZE
@@ -48,35 +53,46 @@ class Bench:
             vocab_size=VOCAB_SIZE,
             eos_token_ids=frozenset(),
         )
-        self.core: Core = journal.core(config, 0, "127.0.0.1:50052", 1)
         self.add_us: list[float] = []
-        self._codec = step_codec(self.core, 1, 1)
+        self._journal = journal
+        fleet = FleetConfig(max_num_waiting=num_rows)
+        self._scheduler = Scheduler(fleet)
+        journal.begin(self._scheduler, fleet)
         self._tokens = np.random.default_rng(0)
         self._now_ns = 0
+        self._plan: StepPlan | None = None
+        self._handle(events.ExecutorJoined(ADDRESS, 1, config, num_credits=1))
+        self._handle(events.ExecutorConnected(ADDRESS))
         for index in range(num_rows):
             self._add(index)
+        self._handle(events.Tick())
         for _ in range(NUM_WARM_UP_STEPS):
             self.step()
 
     def step(self) -> float:
         """One step; its microseconds."""
-        core, codec = self.core, self._codec
-        self._now_ns += 1_000_000
-        start = time.perf_counter()
-        core.tick(self._now_ns)
-        plan = core.schedule()
+        plan = self._plan
         assert plan is not None
-        batch = codec.encode(plan)
-        core.take_ended()
-        scheduled = time.perf_counter()
         num_rows = len(plan.work.row_ids)
         column = self._tokens.integers(0, VOCAB_SIZE, num_rows, np.int32)
-        result = pb.StepResult(step_id=batch.step_id, status=pb.STEP_STATUS_OK)
+        result = pb.StepResult(step_id=plan.step_id, status=pb.STEP_STATUS_OK)
         result.sampled_token_ids = column.tobytes()
-        resumed = time.perf_counter()
-        core.apply(codec.decode(result, num_rows))
-        core.take_ended()
-        return (scheduled - start + time.perf_counter() - resumed) * 1e6
+        start = time.perf_counter()
+        outcome = decode_result(result, num_rows)
+        self._handle(events.StepCompleted(ADDRESS, outcome), Received(result, num_rows))
+        return (time.perf_counter() - start) * 1e6
+
+    def _handle(self, event: events.Event, received: Received | None = None) -> None:
+        """As the driver does."""
+        self._now_ns += 1_000_000
+        record = self._journal.record(event, self._now_ns, received)
+        found = self._scheduler.handle(event, self._now_ns)
+        batches = []
+        for effect in found:
+            if isinstance(effect, SendStep):
+                self._plan = effect.plan
+                batches.append(encode_plan(effect.plan, scheduler_epoch=1, executor_epoch=1))
+        record.done(found, batches)
 
     def _add(self, index: int) -> None:
         prompt = self._tokens.integers(0, VOCAB_SIZE, PROMPT_LEN, np.int32)
@@ -84,13 +100,13 @@ class Bench:
         request = Request.create(f"r{index}", prompt.tolist(), params, arrival=index, seed=index)
         request.client_key = index
         start = time.perf_counter()
-        self.core.add(request)
+        self._handle(events.RequestSubmitted(request))
         self.add_us.append((time.perf_counter() - start) * 1e6)
 
 
 def measure(folder: Path, num_rows: int, num_steps: int) -> None:
     """Runs both and prints the costs."""
-    journal = FileJournal(folder / f"{num_rows}.journal", MAX_BYTES, scheduler_epoch=1)
+    journal = FileJournal(folder / f"{num_rows}.journal", MAX_BYTES)
     plain = Bench(NoJournal(), num_rows, num_steps)
     recorded = Bench(journal, num_rows, num_steps)
     medians: dict[str, list[float]] = {"plain": [], "recorded": []}
@@ -115,22 +131,22 @@ def measure(folder: Path, num_rows: int, num_steps: int) -> None:
     )
     plain_us, recorded_us = (percentile(bench.add_us, 50) for bench in (plain, recorded))
     emit("journal_add", prompt_len=PROMPT_LEN, plain_us=plain_us, recorded_us=recorded_us)
-    emit("journal_checkpoint", rows=num_rows, **checkpoint(recorded.core))
+    emit("journal_checkpoint", rows=num_rows, **checkpoint(journal))
     journal.close()
 
 
-def checkpoint(core: Core) -> dict[str, float]:
-    """What it takes to begin a segment with `core`, and to read it back."""
-    assert isinstance(core, JournaledCore)
+def checkpoint(recorded: FileJournal) -> dict[str, float]:
+    """What it takes to begin a segment, and to read the scheduler back."""
     dump_s, load_s = [], []
     state = b""
     for _ in range(5):
         start = time.perf_counter()
-        state = core.checkpoint().core_checkpoint.scheduler
-        dumped = time.perf_counter()
-        load_core(state)
-        dump_s.append(dumped - start)
-        load_s.append(time.perf_counter() - dumped)
+        entry = recorded.checkpoint()
+        dump_s.append(time.perf_counter() - start)
+        state = journal_pb2.JournalEntry.FromString(entry).scheduler_checkpoint.scheduler
+        start = time.perf_counter()
+        load_state(state, Scheduler)
+        load_s.append(time.perf_counter() - start)
     times = {"dump_ms": min(dump_s), "load_ms": min(load_s)}
     return {name: round(value * 1e3, 1) for name, value in times.items()} | {"bytes": len(state)}
 

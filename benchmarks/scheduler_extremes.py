@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.report import emit
 from scheduler_service.core.config import BatchPolicyName, Feature, SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler

@@ -8,25 +8,21 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from benchmarks.metrics_cost import decode_step
-from scheduler_service.core.notes import Began
-from scheduler_service.core.plan import NewRow
-from scheduler_service.core.request import FinishReason, Request
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.tracing.request_traces import RequestTraces
+from benchmarks.metrics_cost import WatchedSteps
+from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.watching.request_traces import RequestTraces
+from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_tracing.trace_config import TraceConfig
 from splitserve_tracing.tracing import Tracing
 
-_ADDRESS = "127.0.0.1:1"
 _NUM_ROWS = 64
-_NUM_REQUESTS = 2000
-_NUM_STEPS = 5000
+_NUM_REQUESTS = 1000
+_NUM_STEPS = 1000
 _NUM_TRIES = 5
 
 
@@ -42,63 +38,48 @@ def traces(ratio: float) -> RequestTraces:
     return RequestTraces(Tracing(TraceConfig("http://localhost:1", ratio), "bench", _Dropped()))
 
 
-def request_of(key: int) -> Request:
-    """With a `client_key`."""
-    request = Request.create(f"r{key}", [1], SamplingParams(), arrival=key, seed=key)
-    request.client_key = key
-    return request
-
-
 def us_per_request(ratio: float) -> float:
-    """From its arrival to its end, with the step of its first token."""
-    watch = traces(ratio)
-    plan, outcome, events = decode_step(1)
+    """CPU time of a request from its arrival to its end, with two steps of one row."""
+    watch, steps = traces(ratio), WatchedSteps(1, num_changes=1)
+    for turn in steps.begin():
+        watch.see(turn)
     message = api.GenerateRequest()
 
-    def one(key: int) -> None:
-        request = request_of(key)
-        watch.begin(request, request.request_id, message, None)
-        watch.request_given(request, _ADDRESS, None)
-        watch.step_sent(_ADDRESS, replace(plan, notes=(Began(request, 1, 0, 0),)), 1)
-        watch.step_answered(_ADDRESS, outcome)
-        watch.tokens_delivered(events)
-        request.finish_reason = FinishReason.LENGTH
-        watch.request_ended(request)
+    def one(turns: list[Turn]) -> None:
+        for turn in turns:
+            if isinstance(turn.event, RequestSubmitted):
+                request = turn.event.request
+                watch.begin(request, request.request_id, message, None)
+            watch.see(turn)
 
-    def nothing(key: int) -> None:
-        request = request_of(key)
-        replace(plan, notes=(Began(request, 1, 0, 0),))
-
-    return _us(one, _NUM_REQUESTS) - _us(nothing, _NUM_REQUESTS)
+    return _us(one, [list(steps.step()) for _ in range(_NUM_TRIES * _NUM_REQUESTS)])
 
 
 def us_per_step(num_traced: int) -> float:
-    """Of a step of 64 rows that get a token each; so many of them are traced."""
-    watch = traces(1.0)
-    plan, outcome, events = decode_step(_NUM_ROWS)
-    for key in range(num_traced):
-        request = request_of(key)
-        watch.begin(request, request.request_id, api.GenerateRequest(), None)
-        first = NewRow(request.sequence, key, plan.work.token_ids, plan.work.token_ids)
-        began = replace(plan, notes=(Began(request, 1, 0, 0),), new_rows=(first,))
-        watch.step_sent(_ADDRESS, began, 1)
-    watch.tokens_delivered(events)
+    """CPU time of a step of 64 rows that get a token each; so many of them are traced."""
+    watch, steps = traces(1.0), WatchedSteps(_NUM_ROWS)
+    for number, turn in enumerate(steps.begin()):
+        if isinstance(turn.event, RequestSubmitted) and number < num_traced:
+            request = turn.event.request
+            watch.begin(request, request.request_id, api.GenerateRequest(), None)
+        watch.see(turn)
+    steps_turns = [list(steps.step()) for _ in range(_NUM_TRIES * _NUM_STEPS)]
 
-    def one(_: int) -> None:
-        watch.step_sent(_ADDRESS, plan, 1)
-        watch.step_answered(_ADDRESS, outcome)
-        watch.tokens_delivered(events)
+    def one(turns: list[Turn]) -> None:
+        for turn in turns:
+            watch.see(turn)
 
-    return _us(one, _NUM_STEPS)
+    return _us(one, steps_turns)
 
 
-def _us(work: Callable[[int], None], times: int) -> float:
-    tries = []
-    for _ in range(_NUM_TRIES):
+def _us(work: Callable[[list[Turn]], None], turns: list[list[Turn]]) -> float:
+    """CPU time of `work` for each of `turns`; the best of some tries."""
+    num_each, tries = len(turns) // _NUM_TRIES, []
+    for number in range(_NUM_TRIES):
         before = time.thread_time()
-        for key in range(times):
-            work(key)
-        tries.append((time.thread_time() - before) / times * 1e6)
+        for each in turns[number * num_each : (number + 1) * num_each]:
+            work(each)
+        tries.append((time.thread_time() - before) / num_each * 1e6)
     return min(tries)
 
 

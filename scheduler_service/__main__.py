@@ -18,21 +18,20 @@ from scheduler_service.callers.caller import Callers
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.driver import Driver
-from scheduler_service.executors.executor_link import ExecutorLink, ResultTurns
+from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import JournalUnusable, open_journal
-from scheduler_service.live.live_view import LiveView
-from scheduler_service.live.servicer import LiveServicer
-from scheduler_service.observer import Observers
 from scheduler_service.request_limits import most_message_bytes
-from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.executor_addresses import ExecutorAddresses
+from scheduler_service.service.live import LiveServicer
 from scheduler_service.service.readiness_watch import ReadinessWatch
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
+from scheduler_service.watching.life_recorder import LifeRecorder
+from scheduler_service.watching.live_view import LiveView
 from splitserve.scheduler.v1 import (
     admin_pb2_grpc,
     live_pb2_grpc,
@@ -60,8 +59,8 @@ _CLUSTER_SERVICES = (
 _STOP_GRACE_S = 1.0
 
 if TYPE_CHECKING:
-    from scheduler_service.metrics.scheduler_metrics import SchedulerMetrics
-    from scheduler_service.tracing.request_traces import RequestTraces
+    from scheduler_service.service.metrics_page import SchedulerMetrics
+    from scheduler_service.watching.request_traces import RequestTraces
 
 _log = logging.getLogger("scheduler_service")
 
@@ -88,15 +87,15 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes)
     recorder, live = _open_recorder(config), LiveView()
-    observers = [None if metrics is None else metrics.observer, recorder, traces, live]
-    connect = partial(ExecutorLink, identity=config.security.identity, turns=ResultTurns())
+    watchers = [None if metrics is None else metrics.watch, recorder, traces, live]
+    connect = partial(ExecutorLink, identity=config.security.identity)
     cluster = Driver(
         config.cluster,
         scheduler_epoch,
         changed.set,
         journal=journal,
         audit=audit,
-        observer=Observers(*(each for each in observers if each is not None)),
+        watchers=[each for each in watchers if each is not None],
         connect=connect,
     )
     if opened.tenants is not None:
@@ -184,9 +183,9 @@ def _open_metrics(config: SchedulerServiceConfig) -> SchedulerMetrics | None:
     """None if nobody is to read them: then nothing is imported, and nothing counted."""
     if config.metrics is None:
         return None
-    from scheduler_service.metrics.scheduler_metrics import SchedulerMetrics
+    from scheduler_service.service.metrics_page import SchedulerMetrics
 
-    return SchedulerMetrics(config.metrics, time.monotonic_ns)
+    return SchedulerMetrics(config.metrics)
 
 
 def _on_refusal(metrics: SchedulerMetrics | None, audit: Audit, callers: Callers) -> OnRefusal:
@@ -199,8 +198,8 @@ def _open_traces(config: SchedulerServiceConfig) -> RequestTraces | None:
     """None if nobody is to have any: then nothing is imported."""
     if config.traces is None:
         return None
-    from scheduler_service.tracing.request_traces import SERVICE as SERVICE_IN_TRACES
-    from scheduler_service.tracing.request_traces import RequestTraces
+    from scheduler_service.watching.request_traces import SERVICE as SERVICE_IN_TRACES
+    from scheduler_service.watching.request_traces import RequestTraces
     from splitserve_tracing.tracing import Tracing
 
     return RequestTraces(Tracing(config.traces, SERVICE_IN_TRACES))

@@ -9,23 +9,20 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import assert_never
 
-from scheduler_service.audit import events as audit_events
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.callers.admission import Admission
 from scheduler_service.config import ClusterConfig
+from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
 from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.executors.membership import Connect, Membership
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.journal import Journal, NoJournal
 from scheduler_service.new_rows_codec import encode_once
-from scheduler_service.observer import Head, NoObserver, Observer
 from scheduler_service.request_names import RequestName
 from scheduler_service.scheduler import effects, events
 from scheduler_service.scheduler.executor_state import ExecutorState
@@ -35,30 +32,24 @@ from scheduler_service.step_codec import EncodedBatch, Received
 from scheduler_service.streams.delivery import Delivery
 from scheduler_service.streams.outbox import Unread
 from scheduler_service.streams.sinks import Sink, Stream
+from scheduler_service.watching.operator_log import OperatorLog
+from scheduler_service.watching.turn import RequestRefused, Submission, Turn, Watcher
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.log_context import LogContext, logging_about
 
 # All streams together may hold as much unread as so many may alone.
 _NUM_UNREAD_STREAMS = 16
-# Whoever watches the first that wait is told so often at most.
-_BETWEEN_HEADS_NS = 100_000_000
+# Events of turns that name the model.
+_NAMES_MODEL = frozenset({events.RequestSubmitted, events.ExecutorConnected})
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Tracked:
-    """What a client's unfinished request was taken as."""
-
-    admission: Admission
-    submitted_ns: int
 
 
 class Driver:
     """The one event loop around a `Scheduler`: clients on one side, executors on the other.
 
-    `on_change` is called when readiness may have changed. `delivery`: the streams of clients.
+    `on_change` is called when readiness may have changed. `watchers` see every turn, after its
+    effects. `delivery`: the streams of clients.
     """
 
     def __init__(
@@ -70,7 +61,7 @@ class Driver:
         now_ns: Callable[[], int] = time.monotonic_ns,
         journal: Journal | None = None,
         audit: Audit | None = None,
-        observer: Observer | None = None,
+        watchers: Sequence[Watcher] = (),
         connect: Connect = ExecutorLink,
     ) -> None:
         self._config = config
@@ -78,24 +69,20 @@ class Driver:
         self._on_change = on_change
         self.now_ns = now_ns
         self._journal = journal or NoJournal()
-        self._audit = audit or NoAudit()
-        self.observer = observer or NoObserver()
+        self._watchers = (OperatorLog(audit or NoAudit(), self._journal), *watchers)
         self.scheduler = Scheduler(config.fleet)
         self._journal.begin(self.scheduler, config.fleet)
         self._inbox: deque[tuple[events.Event, Received | None]] = deque()
         self._is_handling = False
         self._timer: asyncio.Handle | None = None
-        self._next_heads_ns = 0
         self._last_arrival = 0
         self._draining: DomainError | None = None
         self._idle = asyncio.Event()
-        self._tracked: dict[str, Tracked] = {}
+        self._tracked: dict[str, Submission] = {}
         max_unread_bytes = config.max_unread_bytes
         unread = Unread(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
         self.delivery = Delivery(unread, self._end_unread)
-        self.membership = Membership(
-            config, scheduler_epoch, now_ns, self._audit, connect, self._handle
-        )
+        self.membership = Membership(config, scheduler_epoch, now_ns, connect, self._handle)
         self.served = Served(self.membership, self.scheduler, config.max_model_len)
 
     # -- the loop ------------------------------------------------------------------------------
@@ -125,118 +112,71 @@ class Driver:
         except Exception as error:
             record.raised(error)
             raise
-        if isinstance(event, events.StepCompleted) and event.address in self.scheduler.executors:
-            self.observer.step_answered(event.address, event.outcome)
         batches: list[EncodedBatch] = []
-        planned_ns = self.now_ns()
-        num_steps = sum(isinstance(effect, effects.SendStep) for effect in found)
-        planning_ns = (planned_ns - begun_ns) // max(1, num_steps)
+        planning_ns = self.now_ns() - begun_ns
+        submission = None
+        if isinstance(event, events.RequestSubmitted):
+            submission = self._tracked.get(event.request.request_id)
         try:
             for effect in found:
                 if isinstance(effect, effects.SendStep):
-                    batches.append(self._send(effect, planning_ns))
+                    sending_ns = self.now_ns()
+                    batches.append(self.membership.sessions[effect.address].send(effect.plan))
+                    planning_ns += self.now_ns() - sending_ns
                 else:
                     self._execute(effect)
         finally:
             record.done(found, batches)
-        if self.observer.watches_heads and self.scheduler.num_queued:
-            self._tell_heads(begun_ns)
+        planning_ns //= max(1, len(batches))
+        self._show(Turn.of(event, found, begun_ns, self.scheduler, planning_ns, submission))
 
-    def _send(self, effect: effects.SendStep, planning_ns: int) -> EncodedBatch:
-        begun_ns = self.now_ns()
-        batch = self.membership.sessions[effect.address].send(effect.plan)
-        planning_ns += self.now_ns() - begun_ns
-        self.observer.step_sent(effect.address, effect.plan, planning_ns)
-        return batch
+    def _show(self, turn: Turn) -> None:
+        """Lets all watchers see a turn."""
+        if type(turn.event) in _NAMES_MODEL:
+            model = self.membership.model
+            turn = turn._replace(model_name="" if model is None else model.name)
+        for watcher in self._watchers:
+            watcher.see(turn)
+
+    def refused(self, refused: RequestRefused) -> None:
+        """Lets all watchers see a request that is not submitted."""
+        self._show(Turn(refused, (), self.now_ns(), self.scheduler))
 
     def _execute(self, effect: effects.Effect) -> None:
-        observer = self.observer
         match effect:
             case effects.DeliverTokens(found):
-                self.delivery.deliver(found)
-                observer.tokens_delivered(found)
-                for request in found.finished:
-                    self._untrack(request)
+                self._deliver(found)
             case effects.WakeAt(at_ns):
                 self._set_timer(at_ns)
-            case effects.RequestAssigned(request, address, assignment):
+            case effects.RequestAssigned(request):
                 if not request.is_finished:
                     # Long ones take milliseconds, which a step of many would wait for.
                     encode_once(request.params_set)
-                observer.request_given(request, address, assignment)
             case effects.RequestFinished(request):
                 self.delivery.finish(request)
                 self._untrack(request)
-            case effects.RequestMoved(request, address, reason):
-                observer.request_taken_back(request, address, reason)
+            case effects.ExecutorGone():
+                self._on_change()
+                self.membership.removed(effect)
+            case effects.ExecutorServes() | effects.ExecutorHealthChanged():
+                self._on_change()
             case (
-                effects.RequestQuarantined() | effects.RequestAcquitted() | effects.RequestBlamed()
+                effects.RequestMoved()
+                | effects.RequestQuarantined()
+                | effects.RequestAcquitted()
+                | effects.RequestBlamed()
+                | effects.EngineFailed()
             ):
-                self._tell_suspicion(effect)
+                pass  # watchers see it
             case effects.SendStep():
                 raise AssertionError("a step is sent where its batch is kept")
             case _:
-                self._execute_for_executor(effect)
-
-    def _execute_for_executor(self, effect: effects.ExecutorEffect) -> None:
-        match effect:
-            case effects.ExecutorGone():
-                self._executor_gone(effect)
-            case effects.ExecutorServes():
-                self._on_change()
-            case effects.ExecutorHealthChanged(address, change):
-                _log_health(address, change)
-                self._on_change()
-            case effects.EngineFailed(address, call, error):
-                _log.error(
-                    "core_invariant_broken address=%s call=%s journal=%s",
-                    address,
-                    call,
-                    self._journal.position,
-                    exc_info=error,
-                )
-            case _:
                 assert_never(effect)
 
-    def _executor_gone(self, gone: effects.ExecutorGone) -> None:
-        self._on_change()
-        if gone.cause is LossCause.WITHDRAWN:
-            self.observer.executor_gone(gone.address, (), is_lost=False)
-        else:
-            is_lost = gone.cause is not LossCause.BLAMELESS
-            self.observer.executor_gone(gone.address, gone.requests, is_lost=is_lost)
-        self.membership.removed(gone)
-
-    def _tell_suspicion(
-        self,
-        effect: effects.RequestQuarantined | effects.RequestAcquitted | effects.RequestBlamed,
-    ) -> None:
-        """Operators learn which requests executors may have died of."""
-        request = effect.request
-        tracked = self._tracked.get(request.request_id)
-        if tracked is None:
-            return
-        admission = tracked.admission
-        context = LogContext(admission.name.own_id, admission.trace_id)
-        with logging_about(context):
-            match effect:
-                case effects.RequestQuarantined():
-                    _log.warning("request_quarantined num_trials=%d", request.num_trials_left)
-                    tenant = request.scheduling.tenant
-                    self._audit.record(audit_events.RequestQuarantined(tenant, context.request_id))
-                    self.observer.request_quarantined(request)
-                case effects.RequestAcquitted(_, reason):
-                    _log.info("request_acquitted why=%s", reason.value)
-                    self.observer.request_acquitted(request, reason)
-                case effects.RequestBlamed():
-                    _log.error("request_kills_executors why=%r", request.error)
-                case _:
-                    assert_never(effect)
-
-    def _tell_heads(self, now_ns: int) -> None:
-        if now_ns >= self._next_heads_ns:
-            self._next_heads_ns = now_ns + _BETWEEN_HEADS_NS
-            self.observer.heads_wait(self.heads())
+    def _deliver(self, found: StepEvents) -> None:
+        self.delivery.deliver(found)
+        for request in found.finished:
+            self._untrack(request)
 
     def _set_timer(self, at_ns: int | None) -> None:
         if self._timer is not None:
@@ -310,17 +250,14 @@ class Driver:
         """Requests that have not ended."""
         return len(self._tracked)
 
-    def heads(self) -> list[Head]:
-        """The first that no executor has, and what keeps them from each."""
-        return [Head(request, tuple(reasons)) for request, reasons in self.scheduler.heads()]
-
     def name_of(self, request: Request) -> str:
         """What its client calls an unfinished one."""
         return self._tracked[request.request_id].admission.name.own_id
 
-    def tracked(self, request_id: str) -> Tracked | None:
-        """What is known of an unfinished request, to be looked at."""
-        return self._tracked.get(request_id)
+    @property
+    def submissions(self) -> Mapping[str, Submission]:
+        """What unfinished requests were taken as, by id."""
+        return self._tracked
 
     # -- streams of clients ----------------------------------------------------------------------
 
@@ -388,8 +325,8 @@ class Driver:
         self.scheduler.check(request)
         self.delivery.expect(request.request_id, sink)
         admission.charge.begin()
-        self.observer.request_submitted(request, admission.name, self.scheduler.num_waiting)
-        self._tracked[request.request_id] = Tracked(admission, self.now_ns())
+        num_waiting = self.scheduler.num_waiting
+        self._tracked[request.request_id] = Submission(admission, self.now_ns(), num_waiting)
         self._handle(events.RequestSubmitted(request))
 
     def abort(self, name: RequestName) -> None:
@@ -440,7 +377,6 @@ class Driver:
         if not self._tracked:
             self._idle.set()
         if tracked is not None:
-            self.observer.request_ended(request)
             tracked.admission.charge.end(request)
 
 

@@ -17,8 +17,8 @@ from splitserve_cli.operators import add_operators_server, ask, operators_config
 from splitserve_client.explanations import Explanation, decode_explanation
 
 _EPILOG = """\
-exit code: 0 something is known of it; 1 nothing is, or nobody can be asked. A journal knows what
-executors were told, and when those requests came; not who was refused, nor why they waited before.
+exit code: 0 something is known of it; 1 nothing is, or nobody can be asked. A journal knows nothing
+of requests that were refused, nor of what happened before its file begins.
 """
 
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     if (arguments.request is None) != arguments.next:
         parser.error("give a REQUEST, or --next")
     if arguments.next and arguments.journal is not None:
-        parser.error("--next is for a running scheduler; a journal has no queue")
+        parser.error("--next is for a running scheduler: in a journal nobody waits any more")
     if arguments.journal is not None:
         return _explain_journal(arguments)
     return run("explain", lambda: _explain_live(arguments))
@@ -66,7 +66,7 @@ async def _explain_live(arguments: argparse.Namespace) -> int:
 
 def _explain_journal(arguments: argparse.Namespace) -> int:
     """The scheduler's own program decides again what the file says; this one does not import it."""
-    program = [sys.executable, "-P", "-m", "scheduler_service.request_lives"]
+    program = [sys.executable, "-P", "-m", "scheduler_service.watching.explain_journal"]
     command = [*program, str(arguments.journal), arguments.request]
     answer = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if answer.returncode:

@@ -21,8 +21,8 @@ _NEARLY_ALL_RATIO = 0.95
 _REFUSALS = "of which docs/operations.md says what to do (What is refused)"
 _WAITING = ("queued", "given")
 _OF_JOURNAL = (
-    "from a journal, which has what executors were told: for what a request waited that none of"
-    " them had is not in it; a running scheduler knows"
+    "from a journal: of requests that were there when the file begins, what happened before is not"
+    " in it (FILE.1 has what was before FILE)"
 )
 _NOT_RECORDED = "not_recorded"
 
@@ -156,7 +156,7 @@ def _unknown_to_journal(request_id: str, explanation: Explanation) -> Iterator[s
     yield f"nothing is known of {printable(request_id)}"
     yield (
         f"the journal has {explanation.num_living + explanation.num_ended} requests; none of those"
-        " that were refused, that no executor had yet, or that one had before this file begins"
+        " that were refused, or that ended before this file begins"
         " (FILE.1 has what was before FILE)"
     )
     yield from _alike(explanation)

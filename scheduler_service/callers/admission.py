@@ -38,9 +38,10 @@ FREE: Charge = _Free()
 class Admission:
     """`name`: what the request is called; its `request_id` is the key of that.
 
-    `trace_id`: of its trace, empty if there is none.
+    `trace_id`: of its trace, empty if there is none. `caller`: name of who submitted it.
     """
 
     name: RequestName
     charge: Charge = FREE
     trace_id: str = ""
+    caller: str = ""

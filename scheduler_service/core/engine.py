@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Container
 
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.endings import Endings
-from scheduler_service.core.lack import Lack
 from scheduler_service.core.outcomes.evacuation import detach, evacuate, take_back
 from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.outcomes.outcome_checks import OutcomeChecks
@@ -278,7 +278,7 @@ class Engine:
         self._check_open()
         self._planner.admitter.prepare(request)
 
-    def find_blocker(self, request: Request) -> Lack | None:
+    def find_blocker(self, request: Request) -> AdmissionBlocker | None:
         """Returns what keeps a waiting request from beginning now; None if nothing does.
 
         The rule of `begin`, but nobody is preempted for it.
@@ -286,7 +286,7 @@ class Engine:
         self.prepare(request)
         return None if request.is_finished else self._planner.admitter.find_blocker(request)
 
-    def begin(self, request: Request) -> Lack | None:
+    def begin(self, request: Request) -> AdmissionBlocker | None:
         """Gives a request of the waiting queue a row and blocks, or returns what it lacks.
 
         The next step computes its tokens, as far as they are not cached. Less urgent requests may

@@ -9,7 +9,7 @@ from enum import Enum, IntEnum
 
 import numpy as np
 
-from scheduler_service.core.lack import Lack
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.notes import Note
 from scheduler_service.core.request import (
     BoolArray,
@@ -164,7 +164,7 @@ class StepPlan:
     published: Mapping[int, list[int]] = field(default_factory=dict)
     planned_at_ns: int = 0
     notes: Items[Note] = ()
-    lacks: Mapping[Request, Lack] = field(default_factory=dict)
+    lacks: Mapping[Request, AdmissionBlocker] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

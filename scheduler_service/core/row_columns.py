@@ -94,6 +94,7 @@ class RowColumns:
         self.last_step_id = np.zeros(max_num_rows, np.int64)
         self.stay_ids = np.zeros(max_num_rows, np.int64)
         self.client_keys = np.zeros(max_num_rows, np.int64)
+        self._ones = np.ones(max_num_rows, np.int64)
         self.is_plain = np.zeros(max_num_rows, np.bool_)
         self.num_not_plain = 0
         self.num_without_promise = 0
@@ -326,7 +327,8 @@ class RowColumns:
         """
         num_computed = self.num_computed[row_ids]
         end = num_computed + num_new_tokens
-        step = np.array(step_id)
+        # All elements written: numpy assigns a single value to many indexes slowly.
+        step = self._ones[: len(row_ids)] * np.array(step_id)
         sampled_in = self.sampled_in_step[row_ids]
         if np.count_nonzero(sampled_in) == len(row_ids):
             steps_back, token_ids = (step - sampled_in).astype(np.int32), _NO_TOKENS
@@ -343,6 +345,7 @@ class RowColumns:
         if np.count_nonzero(is_last) < len(row_ids):
             samples = is_last
             sampling_rows, num_tokens = row_ids[is_last], num_tokens[is_last]
+            step = step[: len(sampling_rows)]
         promises = self.promises[sampling_rows] if self.num_without_promise else ONE
         self.num_tokens[sampling_rows] = num_tokens + promises
         self.sampled_in_step[sampling_rows] = step * promises

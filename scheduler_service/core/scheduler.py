@@ -15,7 +15,7 @@ from scheduler_service.core.engine import Engine
 from scheduler_service.core.outcomes.evacuation import detach
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.planning.openings import Openings
-from scheduler_service.core.policies.queue_policy import make_queue_policy
+from scheduler_service.core.queue.queue_policy import make_queue_policy
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import FinishReason, Request, RequestStatus
 from splitserve_rpc.domain_error import DomainError
@@ -118,7 +118,7 @@ class Scheduler(Engine):
         request = self.find(request_id)
         if request is not None:
             self.placement.finish(request, FinishReason.ABORTED)
-            self.queue.ended(request)
+            self.queue.ended(request.request_id)
             self.openings.changed()
         return request
 
@@ -130,7 +130,7 @@ class Scheduler(Engine):
             return None
         moved = detach(request, self.placement)
         self.placement.remove(request)
-        self.queue.ended(request)
+        self.queue.ended(request.request_id)
         self.openings.changed()
         return moved
 
@@ -160,5 +160,5 @@ class Scheduler(Engine):
     def _add_ended(self, events: StepEvents) -> StepEvents:
         events = super()._add_ended(events)
         for request in events.finished:
-            self.queue.ended(request)
+            self.queue.ended(request.request_id)
         return events

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service.core.lack import Lack
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.notes import Note
 from scheduler_service.core.plan import BlockMoves
 from scheduler_service.core.request import Request, Sequence
@@ -45,7 +45,7 @@ class StepDraft:
         self.has_swapped_out = False
         self.yielded_tenants: set[str] = set()
         self.notes: list[Note] = []
-        self.lacks: dict[Request, Lack] = {}
+        self.lacks: dict[Request, AdmissionBlocker] = {}
 
     @property
     def has_preempted(self) -> bool:

@@ -120,39 +120,6 @@ def execute_method(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCalla
     )
 
 
-class ResultTurns:
-    """Lets one result of an executor be handled in each round of the event loop.
-
-    Shared by all links of a scheduler. A round reads at most one message of a client's stream; if
-    it also handled the results of all executors, requests would come in slower the more there are.
-    """
-
-    def __init__(self) -> None:
-        self._is_taken = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def take(self) -> None:
-        """Returns in the round in which the caller may handle its result."""
-        loop = asyncio.get_running_loop()
-        if not self._is_taken:
-            self._is_taken = True
-            loop.call_soon(self._begin_round, loop)
-            return
-        turn = loop.create_future()
-        self._waiting.append(turn)
-        await turn
-
-    def _begin_round(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_taken = False
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():  # cancelled
-                turn.set_result(None)
-                self._is_taken = True
-                loop.call_soon(self._begin_round, loop)
-                return
-
-
 class ExecutorLink:
     """Sends batches and yields results in order, across calls that break.
 
@@ -166,13 +133,11 @@ class ExecutorLink:
         info: executor.ExecutorInfo,
         config: LinkConfig,
         identity: ClusterIdentity = NOBODY,
-        turns: ResultTurns | None = None,
     ) -> None:
-        """`identity`: who we are to the executor. `turns`: shared with links to others."""
+        """`identity`: who we are to the executor."""
         self.info = info
         self._config = config
         self._identity = identity
-        self._turns = turns or ResultTurns()
         self._target = config.target or info.address
         self._metadata = identity.metadata
         self._use(self._open_channel())
@@ -313,7 +278,6 @@ class ExecutorLink:
                 self._num_results += 1
                 if self._unanswered and result.step_id == self._unanswered[0].step_id:
                     self._unanswered.popleft()
-                await self._turns.take()
                 yield result
         finally:
             watching.cancel()

@@ -25,7 +25,7 @@ from scheduler_service.step_codec import (
 from splitserve.executor.v1 import executor_pb2 as executor
 
 # Repetitions in a row of results that came before; nothing but these could go on for ever.
-_MAX_REPEATED = 1000
+MAX_REPEATED = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class ExecutorSession:
             self._num_repeated = 0
             return False
         self._num_repeated += 1
-        if self._num_repeated > _MAX_REPEATED:
+        if self._num_repeated > MAX_REPEATED:
             raise ExecutorLost(f"it broke the step contract: step {step_id} is answered for ever")
         _log.warning("step_answered_again address=%s step_id=%d", self.address, step_id)
         return True

@@ -10,8 +10,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from scheduler_service.audit import events as audit_events
-from scheduler_service.audit.audit import Audit
 from scheduler_service.config import ClusterConfig
 from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
 from scheduler_service.executors.applicants import VERIFY_TIMEOUT_S, Applicants
@@ -55,14 +53,12 @@ class Membership:
         config: ClusterConfig,
         scheduler_epoch: int,
         now_ns: Callable[[], int],
-        audit: Audit,
         connect: Connect,
         report: Report,
     ) -> None:
         self._config = config
         self._scheduler_epoch = scheduler_epoch
         self._now_ns = now_ns
-        self._audit = audit
         self._connect = connect
         self._report = report
         self.sessions: dict[str, ExecutorSession] = {}
@@ -275,11 +271,6 @@ class Membership:
             if self.sessions.get(session.address) is not session:
                 return
             session.is_connected = self._has_served = True
-            info = session.info
-            _log.info("executor_joined address=%s epoch=%d", info.address, info.executor_epoch)
-            self._audit.record(
-                audit_events.ExecutorRegistered(info.address, info.executor_epoch, info.model.name)
-            )
             self._report(events.ExecutorConnected(session.address), None)
             await session.run()
         except ExecutorLost as lost:
@@ -303,36 +294,10 @@ class Membership:
         self._pulse.forget(gone.address)
         self._signs_of_life.forget(gone.address)
         self._drains.gone(gone.address, num_moved=gone.num_moved, is_lost=not gone.is_drained)
-        self._announce(gone)
         if session.task is not None and session.task is not asyncio.current_task():
             session.task.cancel()
         if not self._has_served and not self.sessions:
             self._accepted_model = None
-
-    def _announce(self, gone: ExecutorGone) -> None:
-        """Tells the log and the audit log."""
-        num_requests = len(gone.requests)
-        if gone.is_drained:
-            _log.info("executor_drained address=%s", gone.address)
-            self._audit.record(audit_events.ExecutorDrained(gone.address, gone.epoch))
-        elif gone.cause is LossCause.WITHDRAWN:
-            _log.error(
-                "executor_withdrawn address=%s num_requests=%d reason=%r",
-                gone.address,
-                num_requests,
-                gone.why,
-            )
-            self._audit.record(
-                audit_events.ExecutorWithdrawn(gone.address, gone.epoch, num_requests)
-            )
-        else:
-            _log.warning(
-                "executor_lost address=%s num_requests=%d reason=%r",
-                gone.address,
-                num_requests,
-                gone.why,
-            )
-            self._audit.record(audit_events.ExecutorLost(gone.address, gone.epoch, num_requests))
 
     async def close(self) -> None:
         """Ends all calls, and takes nobody any more."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler_service.core.engine import Engine
-from scheduler_service.core.policies.urgency import expires
+from scheduler_service.core.queue.key_order import expires
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.executor_losses import FleetLosses, Loss, LossCause, RequestLosses
 from scheduler_service.fleet.overdue import MAX_OVERDUE, end_overdue

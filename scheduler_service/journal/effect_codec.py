@@ -31,27 +31,26 @@ _PLAIN_EFFECTS: Mapping[type[Any], str] = MappingProxyType(
 )
 
 
-def encode_effect(effect: effects.Effect, batch: bytes = b"") -> journal.JournaledEffect:
-    """Returns the message of an effect. `batch`: the encoded ScheduleBatch of a `SendStep`."""
+def encode_effect(
+    effect: effects.Effect, message: journal.JournaledEffect, batch: bytes = b""
+) -> None:
+    """Sets `message`, which is empty. `batch`: the encoded ScheduleBatch of a `SendStep`."""
     match effect:
         case effects.SendStep(address, _):
-            return journal.JournaledEffect(send_step=journal.SendStep(address=address, batch=batch))
+            message.send_step.address = address
+            message.send_step.batch = batch
         case effects.DeliverTokens(events):
-            return journal.JournaledEffect(deliver_tokens=_describe_delivery(events))
+            _describe_delivery(events, message.deliver_tokens)
         case effects.ExecutorGone():
-            return journal.JournaledEffect(executor_gone=_describe_gone(effect))
+            message.executor_gone.CopyFrom(_describe_gone(effect))
         case effects.EngineFailed(address, call, error):
-            text = describe_error(error)
-            failed = journal.EngineFailed(address=address, call=call, error=text)
-            return journal.JournaledEffect(engine_failed=failed)
-    message = journal.JournaledEffect()
-    if type(effect) in _PLAIN_EFFECTS:
-        plain = getattr(message, _PLAIN_EFFECTS[type(effect)])
-        plain.SetInParent()
-        encode_fields(effect, plain)
-    else:
-        _encode_of_request(effect, message)
-    return message
+            message.engine_failed.address = address
+            message.engine_failed.call = call
+            message.engine_failed.error = describe_error(error)
+        case effects.ExecutorServes() | effects.ExecutorHealthChanged() | effects.WakeAt():
+            encode_fields(effect, getattr(message, _PLAIN_EFFECTS[type(effect)]))
+        case _:
+            _encode_of_request(effect, message)
 
 
 def _encode_of_request(effect: effects.Effect, message: journal.JournaledEffect) -> None:
@@ -84,21 +83,21 @@ def describe_error(error: Exception) -> str:
     return f"{name} {error.reason}" if isinstance(error, DomainError) else name
 
 
-def _describe_delivery(events: StepEvents) -> journal.DeliverTokens:
+def _describe_delivery(events: StepEvents, message: journal.DeliverTokens) -> None:
     checksum = crc32(events.token_ids.data, crc32(events.client_keys.data))
     for event in events.tokens:
         request_id = event.sequence.request.request_id
         text = f"{request_id} {event.sequence.index} {event.token_id}"
         checksum = crc32(text.encode(), checksum)
-    num_tokens = len(events.token_ids) + len(events.tokens)
-    message = journal.DeliverTokens(num_tokens=num_tokens, tokens_crc32=checksum)
+    message.SetInParent()
+    message.num_tokens = len(events.token_ids) + len(events.tokens)
+    message.tokens_crc32 = checksum
     for _, scored in events.prompt_logprobs:
         message.num_prompt_logprobs += len(scored)
     for sequence in events.finished_sequences:
         message.finished_sequences.append(f"{sequence.request.request_id} {sequence.index}")
     for request in events.finished:
         message.finished.append(_describe_end(request))
-    return message
 
 
 def _describe_end(request: Request) -> journal.EndedRequest:

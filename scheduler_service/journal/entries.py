@@ -45,11 +45,11 @@ class Entries:
             self.executors[joined.address] = joined
         encoded = iter(batches)
         for effect in found:
+            batch = b""
             if isinstance(effect, effects.SendStep):
-                batch = next(encoded, None) or self._encode(effect.address, effect.plan)
-                entry.effects.append(encode_effect(effect, batch.data))
-                continue
-            entry.effects.append(encode_effect(effect))
+                sent = next(encoded, None) or self._encode(effect.address, effect.plan)
+                batch = sent.data
+            encode_effect(effect, entry.effects.add(), batch)
             if isinstance(effect, effects.ExecutorGone):
                 self._forget(effect)
 

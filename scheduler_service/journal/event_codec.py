@@ -56,9 +56,7 @@ def encode_event(
             _encode_joined(event, entry.executor_joined)
         case _:
             name, _ = _PLAIN_EVENTS[type(event)]
-            message = getattr(entry, name)
-            message.SetInParent()
-            encode_fields(event, message)
+            encode_fields(event, getattr(entry, name))
 
 
 def decode_event(entry: journal.JournalEntry) -> events.Event:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from scheduler_service.core.config import (
@@ -30,24 +32,37 @@ NO_CONVERTERS: Converters = MappingProxyType({})
 
 def encode_fields(value: object, message: Message) -> None:
     """Sets all fields of `message` from the attributes of `value` that have their names."""
-    for field in message.DESCRIPTOR.fields:
-        part = getattr(value, field.name)
+    message.SetInParent()
+    for name, has_presence in _fields(message.DESCRIPTOR):
+        part = getattr(value, name)
         if part is None:
             continue
+        # Without presence an absent field is an empty one. Negative zeros are not empty.
+        if not part and not has_presence and not isinstance(part, float):
+            continue
         if isinstance(part, Mapping):
-            getattr(message, field.name).update(part)
+            getattr(message, name).update(part)
         elif isinstance(part, frozenset):
             elements = [item.value if isinstance(item, Enum) else item for item in part]
-            getattr(message, field.name).extend(sorted(elements))
+            getattr(message, name).extend(sorted(elements))
         elif isinstance(part, tuple):
             for tokens in part:
-                getattr(message, field.name).add(token_ids=tokens)
+                getattr(message, name).add(token_ids=tokens)
         elif isinstance(part, Grammar):
-            encode_grammar(part, getattr(message, field.name))
+            encode_grammar(part, getattr(message, name))
         elif is_dataclass(part):
-            encode_fields(part, getattr(message, field.name))
+            encode_fields(part, getattr(message, name))
         else:
-            setattr(message, field.name, part.value if isinstance(part, Enum) else part)
+            setattr(message, name, part.value if isinstance(part, Enum) else part)
+
+
+@cache
+def _fields(kind: Descriptor) -> tuple[tuple[str, bool], ...]:
+    """Names of the fields of a message, and whether each has presence.
+
+    To ask a descriptor takes longer than to encode a field.
+    """
+    return tuple((field.name, field.has_presence) for field in kind.fields)
 
 
 def decode_fields(message: Message, converters: Converters = NO_CONVERTERS) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.engine import Engine
-from scheduler_service.core.lack import Lack
 from scheduler_service.core.request import Request
 
 Life: TypeAlias = tuple[str, int]
@@ -41,7 +41,7 @@ class ExecutorState:
     has_lost_events: bool = False
     has_answered: bool = False
     num_moved: int = 0
-    lacks: Mapping[Request, Lack] = field(default_factory=dict)
+    lacks: Mapping[Request, AdmissionBlocker] = field(default_factory=dict)
 
     @property
     def life(self) -> Life:

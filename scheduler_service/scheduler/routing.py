@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from scheduler_service.assignment import AssignedFor, Assignment
-from scheduler_service.core.lack import Lack
-from scheduler_service.core.policies.request_queue import Lanes, all_lanes
+from scheduler_service.core.admission_blocker import AdmissionBlocker
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.planning.arrival_checks import fits
+from scheduler_service.core.queue.lanes import OpenLanes
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import Request, RequestStatus
 from scheduler_service.fleet.host_state import ASSUMED_TOKEN_NS, HostState
@@ -92,9 +94,10 @@ class Routing:
         self._states: dict[ExecutorState, HostState] = {}
         # Executors of which something has changed since they were looked at.
         self._changed: dict[ExecutorState, None] = {}
-        self._num_kinds = 0
-        # Kinds of executors that a request fits, of so many that there were when it was judged.
-        self._fitting: dict[str, tuple[int, frozenset[int]]] = {}
+        # Kinds of executors that there were, by number, and their configurations.
+        self._kinds: list[SchedulerConfig] = []
+        # By the name of a group in the queue: the kinds of executors that its requests fit.
+        self._groups: dict[str, frozenset[int]] = {}
         self._holds: dict[str, _Hold] = {}
         # Requests that begin at an executor that plans a step in this tick.
         self._assigned: dict[str, ExecutorState] = {}
@@ -127,11 +130,18 @@ class Routing:
 
     def _kind_of(self, executor: ExecutorState) -> int:
         """The number of executors with the same configuration; a new one for the first of them."""
-        for other, state in self._states.items():
-            if other.config == executor.config:
-                return state.kind
-        self._num_kinds += 1
-        return self._num_kinds
+        if executor.config in self._kinds:
+            return self._kinds.index(executor.config)
+        self._kinds.append(executor.config)
+        for request in list(self._queue):
+            self._queue.set_group(request, self.group_of(request))
+        self._forget_groups()
+        return len(self._kinds) - 1
+
+    def _forget_groups(self) -> None:
+        """Forgets groups of which no request waits."""
+        used = {self.group_of(request) for request in self._queue}
+        self._groups = {name: kinds for name, kinds in self._groups.items() if name in used}
 
     def _release(self, executor: ExecutorState) -> None:
         request_id = self._reserving.pop(executor, None)
@@ -180,7 +190,6 @@ class Routing:
 
     def forget(self, request_id: str) -> None:
         """Forgets a request that has begun or ended."""
-        self._fitting.pop(request_id, None)
         self._holds.pop(request_id, None)
         self._assigned.pop(request_id, None)
         self._reasons.pop(request_id, None)
@@ -188,21 +197,25 @@ class Routing:
         if executor is not None:
             del self._reserving[executor]
 
+    def group_of(self, request: Request) -> str:
+        """Returns the name of the group of requests that fit the same kinds of executors."""
+        kinds = frozenset(n for n, config in enumerate(self._kinds) if fits(request, config))
+        name = ",".join(map(str, sorted(kinds)))
+        self._groups[name] = kinds
+        return name
+
     def fits_some(self, request: Request) -> bool:
         """Returns whether an executor that takes requests could ever run the request."""
         here = {state.kind for state in self._states.values()}
         return not here.isdisjoint(self._kinds_for(request))
 
     def _kinds_for(self, request: Request) -> frozenset[int]:
-        judged = self._fitting.get(request.request_id)
-        if judged is None or judged[0] != self._num_kinds:
-            engines = {state.kind: executor.engine for executor, state in self._states.items()}
-            kinds = frozenset(kind for kind, engine in engines.items() if engine.fits(request))
-            if judged is not None:
-                # Kinds of which none is here now.
-                kinds |= judged[1] - engines.keys()
-            judged = self._fitting[request.request_id] = (self._num_kinds, kinds)
-        return judged[1]
+        return self._groups[self._queue.group_of(request)]
+
+    def _groups_for(self, kind: int) -> list[str] | None:
+        """The groups of requests that fit a kind of executors; None for all."""
+        names = [name for name, kinds in self._groups.items() if kind in kinds]
+        return None if len(names) == len(self._groups) else names
 
     def is_held(self, request_id: str) -> bool:
         """Returns whether a request waits for a busy executor."""
@@ -223,7 +236,7 @@ class Routing:
             hold.end(now_ns)
         return any(hold.is_over for hold in before)
 
-    def obstacle(self, request: Request, executor: ExecutorState) -> Lack | Obstacle:
+    def obstacle(self, request: Request, executor: ExecutorState) -> AdmissionBlocker | Obstacle:
         """Returns what keeps a request of the queue from an executor, as far as that is known."""
         if not executor.engine.fits(request):
             return Obstacle.UNFIT
@@ -242,14 +255,13 @@ class Routing:
         """Returns the queue as an executor sees it that is about to plan a step."""
         return EngineQueue(self, self._queue, executor)
 
-    def candidates(
-        self, executor: ExecutorState, open_lanes: Callable[[], Lanes]
-    ) -> Iterator[Request]:
+    def candidates(self, executor: ExecutorState, open_lanes: OpenLanes) -> Iterator[Request]:
         """Iterates over the requests that had better begin at `executor` than elsewhere."""
         if executor not in self._states:
             return
         self._look()
         walk = _Walk(self._states[executor])
+        open_lanes.groups = self._groups_for(walk.state.kind)
         for request in self._queue.candidates(open_lanes):
             if walk.held and not self._may_pass(request, walk.held):
                 return
@@ -273,6 +285,7 @@ class Routing:
         if walk.state.kind not in kinds:
             return False
         if len(self._states) == 1:
+            self._reasons[request.request_id] = (AssignedFor.ONLY_ONE, None, None)
             return True
         if self._is_avoided(request, executor, kinds):
             return False
@@ -450,7 +463,7 @@ class EngineQueue:
         """When the request that has waited longest was queued; None if none waits."""
         return self._queue.waits_since_ns
 
-    def candidates(self, open_lanes: Callable[[], Lanes] = all_lanes) -> Iterator[Request]:
+    def candidates(self, open_lanes: OpenLanes) -> Iterator[Request]:
         """Iterates over the requests that this executor may begin, in the order of the queue."""
         return self._routing.candidates(self._executor, open_lanes)
 

@@ -13,12 +13,12 @@ from itertools import islice
 from typing import TypeVar, assert_never
 
 from scheduler_service.assignment import AssignedFor, Assignment
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.config import FleetConfig, SchedulerConfig
 from scheduler_service.core.engine import Engine
-from scheduler_service.core.lack import Lack
 from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
 from scheduler_service.core.planning.arrival_checks import check_request, fits
-from scheduler_service.core.policies.queue_policy import make_queue_policy
+from scheduler_service.core.queue.queue_policy import make_queue_policy
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import Request, RequestStatus
 from scheduler_service.fleet.executor_losses import Loss, LossCause
@@ -266,7 +266,7 @@ class Scheduler:
             for request in islice(self.queue.candidates(), _MAX_HEADS)
         ]
 
-    def obstacle(self, request: Request, executor: ExecutorState) -> Lack | Obstacle:
+    def obstacle(self, request: Request, executor: ExecutorState) -> AdmissionBlocker | Obstacle:
         """Returns what keeps a request of the queue from an executor, as far as that is known."""
         return self._routing.obstacle(request, executor)
 
@@ -306,7 +306,7 @@ class Scheduler:
     def _push(self, request: Request) -> None:
         """Has a request wait that no executor has."""
         request.status = RequestStatus.WAITING
-        self.queue.push(request)
+        self.queue.push(request, self._routing.group_of(request))
         self._awake.update(self._idle)
 
     def _abort(self, request_id: str) -> None:
@@ -329,7 +329,7 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         request_id = request.request_id
-        self.queue.ended(request)
+        self.queue.ended(request_id)
         self._routing.forget(request_id)
         self._quarantine.forget(request_id)
         self._health.request_ended(request_id)
@@ -468,8 +468,8 @@ class Scheduler:
         for request in verdict.released:
             self._push(request)
         for place in [left for left in self.places.values() if left.executor is executor]:
-            # An engine so broken that it could not even give this one back.
-            if not place.request.is_finished:
+            # An engine so broken that it could not even give this one back, or say how it ended.
+            if place.request.error is None:
                 end_with_fault(place.request)
             self._end(place.request)
         self._has_changed = True

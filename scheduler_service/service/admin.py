@@ -11,10 +11,10 @@ from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.events import OperatorCalled
 from scheduler_service.driver import Driver
 from scheduler_service.journal.journal import software_version
-from scheduler_service.request_lives.explanation import explain, explain_queue
-from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.drain_timeout import read_timeout_s
+from scheduler_service.watching.explanation import explain, explain_queue
+from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
@@ -116,7 +116,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if self._recorder is None:
             return admin_pb2.ExplainResponse()
         wall_offset_ns = time.time_ns() - self._recorder.now_ns
-        heads = self._cluster.heads()
+        heads = self._cluster.scheduler.heads()
         return explain(self._recorder, request.request_id, heads, wall_offset_ns)
 
     async def ExplainQueue(
@@ -127,10 +127,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._audit.record(OperatorCalled("ExplainQueue", context.peer(), name))
         cluster = self._cluster
         return explain_queue(
-            cluster.heads(),
+            cluster.scheduler.heads(),
             cluster.scheduler.num_waiting,
             sum(engine.takes_requests for engine in cluster.executors),
-            lambda head: cluster.name_of(head.request),
+            cluster.name_of,
         )
 
 

@@ -72,7 +72,7 @@ class Intake:
         request = self._decode(message, name, tenant)
         check_request(request, limits, tenant)
         _limit_output(request, limits.max_output_tokens, config)
-        return Accepted(request, Admission(name, charge))
+        return Accepted(request, Admission(name, charge, caller=caller.name))
 
     def _tenant(self, message: api.GenerateRequest, caller: Caller) -> str:
         """Whom the request is for. Raises DomainError(SCHEDULING_PARAMS_INVALID)."""

@@ -34,7 +34,7 @@ from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.log_context import LogContext, log_context
 
 if TYPE_CHECKING:
-    from scheduler_service.tracing.request_traces import RequestTraces
+    from scheduler_service.watching.request_traces import RequestTraces
 
 # As much as a call takes whose caller does not read.
 _CHUNK_BYTES = 64 * 1024
@@ -82,9 +82,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._checks = CallerChecks(callers)
         self._names = CallerNames(callers)
         self._intake = Intake(cluster, callers)
-        self._request_log = RequestLog(
-            audit, cluster.observer, tells_tenants_apart=callers.knows_callers
-        )
+        self._request_log = RequestLog(cluster, audit, tells_tenants_apart=callers.knows_callers)
         self._open_calls = OpenCalls()
         self._pauses = RefusalPauses(sleep)
         self._readiness = readiness
@@ -101,12 +99,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         tenant = self._checks.known_tenant(caller)
         with self._open_calls.stream(tenant), self._cluster.client_stream(stream):
             with self._request_log.refusals(request, caller):
-                accepted = self._request_log.followed(self._intake.accept(request, caller))
+                accepted = self._intake.accept(request, caller)
                 accepted.request.client_key = client_key(stream.number, 0)
                 stream.request_id = accepted.admission.name.own_id
                 with self._traced(accepted, request, context) as admission:
                     self._cluster.submit(accepted.request, RequestSink(stream, 0), admission)
-            self._request_log.admitted(accepted, caller, self._cluster.served.model)
             while (response := await stream.outbox.get()) is not None:
                 yield response
 
@@ -177,7 +174,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 caller = self._checks.of_submit(opener.credential, submit.credential)
             with self._request_log.refusals(submit.request, caller):
                 self._cluster.check_accepting()
-                accepted = self._request_log.followed(self._intake.accept(submit.request, caller))
+                accepted = self._intake.accept(submit.request, caller)
                 accepted.request.client_key = client_key(stream.number, handle)
                 stream.begin(handle, accepted.admission.name)
                 sink = RequestSink(stream, handle)
@@ -185,7 +182,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 traced = self._traced(accepted, submit.request, is_of_gateway=is_of_gateway)
                 with traced as admission:
                     self._cluster.submit(accepted.request, sink, admission)
-            self._request_log.admitted(accepted, caller, self._cluster.served.model)
         except DomainError as error:
             stream.names.pop(handle, None)
             stream.reject(handle, encode_rejection(error))

@@ -22,7 +22,7 @@ from starlette.requests import Request
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
-from scheduler_service.request_lives.life_recorder import LifeRecorder
+from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve_client import AsyncClient, SamplingParams, SchedulingParams
 from splitserve_live.state import LiveState
 from splitserve_live.words import BLOCK_STATES
@@ -63,7 +63,9 @@ class Stack:
     async def state(self) -> LiveState:
         """What the scheduler says now."""
         state = LiveState()
-        with self.scheduler.view.watching(self.scheduler.cluster) as watcher:
+        with self.scheduler.view.watching(
+            self.scheduler.cluster.scheduler, self.scheduler.cluster.submissions
+        ) as watcher:
             state.take(watcher.frame())
         return state
 
@@ -104,7 +106,7 @@ async def held_stack(
     async with (
         browser() as chromium,
         scheduler_in_process(
-            executor, config=SWAPS, observer=LifeRecorder(100, monotonic_ns)
+            executor, config=SWAPS, watchers=[LifeRecorder(100, monotonic_ns)]
         ) as scheduler,
         AsyncClient(scheduler.address) as client,
         live_page([scheduler.address]) as url,
@@ -120,7 +122,7 @@ async def held_stack(
         try:
             watch.hold(after=3)
             await watch.wait_held()
-            while not scheduler.cluster.executors[0].scheduler.num_swapped:
+            while not scheduler.cluster.executors[0].engine.num_swapped:
                 watch.hold(after=1)
                 await watch.wait_held()
             await page.goto(url)
@@ -210,7 +212,7 @@ async def test_request_has_its_end_when_it_was_chosen_before_it_began() -> None:
         await expect(facts).to_contain_text("waits")
         # How many tokens it has is told once it runs.
         await expect(stack.page.locator("#life-body")).to_contain_text("not seen yet")
-        rows = stack.scheduler.cluster.executors[0].scheduler.placement.rows
+        rows = stack.scheduler.cluster.executors[0].engine.placement.rows
         while "late" not in {sequence.request.request_id for sequence in rows.running}:
             stack.watch.hold(after=1)
             await stack.watch.wait_held()

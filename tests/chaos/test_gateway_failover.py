@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from splitserve_client import Executor
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
-from tests.support.processes.forked import ROOT
 from tests.support.processes.gateway_process import GatewayProcess, gateway_process
 from tests.support.processes.http_answers import HttpAnswer
 from tests.support.processes.mortal_scheduler import mortal_scheduler
 from tests.support.processes.patience import PATIENCE_S
-from tests.support.processes.processes import Processes, processes
 
 # A machine with much other work takes its time.
 pytestmark = pytest.mark.timeout(1800)
 
-BUNDLED = ROOT / "executor_service" / "bundled_model"
 PROMPT = "one two three"
 USAGE: Any = {"stream": True, "stream_options": {"include_usage": True}}
 # Path and body of each; of the last nothing comes before its end.
@@ -39,13 +34,6 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 # One of them has two prompts.
 NUM_REQUESTS = len(REQUESTS) + 1
-STORY: Any = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}]}
-# For the bundled model. The first is read as it comes.
-STORIES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("/v1/chat/completions", {**STORY, "temperature": 0, **USAGE}),
-    ("/v1/responses", {"input": "Tell me a story.", "temperature": 0, "stream": True}),
-    ("/v1/chat/completions", {**STORY, "seed": 4, "n": 2}),
-)
 
 # A scheduler that is slow to answer is taken for lost until it does: there is none, or none for
 # the model.
@@ -133,45 +121,3 @@ async def test_requests_are_refused_with_503_while_the_only_scheduler_drains(
         await first.start()
         await gateway.wait_ready()
         assert await ask(gateway, path, body) == answer
-
-
-async def test_stories_of_the_bundled_model_go_on_at_another_scheduler(tmp_path: Path) -> None:
-    with processes(BUNDLED) as here, processes(BUNDLED) as there:
-        for running, name in ((here, "here"), (there, "there")):
-            running.start_scheduler()
-            running.start_executor("--dtype", "float32", "--served-model-name", name)
-        async with gateway_process(here.address, there.address) as gateway:
-            await gateway.wait_models({"here", "there"})
-            # Nothing comes before all are there.
-            signal_executor(here, signal.SIGSTOP)
-            reading = asyncio.create_task(read_and_kill(gateway, here))
-            asking = [asyncio.create_task(ask(gateway, *story, "here")) for story in STORIES[1:]]
-            await here.wait_until(lambda executors: num_requests(executors) == len(STORIES))
-            signal_executor(here, signal.SIGCONT)
-            moved = await asyncio.gather(reading, *asking)
-            assert moved == [await ask(gateway, *story, "there") for story in STORIES]
-
-
-def num_requests(executors: list[Executor]) -> int:
-    return sum(e.num_running_requests + e.num_waiting_requests for e in executors)
-
-
-async def read_and_kill(gateway: GatewayProcess, running: Processes) -> HttpAnswer:
-    """The answer to the first of STORIES; kills the scheduler of `running` in its middle."""
-    path, body = STORIES[0]
-    body = {"model": "here", "max_tokens": 60, "ignore_eos": True, **body}
-    text = ""
-    async with gateway.http.stream("POST", path, json=body) as answer:
-        assert answer.status_code == 200
-        async for part in answer.aiter_text():
-            text += part
-            if text.count("data: ") > 8 and running.is_scheduler_alive:
-                signal_executor(running, signal.SIGSTOP)
-                assert "[DONE]" not in text
-                running.kill_scheduler()
-    return HttpAnswer.of(text)
-
-
-def signal_executor(running: Processes, number: signal.Signals) -> None:
-    (executor,) = running.executors.values()
-    executor.send_signal(number)

@@ -53,6 +53,18 @@ def _results(output: str) -> list[dict[str, Any]]:
         ("grammars", "--vocab 400 --rows 2 --steps 4", {"vocab_size"}),
         ("callers", "--runs 10 --keys 10", {"door_us", "known_us"}),
         pytest.param(
+            "grpc_messages",
+            "--streams 2 --messages 20 --rounds 1 --ways bytes sockets synchronous",
+            {"way", "threads", "us", "switches"},
+            marks=pytest.mark.thorough("a process for each way; `wire` stays"),
+        ),
+        pytest.param(
+            "ceiling",
+            "--executors 1 --rows 4 --step-ms 2 --seconds 0.5 --prompt-tokens 20 --max-tokens 2",
+            {"us_per_step", "us_per_request"},
+            marks=pytest.mark.thorough("processes and a load; `serving` stays"),
+        ),
+        pytest.param(
             "observability_cost",
             "--executors 1 --rows 4 --step-ms 2 --seconds 0.5 --warm-up 0.2 --rounds 1",
             {"tokens_per_s"},

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.request_lives.life import Life
-from scheduler_service.request_lives.life_event import LifeEvent, LifeKind
-from scheduler_service.request_lives.life_recorder import LifeRecorder
+from scheduler_service.watching.explain_journal import lives_of
+from scheduler_service.watching.life import Life, LifeEvent, LifeKind
+from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve_client import AsyncClient, RequestIdInUse, SamplingParams
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch
@@ -34,7 +34,7 @@ async def explain(*options: str) -> tuple[int, str]:
 async def test_explain_tells_the_life_of_a_request_by_its_id_and_of_no_other() -> None:
     recorder = LifeRecorder(100, time.monotonic_ns)
     async with (
-        scheduler_in_process(FakeExecutor(), observer=recorder) as scheduler,
+        scheduler_in_process(FakeExecutor(), watchers=[recorder]) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):
         params = SamplingParams(seed=1, max_tokens=5)
@@ -58,7 +58,7 @@ async def test_explain_next_says_what_keeps_the_first_when_all_rows_are_taken() 
     config = ClusterConfig(max_num_seqs=1, reconnect_timeout_s=0.1, step_patience_s=300.0)
     executor, ids = FakeExecutor(fault=watch), ("r0", "r1", "r2", "r3")
     async with (
-        scheduler_in_process(executor, config=config, observer=recorder) as scheduler,
+        scheduler_in_process(executor, config=config, watchers=[recorder]) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):
         watch.hold(after=2)
@@ -80,7 +80,7 @@ async def test_explain_next_says_what_keeps_the_first_when_all_rows_are_taken() 
         code, text = await explain("--next", where)
         assert code == 0
         assert f"  {executor.address}: " in text
-        queued = scheduler.cluster.name_of(scheduler.cluster.heads()[0].request)
+        queued = scheduler.cluster.name_of(scheduler.cluster.scheduler.heads()[0][0])
         _, text = await explain(queued, where)
         assert "what keeps it now:" in text
         with pytest.raises(RequestIdInUse):
@@ -98,10 +98,13 @@ async def test_explain_says_that_nothing_is_written_down_when_a_scheduler_has_no
 
 
 async def test_explain_tells_the_same_of_a_journal_when_no_scheduler_runs() -> None:
-    code, text = await explain("r3", f"--journal={REPLAYED}")
-    assert (code, text.startswith("request r3, tenant a\n")) == (0, True)
+    lives = lives_of(Path(REPLAYED), 1000).ended
+    kinds = {life.request_id: {event.kind for event in life.events} for life in lives}
+    preempted = next(name for name, found in kinds.items() if LifeKind.PREEMPTED in found)
+    code, text = await explain(preempted, f"--journal={REPLAYED}")
+    assert (code, text.startswith(f"request {preempted}")) == (0, True)
     assert "preempted" in text
-    assert (await explain("r3", f"--journal={REPLAYED}")) == (code, text)
+    assert (await explain(preempted, f"--journal={REPLAYED}")) == (code, text)
     assert "for what a request waited that none of them had is not in it" in text
     code, text = await explain("nobody", f"--journal={REPLAYED}")
     assert (code, "none of those that were refused" in text) == (1, True)

@@ -11,12 +11,10 @@ import pytest
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
-from scheduler_service.core.plan import StepOutcome, StepPlan
 from scheduler_service.driver import Driver
-from scheduler_service.live.live_view import MAX_WATCHERS, LiveView
-from scheduler_service.live.pace import Pace
-from scheduler_service.live.watcher import Watcher
-from scheduler_service.observer import NoObserver, Observers
+from scheduler_service.scheduler.effects import SendStep
+from scheduler_service.watching.live_view import MAX_WATCHERS, LiveView, LiveWatcher, Pace
+from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_client import AsyncClient, ClientConfig, SamplingParams
 from splitserve_live.feeds import Feeds
@@ -49,26 +47,28 @@ class Moments:
 
 
 @dataclass(slots=True)
-class Looks(NoObserver):
+class Looks:
     """Watchers of whom some look at every step, some now and then, beside one who just came."""
 
     view: LiveView
     moments: Moments
     num_looks: int = 0
     cluster: Driver | None = None
-    seen: list[tuple[Watcher, int, LiveState]] = field(default_factory=list)
+    seen: list[tuple[LiveWatcher, int, LiveState]] = field(default_factory=list)
 
     def begin(self, cluster: Driver, stack: ExitStack) -> None:
         self.cluster = cluster
         for every in (1, 1, 3, 3, 7):
-            watcher = stack.enter_context(self.view.watching(cluster))
+            watcher = stack.enter_context(
+                self.view.watching(cluster.scheduler, cluster.submissions)
+            )
             self.seen.append((watcher, every, LiveState()))
 
-    def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
-        self._look()
-
-    def step_answered(self, address: str, outcome: StepOutcome) -> None:
-        self._look()
+    def see(self, turn: Turn) -> None:
+        is_answered = turn.answered is not None
+        num_sent = sum(isinstance(effect, SendStep) for effect in turn.effects)
+        for _ in range(is_answered + num_sent):
+            self._look()
 
     def _look(self) -> None:
         if self.cluster is None:
@@ -78,7 +78,7 @@ class Looks(NoObserver):
         looking = [(each, state) for each, every, state in self.seen if not self.num_looks % every]
         for watcher, state in looking:
             state.take(watcher.frame())
-        with self.view.watching(self.cluster) as newcomer:
+        with self.view.watching(self.cluster.scheduler, self.cluster.submissions) as newcomer:
             fresh = LiveState()
             fresh.take(newcomer.frame())
         for _, state in looking:
@@ -113,13 +113,13 @@ async def test_watchers_know_the_same_however_often_each_of_them_looks() -> None
     looks = Looks(view, moments)
     executor = FakeExecutor(num_device_blocks=24, num_host_blocks=64)
     async with (
-        scheduler_in_process(executor, config=SWAPS, observer=Observers(view, looks)) as scheduler,
+        scheduler_in_process(executor, config=SWAPS, watchers=[view, looks]) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):
         with ExitStack() as stack:
             looks.begin(scheduler.cluster, stack)
             await complete_all(client, 6)
-            assert scheduler.cluster.executors[0].scheduler.num_preemptions > 0
+            assert scheduler.cluster.executors[0].engine.num_preemptions > 0
             assert looks.num_looks > 60
             assert moments.num_made == looks.num_looks
             looks.cluster = None
@@ -131,7 +131,7 @@ async def test_watchers_know_names_when_those_of_others_were_dropped() -> None:
     view = LiveView(moments.unix_ms, moments.number_of, Pace(lambda: 0))
     looks = Looks(view, moments)
     async with (
-        scheduler_in_process(FakeExecutor(), observer=Observers(view, looks)) as scheduler,
+        scheduler_in_process(FakeExecutor(), watchers=[view, looks]) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):
         with ExitStack() as stack:
@@ -145,10 +145,13 @@ async def test_watchers_know_names_when_those_of_others_were_dropped() -> None:
 async def test_frames_are_made_once_for_all_when_watchers_go_from_moment_to_moment() -> None:
     moments = Moments()
     view = LiveView(moments.unix_ms, moments.number_of, Pace(lambda: 0))
-    async with scheduler_in_process(FakeExecutor(), observer=view) as scheduler:
+    async with scheduler_in_process(FakeExecutor(), watchers=[view]) as scheduler:
         with ExitStack() as stack:
             watchers = [
-                stack.enter_context(view.watching(scheduler.cluster)) for _ in range(MAX_WATCHERS)
+                stack.enter_context(
+                    view.watching(scheduler.cluster.scheduler, scheduler.cluster.submissions)
+                )
+                for _ in range(MAX_WATCHERS)
             ]
             for _ in range(3):
                 moments.number += 1

@@ -13,18 +13,16 @@ import pytest
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
-from scheduler_service.core.plan import StepOutcome, StepPlan
-from scheduler_service.core.request import Request, SequenceStatus
+from scheduler_service.core.request import SequenceStatus
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.driver import Driver
-from scheduler_service.live.history import POINT_NS
-from scheduler_service.live.live_view import MAX_WATCHERS, LiveView
-from scheduler_service.live.pace import Pace
-from scheduler_service.live.pool_map import BlockState
-from scheduler_service.live.step_log import RowKind
-from scheduler_service.live.watcher import Watcher
-from scheduler_service.observer import NoObserver, Observers
-from scheduler_service.request_names import RequestName
+from scheduler_service.scheduler.effects import SendStep
+from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.watching.live_blocks import BlockState
+from scheduler_service.watching.live_history import POINT_NS
+from scheduler_service.watching.live_steps import RowKind
+from scheduler_service.watching.live_view import MAX_WATCHERS, LiveView, LiveWatcher, Pace
+from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve.scheduler.v1 import live_pb2_grpc
 from splitserve_client import AsyncClient, SamplingParams, SplitserveError
@@ -46,22 +44,20 @@ SWAPS = ClusterConfig(
 )
 
 
-class WatchesEachStep(NoObserver):
+class WatchesEachStep:
     """Takes a frame at each step that is sent or answered, and compares it with the cores."""
 
     def __init__(self) -> None:
         self.state = LiveState()
         self.frames: list[live.WatchSchedulerResponse] = []
-        self._watched: tuple[Driver, Watcher] | None = None
+        self._watched: tuple[Driver, LiveWatcher] | None = None
 
-    def begin(self, cluster: Driver, watcher: Watcher) -> None:
+    def begin(self, cluster: Driver, watcher: LiveWatcher) -> None:
         self._watched = cluster, watcher
 
-    def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
-        self._look()
-
-    def step_answered(self, address: str, outcome: StepOutcome) -> None:
-        self._look()
+    def see(self, turn: Turn) -> None:
+        if turn.answered or any(isinstance(effect, SendStep) for effect in turn.effects):
+            self._look()
 
     def _look(self) -> None:
         if self._watched is None:
@@ -97,13 +93,13 @@ class WatchesEachStep(NoObserver):
                     assert holders == {request.arrival}
 
 
-class Submissions(NoObserver):
+class Submissions:
     def __init__(self) -> None:
         self.several = asyncio.Event()
         self._num = 0
 
-    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
-        self._num += 1
+    def see(self, turn: Turn) -> None:
+        self._num += isinstance(turn.event, RequestSubmitted)
         if self._num > 1:
             # When it has been given away, or waits.
             asyncio.get_running_loop().call_soon(self.several.set)
@@ -159,13 +155,13 @@ async def test_frames_say_what_cores_have_at_every_step_when_requests_are_swappe
     looks, view = WatchesEachStep(), LiveView(lambda: UNIX_MS, each_its_own(), Pace(lambda: 0))
     executor = FakeExecutor(num_device_blocks=24, num_host_blocks=64)
     async with (
-        scheduler_in_process(executor, config=SWAPS, observer=Observers(view, looks)) as scheduler,
+        scheduler_in_process(executor, config=SWAPS, watchers=[view, looks]) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):
-        with view.watching(scheduler.cluster) as watcher:
+        with view.watching(scheduler.cluster.scheduler, scheduler.cluster.submissions) as watcher:
             looks.begin(scheduler.cluster, watcher)
             await complete_all(client, 6)
-            last = scheduler.cluster.executors[0].scheduler
+            last = scheduler.cluster.executors[0].engine
             assert last.num_preemptions > 0
             steps = steps_of(looks.frames)
             assert sorted({step.step_id for step in steps}) == [step.step_id for step in steps]
@@ -191,13 +187,17 @@ async def test_frames_tell_the_history_once_and_that_of_before_somebody_watched(
         AsyncClient(scheduler.address) as client,
     ):
         await complete_all(client, 3)
-        with scheduler.view.watching(scheduler.cluster) as watcher:
+        with scheduler.view.watching(
+            scheduler.cluster.scheduler, scheduler.cluster.submissions
+        ) as watcher:
             now = watcher.frame()
             assert now.time_to_first_token.count == 3
             assert 0 < now.time_to_first_token.p50_us <= now.time_to_first_token.p99_us
             ahead_ns += 4 * POINT_NS
             later = watcher.frame()
-        with scheduler.view.watching(scheduler.cluster) as watcher:
+        with scheduler.view.watching(
+            scheduler.cluster.scheduler, scheduler.cluster.submissions
+        ) as watcher:
             all_at_once = watcher.frame()
         points = [*now.history, *later.history]
         assert sum(point.num_tokens for point in points) == 3 * 30
@@ -218,7 +218,9 @@ async def test_frame_says_whose_rows_steps_had_when_the_first_frame_was_late() -
         completing = asyncio.create_task(client.complete([1] * 20, params, request_id="first"))
         await watch.wait_held()
         # Whoever comes soon after a long frame waits for the first of its own; steps do not.
-        with scheduler.view.watching(scheduler.cluster) as watcher:
+        with scheduler.view.watching(
+            scheduler.cluster.scheduler, scheduler.cluster.submissions
+        ) as watcher:
             watch.release()
             await completing
             state, frame = LiveState(), watcher.frame()
@@ -231,7 +233,7 @@ async def test_frame_says_what_the_first_that_waits_lacks_when_there_are_no_bloc
     watch, submissions = StepWatch(), Submissions()
     executor = FakeExecutor(num_device_blocks=8, fault=watch)
     async with (
-        scheduler_in_process(executor, observer=submissions) as scheduler,
+        scheduler_in_process(executor, watchers=[submissions]) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):
         watch.hold()
@@ -242,7 +244,9 @@ async def test_frame_says_what_the_first_that_waits_lacks_when_there_are_no_bloc
         async with asyncio.timeout(PATIENCE_S):
             await submissions.several.wait()
         state = LiveState()
-        with scheduler.view.watching(scheduler.cluster) as watcher:
+        with scheduler.view.watching(
+            scheduler.cluster.scheduler, scheduler.cluster.submissions
+        ) as watcher:
             state.take(watcher.frame())
         watch.release()
         frame, (told,) = state.frame, (each.told for each in state.executors.values())
@@ -268,10 +272,12 @@ async def test_frame_says_that_others_go_first_when_some_are_swapped_out() -> No
         ]
         watch.hold(after=3)
         await watch.wait_held()
-        while not scheduler.cluster.executors[0].scheduler.num_swapped:
+        while not scheduler.cluster.executors[0].engine.num_swapped:
             watch.hold(after=1)
             await watch.wait_held()
-        with scheduler.view.watching(scheduler.cluster) as watcher:
+        with scheduler.view.watching(
+            scheduler.cluster.scheduler, scheduler.cluster.submissions
+        ) as watcher:
 
             async def look() -> tuple[bool, live.WatchSchedulerResponse]:
                 frame = watcher.frame()
@@ -298,7 +304,9 @@ async def test_frame_says_that_there_is_no_executor_when_a_request_waits_for_one
             while scheduler.cluster.executors:
                 scheduler.changed.clear()
                 await scheduler.changed.wait()
-        with scheduler.view.watching(scheduler.cluster) as watcher:
+        with scheduler.view.watching(
+            scheduler.cluster.scheduler, scheduler.cluster.submissions
+        ) as watcher:
             frame = watcher.frame()
         watch.release()
         await killing
@@ -341,12 +349,18 @@ async def test_live_view_refuses_a_ninth_watcher_until_one_has_left() -> None:
     async with scheduler_in_process(FakeExecutor()) as scheduler:
         with ExitStack() as stack:
             for _ in range(MAX_WATCHERS - 1):
-                stack.enter_context(view.watching(scheduler.cluster))
-            with view.watching(scheduler.cluster):
+                stack.enter_context(
+                    view.watching(scheduler.cluster.scheduler, scheduler.cluster.submissions)
+                )
+            with view.watching(scheduler.cluster.scheduler, scheduler.cluster.submissions):
                 with pytest.raises(DomainError) as refused:
-                    stack.enter_context(view.watching(scheduler.cluster))
+                    stack.enter_context(
+                        view.watching(scheduler.cluster.scheduler, scheduler.cluster.submissions)
+                    )
                 assert refused.value.reason == "TOO_MANY_WATCHERS"
-            stack.enter_context(view.watching(scheduler.cluster))
+            stack.enter_context(
+                view.watching(scheduler.cluster.scheduler, scheduler.cluster.submissions)
+            )
 
 
 async def test_watcher_that_does_not_read_loses_its_place_and_is_told_why() -> None:

@@ -66,6 +66,7 @@ NAMED = {
     *("splitserve certs", "splitserve drain", "splitserve explain", "splitserve serve"),
     "splitserve top",
     *("python -m benchmarks.ceiling", "python -m benchmarks.step_cost"),
+    "python -m benchmarks.grpc_messages",
 }
 
 

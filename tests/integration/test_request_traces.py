@@ -18,7 +18,7 @@ from scheduler_service.core.config import PolicyConfig, PreemptionMode
 from scheduler_service.core.request import Request
 from scheduler_service.service.caller_checks import CallerChecks
 from scheduler_service.streams.sinks import Sink
-from scheduler_service.tracing.request_traces import RequestTraces
+from scheduler_service.watching.request_traces import RequestTraces
 from splitserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from splitserve_client import (
     AsyncClient,
@@ -82,7 +82,7 @@ async def traced(
                     step_patience_s=PATIENCE_S,
                     policies=PolicyConfig(preemption_mode=PreemptionMode(preemption_mode)),
                 ),
-                observer=traces,
+                watchers=[traces],
                 traces=traces,
                 callers=callers,
             ) as scheduler,

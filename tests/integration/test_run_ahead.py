@@ -200,4 +200,4 @@ def test_drafts_are_right_when_text_repeats_itself(compute: Compute) -> None:
     expected, _ = _serve(compute, GREEDY, ALONE, 1, frozenset())
     outputs, engine = _serve(compute, GREEDY, WAYS["drafts"], 1, frozenset())
     assert outputs == expected
-    assert engine.engine.draft_totals.num_accepted > 0
+    assert engine.scheduler.draft_totals.num_accepted > 0

@@ -108,4 +108,4 @@ def test_tokens_equal_hugging_face_generate(
     answers = [pair.answer(prompt, NUM_OUTPUT_TOKENS) for prompt in pair.prompts(case.prompt_lens)]
     assert list(engine.delivered.values()) == [[answer] for answer in answers]
     assert all(request.finish_reason is FinishReason.LENGTH for request in engine.finished)
-    assert (engine.engine.num_preemptions > 0) == case.preempt
+    assert (engine.scheduler.num_preemptions > 0) == case.preempt

@@ -195,7 +195,7 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         "a request is admitted again before its results are in": Mutant(
             f"{_CORE}planning.admitter",
             "        if not self._placement.is_settled(request):\n"
-            "            return Lack.RESULTS\n",
+            "            return AdmissionBlocker.RESULTS\n",
             "",
             f"{_UNIT}test_placement.py",
         ),
@@ -267,19 +267,19 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_UNIT}outcomes/test_losses.py",
         ),
         "requests of one priority preempt each other": Mutant(
-            f"{_CORE}policies.urgency",
+            f"{_CORE}queue.queue_policy",
             "waiting.scheduling.priority < running.scheduling.priority",
             "waiting.scheduling.priority <= running.scheduling.priority",
             "tests/property/test_queue_policies.py",
         ),
         "who had its turn is preempted all the same": Mutant(
-            f"{_CORE}policies.urgency",
-            "return is_more_urgent and not running.is_protected",
-            "return is_more_urgent",
+            f"{_CORE}queue.waiting_queue",
+            "return not running.is_protected and self._policy",
+            "return self._policy",
             "tests/property/test_queue_policies.py",
         ),
         "nobody has a turn": Mutant(
-            f"{_CORE}policies.urgency",
+            f"{_CORE}queue.key_order",
             "return self.waiting.first() if self.num_since >= TURN_EVERY else None",
             "return None",
             "tests/property/test_queue_policies.py",
@@ -297,21 +297,21 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "tests/property/test_deadlines.py",
         ),
         "a request pays again when it comes back": Mutant(
-            f"{_CORE}policies.fair_share",
-            "return paid is not None and not paid.is_finished",
-            "return False",
+            f"{_CORE}queue.tenant_order",
+            "        if request.request_id in self._begun:\n            return\n",
+            "",
             "tests/property/test_fair_share.py",
         ),
         "service is saved up by not asking for it": Mutant(
-            f"{_CORE}policies.fair_share",
+            f"{_CORE}queue.tenant_order",
             "account.counter = max(account.counter, self._level())",
             "account.counter += 0",
             "tests/property/test_fair_share.py",
         ),
         "weights do not count": Mutant(
-            f"{_CORE}policies.fair_share",
-            "account.counter += service * account.price",
-            "account.counter += service",
+            f"{_CORE}queue.tenant_order",
+            "OUTPUT_WEIGHT * num_tokens * account.price",
+            "OUTPUT_WEIGHT * num_tokens",
             "tests/property/test_fair_share.py",
         ),
         "tokens of a preempted sequence are nobody's": Mutant(

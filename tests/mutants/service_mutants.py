@@ -145,8 +145,8 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "the one queue is in order of arrival": Mutant(
             "scheduler_service.fleet.fleet_queue",
-            "make_queue_policy(policy, tenant_weights, self._lanes.name_of)",
-            'make_queue_policy("fcfs", tenant_weights, self._lanes.name_of)',
+            "make_queue_policy(policy, tenant_weights)",
+            'make_queue_policy("fcfs", tenant_weights)',
             f"{HISTORIES}contended",
         ),
         "nobody is taken back from a busy executor": Mutant(
@@ -157,8 +157,8 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "the fleet does not learn what tenants got": Mutant(
             "scheduler_service.fleet.fleet_queue",
-            "            self._policy.sampled(tenant, num_tokens)\n",
-            "            pass\n",
+            "        self._queue.charge(num_sampled)\n",
+            "        pass\n",
             "tests/unit/scheduler/fleet/test_fleet_queue.py",
         ),
         "everybody in flight was alone when an executor is lost": Mutant(
@@ -185,17 +185,17 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             'order = np.argsort(numbers[::-1], kind="stable")[::-1]',
             "tests/unit/scheduler/streams/test_delivery.py",
         ),
-        "a journal says that a step had one row more": Mutant(
-            "scheduler_service.journal.journaled_core",
-            "entry.apply.num_rows = num_rows",
-            "entry.apply.num_rows = num_rows + 1",
+        "a journal says that an executor was sent one step more": Mutant(
+            "scheduler_service.journal.event_codec",
+            "message.last_step_id = event.last_step_id",
+            "message.last_step_id = event.last_step_id + 1",
             "tests/property/test_record_replay.py",
         ),
-        "a core is written down without the last token of its rows": Mutant(
+        "a scheduler is written down without the last token of its rows": Mutant(
             "scheduler_service.journal.checkpoint",
             '"token_ids": [(row_id, rows.known_tokens(row_id)) for row_id in running],',
             '"token_ids": [(row_id, rows.known_tokens(row_id)[:-1]) for row_id in running],',
-            "tests/property/test_core_restored.py",
+            "tests/property/test_scheduler_restored.py",
         ),
         "a client forgets its tokens": Mutant(
             _CLIENT,

@@ -26,8 +26,9 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request, SequenceStatus
+from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.tally import PreemptionCause
-from scheduler_service.journal.checkpoint import dump_core, load_core
+from scheduler_service.journal.checkpoint import dump_state, load_state
 from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.scheduler.rescue import rescue
 from splitserve_rpc.domain_error import DomainError
@@ -312,16 +313,10 @@ class CoreMachine(RuleBasedStateMachine):
                 raise
             for client in self.unfinished:
                 client.saw_broken_core = True
-            broken = ExecutorState(
-                "executor:1",
-                1,
-                self.config,
-                self.running.scheduler,
-                self.depth,
-                is_broken=True,
-                has_lost_events=True,
-            )
-            self.go_on_elsewhere(rescue(broken).requests)
+            core = self.running.scheduler
+            executor = ExecutorState("executor:1", 1, core.config, core, num_credits=1)
+            executor.is_broken = executor.has_lost_events = True
+            self.go_on_elsewhere(rescue(executor).requests)
 
     def go_on_elsewhere(self, requests: list[Request]) -> None:
         """All that were unfinished left a core; those that have not ended go to a new one."""
@@ -346,7 +341,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.running.adopt(client.delivery)
 
     def core_is_restored(self, _index: int) -> None:
-        scheduler = load_core(dump_core(self.running.scheduler))
+        scheduler = load_state(dump_state(self.running.scheduler), Scheduler)
         for client in self.unfinished:
             request = scheduler.find(client.request.request_id)
             assert request is not None

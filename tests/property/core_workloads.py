@@ -15,7 +15,7 @@ from scheduler_service.core.config import (
     Speculation,
 )
 from scheduler_service.core.grammar import Grammar
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
 from tests.support.core.truth import Spec

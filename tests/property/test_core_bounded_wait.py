@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.core.plan import StepStatus
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
-from scheduler_service.core.policies.urgency import TURN_EVERY
+from scheduler_service.core.queue.key_order import TURN_EVERY
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from splitserve_rpc.domain_error import DomainError

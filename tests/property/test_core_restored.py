@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.journal.checkpoint import dump_core, load_core
+from scheduler_service.journal.checkpoint import dump_state, load_state
 from scheduler_service.step_codec import encode_plan
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, random_spec
@@ -85,7 +84,6 @@ def tokens_of(core: Scheduler) -> list[list[int]]:
     seed=st.integers(0, 2**32),
     depth=st.integers(1, 3),
     num_steps=st.integers(0, 40),
-    is_plain=st.booleans(),
     num_words=st.sampled_from([None, 1, 2, 3]),
 )
 def test_core_goes_on_identically_when_it_was_restored(
@@ -93,7 +91,6 @@ def test_core_goes_on_identically_when_it_was_restored(
     seed: int,
     depth: int,
     num_steps: int,
-    is_plain: bool,
     num_words: int | None,
 ) -> None:
     runner = FakeRunner(
@@ -117,7 +114,7 @@ def test_core_goes_on_identically_when_it_was_restored(
         engine.step()
     engine.fill()
     core = engine.scheduler
-    restored = pickle.loads(pickle.dumps(core)) if is_plain else load_core(dump_core(core))
+    restored = load_state(dump_state(core), Scheduler)
     assert tokens_of(restored) == tokens_of(core)
     engine.scheduler = Twins([core, restored])  # type: ignore[assignment]
     while engine.step():

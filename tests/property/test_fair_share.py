@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_service.core.policies.fair_share import FairSharePolicy
-from scheduler_service.core.policies.queue_policy import make_queue_policy
-from scheduler_service.core.request import FinishReason, Request
-from tests.support.core.policy_driver import make_request
+from scheduler_service.core.queue.lanes import OpenLanes
+from scheduler_service.core.request import Request
+from tests.support.core.queue_driver import end, make_queue, make_request
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 property_settings = settings(max_examples=NUM_EXAMPLES, deadline=None)
@@ -28,11 +27,11 @@ tenants = st.sampled_from(TENANTS)
 
 
 class FairShareMachine(RuleBasedStateMachine):
-    """The policy against its definition, which looks at everything and forgets nobody."""
+    """The queue against its definition, which looks at everything and forgets nobody."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.policy = FairSharePolicy(WEIGHTS)
+        self.queue = make_queue("fair", weights=WEIGHTS)
         self.counters = dict.fromkeys(TENANTS, Fraction(0))
         self.waiting: dict[str, list[Request]] = {tenant: [] for tenant in TENANTS}
         self.running: list[Request] = []
@@ -51,16 +50,15 @@ class FairShareMachine(RuleBasedStateMachine):
             self.counters[tenant] = max(self.counters[tenant], level)
         self.waiting[tenant].append(request)
         self.waiting[tenant].sort(key=lambda waiting: waiting.arrival)
-        self.policy.push(request)
+        self.queue.push(request)
 
     def remove(self, request: Request) -> None:
         self.last_to_leave = request.scheduling.tenant
         self.waiting[self.last_to_leave].remove(request)
-        self.policy.remove(request)
 
     @rule(tenant=tenants, count=st.integers(1, 6))
     def arrive(self, tenant: str, count: int) -> None:
-        self.policy.forget_idle_tenants()
+        self.queue.forget_idle_tenants()
         for _ in range(count):
             self.num_arrivals += 1
             adapter = ADAPTERS[self.num_arrivals % len(ADAPTERS)]
@@ -75,9 +73,9 @@ class FairShareMachine(RuleBasedStateMachine):
         self, can_run: list[bool], num_uncached_tokens: int, lanes: set[str] | None
     ) -> None:
         open_lanes = set(ADAPTERS) if lanes is None else lanes
-        tried = {r for r in self.policy if r.scheduling.adapter not in open_lanes}
+        tried = {r for r in self.queue if r.scheduling.adapter not in open_lanes}
         in_vain = dict.fromkeys(TENANTS, 0)
-        for request in self.policy.candidates(0, lambda: lanes):
+        for request in self.queue.candidates(OpenLanes(adapters=lanes)):
             assert request is self.expected(tried, in_vain)
             tried.add(request)
             if can_run and can_run.pop():
@@ -99,7 +97,7 @@ class FairShareMachine(RuleBasedStateMachine):
         if request not in self.paid:
             self.charge(request.scheduling.tenant, num_uncached_tokens)
         self.paid.add(request)
-        self.policy.admitted(request, num_uncached_tokens)
+        self.queue.begun(request, num_uncached_tokens)
         self.remove(request)
         self.running.append(request)
 
@@ -108,28 +106,28 @@ class FairShareMachine(RuleBasedStateMachine):
     def sample(self, index: int, num_tokens: int) -> None:
         tenant = self.running[index % len(self.running)].scheduling.tenant
         self.charge(tenant, 2 * num_tokens)
-        self.policy.sampled(tenant, num_tokens)
+        self.queue.charge({tenant: num_tokens})
 
     @precondition(lambda self: self.running)
     @rule(index=st.integers(0), is_finished=st.booleans())
     def leave(self, index: int, is_finished: bool) -> None:
         request = self.running.pop(index % len(self.running))
         if is_finished:
-            request.finish_reason = FinishReason.STOP
+            end(self.queue, request)
         else:
             self.push(request)
 
-    @precondition(lambda self: len(self.policy) > 0)
+    @precondition(lambda self: len(self.queue) > 0)
     @rule(index=st.integers(0))
     def abort(self, index: int) -> None:
-        request = list(self.policy)[index % len(self.policy)]
-        request.finish_reason = FinishReason.ABORTED
+        request = list(self.queue)[index % len(self.queue)]
+        end(self.queue, request)
         self.remove(request)
 
     @invariant()
     def same_requests_wait(self) -> None:
-        assert len(self.policy) == sum(map(len, self.waiting.values()))
-        assert set(self.policy) == {r for waiting in self.waiting.values() for r in waiting}
+        assert len(self.queue) == sum(map(len, self.waiting.values()))
+        assert set(self.queue) == {r for waiting in self.waiting.values() for r in waiting}
 
 
 TestFairShareMachine = FairShareMachine.TestCase
@@ -148,7 +146,7 @@ class FairServer:
     """Slots of one token a step; `service` is what a tenant was charged for."""
 
     def __init__(self, weights: dict[str, float], num_slots: int) -> None:
-        self.policy = make_queue_policy("fair", weights)
+        self.queue = make_queue("fair", weights=weights)
         self.num_slots = num_slots
         self.service: dict[str, int] = {}
         self.todo: dict[Request, tuple[int, int]] = {}
@@ -158,35 +156,34 @@ class FairServer:
     def arrive(self, tenant: str, num_uncached_tokens: int, num_output_tokens: int) -> Request:
         request = make_request(len(self.todo), tenant=tenant)
         self.todo[request] = (num_uncached_tokens, num_output_tokens)
-        self.policy.push(request)
+        self.queue.push(request)
         return request
 
     def num_waiting(self, tenant: str) -> int:
-        return sum(request.scheduling.tenant == tenant for request in self.policy)
+        return sum(request.scheduling.tenant == tenant for request in self.queue)
 
     def preempt_youngest(self) -> None:
-        victim = max(self.running, key=self.policy.rank, default=None)
+        victim = max(self.running, key=self.queue.rank, default=None)
         if victim is not None:
             self.todo[victim] = (0, self.running.pop(victim))
-            self.policy.push(victim)
+            self.queue.push(victim)
 
     def step(self) -> None:
-        for request in self.policy.candidates():
+        for request in self.queue.candidates():
             if len(self.running) == self.num_slots:
                 break
             num_uncached_tokens, self.running[request] = self.todo[request]
             # Computing it again after a preemption is more work, but not for its tenant.
-            self.policy.admitted(request, num_uncached_tokens or 1000)
-            self.policy.remove(request)
+            self.queue.begun(request, num_uncached_tokens or 1000)
             self.admissions.append(request)
             self.serve(request.scheduling.tenant, num_uncached_tokens)
-        assert len(self.running) == self.num_slots or not len(self.policy), "not work-conserving"
+        assert len(self.running) == self.num_slots or not len(self.queue), "not work-conserving"
         for request in list(self.running):
             self.running[request] -= 1
-            self.policy.sampled(request.scheduling.tenant, 1)
+            self.queue.charge({request.scheduling.tenant: 1})
             self.serve(request.scheduling.tenant, 2)
             if self.running[request] == 0:
-                request.finish_reason = FinishReason.LENGTH
+                end(self.queue, request)
                 del self.running[request]
 
     def serve(self, tenant: str, service: int) -> None:

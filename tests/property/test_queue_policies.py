@@ -8,9 +8,10 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.policies.queue_policy import QueuePolicy, make_queue_policy
+from scheduler_service.core.queue.lanes import OpenLanes
+from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import Request
-from tests.support.core.policy_driver import make_request
+from tests.support.core.queue_driver import make_queue, make_request
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 TURN_EVERY = 8
@@ -20,8 +21,8 @@ property_settings = settings(max_examples=NUM_EXAMPLES, deadline=None)
 class SlotServer:
     """Runs requests in a few slots. Whoever loses its slot begins its work again."""
 
-    def __init__(self, policy: QueuePolicy, num_slots: int, max_bypasses: int) -> None:
-        self.policy, self.num_slots, self.max_bypasses = policy, num_slots, max_bypasses
+    def __init__(self, queue: WaitingQueue, num_slots: int, max_bypasses: int) -> None:
+        self.queue, self.num_slots, self.max_bypasses = queue, num_slots, max_bypasses
         self.work: dict[Request, int] = {}
         self.running: dict[Request, int] = {}
         self.latest_admission: dict[Request, int] = {}
@@ -33,14 +34,14 @@ class SlotServer:
         self.push(request)
 
     def push(self, request: Request) -> None:
-        unfinished = [*self.policy, *self.running]
+        unfinished = [*self.queue, *self.running]
         older = [other for other in unfinished if other.arrival < request.arrival]
         num_turns = 1 + sum(not other.is_protected for other in older)
         num_bypasses = 2 * self.max_bypasses * (1 + len(older))
         self.latest_admission[request] = (
             self.num_admissions + (TURN_EVERY + 1) * num_turns + num_bypasses
         )
-        self.policy.push(request)
+        self.queue.push(request)
 
     def preempt(self, victim: Request) -> None:
         del self.running[victim]
@@ -48,7 +49,7 @@ class SlotServer:
 
     def preempt_least_urgent(self) -> None:
         if len(self.running) > 1:
-            self.preempt(max(self.running, key=self.policy.rank))
+            self.preempt(max(self.running, key=self.queue.rank))
 
     def step(self) -> None:
         for request in list(self.running):
@@ -56,7 +57,7 @@ class SlotServer:
             if self.running[request] == 0:
                 del self.running[request]
         blocked: Request | None = None
-        for request in self.policy.candidates():
+        for request in self.queue.candidates():
             if not self.make_room(request):
                 blocked = blocked or request
             else:
@@ -69,12 +70,12 @@ class SlotServer:
     def make_room(self, request: Request) -> bool:
         if len(self.running) < self.num_slots:
             return True
-        victims = [r for r in self.running if self.policy.may_preempt(request, r)]
+        victims = [r for r in self.running if self.queue.may_preempt(request, r)]
         if not victims:
             return False
-        victim = max(victims, key=self.policy.rank)
+        victim = max(victims, key=self.queue.rank)
         assert not victim.is_protected
-        assert not self.policy.may_preempt(victim, request)
+        assert not self.queue.may_preempt(victim, request)
         assert (victim, request) not in self.evictions
         self.evictions.add((request, victim))
         self.preempt(victim)
@@ -82,12 +83,11 @@ class SlotServer:
 
     def admit(self, request: Request) -> None:
         was_protected = request.is_protected
-        self.policy.admitted(request, 1)
-        self.policy.remove(request)
+        self.queue.begun(request, 1)
         assert was_protected or self.num_admissions < self.latest_admission[request]
         self.running[request] = self.work[request]
         self.num_admissions += not was_protected
-        for waiting in self.policy:
+        for waiting in self.queue:
             if not waiting.is_protected:
                 assert self.num_admissions < self.latest_admission[waiting]
 
@@ -104,7 +104,7 @@ class SlotServer:
 def test_request_has_its_turn_in_bounded_time_when_others_never_cease_to_come(
     name: str, num_slots: int, max_bypasses: int, most_urgent: int, num_steps: int, rng: Random
 ) -> None:
-    server = SlotServer(make_queue_policy(name, {}), num_slots, max_bypasses)
+    server = SlotServer(make_queue(name), num_slots, max_bypasses)
     for _ in range(num_steps):
         for _ in range(rng.choice([0, 1, 1, 2])):
             priority = rng.choice([most_urgent, most_urgent, 1, 2])
@@ -116,7 +116,7 @@ def test_request_has_its_turn_in_bounded_time_when_others_never_cease_to_come(
         server.step()
     for _ in range(20 * len(server.work)):
         server.step()
-    assert len(server.policy) == 0
+    assert len(server.queue) == 0
     assert not server.running
 
 
@@ -131,29 +131,28 @@ def test_request_has_its_turn_in_bounded_time_when_others_never_cease_to_come(
 def test_candidates_are_the_smallest_ranks_but_for_turns_when_some_are_admitted(
     name: str, requests: list[tuple[int, int | None]], rng: Random
 ) -> None:
-    policy = make_queue_policy(name, {})
+    queue = make_queue(name)
     waiting = [
         make_request(arrival, priority, deadline_ns=deadline_ns)
         for arrival, (priority, deadline_ns) in enumerate(requests)
     ]
     for request in waiting:
-        policy.push(request)
+        queue.push(request)
     untried, num_since_turn = list(waiting), 0
-    for request in policy.candidates():
-        expected = min(untried, key=policy.rank)
+    for request in queue.candidates():
+        expected = min(untried, key=queue.rank)
         if name != "fcfs" and num_since_turn >= TURN_EVERY and waiting[0] in untried:
             expected = waiting[0]
         assert request is expected
         untried.remove(request)
         if rng.random() < 0.7:
             had_turn = name != "fcfs" and num_since_turn >= TURN_EVERY and request is waiting[0]
-            policy.admitted(request, 1)
-            policy.remove(request)
+            queue.begun(request, 1)
             waiting.remove(request)
             assert request.is_protected is had_turn
             num_since_turn = 0 if had_turn else num_since_turn + 1
     assert not untried
-    assert list(policy) == sorted(waiting, key=policy.rank)
+    assert sorted(queue, key=queue.rank) == sorted(waiting, key=queue.rank)
 
 
 @property_settings
@@ -172,20 +171,21 @@ def test_candidates_are_of_open_lanes_and_in_time_when_some_are_not(
     now_ns: int,
     lanes: set[str] | None,
 ) -> None:
-    policy = make_queue_policy(name, {})
+    queue = make_queue(name)
     waiting = [
         make_request(arrival, priority, deadline_ns=deadline_ns, adapter=adapter)
         for arrival, (priority, deadline_ns, adapter) in enumerate(requests)
     ]
     for request in waiting:
-        policy.push(request)
+        queue.push(request)
     is_open = [r for r in waiting if lanes is None or r.scheduling.adapter in lanes]
     in_time = [r for r in is_open if name != "deadline" or not _is_past(r, now_ns)]
-    assert list(policy.candidates(now_ns, lambda: lanes)) == sorted(in_time, key=policy.rank)
+    queue.tick(now_ns)
+    assert list(queue.candidates(OpenLanes(adapters=lanes))) == sorted(in_time, key=queue.rank)
     num_overdue = 0
-    while (overdue := policy.overdue(now_ns)) is not None:
+    while (overdue := queue.overdue()) is not None:
         assert _is_past(overdue, now_ns)
-        policy.remove(overdue)
+        queue.remove(overdue)
         num_overdue += 1
     assert num_overdue == (sum(_is_past(r, now_ns) for r in waiting) if name == "deadline" else 0)
 

@@ -1,4 +1,4 @@
-"""Whatever happens to cores, a replay of its record decides the same."""
+"""Whatever happens to a fleet, a replay of its journal decides the same."""
 
 from __future__ import annotations
 
@@ -10,47 +10,60 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode, Speculation
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
-from scheduler_service.journal.core import look_into
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.journal.journal import FileJournal
 from scheduler_service.journal.replay import replay
-from tests.support.core.in_process import SCHEDULER_EPOCH
 from tests.support.core.recorded_run import RandomRun, run_config
 
-OPTIONS = {
-    "queue_policy": st.sampled_from(list(QUEUE_POLICIES)),
-    "batch_policy": st.sampled_from(BatchPolicyName),
-    "preemption_mode": st.sampled_from(PreemptionMode),
-    "sliding_window": st.sampled_from([None, None, 13]),
-    "num_device_blocks": st.sampled_from([20, 24, 60]),
-    "num_host_blocks": st.sampled_from([0, 16]),
-    "prefix_caching": st.booleans(),
-    "num_lookahead_slots": st.sampled_from([0, 3]),
-    "max_run_ahead": st.sampled_from([1, 4]),
-    "speculation": st.sampled_from(Speculation),
-    "delay_factor": st.sampled_from([0.0, 0.5]),
-    "tenant_weights": st.sampled_from([{}, {"a": 2.0, "b": 0.3}]),
-}
-
-
-@settings(
-    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "15")),
+OPTIONS = st.fixed_dictionaries(
+    {
+        "queue_policy": st.sampled_from(list(QUEUE_POLICIES)),
+        "batch_policy": st.sampled_from(BatchPolicyName),
+        "preemption_mode": st.sampled_from(PreemptionMode),
+        "sliding_window": st.sampled_from([None, None, 13]),
+        "num_device_blocks": st.sampled_from([20, 24, 60]),
+        "num_host_blocks": st.sampled_from([0, 16]),
+        "prefix_caching": st.booleans(),
+        "num_lookahead_slots": st.sampled_from([0, 3]),
+        "max_run_ahead": st.sampled_from([1, 4]),
+        "speculation": st.sampled_from(Speculation),
+        "delay_factor": st.sampled_from([0.0, 0.5]),
+        "tenant_weights": st.sampled_from([{}, {"a": 2.0, "b": 0.3}]),
+    }
+)
+several = settings(
+    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "10")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+@several
 @given(
     seed=st.integers(0, 2**32),
     num_turns=st.integers(1, 100),
-    max_bytes=st.sampled_from([2**26, 200_000]),
-    options=st.fixed_dictionaries(OPTIONS),
+    num_executors=st.integers(1, 4),
+    max_bytes=st.sampled_from([2**26, 600_000]),
+    disturbed_ratio=st.sampled_from([0.02, 0.1]),
+    options=OPTIONS,
 )
 def test_replay_is_identical_when_anything_happens(
-    seed: int, num_turns: int, max_bytes: int, options: dict[str, object]
+    seed: int,
+    num_turns: int,
+    num_executors: int,
+    max_bytes: int,
+    disturbed_ratio: float,
+    options: dict[str, object],
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "scheduler.journal"
-        journal = FileJournal(path, max_bytes, SCHEDULER_EPOCH)
-        run = RandomRun(journal, run_config(**options), seed)
+        journal = FileJournal(Path(folder) / "scheduler.journal", max_bytes)
+        run = RandomRun(
+            journal,
+            run_config(**options),
+            seed,
+            num_executors=num_executors,
+            disturbed_ratio=disturbed_ratio,
+        )
         run.run(num_turns)
         journal.close()
 
@@ -58,6 +71,21 @@ def test_replay_is_identical_when_anything_happens(
         assert sum(file.stat().st_size for file in files) <= max_bytes
         reports = [replay(file) for file in files]
         assert [report.difference for report in reports] == [None] * len(reports)
-        # What was recorded went well: everybody has come to an end.
-        for core in map(look_into, run.cores):
-            assert core.num_waiting == core.num_running == core.num_swapped == 0
+        # What was recorded went well: all requests have ended.
+        assert not run.scheduler.places
+
+
+@several
+@given(seed=st.integers(0, 2**32), num_turns=st.integers(1, 60), options=OPTIONS)
+def test_journal_is_the_same_when_somebody_watches(
+    seed: int, num_turns: int, options: dict[str, object]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        journals = []
+        for is_watched in (False, True):
+            path = Path(folder) / f"{is_watched}.journal"
+            journal = FileJournal(path, 2**26)
+            RandomRun(journal, run_config(**options), seed, is_watched=is_watched).run(num_turns)
+            journal.close()
+            journals.append(path.read_bytes())
+        assert journals[0] == journals[1]

@@ -1,25 +1,62 @@
-"""Records `everything.journal` anew: when cores decide otherwise because they were meant to."""
+"""Records the journals of this folder anew: for a new format, or when decisions are to change.
+
+`everything.journal` is what this software does. `beam_of_width_1` is a fault that was mended long
+ago, and is planted again for the recording.
+"""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
-from scheduler_service.journal.journal import FileJournal
-from tests.support.core.in_process import SCHEDULER_EPOCH
-from tests.support.core.recorded_run import RandomRun, run_config
+from scheduler_service.core.request import Request, Sequence
+from scheduler_service.core.row_columns import RowColumns
+from scheduler_service.core.sampling_params import BeamParams, SamplingParams
+from tests.support.core.recorded_run import RandomRun, RecordedScheduler, open_file, run_config
 
-PATH = Path(__file__).with_name("everything.journal")
-_SEED = 11
-_NUM_TURNS = 40
+FOLDER = Path(__file__).parent
+EVERYTHING = FOLDER / "everything.journal"
+FIXED = FOLDER / "beam_of_width_1.fixed_at_5.journal"
+_SEED = 5
+_NUM_TURNS = 150
 
 
 def main() -> None:
-    """Two cores, and whatever happens to them."""
+    """Records both journals."""
     logging.disable()
-    PATH.unlink(missing_ok=True)
-    journal = FileJournal(PATH, 2**26, SCHEDULER_EPOCH)
+    _record_everything()
+    _record_fault()
+
+
+def _record_everything() -> None:
+    """Two executors, and whatever happens to them."""
+    EVERYTHING.unlink(missing_ok=True)
+    journal = open_file(EVERYTHING)
     RandomRun(journal, run_config(queue_policy="priority"), _SEED).run(_NUM_TURNS)
+    journal.close()
+
+
+def _record_fault() -> None:
+    """A beam search of width 1 is taken for a plain request, and its candidate for a token."""
+    add = RowColumns.add
+
+    def add_as_plain(rows: RowColumns, sequence: Sequence, *values: Any) -> int:  # noqa: ANN401
+        row_id = add(rows, sequence, *values)
+        rows.num_not_plain -= not rows.is_plain[row_id]
+        rows.is_plain[row_id] = True
+        return row_id
+
+    FIXED.unlink(missing_ok=True)
+    journal = open_file(FIXED)
+    params = SamplingParams(beam=BeamParams(1), max_tokens=4)
+    with mock.patch.object(RowColumns, "add", add_as_plain):
+        recorded = RecordedScheduler(journal)
+        executor = recorded.start()
+        recorded.submit(Request.create("r1", [1, 2, 3], params, arrival=1, seed=1))
+        recorded.tick_if_due()
+        recorded.answer(executor)
     journal.close()
 
 

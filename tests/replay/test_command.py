@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
     ("name", "code", "text"),
     [
         ("everything.journal", 0, "identical"),
-        ("beam_of_width_1.fixed_at_4.journal", 1, "recorded: 1\n  replayed: 0"),
+        ("beam_of_width_1.fixed_at_5.journal", 1, "recorded: nothing\n  replayed: address"),
         ("README.md", 2, "README.md: it does not begin as a journal of this format does"),
     ],
 )

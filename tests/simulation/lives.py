@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from scheduler_service.request_lives.life import Life
-from scheduler_service.request_lives.life_event import LifeKind
+from scheduler_service.watching.life import Life, LifeKind
 from tests.simulation.faults import World
 
 _ENDS = frozenset({LifeKind.ENDED, LifeKind.REFUSED})

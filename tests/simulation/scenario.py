@@ -8,17 +8,30 @@ from random import Random
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode, Speculation
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from tests.simulation.executor_process import ExecutorShape
-from tests.simulation.faults import Fault, World, random_fault, sicken
+from tests.simulation.faults import (
+    Fault,
+    World,
+    break_off,
+    drain_executor,
+    kill_executor,
+    kill_scheduler,
+    random_fault,
+    reset,
+    sicken,
+    stop_executor,
+)
 from tests.simulation.order import problems_of_order
 from tests.simulation.workload import (
     EOS,
+    MOST_LONG_TOKENS,
     MOST_TOKENS,
     NUM_WORDS,
     Wanted,
     equal_requests,
     growing_requests,
+    long_requests,
     random_burst,
     random_requests,
 )
@@ -26,6 +39,17 @@ from tests.simulation.workload import (
 # Virtual seconds within which requests come, and faults happen.
 REQUESTS_S = 2.0
 FAULTS_S = 2 * REQUESTS_S
+# Faults after which requests go on elsewhere.
+_MOVES = (
+    kill_executor,
+    kill_executor,
+    stop_executor,
+    drain_executor,
+    reset,
+    reset,
+    break_off,
+    kill_scheduler,
+)
 # Of histories: to record and replay one takes a third more.
 _RECORDED_RATIO = 0.25
 
@@ -35,8 +59,8 @@ class Scenario:
     """`shapes`: of the executors. `wanted`: by client. `faults`: each begins within FAULTS_S.
 
     `check`: what must not be of those that came to their end. `records`: whether schedulers record
-    their cores, which are replayed then. `is_through_gateways`: whether gateways ask, and not
-    clients of the library.
+    journals, which are replayed then. `is_through_gateways`: whether gateways ask, and not clients
+    of the library.
     """
 
     num_schedulers: int
@@ -55,8 +79,8 @@ Draw = Callable[[Random], Scenario]
 
 def random_scenario(random: Random) -> Scenario:
     """Mostly a few requests and some faults, sometimes many requests and nothing else."""
-    draws = [disturbed, growing, burst, contended, one_sick]
-    (draw,) = random.choices(draws, [13, 4, 3, 1, 1])
+    draws = [disturbed, moving, growing, burst, contended, one_sick]
+    (draw,) = random.choices(draws, [9, 4, 4, 3, 1, 1])
     records = random.random() < _RECORDED_RATIO
     return replace(draw(random), records=records)
 
@@ -74,6 +98,22 @@ def disturbed(random: Random, faults: Sequence[Fault] | None = None) -> Scenario
         _random_shapes(random, num_tokens, num_words),
         _of_clients(random, wanted),
         faults,
+    )
+
+
+def moving(random: Random) -> Scenario:
+    """Long answers of one and several sequences that move between executors and schedulers.
+
+    They are evacuated, resumed and swapped, with several tokens a step and blocks of all sizes.
+    """
+    num_words = random.choice(NUM_WORDS)
+    wanted = long_requests(random, random.choice([2, 3, 4]), 0.5 * REQUESTS_S, num_words)
+    return Scenario(
+        random.choice([1, 1, 2]),
+        _random_config(random),
+        _random_shapes(random, MOST_LONG_TOKENS + random.choice([0, 32]), num_words),
+        _of_clients(random, wanted),
+        random.choices(_MOVES, k=random.choice([2, 4, 6])),
     )
 
 

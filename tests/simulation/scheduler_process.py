@@ -14,12 +14,12 @@ from scheduler_service.audit.events import AuditEvent, ExecutorLost
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
 from scheduler_service.journal.journal import FileJournal, Journal, NoJournal
-from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.readiness_watch import ReadinessWatch
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
+from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve.scheduler.v1 import registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.health_service import HealthService
@@ -121,7 +121,7 @@ class SimulatedScheduler:
             now_ns=now_ns,
             journal=journal,
             audit=self.loss_logs[-1],
-            observer=recorder,
+            watchers=(recorder,),
         )
         health = HealthService()
         await health.set(REGISTRY_SERVICE, _SERVING)

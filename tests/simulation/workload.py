@@ -21,6 +21,9 @@ MAX_TOKENS = 16
 _MANY_TOKENS = 64
 # The most tokens of all sequences of a request together.
 MOST_TOKENS = 4 * (_MAX_STEM + _MAX_OWN + MAX_TOKENS)
+# The most sequences of a request with long answers, and the most tokens of all of them together.
+_MOST_LONG_SEQUENCES = 3
+MOST_LONG_TOKENS = _MOST_LONG_SEQUENCES * (_MAX_STEM + _MAX_OWN + _MANY_TOKENS)
 # Prompts begin with one of these, so that they share prefixes.
 _STEMS = [Random(stem).choices(range(1, VOCAB_SIZE), k=_MAX_STEM) for stem in range(3)]
 # How many words a model knows; None for all tokens. One that knows few repeats itself, so that what
@@ -47,6 +50,15 @@ _KINDS = (
     SamplingParams(grammar=_CHOICES),
     replace(_PLAIN, temperature=0.0),
     _PLAIN,
+)
+
+_LONG_KINDS = (
+    _PLAIN,
+    replace(_PLAIN, temperature=0.0),
+    replace(_PLAIN, num_logprobs=2),
+    replace(_PLAIN, n=2),
+    replace(_PLAIN, n=2, num_logprobs=0),
+    replace(_PLAIN, n=_MOST_LONG_SEQUENCES),
 )
 
 
@@ -188,6 +200,24 @@ def growing_requests(
         )
         for request in random_requests(random, count, within_s, num_words)
         if not request.params.has_several_sequences
+    ]
+
+
+def long_requests(
+    random: Random, count: int, within_s: float, num_words: int | None
+) -> list[Wanted]:
+    """Requests of one or several sequences, with answers long enough to be disturbed often."""
+    return [
+        replace(
+            request,
+            params=replace(
+                random.choice(_LONG_KINDS),
+                max_tokens=random.choice([32, _MANY_TOKENS]),
+                seed=request.params.seed,
+            ),
+            abort_after=None,
+        )
+        for request in random_requests(random, count, within_s, num_words)
     ]
 
 

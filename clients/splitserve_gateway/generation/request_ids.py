@@ -27,7 +27,7 @@ def answer_id(own: str | None) -> str:
 def upstream_id(own: str | None, prompt_index: int) -> str:
     """Of the request for one prompt; callers may use their own ids as often as they like.
 
-    `request_lives/known_ids.py` of the scheduler takes it apart.
+    `watching/explanation.py` of the scheduler takes it apart.
     """
     parts = [own[:_MAX_OWN_CHARS]] if own else []
     return ".".join([*parts, exchange_id(), str(prompt_index)])

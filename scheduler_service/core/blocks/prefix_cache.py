@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
-
 from scheduler_service.core.blocks.block_hashes import (
     boundary_of,
     grow_chain,
@@ -96,10 +94,8 @@ class PrefixCache:
         Of released blocks only the hash is kept, for those that follow.
         """
         block_size = self._config.block_size
-        positions = indexes[:, None] * block_size + np.arange(block_size)
-        data = rows.token_ids[row_ids[:, None], positions].tobytes()
         blocks = rows.block_tables[row_ids, indexes].tolist()
-        size, start = block_size * rows.token_ids.itemsize, 0
+        # Mostly of few rows: slices take less time than one index of all.
         for row_id, index, block_id in zip(row_ids.tolist(), indexes.tolist(), blocks, strict=True):
             sequence = rows.sequence(row_id)
             if sequence.request.scheduling.uses_prefix_cache:
@@ -111,10 +107,11 @@ class PrefixCache:
                     parent = chain[index]
                     if sequence.request.scheduling.num_public_prefix_tokens:
                         parent = boundary_of(self._config, sequence.request).parent(chain)
-                    chain.append(hash_block(parent, data[start : start + size]))
+                    start = index * block_size
+                    tokens = rows.token_ids[row_id, start : start + block_size]
+                    chain.append(hash_block(parent, tokens.tobytes()))
                 if block_id >= 0:
                     self._device.publish(block_id, chain[index + 1])
-            start += size
 
     def chain(self, sequence: Sequence, token_ids: Int32Array, num_blocks: int) -> list[bytes]:
         """The hashes of a sequence: its root, and those of `num_blocks` blocks or more."""

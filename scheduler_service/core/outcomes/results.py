@@ -240,7 +240,7 @@ class Results:
         is_full = ends % block_size == ZERO
         if not np.count_nonzero(is_full):
             return
-        is_full &= work.sampled_steps_back > 0
+        is_full &= work.sampled_steps_back > ZERO
         if is_current is not None:
             is_full &= is_current
         row_ids, indexes = work.row_ids[is_full], ends[is_full] // block_size - ONE

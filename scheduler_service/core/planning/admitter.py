@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.blocks.prefix_cache import PrefixHit
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.endings import Endings
-from scheduler_service.core.lack import Lack
 from scheduler_service.core.placement import Placement
+from scheduler_service.core.planning.batch_policy import StepShape
 from scheduler_service.core.planning.beside import NOBODY
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.preparation import prepare_request
 from scheduler_service.core.planning.prompt_limit import PromptLimit
 from scheduler_service.core.planning.room import MAX_BYPASSES, Room
 from scheduler_service.core.planning.running_rows import RunningRows
-from scheduler_service.core.policies.batch_policy import StepShape
-from scheduler_service.core.policies.request_queue import Lanes
+from scheduler_service.core.queue.lanes import OpenLanes
 from scheduler_service.core.queue.waiting_queue import Waiting
 from scheduler_service.core.request import (
     FinishReason,
@@ -38,10 +38,12 @@ from scheduler_service.core.request import (
 
 # How many blocked requests a step looks past; bounds the work of a step.
 _MAX_BLOCKED = 16
-# How many waiting requests are looked at while no row or block is free: two that may have a turn,
-# and the most urgent one.
+# How many waiting requests are looked at while an engine is full: two that may have a turn, and the
+# most urgent one.
 _MAX_LOOKED_AT_WHEN_FULL = 3
-_PASSABLE = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES, Lack.SHARE})
+_PASSABLE = frozenset(
+    {AdmissionBlocker.BLOCKS, AdmissionBlocker.ROWS, AdmissionBlocker.BYTES, AdmissionBlocker.SHARE}
+)
 _NO_ADAPTER = frozenset({""})
 
 
@@ -99,8 +101,8 @@ class Admitter:
         self._endings = endings
         self._queue = placement.queue
         self._pool_bypasses = MAX_BYPASSES if self._queue.allows_bypasses else 0
-        # The lanes of whoever may pass those that lack a slot; see `_admit_waiting`.
-        self._lanes: Lanes = None
+        # The adapters of whoever may pass those that lack a slot.
+        self._lanes = OpenLanes()
         # Whether bytes that are left are for whoever was first to lack some.
         self._keeps_bytes = False
 
@@ -111,77 +113,96 @@ class Admitter:
 
         It has them if it was resumed with them, or if its sequences end sooner on this engine.
         """
-        if request.prepared_for is self._config:
-            return
-        prepare_request(request, self._config)
+        is_prepared = request.prepared_for is self._config
+        if not is_prepared:
+            prepare_request(request, self._config)
         if request.unfinished:
+            # Even so: another engine may have looked for its prefix since.
             self._placement.blocks.prefixes.adopt(request.unfinished[0])
+        if is_prepared:
+            return
         for resumed in request.unfinished:
             if resumed.num_output_tokens > 0 and request.params.beam is None:
                 self._endings.finish_if_stopped(resumed)
 
-    def find_blocker(self, request: Request) -> Lack | None:
+    def find_blocker(self, request: Request) -> AdmissionBlocker | None:
         """Returns what keeps a waiting request from a row and blocks; None if nothing does.
 
         Nobody is preempted for it.
         """
+        self._room.begin_step()
+        self._keeps_bytes = False
         found = self._find_room(request, may_preempt=False)
-        return found if isinstance(found, Lack) else None
+        return found if isinstance(found, AdmissionBlocker) else None
 
     def takes_over(self, request: Request) -> bool:
         """Returns whether a waiting request would leave too little here to other tenants."""
         return self._room.takes_over(request, NOBODY)
 
-    def begin(self, request: Request) -> Lack | None:
+    def begin(self, request: Request) -> AdmissionBlocker | None:
         """Gives a row and blocks to a waiting request, or returns what it lacks.
 
         Its tokens are computed by the next step. Requests that `make_way` for it are preempted.
         Preempted requests of this engine go first, unless it may preempt or pass them.
         """
         self._room.begin_step()
+        self._keeps_bytes = False
         first = self._first_to_return if self._room.is_divided else self._first_preempted
         if first is not None and not self._may_go_before(request, first):
-            return Lack.OTHERS_FIRST
+            return AdmissionBlocker.OTHERS_FIRST
         found = self._find_room(request, may_preempt=True)
-        if isinstance(found, Lack):
+        if isinstance(found, AdmissionBlocker):
             return found
         self._start(request, found)
         return None
 
-    def _find_room(self, request: Request, *, may_preempt: bool) -> PrefixHit | Lack:
+    def _find_room(self, request: Request, *, may_preempt: bool) -> PrefixHit | AdmissionBlocker:
         """Returns what exists of a request that can have a row and blocks now, or what it lacks.
 
         `may_preempt`: running requests make way for it, if that is what it lacks.
         """
-        if (lack := self._what_lacks_at_once(request)) is not None:
-            return lack
+        blocker = self._find_early_blocker(request, may_preempt=may_preempt)
+        if blocker is not None:
+            return blocker
         leader, prefixes = request.unfinished[0], self._placement.blocks.prefixes
         hit = prefixes.find(leader)
-        lack = self._room.what_lacks(request, leader, hit)
-        if lack is None:
+        blocker = self._room.find_blocker(request, leader, hit)
+        if blocker is None:
             return hit
-        if lack in (Lack.POOL, Lack.SHARE) or not may_preempt:
-            return lack
+        if blocker in (AdmissionBlocker.POOL, AdmissionBlocker.SHARE) or not may_preempt:
+            return blocker
         if not self._room.make_way(request, leader, hit):
-            return lack
+            return blocker
         # Those that made way may have held what was found, or still wait for results.
         hit = prefixes.find(leader)
-        if self._room.what_lacks(request, leader, hit) is not None:
-            return Lack.BLOCKS_ON_THEIR_WAY
+        if self._room.find_blocker(request, leader, hit) is not None:
+            return AdmissionBlocker.BLOCKS_ON_THEIR_WAY
         return hit
 
-    def _what_lacks_at_once(self, request: Request) -> Lack | None:
-        """Returns what a request lacks however much room there is."""
+    def _find_early_blocker(
+        self, request: Request, *, may_preempt: bool
+    ) -> AdmissionBlocker | None:
+        """Returns what keeps a request out whatever is found in the caches; prepares it if nothing.
+
+        Most that are looked at in vain end here, so this is to be cheap.
+        """
         if not self._placement.suspects.may_run(request):
-            return Lack.OTHERS_FIRST
+            return AdmissionBlocker.OTHERS_FIRST
         if self._room.has_yielded(request):
-            return Lack.SHARE
+            return AdmissionBlocker.SHARE
         if not self._placement.is_settled(request):
-            return Lack.RESULTS
+            return AdmissionBlocker.RESULTS
         if not self._room.has_adapter_slot(request):
-            return Lack.ADAPTER_SLOT
+            return AdmissionBlocker.ADAPTER_SLOT
+        blocker = self._room.find_row_blocker(request)
+        if blocker is AdmissionBlocker.SHARE or (
+            blocker is not None and not (may_preempt and self._queue.preempts)
+        ):
+            return blocker
+        if request.request_id not in self._placement.requests:
+            self.prepare(request)
         if self._keeps_bytes and self._room.num_more_bytes(request) > 0:
-            return Lack.BYTES
+            return AdmissionBlocker.BYTES
         return None
 
     def _start(self, request: Request, hit: PrefixHit) -> None:
@@ -208,15 +229,15 @@ class Admitter:
         What rows want that are as urgent is reserved. Returns (row id, tokens to compute) of each.
         """
         admitted: list[tuple[int, int]] = []
-        if self._placement.draft.has_preempted or not shape.takes_waiting:
+        rows = self._running_rows
+        can_yield = rows.has_classes and not self._placement.draft.has_preempted
+        if not can_yield or not shape.takes_waiting:
             return admitted
-        self._lanes = None
+        self._lanes.adapters = None
         first = next(self._candidates(waiting), None)
-        if first is None:
+        if first is None or not rows.may_yield_to(self._queue.step_class(first)):
             return admitted
-        num_tokens, rows = len(first.sequence.token_ids), self._running_rows
-        if not rows.may_yield_to(self._queue.step_class(first)):
-            return admitted
+        num_tokens = len(first.sequence.token_ids)
         num_others = budget.num_tokens - rows.num_wanted(decodes=shape.runs_decodes)
         if num_others < num_tokens:
             # Others are preempted after their work was chosen, if that leaves a token.
@@ -239,10 +260,10 @@ class Admitter:
             return admitted
         first = self._first_preempted
         if shape.takes_waiting and first is not None and not is_divided:
-            self._lanes = None
+            self._lanes.adapters = None
             if self._admit_waiting(waiting, budget, admitted, [], _Ahead(first)):
                 return admitted
-        self._lanes = None
+        self._lanes.adapters = None
         stuck, passed = self._bring_back(shape, budget, admitted)
         if shape.takes_waiting and (stuck is None or is_divided):
             ahead = None if stuck is None else _Ahead(stuck)
@@ -254,7 +275,7 @@ class Admitter:
         swapped = next(filter(self._placement.suspects.may_run, self._placement.swapped), None)
         if swapped is None:
             return False
-        self._lanes = None
+        self._lanes.adapters = None
         first = next(self._candidates(waiting), None)
         if first is None or not self._room.is_divided:
             return first is not None and self._queue.may_preempt(first, swapped)
@@ -294,8 +315,9 @@ class Admitter:
             if not is_swapped and not shape.takes_waiting:
                 continue  # its prompt is not for this step
             if not self._room.has_adapter_slot(request):
-                self._lanes = _NO_ADAPTER
-            is_closed = self._lanes is not None and request.scheduling.adapter not in self._lanes
+                self._lanes.adapters = _NO_ADAPTER
+            adapters, adapter = self._lanes.adapters, request.scheduling.adapter
+            is_closed = adapters is not None and adapter not in adapters
             # Others of its tenant run, and it comes when they leave.
             if is_closed or self._room.exceeds_share(request):
                 passed += [] if is_swapped else [request]
@@ -303,12 +325,12 @@ class Admitter:
             if stuck is not None and not self._queue.may_pass(request, stuck):
                 continue
             if is_swapped:
-                lack = self._swap_in(request, shape, budget, admitted)
+                blocker = self._swap_in(request, shape, budget, admitted)
             else:
-                lack = self._return(request, budget, admitted)
-            if lack is Lack.SHARE:
+                blocker = self._return(request, budget, admitted)
+            if blocker is AdmissionBlocker.SHARE:
                 passed.append(request)
-            elif lack is not None:
+            elif blocker is not None:
                 stuck = request
                 if self._queue.shares is None:
                     break
@@ -320,12 +342,12 @@ class Admitter:
         shape: StepShape,
         budget: Budget,
         admitted: list[tuple[int, int]],
-    ) -> Lack | None:
+    ) -> AdmissionBlocker | None:
         placement = self._placement
         if not shape.takes_swapped or budget.num_left <= 0 or placement.draft.has_swapped_out:
-            return Lack.BUDGET
+            return AdmissionBlocker.BUDGET
         if not self._room.can_swap_in(request):
-            return Lack.BLOCKS
+            return AdmissionBlocker.BLOCKS
         placement.swap_in(request)
         for sequence in request.sequences:
             if sequence.status is SequenceStatus.RUNNING:
@@ -334,20 +356,20 @@ class Admitter:
 
     def _return(
         self, request: Request, budget: Budget, admitted: list[tuple[int, int]]
-    ) -> Lack | None:
+    ) -> AdmissionBlocker | None:
         """Has a preempted request computed again, as far as its KV is not cached."""
         if budget.num_left <= 0:
-            return Lack.BUDGET
+            return AdmissionBlocker.BUDGET
         if self._lateness.cannot_meet(request):
-            return None if request.is_finished else Lack.BUDGET
+            return None if request.is_finished else AdmissionBlocker.BUDGET
         self._keeps_bytes = False
-        lack = self._try_to_admit(request, budget, admitted)
-        if lack is Lack.POOL:
+        blocker = self._try_to_admit(request, budget, admitted)
+        if blocker is AdmissionBlocker.POOL:
             self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
             return None
-        if lack is not None:
-            self._placement.draft.lacks[request] = lack
-        return lack
+        if blocker is not None:
+            self._placement.draft.lacks[request] = blocker
+        return blocker
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -369,16 +391,18 @@ class Admitter:
         blocked: list[Request] = []
         self._keeps_bytes = False
         for request in self._hopeful(waiting, budget, admitted, ahead):
-            lack = self._try_to_admit(request, budget, admitted)
-            if lack is not None:
-                self._placement.draft.lacks[request] = lack
-            if lack is Lack.POOL:
+            blocker = self._try_to_admit(request, budget, admitted)
+            if blocker is not None:
+                self._placement.draft.lacks[request] = blocker
+            if blocker is AdmissionBlocker.POOL:
                 self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
-            elif lack is None:
+            elif blocker is None:
                 self._placement.draft.lacks.pop(request, None)
                 for each in (*blocked, *passed):
                     each.num_bypasses += 1
-            elif waiting.waits_here(request) and self._must_all_wait(request, lack):
+                if self._room.keeps_last_row or (self._room.is_full and not self._queue.preempts):
+                    break
+            elif waiting.waits_here(request) and self._must_all_wait(request, blocker):
                 return True
             else:
                 blocked.append(request)
@@ -387,15 +411,21 @@ class Admitter:
         return False
 
     def _is_full_for(self, waiting: Waiting) -> bool:
-        """Returns whether no row or block is free, and no waiting request may preempt another."""
-        placement = self._placement
-        if placement.num_unreserved_rows > 0 and placement.blocks.device.num_free > 0:
-            return False
-        if not self._queue.preempts or len(placement.rows) == 0:
+        """Returns whether there is nothing here that any waiting request could take.
+
+        Looks at the first of them only where one may preempt others or take a row that is kept.
+        """
+        rows, is_full = self._placement.rows, self._room.is_full
+        if is_full and (not self._queue.preempts or len(rows) == 0):
             return True
-        least_urgent = placement.rows.least_urgent.request
-        first = islice(self._candidates(waiting), _MAX_LOOKED_AT_WHEN_FULL)
-        return not any(self._queue.may_preempt(request, least_urgent) for request in first)
+        if not is_full and not self._room.keeps_last_row:
+            return False
+        for request in islice(self._candidates(waiting), _MAX_LOOKED_AT_WHEN_FULL):
+            if not is_full and request.num_bypasses >= MAX_BYPASSES:
+                return False
+            if is_full and self._queue.may_preempt(request, rows.least_urgent.request):
+                return False
+        return True
 
     def _hopeful(
         self,
@@ -410,7 +440,10 @@ class Admitter:
                 return
             if budget.num_left <= 0:
                 return
-            self.prepare(request)
+            # What is looked at in vain is mostly neither of these, and need not be prepared.
+            is_resumed = any(s.num_output_tokens for s in request.sequences)
+            if self._queue.refuses_late or is_resumed or request.trial_size:
+                self.prepare(request)
             if request.is_finished:
                 continue
             if request.trial_size:
@@ -423,28 +456,25 @@ class Admitter:
                 return
 
     def _candidates(self, waiting: Waiting) -> Iterator[Request]:
-        candidates = waiting.candidates(self._open_lanes)
+        candidates = waiting.candidates(self._lanes)
         suspects = self._placement.suspects
         return filter(suspects.may_run, candidates) if suspects else candidates
 
-    def _open_lanes(self) -> Lanes:
-        return self._lanes
-
-    def _must_all_wait(self, request: Request, lack: Lack) -> bool:
+    def _must_all_wait(self, request: Request, blocker: AdmissionBlocker) -> bool:
         """Whether nobody may pass a request that lacks something; closes the lanes of some."""
-        if lack is Lack.BYTES and not self._queue.allows_bypasses:
+        if blocker is AdmissionBlocker.BYTES and not self._queue.allows_bypasses:
             self._keeps_bytes = True
             return request.num_bypasses >= MAX_BYPASSES
-        if lack is Lack.SHARE:
+        if blocker is AdmissionBlocker.SHARE:
             return False  # it begins when others of its tenant leave
-        if lack is not Lack.ADAPTER_SLOT:
+        if blocker is not AdmissionBlocker.ADAPTER_SLOT:
             is_overdue = request.num_bypasses >= self._pool_bypasses
-            return lack not in _PASSABLE or (
+            return blocker not in _PASSABLE or (
                 is_overdue and not self._room.waits_for_its_own(request)
             )
         # It gets a slot when all who use one have left it.
         is_next = request.num_bypasses >= MAX_BYPASSES
-        self._lanes = _NO_ADAPTER if is_next else {"", *self._placement.adapters}
+        self._lanes.adapters = _NO_ADAPTER if is_next else {"", *self._placement.adapters}
         return False
 
     def _goes_ahead(
@@ -465,18 +495,18 @@ class Admitter:
 
     def _try_to_admit(
         self, request: Request, budget: Budget, admitted: list[tuple[int, int]]
-    ) -> Lack | None:
+    ) -> AdmissionBlocker | None:
         """Begins a request, or one that was preempted again, if it can run; else what it lacks."""
         found = self._find_room(request, may_preempt=budget.may_preempt)
-        if isinstance(found, Lack):
+        if isinstance(found, AdmissionBlocker):
             return found
         # Asked last: whoever lacks something else does not take the turn of others.
         num_most = self._num_prompt_tokens(request, budget)
         if num_most <= 0:
-            return Lack.SHARE
+            return AdmissionBlocker.SHARE
         leader = request.unfinished[0]
         if not self._fits(len(leader.token_ids) - found.num_tokens, budget):
-            return Lack.BUDGET
+            return AdmissionBlocker.BUDGET
         self._start(request, found)
         num_tokens = self._spend(leader, budget, admitted, num_most)
         if budget.prompts is not None:

@@ -7,7 +7,7 @@ from collections import Counter
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.planning.beside import NOBODY, Beside
-from scheduler_service.core.policies.tenant_shares import HELD_PER_LEFT
+from scheduler_service.core.queue.tenant_shares import HELD_PER_LEFT
 from scheduler_service.core.request import Request
 
 # Whoever is admitted leaves so many times as many blocks as growing rows have to leave, so that it
@@ -16,7 +16,7 @@ _ROOM_TO_GROW = 2
 
 
 class HeldShares:
-    """Compares what tenants have with what they may have; see `policies/tenant_shares.py`.
+    """Compares what tenants have with what they may have; see `queue/tenant_shares.py`.
 
     Where the policy has no shares, nobody exceeds any, and who came last yields first.
     """
@@ -49,6 +49,15 @@ class HeldShares:
             return False
         self._exceeding.add(tenant)
         return True
+
+    def exceeds_rows_of_step(self, request: Request) -> bool:
+        """As `exceeds`, of rows alone: cheaper, and known for the rest of the step."""
+        if self._shares is None:
+            return False
+        tenant = request.scheduling.tenant
+        if tenant not in self._exceeding and self.exceeds_rows(request):
+            self._exceeding.add(tenant)
+        return tenant in self._exceeding
 
     def exceeds_rows(self, request: Request, beside: Beside = NOBODY) -> bool:
         """Whether rows for `request` leave too few to other tenants."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.lack import Lack
 from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.planning.beside import Beside
 from scheduler_service.core.planning.prompt_limit import PromptTokens, is_again
@@ -23,7 +23,15 @@ from scheduler_service.core.planning.room import MAX_BYPASSES, Room
 from scheduler_service.core.request import Request, RequestStatus
 
 # What a request lacks that waits for others to leave; nobody counts on its beginning soon.
-AWAITS_ROOM = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES, Lack.ADAPTER_SLOT, Lack.POOL})
+AWAITS_ROOM = frozenset(
+    {
+        AdmissionBlocker.BLOCKS,
+        AdmissionBlocker.ROWS,
+        AdmissionBlocker.BYTES,
+        AdmissionBlocker.ADAPTER_SLOT,
+        AdmissionBlocker.POOL,
+    }
+)
 # A request that was just given begins with the next step, which mostly takes less than this.
 _NEXT_STEP_NS = 500_000_000
 _WITHOUT_ROWS = frozenset({RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED})
@@ -66,13 +74,13 @@ class Openings:
         # Requests given since the last step was planned, and what others lacked for that step.
         self._num_given = 0
         self._planned_at_ns = 0
-        self._lacks: Mapping[Request, Lack] = {}
+        self._lacks: Mapping[Request, AdmissionBlocker] = {}
         # Computed when somebody asks, and forgotten when something changes.
         self._beside: Beside | None = None
         self._prompts: _RunningPrompts | None = None
         self._going_first: _First | None = None
 
-    def step_planned(self, lacks: Mapping[Request, Lack]) -> None:
+    def step_planned(self, lacks: Mapping[Request, AdmissionBlocker]) -> None:
         """A step was planned, for which waiting requests lacked what `lacks` says."""
         self._lacks = lacks
         self._num_yielded_to = self._num_given = 0
@@ -124,7 +132,7 @@ class Openings:
         """Whether a request would be the first to wait here."""
         return not self._placement.preempted and len(self._queue) == 0
 
-    def what_lacks(self, request: Request) -> Lack | None:
+    def what_lacks(self, request: Request) -> AdmissionBlocker | None:
         """What a request that fits lacks to begin with the next step, with nobody yielding.
 
         Of one that another core has no cached prefix counts: its hashes are that core's.
@@ -132,20 +140,23 @@ class Openings:
         if not request.unfinished:
             return None  # it has all its tokens
         if self._num_tokens_for(request) <= 0 or self._is_held_up(request):
-            return Lack.BUDGET
+            return AdmissionBlocker.BUDGET
         if request.scheduling.tenant in self._first.tenants:
-            return Lack.SHARE
+            return AdmissionBlocker.SHARE
         if not self._room.has_adapter_slot(request):
-            return Lack.ADAPTER_SLOT
+            return AdmissionBlocker.ADAPTER_SLOT
         self._room.begin_step()
         leader = request.unfinished[0]
-        lack = self._room.what_lacks(request, leader, NO_HIT, self._waiting)
-        if lack in (Lack.BLOCKS, Lack.POOL) and request.status is RequestStatus.ABSENT:
+        lack = self._room.find_blocker(request, leader, NO_HIT, self._waiting)
+        if (
+            lack in (AdmissionBlocker.BLOCKS, AdmissionBlocker.POOL)
+            and request.status is RequestStatus.ABSENT
+        ):
             prefixes = self._placement.blocks.prefixes
             prefixes.adopt(leader)
-            lack = self._room.what_lacks(request, leader, prefixes.find(leader), self._waiting)
+            lack = self._room.find_blocker(request, leader, prefixes.find(leader), self._waiting)
         # What can never run is the core's to say.
-        return None if lack is Lack.POOL else lack
+        return None if lack is AdmissionBlocker.POOL else lack
 
     def is_open_to(self, request: Request) -> bool:
         """Whether `request` may begin as far as only its tenant matters; the cheaper question."""
@@ -287,14 +298,14 @@ class Openings:
             hit = self._placement.blocks.prefixes.find(leader)
             if lack is None and self._queue.allows_bypasses:
                 # It may have been given to wait for room here: no step was planned since.
-                lack = self._room.what_lacks(request, leader, hit, beside)
+                lack = self._room.find_blocker(request, leader, hit, beside)
                 if lack in AWAITS_ROOM:
                     return
             num_tokens = len(leader.token_ids) - hit.num_tokens
             num_blocks = num_rows * self._config.num_blocks_for(len(leader.token_ids))
         beside.rows_of_tenants[request.scheduling.tenant] += num_rows
         beside.num_tokens += num_tokens
-        if lack is not Lack.SHARE:
+        if lack is not AdmissionBlocker.SHARE:
             beside.num_blocks += num_blocks
             beside.num_rows += num_rows
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.blocks.block_manager import Allocation
 from scheduler_service.core.blocks.prefix_cache import NO_HIT, PrefixHit
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.lack import Lack
 from scheduler_service.core.params_sets import ParamsSet
 from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.planning.beside import NOBODY, Beside
@@ -137,15 +137,45 @@ class Room:
         num_blocks += self._num_more_blocks(request, leader)
         return self._shares.takes_over(request, num_blocks, beside)
 
-    def what_lacks(
+    @property
+    def is_full(self) -> bool:
+        """Whether no row or no block is free."""
+        return (
+            self._placement.num_unreserved_rows <= 0 or not self._placement.blocks.device.num_free
+        )
+
+    @property
+    def keeps_last_row(self) -> bool:
+        """Whether the only free row is left to tenants that have none here, and none of them waits.
+
+        Only a request that was passed too often may take it.
+        """
+        if self._placement.num_unreserved_rows != 1 or not self.is_divided:
+            return False
+        held = self._placement.rows_of_tenants
+        return all(tenant in held for tenant in self._queue.tenants)
+
+    def find_row_blocker(self, request: Request) -> AdmissionBlocker | None:
+        """Returns ROWS or SHARE if rows alone keep a waiting request out; needs no preparation."""
+        if self._placement.num_unreserved_rows < num_rows_wanted(request):
+            return AdmissionBlocker.ROWS
+        # Whoever was passed often enough goes before everybody's shares.
+        is_overdue = request.num_bypasses >= MAX_BYPASSES
+        return (
+            AdmissionBlocker.SHARE
+            if not is_overdue and self._shares.exceeds_rows_of_step(request)
+            else None
+        )
+
+    def find_blocker(
         self, request: Request, leader: Sequence, hit: PrefixHit, beside: Beside = NOBODY
-    ) -> Lack | None:
+    ) -> AdmissionBlocker | None:
         """What a waiting request lacks besides a slot, if `hit` of its first sequence exists."""
         placement, blocks = self._placement, self._placement.blocks
         if placement.num_unreserved_rows - beside.num_rows < num_rows_wanted(request):
-            return Lack.ROWS
+            return AdmissionBlocker.ROWS
         if self.num_bytes_over(request) > 0:
-            return Lack.BYTES
+            return AdmissionBlocker.BYTES
         num_more = self._num_more_blocks(request, leader) + beside.num_blocks
         others_run = len(placement.rows) > 0 or beside.num_rows > 0
         allocation = blocks.can_allocate(
@@ -153,12 +183,12 @@ class Room:
         )
         if allocation is not Allocation.OK:
             is_never = allocation is Allocation.NEVER and beside.num_blocks == 0
-            return Lack.POOL if is_never else Lack.BLOCKS
+            return AdmissionBlocker.POOL if is_never else AdmissionBlocker.BLOCKS
         # Whoever was passed often enough goes before everybody's shares.
         if request.num_bypasses < MAX_BYPASSES:
             num_taken = blocks.num_lacking(leader, hit) + blocks.device.num_free + num_more
             if self._shares.exceeds(request, num_taken, beside):
-                return Lack.SHARE
+                return AdmissionBlocker.SHARE
         return None
 
     def waits_for_its_own(self, request: Request) -> bool:

@@ -30,7 +30,8 @@ class RunAhead:
         num_rows, took_us = len(plan.work.row_ids), outcome.compute_us or interval_us
         if num_rows == 0 or plan.num_tokens > num_rows or took_us <= 0:
             return
-        turn_us = took_us / max(int(outcome.counts.max()), 1)
+        most = 1 if outcome.token_counts is None else int(outcome.token_counts.max())
+        turn_us = took_us / max(most, 1)
         average = self._turn_us or turn_us
         self._turn_us = average + _NEWEST_WEIGHT * (turn_us - average)
 

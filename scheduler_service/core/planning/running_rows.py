@@ -11,8 +11,8 @@ import numpy as np
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.planning.prompt_limit import PromptTokens, is_again
-from scheduler_service.core.policies.request_queue import Key
-from scheduler_service.core.policies.urgency import TURN_EVERY
+from scheduler_service.core.queue.key_order import TURN_EVERY
+from scheduler_service.core.queue.ordered_queue import Key
 from scheduler_service.core.request import BoolArray, Int32Array, Int64Array
 from scheduler_service.core.row_columns import ONE
 
@@ -113,6 +113,11 @@ class RunningRows:
         # Whoever has waited for a turn is not in a trial.
         is_trial = self._placement.suspects.is_planning_trial
         return self._num_contended >= TURN_EVERY and not is_trial
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether some row may yield tokens of a step to another."""
+        return len(self._rows) > 0 and bool(self._rows.step_class(self._rows.least_urgent.row_id))
 
     def has_less_urgent(self, step_class: Key) -> bool:
         """Returns whether some row yields tokens of a step to a request of this class."""

@@ -9,13 +9,13 @@ from scheduler_service.core.endings import Endings
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import NewRow, RowWork, StepOutcome, StepPlan
 from scheduler_service.core.planning.admitter import Admitter, Budget
+from scheduler_service.core.planning.batch_policy import QueueState, StepShape, make_batch_policy
 from scheduler_service.core.planning.drafting import Drafting
 from scheduler_service.core.planning.growing_rows import GrowingRows
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.prompt_limit import PromptLimit, PromptTokens
 from scheduler_service.core.planning.run_ahead import RunAhead
 from scheduler_service.core.planning.running_rows import RunningRows
-from scheduler_service.core.policies.batch_policy import QueueState, StepShape, make_batch_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
 from scheduler_service.core.queue.waiting_queue import Waiting
 from scheduler_service.core.request import Int32Array, Int64Array, RequestStatus, Sequence

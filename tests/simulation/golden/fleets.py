@@ -73,14 +73,17 @@ _FAULTS: Sequence[Fault] = (
 class Fleet:
     """One fleet, and what of its behaviour is certain.
 
-    `class_of`: the class within which requests begin in the order of their arrival. `has_order`:
-    whether the record has that order and when the classes begin and end, compared with each other.
+    `class_of`: the class within which requests begin in the order of their arrival. `has_begins`:
+    whether the record has when the classes begin, compared with each other; `has_order`: and that
+    order; `has_ends`: and when the classes end.
     """
 
     name: str
     scenario: Scenario
     class_of: Callable[[Wanted], str] = lambda _wanted: "all"
+    has_begins: bool = False
     has_order: bool = False
+    has_ends: bool = False
 
     def varied(self, variant: int) -> tuple[Scenario, int]:
         """The same fleet in another hurry, and the seed of its network. 0 is the fleet itself.
@@ -95,7 +98,7 @@ class Fleet:
         wanted = [
             [
                 replace(each, at_s=_BEGIN_S + factor * (each.at_s - _BEGIN_S))
-                if self.has_order
+                if self.has_begins
                 else each
                 for each in some
             ]
@@ -139,12 +142,34 @@ def _queue(policy: str, random: Random, name: str) -> Fleet:
             batch_policy=random.choice(list(BatchPolicyName)),
         ),
     )
+    is_by_urgency = policy in ("priority", "deadline")
+    if is_by_urgency:
+        wanted = _behind_blockers(wanted, config.max_num_seqs * num_executors)
     return Fleet(
         name,
         Scenario(1, config, [_SHAPE] * num_executors, [wanted], ()),
         partial(_class_of, policy),
-        has_order=True,
+        has_begins=True,
+        # Several executors may each begin a request that another one would have begun later.
+        has_order=num_executors == 1 or not is_by_urgency,
     )
+
+
+def _behind_blockers(wanted: Sequence[Wanted], num_blockers: int) -> list[Wanted]:
+    """The same requests; the first few occupy all rows while the others come.
+
+    So no request that has begun is preempted by a more urgent one before its first token.
+    """
+    scheduling = SchedulingParams(priority=-2, deadline_s=100.0)
+    blockers = [
+        replace(each, scheduling=scheduling, params=replace(each.params, max_tokens=8))
+        for each in wanted[:num_blockers]
+    ]
+    others = [
+        replace(each, at_s=_BEGIN_S + 0.05 + 0.001 * each.number) for each in wanted[num_blockers:]
+    ]
+    blockers = [replace(each, at_s=_BEGIN_S + 0.001 * each.number) for each in blockers]
+    return [*blockers, *others]
 
 
 def _class_of(policy: str, wanted: Wanted) -> str:
@@ -202,7 +227,9 @@ def _room(policy: str, random: Random, name: str) -> Fleet:
         Scenario(1, config, [shape], [wanted], ()),
         # Whatever the policy, the two classes are told apart.
         lambda wanted: f"tenant {wanted.scheduling.tenant}",
+        has_begins=True,
         has_order=True,
+        has_ends=True,
     )
 
 
@@ -227,24 +254,24 @@ def _late(random: Random, name: str) -> Fleet:
 
 
 def _full(random: Random, name: str) -> Fleet:
-    """More requests at one moment than the queue has places for; two tenants come late."""
-    policy = random.choice(_POLICIES)
+    """One tenant fills the queue at one moment; another one comes before that, and afterwards."""
+    policy = random.choice([*_POLICIES, "fair", "fair"])
     wanted = []
-    for number in range(40):
-        tenant = "early" if number < 24 else random.choice(["late", "later"])
+    for number in range(96):
+        tenant = "early" if 2 <= number < 88 else "late"
         prompt = _words(random, 6, None)
-        at_s = _BEGIN_S + 0.001 * number
-        wanted.append(_wanted(number, at_s, prompt, 4, SchedulingParams(tenant=tenant)))
+        at_s = _BEGIN_S + 0.0002 * number
+        wanted.append(_wanted(number, at_s, prompt, 2, SchedulingParams(tenant=tenant)))
     policies = PolicyConfig(queue_policy=policy, prefix_caching=False)
     config = ClusterConfig(
-        max_num_seqs=2,
+        max_num_seqs=random.choice([1, 2]),
         max_num_batched_tokens=64,
-        max_num_waiting=random.choice([8, 12]),
+        max_num_waiting=random.choice([64, 72]),
         policies=policies,
     )
     return Fleet(
         name,
-        Scenario(1, config, [_SHAPE] * random.choice([1, 2]), [wanted], ()),
+        Scenario(1, config, [_SHAPE], [wanted], ()),
         lambda wanted: f"tenant {wanted.scheduling.tenant}",
     )
 

@@ -1,9 +1,9 @@
 """What is kept of a fleet's history: its meaning, without times, steps or who computed what.
 
 `answers`: by request, of each sequence how many tokens it has, why it ended and a digest of the
-tokens. `order`: by class, the requests in the order in which they began. `begins`, `ends`: by
-class, how many requests of all began (ended) before one of it, on average; a range. `refused`: by
-class, how many were told that the queue is full; a range.
+tokens. `order`: by class, its requests in the order of their arrival, where they began so.
+`begins`, `ends`: by class, how many requests of all began (ended) before one of it, on average; a
+range. `refused`: by class, how many were told that the queue is full; a range.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from tests.simulation.faults import World
 from tests.simulation.golden.fleets import NUM_VARIANTS, Fleet
 from tests.simulation.history import run_history
 
-# A range is wider than what was seen by so many places. Other rules shift classes by more.
-_MARGIN = 1.5
+# A range is wider than what was seen: by so many places on each side, and by more for a class of
+# few requests, which is shifted by each of them. Other rules shift classes by more.
+_MARGIN = 1.0
+_MARGIN_OF_ONE = 2.0
+_MARGIN_OF_SEVERAL_EXECUTORS = 1.0
+# Requests more or fewer that find the queue full, by whether others have begun a step sooner.
+_MARGIN_OF_REFUSED = 2.0
 _QUEUE_FULL = "refused: QUEUE_FULL"
 
 Range = tuple[float, float]
@@ -74,14 +79,6 @@ class Run:
             by_class.setdefault(self.fleet.class_of(outcome.wanted), []).append(outcome)
         return by_class
 
-    def order(self) -> dict[str, list[str]]:
-        """By class, the requests in the order in which they began."""
-        return {
-            name: [o.wanted.request_id for o in sorted(some, key=lambda o: o.first_token_at_s)]
-            for name, some in self.classes().items()
-            if all(outcome.token_times_s for outcome in some)
-        }
-
     def places(self, time_of: Callable[[Outcome], float]) -> dict[str, float]:
         """By class, the mean of the places of its requests among all; equal times share a place."""
         times = {o.wanted.request_id: time_of(o) for o in self.outcomes if o.token_times_s}
@@ -130,21 +127,30 @@ def record(fleet: Fleet) -> Meaning:
         for request_id, answer in answers[0].items()
         if answer != _QUEUE_FULL and all(other[request_id] == answer for other in answers)
     }
-    if not fleet.has_order:
+    if not fleet.has_begins:
         refused = [each.refused() for each in runs]
         is_full = any(sum(each.values()) for each in refused)
-        return Meaning(fleet.name, certain, refused=_ranges(refused) if is_full else {})
-    orders = [each.order() for each in runs]
+        margins = dict.fromkeys(refused[0], _MARGIN_OF_REFUSED)
+        return Meaning(fleet.name, certain, refused=_ranges(refused, margins) if is_full else {})
+    arrivals = {
+        name: [outcome.wanted.request_id for outcome in some]
+        for name, some in runs[0].classes().items()
+    }
+    margin = _MARGIN + _MARGIN_OF_SEVERAL_EXECUTORS * (len(fleet.scenario.shapes) > 1)
+    margins = {name: margin + _MARGIN_OF_ONE / len(some) for name, some in arrivals.items()}
     return Meaning(
         fleet.name,
         certain,
         order={
             name: order
-            for name, order in orders[0].items()
-            if len(order) > 1 and not any(_misplaced(order, each) for each in runs)
+            for name, order in arrivals.items()
+            if fleet.has_order and len(order) > 1
+            if not any(_misplaced(order, each) for each in runs)
         },
-        begins=_ranges([each.places(_began_at_s) for each in runs]),
-        ends=_ranges([each.places(_ended_at_s) for each in runs]),
+        begins=_ranges([each.places(_began_at_s) for each in runs], margins),
+        ends=_ranges([each.places(_ended_at_s) for each in runs], margins)
+        if fleet.has_ends
+        else {},
     )
 
 
@@ -225,14 +231,16 @@ def _ended_at_s(outcome: Outcome) -> float:
     return outcome.token_times_s[-1]
 
 
-def _ranges(values: Sequence[Mapping[str, float]]) -> dict[str, Range]:
-    """By class, from the least to the most, and a margin."""
+def _ranges(
+    values: Sequence[Mapping[str, float]], margins: Mapping[str, float]
+) -> dict[str, Range]:
+    """By class, from the least to the most, and its margin on both sides."""
     return {
         name: (
-            round(min(each[name] for each in values) - _MARGIN, 2),
-            round(max(each[name] for each in values) + _MARGIN, 2),
+            round(min(each[name] for each in values) - margin, 2),
+            round(max(each[name] for each in values) + margin, 2),
         )
-        for name in values[0]
+        for name, margin in margins.items()
     }
 
 

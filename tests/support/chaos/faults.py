@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from splitserve_client import RequestFailed, SamplingParams
+from tests.support.chaos.load import PASSING
 from tests.support.chaos.network import BOTH, NUM_SCHEDULERS, Direction
 from tests.support.chaos.rigged_runner import (
     DEADLY_SEED,
@@ -30,16 +31,10 @@ _SUPERVISION_S = 0.2
 
 
 class Fault(Protocol):
-    """`victims`: the processes that it takes; no two faults have one at the same time.
-
-    `leaves_others`: it is to last until all streams have gone on, at whoever is spared.
-    """
+    """`victims`: the processes that it takes; no two faults have one at the same time."""
 
     @property
     def victims(self) -> tuple[str, ...]: ...
-
-    @property
-    def leaves_others(self) -> bool: ...
 
     async def begin(self, stack: Stack) -> None:
         """It happens."""
@@ -60,7 +55,8 @@ def _executor(index: int) -> str:
 class End:
     """Ends processes by SIGKILL, or with `drains` by SIGTERM; then others begin in their places.
 
-    `spared`: of the same kind, and there as long as it lasts.
+    `spared`: of the same kind. They are there as long as it lasts, which is until all streams have
+    gone on there; empty: streams may wait for its end.
     """
 
     names: tuple[str, ...]
@@ -71,12 +67,9 @@ class End:
     def victims(self) -> tuple[str, ...]:
         return (*self.names, *self.spared)
 
-    @property
-    def leaves_others(self) -> bool:
-        return bool(self.spared)
-
     async def begin(self, stack: Stack) -> None:
-        if self.spared:
+        if self.spared or self.drains:
+            # A process that only begins does not drain, and takes no streams.
             await stack.wait_ready()
         end = stack.stop if self.drains else stack.kill
         await asyncio.gather(*map(end, self.names))
@@ -91,7 +84,6 @@ class Pause:
     """SIGSTOP, and SIGCONT: whoever was given up meanwhile has late results to tell."""
 
     victims: tuple[str, ...]
-    leaves_others: bool = False
 
     async def begin(self, stack: Stack) -> None:
         for name in self.victims:
@@ -107,7 +99,6 @@ class Crawl:
     """A process that has a sixteenth of its time."""
 
     victims: tuple[str, ...]
-    leaves_others: bool = False
     _task: asyncio.Task[None] | None = None
 
     async def begin(self, stack: Stack) -> None:
@@ -137,7 +128,6 @@ class BadNetwork:
     kind: str
     directions: tuple[Direction, ...] = BOTH
     amount: float = 0.0
-    leaves_others: bool = False
 
     @property
     def victims(self) -> tuple[str, ...]:
@@ -166,7 +156,6 @@ class FullDisk:
     """A scheduler can write no more to a file than its journal has now, in all of this life."""
 
     victims: tuple[str, ...]
-    leaves_others: bool = False
 
     async def begin(self, stack: Stack) -> None:
         (name,) = self.victims
@@ -187,7 +176,6 @@ class Harm:
     seed: int
     reasons: frozenset[str]
     victims: tuple[str, ...] = ()
-    leaves_others: bool = False
     _asking: asyncio.Task[str] | None = None
 
     async def begin(self, stack: Stack) -> None:
@@ -195,11 +183,15 @@ class Harm:
 
     async def _ask(self, stack: Stack) -> str:
         params = SamplingParams(seed=self.seed, max_tokens=100, ignore_eos=True)
-        try:
-            await stack.clients[0].complete(_HARMFUL_PROMPT, params)
-        except RequestFailed as failed:
-            return failed.reason
-        return ""
+        while True:
+            try:
+                await stack.clients[0].complete(_HARMFUL_PROMPT, params)
+            except RequestFailed as failed:
+                return failed.reason
+            except PASSING:
+                await asyncio.sleep(_SUPERVISION_S)
+            else:
+                return ""
 
     async def end(self, stack: Stack) -> None:
         assert self._asking is not None, "it began"
@@ -208,7 +200,7 @@ class Harm:
             for name in self.victims:
                 await stack.start(name)
             await asyncio.wait([self._asking], timeout=_SUPERVISION_S)
-        assert self._asking.result() in self.reasons, self._asking.result()
+        assert self._asking.result() in self.reasons, f"{self.reasons}: {self._asking.result()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +214,6 @@ class Sick:
     index: int
     sickness: Sickness
     victims: tuple[str, ...] = (*_SCHEDULERS, *map(_executor, range(3)))
-    leaves_others: bool = False
 
     async def begin(self, stack: Stack) -> None:
         await stack.start_missing()

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from splitserve_client import SplitserveError
 from tests.support.chaos.asks import ASKS, Ways, answers_of
+from tests.support.chaos.faults import End
 from tests.support.chaos.leftovers import (
     complaints,
     files_of,
     wait_for_no_process,
     wait_for_nothing,
 )
-from tests.support.chaos.load import Load, Pause
+from tests.support.chaos.load import Load, StreamPause
 from tests.support.chaos.network import Network
 from tests.support.chaos.schedule import Moment, Schedule
 from tests.support.chaos.stack import Stack, running_stack
@@ -28,12 +29,10 @@ from tests.support.chaos.stack import Stack, running_stack
 _LONGEST_FAULT_S = 4.0
 # Of a history of many faults on a machine with much other work.
 _LONGEST_HISTORY_S = 1500.0
-
-
 # "Streams pause for 5 s, then what a recompute takes" (docs/operations.md, "Several schedulers").
 _PROMISED_S = 5.0
 # Executors that are left have more to do, and the machine may have, too.
-_SLOWER = 5
+_SLOWER, _LEAST_RECOMPUTE_S = 4, 10.0
 
 
 class HistoryFailed(Exception):
@@ -48,7 +47,7 @@ class FaultTime:
     ended_s: float
     leaves_others: bool
 
-    def allowed_s(self, pause: Pause) -> float:
+    def allowed_s(self, pause: StreamPause) -> float:
         """How long `pause` may be for this fault."""
         common_s = min(self.ended_s, pause.until_s) - max(self.began_s, pause.since_s)
         if common_s < 0:
@@ -79,7 +78,7 @@ class Chaos:
                 load.finish()
                 await running
             await wait_for_nothing(self.stack, self.files)
-            assert self.stack.crashes == []
+            assert self.stack.crashes == [], self.stack.crashes
             self._check_pauses(load, faults)
         except (Exception, ExceptionGroup) as error:
             raise await _failure(self.stack, str(schedule), error) from error
@@ -87,7 +86,7 @@ class Chaos:
 
     def _check_pauses(self, load: Load, faults: list[FaultTime]) -> None:
         """Each fault may cost a recompute; that takes at most as long as computing everything."""
-        recompute_s = _SLOWER * self.undisturbed_s
+        recompute_s = max(_SLOWER * self.undisturbed_s, _LEAST_RECOMPUTE_S)
         for pause in load.pauses:
             allowed_s = (fault.allowed_s(pause) for fault in faults)
             longest_s = recompute_s + sum(each_s + recompute_s for each_s in allowed_s if each_s)
@@ -115,12 +114,13 @@ class Chaos:
                 await held.enter_async_context(locks[name])
             began_s = time.monotonic()
             await moment.fault.begin(self.stack)
-            if moment.fault.leaves_others:
+            leaves_others = isinstance(moment.fault, End) and bool(moment.fault.spared)
+            if leaves_others:
                 await load.wait_gone_on()
             else:
                 await _reach(load, load.meter.num_tokens + moment.num_tokens)
             await moment.fault.end(self.stack)
-            faults.append(FaultTime(began_s, time.monotonic(), moment.fault.leaves_others))
+            faults.append(FaultTime(began_s, time.monotonic(), leaves_others))
 
 
 async def _reach(load: Load, num_tokens: int) -> None:

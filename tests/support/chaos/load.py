@@ -20,7 +20,7 @@ _SHORTEST_PAUSE_S = 1.0
 # More than can have been on its way.
 _NUM_HEARD_ELSEWHERE = 16
 # What a client may be told at the door while somebody is away: it has got nothing, and asks again.
-_PASSING = (ServerUnreachable, ModelNotReady, Draining)
+PASSING = (ServerUnreachable, ModelNotReady, Draining)
 
 
 class StreamChanged(AssertionError):
@@ -50,7 +50,7 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class StreamPause:
     """A time in which nothing came of an answer that a client waited for."""
 
     name: str
@@ -81,7 +81,7 @@ class Load:
     meter: Meter = field(default_factory=Meter)
     refused: Counter[str] = field(default_factory=Counter)
     num_answers: int = 0
-    pauses: list[Pause] = field(default_factory=list)
+    pauses: list[StreamPause] = field(default_factory=list)
     _readings: set[_Reading] = field(default_factory=set)
     _is_finishing: bool = False
 
@@ -123,7 +123,7 @@ class Load:
             except AnswerBroken as broken:
                 self._check_broken(ask, broken, expected)
                 self.refused[broken.code.partition(":")[0]] += 1
-            except _PASSING as error:
+            except PASSING as error:
                 self.refused[type(error).__name__] += 1
             except SplitserveError as error:
                 raise StreamChanged(f"{ask.name}: {error!r} reason={error.reason}") from error
@@ -138,7 +138,7 @@ class Load:
         def hear(num_tokens: int) -> None:
             now_s = time.monotonic()
             if now_s - reading.heard_s >= _SHORTEST_PAUSE_S:
-                self.pauses.append(Pause(ask.name, reading.heard_s, now_s))
+                self.pauses.append(StreamPause(ask.name, reading.heard_s, now_s))
             reading.heard_s = now_s
             reading.num_heard += num_tokens
             self.meter.hear(num_tokens)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tests.support.chaos.faults import FAULTS, Fault
 
 # Output tokens of all streams, between the beginnings of two faults and during one.
-_LEAST_TOKENS, _MOST_TOKENS = 100, 3000
+_LEAST_TOKENS, _MOST_TOKENS = 100, 2000
 
 
 @dataclass(frozen=True, slots=True)

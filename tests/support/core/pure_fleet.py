@@ -34,7 +34,7 @@ NO_WISHES = SchedulingParams()
 _MAX_TICKS = 100
 _MAX_ROUNDS = 2000
 
-_Effect = TypeVar("_Effect")
+AnyEffect = TypeVar("AnyEffect")
 
 
 class PureFleet:
@@ -42,7 +42,7 @@ class PureFleet:
 
     `held`: steps in flight with their results, by address, oldest first. `effects`: all so far.
     `wakes_at_ns`: as the latest `WakeAt` says. `tokens`, `prompt_positions`: what clients got, by
-    `client_key`. `finished`: requests that ended, by id.
+    `client_key`; of requests of one sequence. `finished`: requests that ended, by id.
     """
 
     def __init__(self, config: FleetConfig = FLEET) -> None:
@@ -65,17 +65,24 @@ class PureFleet:
         self._check()
         return found
 
-    def effects_of(self, kind: type[_Effect]) -> list[_Effect]:
+    def effects_of(self, kind: type[AnyEffect]) -> list[AnyEffect]:
         """All effects of one kind so far, in order."""
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     # -- executors -----------------------------------------------------------------------------
 
     def join(
-        self, machine: Machine, *, num_credits: int = NUM_CREDITS, is_connected: bool = True
+        self,
+        machine: Machine,
+        *,
+        num_credits: int = NUM_CREDITS,
+        last_step_id: int = 0,
+        is_connected: bool = True,
     ) -> list[effects.Effect]:
         """The executor registers; `is_connected`: and serves."""
-        joined = events.ExecutorJoined(machine.address, machine.epoch, machine.config, num_credits)
+        joined = events.ExecutorJoined(
+            machine.address, machine.epoch, machine.config, num_credits, last_step_id
+        )
         self.machines[machine.address] = machine
         found = self.handle(joined)
         return [*found, *self.connect(machine)] if is_connected else found
@@ -188,6 +195,10 @@ class PureFleet:
     def _deliver(self, found: StepEvents) -> None:
         for key, token_id in zip(found.client_keys.tolist(), found.token_ids.tolist(), strict=True):
             self.tokens.setdefault(key, []).append(token_id)
+        for event in found.tokens:
+            request = event.sequence.request
+            if request.params.num_sequences == 1:
+                self.tokens.setdefault(request.client_key, []).append(event.token_id)
         for request, scores in found.prompt_logprobs:
             positions = self.prompt_positions.setdefault(request.client_key, [])
             positions += [scored.position for scored in scores]
@@ -205,7 +216,7 @@ class PureFleet:
         held_by = Counter(
             request_id
             for executor in scheduler.executors.values()
-            for request_id in executor.engine.placement.requests
+            for request_id in executor.engine.unfinished_request_ids
         )
         assert max(held_by.values(), default=1) == 1, "a request is at two executors"
         num_waiting = 0
@@ -216,7 +227,7 @@ class PureFleet:
                 assert request_id not in held_by
             else:
                 assert scheduler.executors[place.executor.address] is place.executor
-                assert request_id in place.executor.engine.placement.requests
+                assert request_id in place.executor.engine.unfinished_request_ids
         assert num_waiting == scheduler.num_waiting
         for address, executor in scheduler.executors.items():
             num_held = len(self.held.get(address, ()))
@@ -228,7 +239,7 @@ class Broken:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
         self.at_call = 1
-        self.error = AssertionError("block 3 freed twice")
+        self.error: Exception = AssertionError("block 3 freed twice")
         original, calls = getattr(owner, name), itertools.count(1)
 
         def call(part: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401

@@ -13,9 +13,9 @@ from scheduler_service.driver import Driver
 from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.executor_link import LinkConfig
 from scheduler_service.journal.journal import Journal
-from scheduler_service.observer import Observer
 from scheduler_service.request_names import RequestName
 from scheduler_service.streams.sinks import RequestSink, SessionStream
+from scheduler_service.watching.turn import Watcher
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.support.core.machines import BurstLink, Machine
@@ -38,7 +38,7 @@ class Fleet:
     def __init__(
         self,
         config: ClusterConfig = CONFIG,
-        observer: Callable[[Fleet], Observer] | None = None,
+        watcher: Callable[[Fleet], Watcher] | None = None,
         journal: Journal | None = None,
     ) -> None:
         self.machines: dict[str, Machine] = {}
@@ -49,7 +49,7 @@ class Fleet:
             lambda: None,
             now_ns=lambda: self.now_ns,
             journal=journal,
-            observer=None if observer is None else observer(self),
+            watchers=() if watcher is None else (watcher(self),),
             connect=self.connect,
         )
         self.stream = SessionStream(self.cluster.delivery.new_outbox())

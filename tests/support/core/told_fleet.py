@@ -7,11 +7,10 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.journal.journal import Journal
-from scheduler_service.request_lives.life import Life
-from scheduler_service.request_lives.life_event import LifeEvent, LifeKind
-from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.request_names import RequestName
 from scheduler_service.streams.sinks import RequestSink
+from scheduler_service.watching.life import Life, LifeEvent, LifeKind
+from scheduler_service.watching.life_recorder import LifeRecorder
 from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
 
@@ -29,11 +28,11 @@ class ToldFleet:
     ) -> None:
         made: list[LifeRecorder] = []
 
-        def observer(fleet: Fleet) -> LifeRecorder:
+        def watcher(fleet: Fleet) -> LifeRecorder:
             made.append(LifeRecorder(num_kept, lambda: fleet.now_ns))
             return made[0]
 
-        self.fleet = Fleet(config or ClusterConfig(), observer, journal)
+        self.fleet = Fleet(config or ClusterConfig(), watcher, journal)
         self.recorder = made[0]
 
     def life(self, handle: int) -> Life:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -12,21 +12,20 @@ from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.callers.caller import Callers, OpenDoor
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
-from scheduler_service.live.live_view import LiveView
-from scheduler_service.live.pace import Pace
-from scheduler_service.live.servicer import LiveServicer
-from scheduler_service.observer import Observer, Observers
 from scheduler_service.request_limits import most_message_bytes
-from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.executor_addresses import ExecutorAddresses
+from scheduler_service.service.live import LiveServicer
 from scheduler_service.service.refusal_pause import Sleep
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
-from scheduler_service.tracing.request_traces import RequestTraces
+from scheduler_service.watching.life_recorder import LifeRecorder
+from scheduler_service.watching.live_view import LiveView, Pace
+from scheduler_service.watching.request_traces import RequestTraces
+from scheduler_service.watching.turn import Watcher
 from splitserve.scheduler.v1 import (
     admin_pb2_grpc,
     live_pb2_grpc,
@@ -67,7 +66,7 @@ async def scheduler_in_process(
     audit: Audit | None = None,
     sleep: Sleep = asyncio.sleep,
     scheduler_epoch: int = 1,
-    observer: Observer | None = None,
+    watchers: Sequence[Watcher] = (),
     live_sleep: Sleep = asyncio.sleep,
     live_pace: Pace | None = None,
     live_unread_s: float = PATIENCE_S,
@@ -82,9 +81,13 @@ async def scheduler_in_process(
     config = config or ClusterConfig(reconnect_timeout_s=0.1, step_patience_s=PATIENCE_S)
     changed = asyncio.Event()
     view = LiveView(lambda: UNIX_MS, pace=live_pace or Pace(lambda: 0), now_ns=now_ns)
-    observers = Observers(view, *(() if observer is None else (observer,)))
     cluster = Driver(
-        config, scheduler_epoch, changed.set, now_ns=now_ns, audit=audit, observer=observers
+        config,
+        scheduler_epoch,
+        changed.set,
+        now_ns=now_ns,
+        audit=audit,
+        watchers=(view, *watchers),
     )
     callers = callers or OpenDoor()
     names = CallerNames(callers)
@@ -99,7 +102,7 @@ async def scheduler_in_process(
         ServerSecurity(Access(scopes_of=scopes_of(callers)), on_refusal=on_refusal),
     )
     servicer = SchedulerServicer(cluster, callers, audit, sleep, traces=traces)
-    recorder = observer if isinstance(observer, LifeRecorder) else None
+    recorder = next((each for each in watchers if isinstance(each, LifeRecorder)), None)
     admin = AdminServicer(cluster, names, audit, recorder=recorder)
     _add(running, cluster, servicer, admin, audit)
     live = LiveServicer(cluster, view, names, audit, live_sleep, live_unread_s)

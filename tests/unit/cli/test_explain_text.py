@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler_service.assignment import AssignedFor
-from scheduler_service.core.lack import Lack
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.fleet import hindrances
 from scheduler_service.scheduler.effects import AcquittalReason, MoveReason
 from splitserve_cli.explain_text import describe_explanation, describe_queue, summary
@@ -165,7 +165,7 @@ def test_given_says_why_this_executor_with_the_numbers_that_were_compared() -> N
 def test_every_reason_of_the_scheduler_has_its_words() -> None:
     for why in AssignedFor:
         assert why.value not in details_of(event(0, "given", "e0", why.value))
-    for reason in (*Lack, *hindrances.Obstacle, *MoveReason, *AcquittalReason):
+    for reason in (*AdmissionBlocker, *hindrances.Obstacle, *MoveReason, *AcquittalReason):
         assert because(reason.value, "e0") != reason.value
 
 
@@ -214,4 +214,4 @@ def test_journal_says_what_it_does_not_know() -> None:
     life = replace(LIFE, parts=(LifePart("queued", "not_recorded", "", 3.2),))
     text = describe_explanation("r1", Explanation((life,), (), 0, 1, 10), is_of_journal=True)
     assert "It waited 3.2 s until it began, because of what the journal does not say;" in text
-    assert text.endswith("is not in it; a running scheduler knows\n")
+    assert text.endswith("is not in it (FILE.1 has what was before FILE)\n")

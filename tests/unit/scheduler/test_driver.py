@@ -1,4 +1,4 @@
-"""Who waits for which executor, and what becomes of those that nobody can have."""
+"""Effects of the scheduler as clients, executors and operators see them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from scheduler_service.callers.admission import Admission
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig
+from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request, SchedulingParams
+from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.request_names import RequestName
+from scheduler_service.scheduler.effects import Effect
+from scheduler_service.scheduler.events import Event
 from scheduler_service.streams.sinks import RequestSink
 from splitserve_rpc.json_lines import JsonFormatter
 from tests.support.core.machines import Machine
+from tests.support.core.pure_fleet import Broken
 from tests.support.core.stepped_fleet import Fleet, turns
 
 MS = 1_000_000
@@ -43,6 +50,73 @@ async def test_request_in_quarantine_ends_at_its_deadline_when_no_executor_is_th
     await fleet.cluster.drain(0)
 
 
+async def test_parameters_are_encoded_before_the_first_step_of_their_request() -> None:
+    fleet = Fleet()
+    machine = Machine("executor:1")
+    await fleet.join(machine)
+    fleet.submit(1)
+    place = fleet.cluster.scheduler.places["r1"]
+    assert place.request.params_set.encoded is not None
+    assert not fleet.cluster.scheduler.is_computing
+    await fleet.cluster.drain(0)
+
+
+async def test_log_names_the_call_and_the_address_when_an_engine_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet()
+    await fleet.join(Machine("executor:1"))
+    Broken(monkeypatch, RowColumns, "plan_work")
+    fleet.submit(1)
+    await turns()
+    assert "core_invariant_broken address=executor:1 call=schedule journal=" in caplog.text
+    assert "block 3 freed twice" in caplog.text
+    assert "executor_lost address=executor:1 num_requests=1" in caplog.text
+    assert fleet.cluster.executors == []
+    assert fleet.cluster.num_unfinished == 1
+    await fleet.cluster.drain(0)
+
+
+async def test_all_steps_of_a_turn_are_planned_after_all_requests_of_it_arrived() -> None:
+    fleet, machine = Fleet(), Machine("executor:1")
+    await fleet.join(machine)
+    fleet.submit(1, 2, 3)
+    await turns()
+    assert machine.link is not None
+    assert [len(result.sampled_token_ids) // 4 for result in machine.link.held] == [3, 3]
+    await fleet.cluster.drain(0)
+
+
+async def test_event_that_arrives_while_effects_are_executed_is_passed_in_after_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, machine = Fleet(), Machine("executor:1")
+    await fleet.join(machine)
+    fleet.submit(1)
+    await turns()
+    handled: list[str] = []
+    handle, deliver = fleet.cluster.scheduler.handle, fleet.cluster.delivery.deliver
+
+    def note(event: Event, now_ns: int) -> list[Effect]:
+        handled.append(type(event).__name__)
+        return handle(event, now_ns)
+
+    def deliver_and_abort(events: StepEvents) -> None:
+        if "RequestAborted" not in handled and len(handled) == 1:
+            fleet.cluster.abort(RequestName("r1"))
+            assert handled == ["StepCompleted"]
+        deliver(events)
+
+    monkeypatch.setattr(fleet.cluster.scheduler, "handle", note)
+    monkeypatch.setattr(fleet.cluster.delivery, "deliver", deliver_and_abort)
+    assert machine.link is not None
+    machine.link.release()
+    await turns()
+    assert handled[:2] == ["StepCompleted", "RequestAborted"]
+    assert fleet.cluster.num_unfinished == 0
+    await fleet.cluster.drain(0)
+
+
 async def test_lines_about_requests_in_quarantine_say_whose_they_are_and_their_trace() -> None:
     fleet = Fleet(ClusterConfig(max_executor_losses=1))
     machines = [Machine(f"executor:{number}") for number in (1, 2, 3)]
@@ -50,7 +124,7 @@ async def test_lines_about_requests_in_quarantine_say_whose_they_are_and_their_t
     for handle in (1, 2):
         submit_traced(fleet, handle)
     await turns()
-    with logged("scheduler_service.driver") as lines:
+    with logged("scheduler_service.watching.operator_log") as lines:
         for machine, following in itertools.pairwise(machines):
             assert machine.link is not None
             machine.link.break_off()
@@ -58,13 +132,14 @@ async def test_lines_about_requests_in_quarantine_say_whose_they_are_and_their_t
             await fleet.join(following)
     await fleet.cluster.drain(0)
 
-    assert [(line["event"], line["request_id"], line["trace_id"]) for line in lines] == [
+    about = [line for line in lines if "request_id" in line]
+    assert [(line["event"], line["request_id"], line["trace_id"]) for line in about] == [
         ("request_quarantined", "r1", f"{1:032x}"),
         ("request_quarantined", "r2", f"{2:032x}"),
         ("request_kills_executors", "r1", f"{1:032x}"),
         ("request_acquitted", "r2", f"{2:032x}"),
     ]
-    assert lines[3]["fields"] == {"why": "another_failed"}
+    assert about[3]["fields"] == {"why": "another_failed"}
 
 
 def submit_traced(fleet: Fleet, handle: int) -> None:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from scheduler_service.config import ClusterConfig
+from scheduler_service.scheduler.effects import Effect, WakeAt
+from scheduler_service.scheduler.events import Event
 from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.service.forgotten_work import ForgottenWork
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.readiness_watch import ReadinessWatch
 from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
+
+Handle = Callable[[Scheduler, Event, int], list[Effect]]
+
+
+def lose_wake_ups(handle: Handle) -> Handle:
+    """As `Scheduler.handle`, and nobody is told of any `WakeAt`."""
+
+    def handle_without(scheduler: Scheduler, event: Event, now_ns: int) -> list[Effect]:
+        found = handle(scheduler, event, now_ns)
+        return [effect for effect in found if not isinstance(effect, WakeAt)]
+
+    return handle_without
 
 
 async def test_request_begins_when_its_wake_up_was_lost(
@@ -22,7 +37,7 @@ async def test_request_begins_when_its_wake_up_was_lost(
     await fleet.join(Machine("executor:1"))
     await turns()
     with monkeypatch.context() as broken:
-        broken.setattr(Scheduler, "_wake", lambda _scheduler, _executor: None)
+        broken.setattr(Scheduler, "handle", lose_wake_ups(Scheduler.handle))
         fleet.submit(1)
     await turns()
     forgotten = ForgottenWork(fleet.cluster)
@@ -41,11 +56,12 @@ async def test_nothing_is_said_of_a_wake_up_that_is_under_way(
     await fleet.join(Machine("executor:1"))
     await turns()
     with monkeypatch.context() as broken:
-        broken.setattr(Scheduler, "_wake", lambda _scheduler, _executor: None)
+        broken.setattr(Scheduler, "handle", lose_wake_ups(Scheduler.handle))
         fleet.submit(1)
     forgotten = ForgottenWork(fleet.cluster)
     await forgotten.look()
-    fleet.submit(2)  # its wake-up is for both, and comes before the second look is over
+    # A wake-up that comes before the second look is over.
+    asyncio.get_running_loop().call_soon(fleet.cluster.look_again)
     await forgotten.look()
     assert fleet.cluster.scheduler.is_computing
     assert "wake_up_missed" not in caplog.text

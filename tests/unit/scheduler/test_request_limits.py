@@ -18,7 +18,6 @@ from scheduler_service.core.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import MAX_BAD_WORD_TOKENS, MAX_ENTRIES, MAX_SEQUENCES
 from scheduler_service.driver import Driver
-from scheduler_service.observer import NoObserver
 from scheduler_service.request_limits import check_lengths, message_bytes, most_message_bytes
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.streams.client_codec import decode_sampling_params
@@ -86,7 +85,6 @@ class _Cluster:
     """As much of a Driver as a request needs that is refused when it is decoded."""
 
     served = SimpleNamespace(largest_config=CONFIG, model=None)
-    observer = NoObserver()
     delivery = Delivery(Unread(MIB, MIB), lambda _stream: None)
 
     def check_accepting(self) -> None:
@@ -94,6 +92,9 @@ class _Cluster:
 
     def client_stream(self, _stream: object) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def refused(self, _refused: object) -> None:
+        """Nobody watches."""
 
     def next_arrival(self) -> int:
         return 1

@@ -6,6 +6,8 @@ import pytest
 
 from scheduler_service.audit.events import RequestRefused
 from scheduler_service.callers.caller import Caller, Scope
+from scheduler_service.config import ClusterConfig
+from scheduler_service.driver import Driver
 from scheduler_service.service.request_log import RequestLog
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
@@ -15,10 +17,11 @@ from tests.support.fakes.listed_audit import ListedAudit
 @pytest.mark.parametrize("tenant", ["", "t" * 129])
 def test_names_of_a_refused_request_are_shortened_before_they_wait(tenant: str) -> None:
     audit = ListedAudit()
+    log = RequestLog(Driver(ClusterConfig(), 1, lambda: None, audit=audit))
     caller = Caller("c" * 1000, tenant, frozenset({Scope.GENERATE}))
     message = api.GenerateRequest(request_id="r" * 4_000_000, tenant="m" * 4_000_000)
 
-    with pytest.raises(DomainError), RequestLog(audit).refusals(message, caller):
+    with pytest.raises(DomainError), log.refusals(message, caller):
         raise DomainError("REQUEST_ID_INVALID", "too long")
 
     shown = ("t" if tenant else "m") * 128 + "..."
@@ -26,7 +29,7 @@ def test_names_of_a_refused_request_are_shortened_before_they_wait(tenant: str) 
         RequestRefused("c" * 128 + "...", shown, "r" * 128 + "...", "REQUEST_ID_INVALID", "")
     ]
     whole = api.GenerateRequest(request_id="r" * 128)
-    with pytest.raises(DomainError), RequestLog(audit).refusals(whole, caller):
+    with pytest.raises(DomainError), log.refusals(whole, caller):
         raise DomainError("REQUEST_ID_INVALID", "why")
     assert isinstance(audit.events[1], RequestRefused)
     assert audit.events[1].request_id == "r" * 128

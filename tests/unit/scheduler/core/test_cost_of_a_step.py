@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import SchedulingParams
 from tests.support.core.driver import CoreDriver
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
-from scheduler_service.core.policies.urgency import TURN_EVERY
+from scheduler_service.core.queue.key_order import TURN_EVERY
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import Request, RequestStatus, SchedulingParams
 from scheduler_service.core.suspects import MAX_STEPS_OF_OTHERS
 from tests.support.core.driver import CoreDriver

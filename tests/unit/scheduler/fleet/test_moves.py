@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.lack import Lack
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.fleet.moves import has_waited, to_be_moved
 from tests.unit.scheduler.core.test_cost_of_a_step import num_lines
 from tests.unit.scheduler.fleet.queued_fleet import ONE_ROW, Fleet
@@ -57,7 +57,7 @@ def test_hashes_of_a_request_are_its_cores_when_another_is_asked_about_it() -> N
     hashes = list(waiting.sequence.block_hashes)
     assert hashes
     assert to_be_moved(10**12, cores[1], cores) is None
-    assert cores[1].openings.what_lacks(waiting) is Lack.BLOCKS
+    assert cores[1].openings.what_lacks(waiting) is AdmissionBlocker.BLOCKS
     assert waiting.sequence.block_hashes == hashes
     with pytest.raises(AssertionError, match="another engine's"):
         cores[1].num_cached_tokens(waiting)

@@ -10,51 +10,87 @@ import numpy as np
 import pytest
 
 from scheduler_service.core.beam_search import BeamSearch
-from scheduler_service.core.config import BatchPolicyName
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.config import BatchPolicyName, FleetConfig
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.sampling_params import BeamParams
-from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.scheduler import Scheduler as Engine
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal import checkpoint
 from scheduler_service.journal.__main__ import main
 from scheduler_service.journal.checkpoint import (
     CheckpointUnusable,
     class_structures,
-    core_structure,
-    dump_core,
-    load_core,
+    dump_state,
+    load_state,
+    scheduler_structure,
 )
+from scheduler_service.journal.entries import Entries
 from scheduler_service.journal.journal import JOURNAL_VERSION, NoJournal
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import JournalUnreadable
+from scheduler_service.scheduler.events import (
+    Event,
+    ExecutorLost,
+    RequestAborted,
+    RequestSubmitted,
+    Tick,
+)
+from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.scheduler import Scheduler
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.driver import CoreDriver, make_config
-from tests.support.core.recorded_run import RandomRun, run_config, write_entries
+from tests.support.core.recorded_run import RandomRun, plain_request, run_config, write_entries
 
 
 @pytest.mark.parametrize("queue_policy", list(QUEUE_POLICIES))
 @pytest.mark.parametrize("sliding_window", [None, 13])
-def test_core_decides_alike_when_it_was_restored(
+def test_scheduler_decides_alike_when_it_was_restored(
     queue_policy: str, sliding_window: int | None
 ) -> None:
     config = run_config(queue_policy=queue_policy, sliding_window=sliding_window)
-    num_plans = 0
-    for seed in range(1, 5):
-        run = RandomRun(NoJournal(), config, seed=seed, num_engines=1)
+    num_effects = 0
+    for seed in range(1, 7):
+        run = RandomRun(NoJournal(), config, seed)
         run.run(60, to_the_end=False)
-        core = run.cores[0]
-        assert isinstance(core, Scheduler)
+        scheduler, now_ns = run.scheduler, run.now_ns + 1
 
-        copy = load_core(dump_core(core))
+        copy = load_state(dump_state(scheduler), Scheduler)
 
-        assert copy.num_unfinished_tokens == core.num_unfinished_tokens > 0
-        # While suspects are on trial there is nothing to plan.
-        ours, theirs = core.schedule(), copy.schedule()
-        assert (ours is None) == (theirs is None)
-        if ours is not None and theirs is not None:
-            num_plans += 1
-            assert theirs.work.row_ids.tolist() == ours.work.row_ids.tolist()
-            assert theirs.work.token_ids.tolist() == ours.work.token_ids.tolist()
-    assert num_plans > 0
+        assert copy.places.keys() == scheduler.places.keys()
+        # Of requests whose executor is lost, each is decided anew.
+        for address in list(scheduler.executors):
+            for event in (
+                ExecutorLost(address, LossCause.BLAMELESS, "the test asked for it"),
+                Tick(looks_everywhere=True),
+            ):
+                ours = effects_of(scheduler, event, now_ns)
+                assert effects_of(copy, event, now_ns) == ours
+                num_effects += len(ours)
+    assert num_effects > 20
+
+
+def effects_of(scheduler: Scheduler, event: Event, now_ns: int) -> list[pb.JournaledEffect]:
+    identities = [journal_identity(executor) for executor in scheduler.executors.values()]
+    entry = pb.JournalEntry()
+    Entries(identities).complete(entry, scheduler.handle(event, now_ns))
+    return list(entry.effects)
+
+
+def journal_identity(executor: ExecutorState) -> pb.ExecutorIdentity:
+    return pb.ExecutorIdentity(address=executor.address, executor_epoch=executor.epoch)
+
+
+def test_scheduler_is_restored_when_it_waits_with_every_policy() -> None:
+    for queue_policy in QUEUE_POLICIES:
+        scheduler = Scheduler(FleetConfig(queue_policy=queue_policy))
+        scheduler.handle(RequestSubmitted(plain_request(1)), 5)
+
+        copy = load_state(dump_state(scheduler), Scheduler)
+
+        assert copy.first_waiting(2) == [copy.places["r1"].request]
+        copy.handle(RequestAborted("r1"), 6)
+        assert copy.num_waiting == 0
+        assert scheduler.num_waiting == 1
 
 
 def test_checkpoint_is_small_when_rows_are_short_and_may_become_long() -> None:
@@ -64,11 +100,11 @@ def test_checkpoint_is_small_when_rows_are_short_and_may_become_long() -> None:
     rows = driver.core.placement.rows
     assert rows.token_ids.nbytes + rows.block_tables.nbytes > 3_000_000
 
-    data = dump_core(driver.core)
+    data = dump_state(driver.core)
 
     # Two numbers for each block, and little else.
     assert len(data) < 200_000
-    copy = load_core(data).placement.rows
+    copy = load_state(data, Engine).placement.rows
     assert copy.token_ids.shape == rows.token_ids.shape
     assert copy.block_tables.shape == rows.block_tables.shape
     row_id = rows.order[0]
@@ -84,15 +120,15 @@ def test_beam_search_is_restored_when_its_beams_are_longer_than_a_pickle_may_be_
         search.advance([[(step % 90, -0.1), (step % 90 + 1, -0.2)]] * len(search.state.live))
     request.search = search
 
-    (restored,) = load_core(dump_core(driver.core)).evacuate()
+    (restored,) = load_state(dump_state(driver.core), Engine).evacuate()
 
     assert restored.search is not None
     assert restored.search.state == search.state
 
 
-def test_prefix_cache_evicts_to_the_host_when_the_core_was_restored() -> None:
-    core = Scheduler(make_config(num_host_blocks=4))
-    blocks = load_core(dump_core(core)).placement.blocks
+def test_prefix_cache_evicts_to_the_host_when_the_engine_was_restored() -> None:
+    engine = Engine(make_config(num_host_blocks=4))
+    blocks = load_state(dump_state(engine), Engine).placement.blocks
     evicted = blocks.device.allocate(1)
     blocks.device.publish(evicted[0], b"contents")
     blocks.device.free(evicted)
@@ -105,8 +141,8 @@ def test_prefix_cache_evicts_to_the_host_when_the_core_was_restored() -> None:
 def test_all_queue_and_batch_policies_are_restored_when_nothing_has_happened() -> None:
     for queue in QUEUE_POLICIES:
         for batch in BatchPolicyName:
-            core = Scheduler(make_config(queue_policy=queue, batch_policy=batch))
-            assert load_core(dump_core(core)).num_waiting == 0
+            engine = Engine(make_config(queue_policy=queue, batch_policy=batch))
+            assert load_state(dump_state(engine), Engine).num_waiting == 0
 
 
 # -- what a stranger may write -----------------------------------------------------------------
@@ -149,10 +185,13 @@ def by_name(module: str, name: str, *arguments: str) -> bytes:
         by_name("scheduler_service.core.placement", "attrgetter", "__class__"),
         by_name("scheduler_service.core.request", "array", "i"),
         by_name("scheduler_service.core.nothing", "x"),
-        by_name("scheduler_service.executors.engine_loop", "ExecutorState"),
+        by_name("scheduler_service.executors.lives", "Lives"),
+        by_name("scheduler_service.driver", "Driver"),
         by_name("scheduler_service.core", "os"),
+        by_name("scheduler_service.assignment", "dataclass"),
+        by_name("scheduler_service.fleet_of_others", "x"),
         by_name("scheduler_service.journal.checkpoint", "importlib.import_module", "os"),
-        by_name("scheduler_service.journal.checkpoint", "dump_core", "x"),
+        by_name("scheduler_service.journal.checkpoint", "dump_state", "x"),
         by_name("builtins", "__import__", "os"),
         by_name("copyreg", "_reconstructor", "x"),
         b"cos\nsystem\n(S'true'\ntR.",
@@ -164,9 +203,9 @@ def by_name(module: str, name: str, *arguments: str) -> bytes:
         pickle.dumps({"no": "core"}),
     ],
 )
-def test_load_refuses_bytes_when_they_are_not_the_state_of_a_core(data: bytes) -> None:
+def test_load_refuses_bytes_when_they_are_not_the_state_of_a_scheduler(data: bytes) -> None:
     with pytest.raises(CheckpointUnusable):
-        load_core(data)
+        load_state(data, Scheduler)
 
 
 def test_load_runs_nothing_when_a_pickle_calls_something(tmp_path: Path) -> None:
@@ -177,7 +216,7 @@ def test_load_runs_nothing_when_a_pickle_calls_something(tmp_path: Path) -> None
         by_name("scheduler_service.core.scheduler", "np.lib.format.os.mkdir", str(witness)),
     ):
         with pytest.raises(CheckpointUnusable, match="is not admitted"):
-            load_core(data)
+            load_state(data, Scheduler)
 
     assert not witness.exists()
 
@@ -188,45 +227,58 @@ def test_array_is_refused_when_it_is_not_one_of_numbers(dtype: str) -> None:
         checkpoint.restore_array(dtype, (1,), b"\0" * 16)
 
 
-@pytest.mark.parametrize("part", [np.array([object()]), Scheduler.tick, len])
-def test_dump_refuses_core_when_it_has_what_cannot_be_restored(part: object) -> None:
-    core = Scheduler(make_config())
-    core.part = part.__get__(core) if part is Scheduler.tick else part  # type: ignore[attr-defined]
+@pytest.mark.parametrize("part", [np.array([object()]), len, lambda: None, [].append])
+def test_dump_refuses_scheduler_when_it_has_what_cannot_be_restored(part: object) -> None:
+    scheduler = Scheduler(FleetConfig())
+    scheduler.part = part  # type: ignore[attr-defined]
 
-    with pytest.raises((pickle.PicklingError, CheckpointUnusable)):
-        load_core(dump_core(core))
+    with pytest.raises((pickle.PicklingError, AttributeError, CheckpointUnusable)):
+        load_state(dump_state(scheduler), Scheduler)
+
+
+@pytest.mark.parametrize("name", ["__reduce__", "__class__", "places", "nothing"])
+def test_method_is_refused_when_no_pure_class_defines_it(name: str) -> None:
+    scheduler = Scheduler(FleetConfig())
+
+    with pytest.raises(ValueError, match=f"a method {name} of Scheduler"):
+        checkpoint.restore_method(scheduler, name)
+
+
+def test_method_is_refused_when_its_object_is_of_no_pure_class(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a method unlink of PosixPath"):
+        checkpoint.restore_method(tmp_path, "unlink")
 
 
 def test_replay_refuses_file_when_its_checkpoint_is_none(tmp_path: Path) -> None:
     path = tmp_path / "bad.journal"
-    write_checkpoint(path, b"cos\nsystem\n.", core_structure())
+    write_checkpoint(path, b"cos\nsystem\n.", scheduler_structure())
 
     with pytest.raises(JournalUnreadable, match=r"version 0.0.9.*os.system is not admitted"):
         replay(path)
 
 
-# -- a core of another build -------------------------------------------------------------------
+# -- a scheduler of another build --------------------------------------------------------------
 
 
 def write_checkpoint(path: Path, scheduler: bytes, structure: str) -> None:
     header = pb.JournalHeader(journal_version=JOURNAL_VERSION, software_version="0.0.9")
-    checkpoint = pb.CoreCheckpoint(scheduler=scheduler, core_structure=structure)
+    state = pb.SchedulerCheckpoint(scheduler=scheduler, structure=structure)
     entries = [
         pb.JournalEntry(header=header),
-        pb.JournalEntry(core=1, core_checkpoint=checkpoint),
-        pb.JournalEntry(core=1, schedule=pb.CoreSchedule()),
+        pb.JournalEntry(scheduler_checkpoint=state),
+        pb.JournalEntry(now_ns=1, tick=pb.Tick()),
     ]
     write_entries(path, entries)
 
 
-def test_replay_says_unreadable_when_a_core_lacks_an_attribute_of_this_build(
+def test_replay_says_unreadable_when_a_scheduler_lacks_an_attribute_of_this_build(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "older.journal"
-    core = Scheduler(make_config())
+    scheduler = Scheduler(FleetConfig())
     # What a build that had one attribute less wrote.
-    del core.placement
-    write_checkpoint(path, dump_core(core), "0123456789abcdef")
+    del scheduler.places
+    write_checkpoint(path, dump_state(scheduler), "0123456789abcdef")
 
     assert main([str(path)]) == 2
 
@@ -236,9 +288,11 @@ def test_replay_says_unreadable_when_a_core_lacks_an_attribute_of_this_build(
     assert output.out == ""
 
 
-def test_replay_goes_on_when_a_checkpoint_is_of_a_core_structured_alike(tmp_path: Path) -> None:
+def test_replay_goes_on_when_a_checkpoint_is_of_a_scheduler_structured_alike(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "same.journal"
-    write_checkpoint(path, dump_core(Scheduler(make_config())), core_structure())
+    write_checkpoint(path, dump_state(Scheduler(FleetConfig())), scheduler_structure())
 
     assert replay(path).difference is None
 

@@ -9,14 +9,14 @@ def test_difference_tells_element_and_both_values_when_a_column_differs() -> Non
     ours = executor.ScheduleBatch(step_id=4, work=executor.Work(row_ids=b"\1\0\0\0\5\0\0\0"))
     theirs = executor.ScheduleBatch(step_id=4, work=executor.Work(row_ids=b"\1\0\0\0\7\0\0\0"))
     recorded, replayed = (
-        pb.JournalEntry(schedule=pb.CoreSchedule(batch=batch.SerializeToString()))
+        pb.JournaledEffect(send_step=pb.SendStep(batch=batch.SerializeToString()))
         for batch in (ours, theirs)
     )
 
     difference = find_difference(recorded, replayed)
 
     assert difference is not None
-    assert difference.field == "schedule.batch.work.row_ids[1]"
+    assert difference.field == "send_step.batch.work.row_ids[1]"
     assert (difference.recorded, difference.replayed) == ("5", "7")
 
 

@@ -2,27 +2,53 @@ from __future__ import annotations
 
 import logging
 import resource
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from scheduler_service.core.config import FleetConfig
+from scheduler_service.core.plan import StepOutcome
+from scheduler_service.core.scheduler import Scheduler as Engine
 from scheduler_service.journal import journal as journal_module
-from scheduler_service.journal.core import look_into
-from scheduler_service.journal.journal import NoJournal, open_journal
+from scheduler_service.journal.journal import FileJournal, NoJournal, open_journal
 from scheduler_service.journal.replay import replay
-from scheduler_service.journal.segment_file import SegmentFile
-from splitserve_rpc.domain_error import DomainError
-from tests.support.core.driver import make_config
-from tests.support.core.pure_fleet import a_request
-from tests.support.core.recorded_run import RandomRun, RecordedEngine, open_file, run_config
+from scheduler_service.journal.segment_file import SegmentFile, SegmentReader
+from scheduler_service.scheduler import events
+from scheduler_service.scheduler.scheduler import Scheduler
+from splitserve.scheduler.v1 import journal_pb2 as pb
+from tests.support.core.recorded_run import (
+    RandomRun,
+    RecordedScheduler,
+    open_file,
+    plain_request,
+    run_config,
+)
 
-BOUND = 400_000
+BOUND = 600_000
 DISK_BYTES = 70_001
+
+
+@pytest.fixture
+def journal(path: Path) -> Iterator[FileJournal]:
+    """A journal in `path`."""
+    journal = open_file(path)
+    yield journal
+    journal.close()
 
 
 def total_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.iterdir())
+
+
+def entries_in(path: Path) -> list[pb.JournalEntry]:
+    """All entries but the header and the creation of the scheduler."""
+    return list(SegmentReader(path))[2:]
+
+
+def kinds_in(path: Path) -> list[str | None]:
+    return [entry.WhichOneof("event") for entry in entries_in(path)]
 
 
 class KeptSegments(SegmentFile):
@@ -38,6 +64,106 @@ class KeptSegments(SegmentFile):
         assert total_bytes(self._path) <= BOUND
 
 
+# -- what is written when ----------------------------------------------------------------------
+
+
+def test_entry_has_time_event_and_effects_when_the_scheduler_handled_it(
+    path: Path, journal: FileJournal
+) -> None:
+    recorded = RecordedScheduler(journal)
+    recorded.start()
+    recorded.now_ns = 7
+    recorded.submit(plain_request(1))
+    recorded.tick_if_due()
+    journal.close()
+
+    submitted, tick = entries_in(path)[-2:]
+    assert (submitted.now_ns, submitted.request_submitted.request.request_id) == (7, "r1")
+    # As it was before the scheduler had it.
+    assert not submitted.request_submitted.request.HasField("submitted_ns")
+    assert submitted.effects[0].request_assigned.address == "executor:1"
+    assert {effect.WhichOneof("effect") for effect in tick.effects} == {"send_step"}
+
+
+def test_events_are_on_disk_when_no_step_is_in_flight(path: Path, journal: FileJournal) -> None:
+    recorded = RecordedScheduler(journal)
+
+    recorded.start()
+
+    assert kinds_in(path) == ["executor_joined", "executor_connected"]
+    recorded.submit(plain_request(1))
+    recorded.run()
+    assert kinds_in(path)[-1] == "step_completed"
+
+
+def test_events_are_on_disk_when_a_call_of_an_engine_raised(
+    path: Path, journal: FileJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = RecordedScheduler(journal)
+    recorded.start()
+    recorded.start("executor:2", 2)
+    recorded.submit(plain_request(1))
+    recorded.submit(plain_request(2))
+    recorded.tick_if_due()
+
+    def fail(_engine: Engine, _outcome: StepOutcome) -> None:
+        raise AssertionError("block 3 freed twice")
+
+    monkeypatch.setattr(Engine, "apply", fail)
+    recorded.answer(next(each for each in recorded.executors.values() if each.in_flight))
+
+    assert kinds_in(path)[-1] == "step_completed"
+    failed = [e.engine_failed for e in entries_in(path)[-1].effects if e.HasField("engine_failed")]
+    assert [(each.call, each.error) for each in failed] == [("apply", "AssertionError")]
+    assert replay(path).difference is None
+    monkeypatch.undo()
+    difference = replay(path).difference
+    assert difference is not None
+    assert journal.position == f"{path}#{difference.event}"
+
+
+def test_entry_says_what_was_raised_when_the_scheduler_returned_nothing(
+    path: Path, journal: FileJournal
+) -> None:
+    recorded = RecordedScheduler(journal, run_config(queue_policy="luck"))
+
+    with pytest.raises(ValueError, match="queue_policy is 'luck'"):
+        recorded.start()
+
+    assert [entry.raised for entry in entries_in(path)] == ["ValueError"]
+    assert replay(path).difference is None
+
+
+def test_batch_is_in_the_journal_when_the_driver_failed_to_send_it(
+    path: Path, journal: FileJournal
+) -> None:
+    scheduler = Scheduler(FleetConfig())
+    journal.begin(scheduler, FleetConfig())
+    joined = events.ExecutorJoined("a:1", 1, run_config(), num_credits=1)
+    submitted = events.RequestSubmitted(plain_request(1))
+    for event in (joined, events.ExecutorConnected("a:1"), submitted, events.Tick()):
+        recording = journal.record(event, 5, None)
+        recording.done(scheduler.handle(event, 5), [])
+    journal.close()
+
+    assert entries_in(path)[-1].effects[0].send_step.batch
+    assert replay(path).difference is None
+
+
+def test_position_is_that_of_the_event_when_it_is_being_handled(
+    path: Path, journal: FileJournal
+) -> None:
+    recorded = RecordedScheduler(journal)
+    recorded.start()
+
+    journal.record(events.Tick(), 1, None)
+
+    assert journal.position == f"{path}#3"
+
+
+# -- segments ----------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("queue_policy", ["fcfs", "deadline"])
 def test_segments_stay_within_the_bound_and_replay_alone_when_the_file_rotates(
     path: Path,
@@ -50,12 +176,13 @@ def test_segments_stay_within_the_bound_and_replay_alone_when_the_file_rotates(
     monkeypatch.setattr(journal_module, "SegmentFile", KeptSegments)
     journal = open_file(path, BOUND)
 
-    RandomRun(journal, run_config(queue_policy=queue_policy), seed=1).run(600)
+    config = run_config(queue_policy=queue_policy)
+    RandomRun(journal, config, seed=1, disturbed_ratio=0.02).run(700)
     journal.close()
 
     assert total_bytes(path) <= BOUND
     reports = [replay(file) for file in [*folder.iterdir(), path]]
-    assert len(reports) >= 4
+    assert len(reports) >= 3
     assert [report.difference for report in reports] == [None] * len(reports)
     # Nothing was lost in between.
     reports.sort(key=lambda report: report.first_event)
@@ -65,40 +192,45 @@ def test_segments_stay_within_the_bound_and_replay_alone_when_the_file_rotates(
 
 def test_event_is_left_out_when_it_fits_no_segment(path: Path) -> None:
     journal = open_file(path, 60_000)
-    core = journal.core(make_config(), 0, "a:1", 1)
-    core.add(a_request(1))
-    too_long = a_request(2)
+    recorded = RecordedScheduler(journal)
+    recorded.handle(events.RequestSubmitted(plain_request(1)))
+    too_long = plain_request(2)
     too_long.sequence.token_ids = too_long.sequence.token_ids.repeat(5000)
     too_long.sequence.num_prompt_tokens = 15_000
 
-    with pytest.raises(DomainError):
-        core.add(too_long)
-    core.abort("r1")
+    submitted = journal.record(events.RequestSubmitted(too_long), 0, None)
+    submitted.done([], [])  # A checkpoint with the request would not fit either.
+    recorded.handle(events.RequestAborted("r1"))
     journal.close()
 
     assert total_bytes(path) <= 60_000
     before, after = replay(path.with_name(path.name + ".1")), replay(path)
-    assert (before.first_event, before.num_events, before.difference) == (1, 2, None)
-    assert (after.first_event, after.num_events, after.difference) == (4, 1, None)
+    assert (before.first_event, before.num_events, before.difference) == (1, 1, None)
+    assert (after.first_event, after.num_events, after.difference) == (3, 1, None)
+
+
+# -- what goes wrong ---------------------------------------------------------------------------
 
 
 def test_recording_ends_and_serving_goes_on_when_the_disk_is_full(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path,
+    journal: FileJournal,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    journal = open_file(path)
-    engine = RecordedEngine(journal, run_config())
-    engine.core.add(a_request(1, max_tokens=5))
-    engine.fill()
+    recorded = RecordedScheduler(journal)
+    recorded.start()
+    recorded.submit(plain_request(1, max_tokens=5))
+    recorded.tick_if_due()
 
     def fail(_self: SegmentFile, _record: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(SegmentFile, "write", fail)
-    while engine.fill():
-        engine.answer()
+    recorded.run()
 
     assert not journal.is_recording
-    assert look_into(engine.core).num_running == 0
+    assert not recorded.scheduler.places
     assert [r.message.split()[0] for r in caplog.records if r.levelno >= logging.ERROR] == [
         "journal_stopped"
     ]
@@ -113,7 +245,7 @@ def test_recording_ends_and_serving_goes_on_when_the_disk_is_full_in_the_middle_
     resource.setrlimit(resource.RLIMIT_FSIZE, (DISK_BYTES, limits[1]))
     try:
         journal = open_file(path)
-        RandomRun(journal, run_config(), seed=1).run(400)
+        RandomRun(journal, run_config(), seed=1).run(200)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
@@ -124,19 +256,36 @@ def test_recording_ends_and_serving_goes_on_when_the_disk_is_full_in_the_middle_
     assert (report.is_cut, report.difference) == (True, None)
 
 
-def test_recording_ends_when_the_state_of_the_cores_takes_most_of_a_segment(path: Path) -> None:
+def test_recording_ends_when_the_state_of_the_scheduler_takes_most_of_a_segment(
+    path: Path,
+) -> None:
     journal = open_file(path, 20_000)
-    core = journal.core(make_config(vocab_size=15_000), 0, "a:1", 1)
+    recorded = RecordedScheduler(journal)
+    recorded.start()
 
     for number in range(1, 100):
-        core.add(a_request(number))
-        core.abort(f"r{number}")
-        core.take_ended()
+        recorded.submit(plain_request(number))
+        recorded.handle(events.RequestAborted(f"r{number}"))
 
     assert not journal.is_recording
     assert total_bytes(path) <= 20_000
     assert replay(path).difference is None
 
 
+def test_recording_ends_and_serving_goes_on_when_an_event_cannot_be_encoded(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = open_file(path)
+    recorded = RecordedScheduler(journal)
+    spoiled = plain_request(1)
+    spoiled.arrival = 2**80
+
+    recorded.handle(events.RequestSubmitted(spoiled))
+
+    assert list(recorded.scheduler.places) == ["r1"]
+    assert not journal.is_recording
+    assert [r.message.split()[0] for r in caplog.records] == ["journal_stopped"]
+
+
 def test_journal_is_none_when_there_is_no_path() -> None:
-    assert isinstance(open_journal(None, 2**20, 1), NoJournal)
+    assert isinstance(open_journal(None, 2**20), NoJournal)

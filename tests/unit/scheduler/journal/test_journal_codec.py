@@ -2,19 +2,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from scheduler_service.assignment import Assignment
 from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.config import (
     BatchPolicyName,
     Feature,
+    FleetConfig,
     PreemptionMode,
     SchedulerConfig,
     Speculation,
 )
 from scheduler_service.core.grammar import Grammar
+from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.request import (
     FinishReason,
     Request,
@@ -24,13 +28,20 @@ from scheduler_service.core.request import (
     SequenceStatus,
 )
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
+from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.journal.effect_codec import encode_effect
+from scheduler_service.journal.event_codec import decode_event, encode_event
 from scheduler_service.journal.params_codec import (
     decode_config,
+    decode_fleet_config,
     decode_sampling_params,
     decode_scheduling_params,
     encode_fields,
 )
 from scheduler_service.journal.request_codec import decode_request, encode_request
+from scheduler_service.scheduler import effects, events
+from scheduler_service.step_codec import Received, decode_result
+from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal
 from tests.support.core.driver import make_config
 
@@ -111,6 +122,20 @@ def test_config_is_the_same_when_it_comes_back(config: SchedulerConfig) -> None:
     assert decode_config(message) == config
 
 
+def test_fleet_config_is_the_same_when_it_comes_back() -> None:
+    config = FleetConfig(
+        queue_policy="fair",
+        tenant_weights={"a": 0.3},
+        max_num_waiting=7,
+        max_executor_losses=4,
+        executor_return_s=0.1,
+    )
+    message = journal.FleetConfig()
+    encode_fields(config, message)
+
+    assert decode_fleet_config(message) == config
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -142,6 +167,8 @@ def test_scheduling_params_are_the_same_when_they_come_back(params: SchedulingPa
     ("value", "message"),
     [
         (SchedulerConfig, journal.CoreConfig),
+        (FleetConfig, journal.FleetConfig),
+        (Assignment, journal.JournaledAssignment),
         (SamplingParams, journal.JournaledSamplingParams),
         (BeamParams, journal.JournaledBeamParams),
         (SchedulingParams, journal.JournaledSchedulingParams),
@@ -163,6 +190,81 @@ def test_sequence_message_has_every_field_that_matters_when_one_is_added() -> No
 
     message = field_names(journal.JournaledSequence)
     assert message == names | {"output_token_ids", "is_finished"}
+
+
+# -- events and effects ------------------------------------------------------------------------
+
+EVENTS: list[events.Event] = [
+    events.RequestAborted("r"),
+    events.ExecutorJoined("a:1", 2**60, CONFIG, num_credits=3, last_step_id=4, scheduler_epoch=5),
+    events.ExecutorConnected("a:1"),
+    events.ExecutorDoubted("a:1", is_doubtful=True),
+    events.ExecutorDraining("a:1"),
+    events.ExecutorDrainExpired("a:1"),
+    events.ExecutorUndrained("a:1"),
+    events.ExecutorLost("a:1", LossCause.SILENT, "it does not answer"),
+    events.TenantsWeighed({"a": 0.3}),
+    events.TenantsWeighed({}),
+    events.Tick(),
+    events.Tick(looks_everywhere=True),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_event_is_the_same_when_it_comes_back(event: events.Event) -> None:
+    entry = journal.JournalEntry()
+    encode_event(event, None, entry)
+
+    copy = journal.JournalEntry.FromString(entry.SerializeToString())
+    assert decode_event(copy) == event
+
+
+def test_unsent_step_is_the_same_when_it_comes_back() -> None:
+    event = events.StepCompleted("a:1", StepOutcome(9, StepStatus.REFUSED), was_sent=False)
+    entry = journal.JournalEntry()
+    encode_event(event, None, entry)
+
+    copy = decode_event(entry)
+
+    assert isinstance(copy, events.StepCompleted)
+    assert (copy.address, copy.was_sent) == ("a:1", False)
+    assert (copy.outcome.step_id, copy.outcome.status) == (9, StepStatus.REFUSED)
+
+
+def test_step_is_decoded_from_the_message_that_came_when_it_comes_back() -> None:
+    result = executor.StepResult(step_id=9, status=executor.STEP_STATUS_FAILED)
+    outcome = decode_result(result, 2)
+    entry = journal.JournalEntry()
+    encode_event(events.StepCompleted("a:1", outcome), Received(result, 2), entry)
+
+    copy = decode_event(entry)
+
+    assert entry.step_completed.result == result.SerializeToString()
+    assert isinstance(copy, events.StepCompleted)
+    assert copy.was_sent
+    assert (copy.outcome.step_id, copy.outcome.status) == (9, StepStatus.FAILED)
+    assert copy.outcome.error == outcome.error
+
+
+def test_every_event_has_a_message_when_one_is_added() -> None:
+    tested = {type(event) for event in EVENTS} | {events.RequestSubmitted, events.StepCompleted}
+
+    assert tested == set(get_args(events.Event))
+
+
+def test_every_effect_has_a_message_when_one_is_added() -> None:
+    oneof = journal.JournaledEffect.DESCRIPTOR.oneofs_by_name["effect"]
+    names = {field.name.replace("_", "") for field in oneof.fields}
+
+    assert names == {kind.__name__.lower() for kind in get_args(effects.Effect)}
+
+
+def test_wake_is_absent_when_the_scheduler_wants_none() -> None:
+    message = journal.JournaledEffect()
+    encode_effect(effects.WakeAt(None), message)
+
+    assert message.WhichOneof("effect") == "wake_at"
+    assert not message.wake_at.HasField("at_ns")
 
 
 def a_request_with_a_past() -> Request:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,15 +12,18 @@ import pytest
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.plan import StepEvents, StepOutcome
 from scheduler_service.core.request import Request
-from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.scheduler import Scheduler as Engine
 from scheduler_service.journal.__main__ import main
-from scheduler_service.journal.journal import FileJournal
 from scheduler_service.journal.replay import Difference, replay
 from scheduler_service.journal.segment_file import SegmentReader
+from scheduler_service.scheduler.effects import Effect
+from scheduler_service.scheduler.events import Event
+from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.scheduler import Scheduler
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.in_process import SCHEDULER_EPOCH
-from tests.support.core.recorded_run import RandomRun, run_config, write_entries
+from tests.support.core.recorded_run import RandomRun, open_file, run_config, write_entries
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -28,8 +32,8 @@ ROOT = Path(__file__).resolve().parents[4]
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A journal of two executors, with all that can happen to them."""
     path = tmp_path_factory.mktemp("journal") / "scheduler.journal"
-    journal = FileJournal(path, 2**26, SCHEDULER_EPOCH)
-    RandomRun(journal, run_config(queue_policy="priority"), seed=3).run(150)
+    journal = open_file(path)
+    RandomRun(journal, run_config(queue_policy="priority"), seed=5).run(150)
     journal.close()
     return path
 
@@ -43,12 +47,21 @@ def difference_of(path: Path) -> Difference:
 def test_replay_is_identical_when_nothing_has_changed(recorded: Path) -> None:
     report = replay(recorded)
 
-    events = [entry.WhichOneof("event") for entry in SegmentReader(recorded)]
-    assert set(events) >= {"add", "readmit", "abort", "evacuate", "schedule", "apply", "take_ended"}
+    entries = list(SegmentReader(recorded))
+    events = [entry.WhichOneof("event") for entry in entries]
+    effects = {effect.WhichOneof("effect") for entry in entries for effect in entry.effects}
+    assert set(events) == names_in("event") - {"scheduler_checkpoint"}
+    assert effects == names_in("effect") - {"engine_failed"}
     assert report.difference is None
-    assert (report.first_event, report.num_events) == (1, len(events) - 1)
-    assert report.num_steps == events.count("apply")
+    assert (report.first_event, report.num_events) == (1, len(events) - 2)
+    assert report.num_steps == events.count("step_completed")
     assert not report.is_cut
+
+
+def names_in(oneof: str) -> set[str]:
+    """Names of all events or effects that a journal can have."""
+    message = pb.JournalEntry if oneof == "event" else pb.JournaledEffect
+    return {field.name for field in message.DESCRIPTOR.oneofs_by_name[oneof].fields}
 
 
 def test_replay_is_identical_when_another_process_hashes_otherwise(recorded: Path) -> None:
@@ -65,7 +78,7 @@ def test_replay_is_identical_when_another_process_hashes_otherwise(recorded: Pat
         assert result.stdout.endswith("identical\n")
 
 
-# -- a core that has changed -------------------------------------------------------------------
+# -- a scheduler that has changed --------------------------------------------------------------
 
 
 def reuses_blocks_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,72 +98,91 @@ def sends_tokens_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def alter_events(monkeypatch: pytest.MonkeyPatch, alter: Callable[[StepEvents], None]) -> None:
-    def apply(core: Scheduler, outcome: StepOutcome) -> StepEvents:
-        events = original(core, outcome)
+    def apply(engine: Engine, outcome: StepOutcome) -> StepEvents:
+        events = original(engine, outcome)
         alter(events)
         return events
 
-    original = Scheduler.apply
-    monkeypatch.setattr(Scheduler, "apply", apply)
+    original = Engine.apply
+    monkeypatch.setattr(Engine, "apply", apply)
 
 
 def aborts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "abort", lambda _core, _request_id: None)
+    monkeypatch.setattr(Engine, "abort", lambda _engine, _request_id: None)
 
 
 def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def schedule(core: Scheduler) -> None:
+    def schedule(engine: Engine) -> None:
         raise AssertionError("it is broken")
 
-    monkeypatch.setattr(Scheduler, "schedule", schedule)
+    monkeypatch.setattr(Engine, "schedule", schedule)
+
+
+def raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(_scheduler: Scheduler, _event: Event, _now_ns: int) -> list[Effect]:
+        raise AssertionError("it is broken")
+
+    monkeypatch.setattr(Scheduler, "handle", handle)
 
 
 def loses_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    def evacuate(core: Scheduler) -> list[Request]:
-        return original(core)[1:]
-
-    original = Scheduler.evacuate
-    monkeypatch.setattr(Scheduler, "evacuate", evacuate)
+    alter_evacuated(monkeypatch, lambda moved: moved.pop() if moved else None)
 
 
 def remembers_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    def evacuate(core: Scheduler) -> list[Request]:
-        moved = original(core)
+    def alter(moved: list[Request]) -> None:
         for request in moved:
             request.num_bypasses += 1
+
+    alter_evacuated(monkeypatch, alter)
+
+
+def alter_evacuated(
+    monkeypatch: pytest.MonkeyPatch, alter: Callable[[list[Request]], object]
+) -> None:
+    def evacuate(engine: Engine) -> list[Request]:
+        moved = original(engine)
+        alter(moved)
         return moved
 
-    original = Scheduler.evacuate
-    monkeypatch.setattr(Scheduler, "evacuate", evacuate)
+    original = Engine.evacuate
+    monkeypatch.setattr(Engine, "evacuate", evacuate)
+
+
+def prefers_the_last_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taking_requests(scheduler: Scheduler) -> list[ExecutorState]:
+        return [each for each in scheduler.executors.values() if each.takes_requests][::-1]
+
+    monkeypatch.setattr(Scheduler, "taking_requests", property(taking_requests))
 
 
 @pytest.mark.parametrize(
-    ("change", "call", "field"),
+    ("change", "field"),
     [
-        (reuses_blocks_in_another_order, "schedule", "schedule.batch."),
-        (forgets_an_end, "apply", "apply.events.finished"),
-        (sends_tokens_to_others, "apply", "apply.events.tokens_crc32"),
-        (aborts_nobody, "abort", "abort.found"),
-        (breaks, "schedule", "raised"),
-        (loses_a_request, "evacuate", "evacuate.requests"),
-        (remembers_too_much, "evacuate", "evacuate.requests[0].state_crc32"),
+        (reuses_blocks_in_another_order, "send_step.batch."),
+        (forgets_an_end, "deliver_tokens.finished"),
+        (sends_tokens_to_others, "deliver_tokens.tokens_crc32"),
+        (aborts_nobody, "deliver_tokens"),
+        (breaks, "engine_failed"),
+        (raises, "raised"),
+        (loses_a_request, "executor_gone.requests"),
+        (remembers_too_much, "executor_gone.requests[0].state_crc32"),
+        (prefers_the_last_executor, "request_assigned."),
     ],
 )
 def test_replay_names_the_first_field_when_a_decision_is_another(
     recorded: Path,
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[pytest.MonkeyPatch], None],
-    call: str,
     field: str,
 ) -> None:
     change(monkeypatch)
 
     difference = difference_of(recorded)
 
-    assert difference.call == call
-    assert difference.field.field.startswith(field)
+    assert re.sub(r"^effects\[\d+\]\.", "", difference.field.field).startswith(field)
     assert difference.field.recorded != difference.field.replayed
-    assert difference.address.startswith("executor:")
+    assert bool(difference.address) == (change is not aborts_nobody)
 
 
 # -- files -------------------------------------------------------------------------------------
@@ -184,15 +216,17 @@ def test_main_shows_both_values_when_a_decision_is_another(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def change(entry: pb.JournalEntry) -> None:
-        if entry.HasField("schedule") and entry.schedule.HasField("batch"):
-            batch = executor.ScheduleBatch.FromString(entry.schedule.batch)
+        for step in (each.send_step for each in entry.effects if each.HasField("send_step")):
+            batch = executor.ScheduleBatch.FromString(step.batch)
             batch.scheduler_epoch += batch.step_id == 5
-            entry.schedule.batch = batch.SerializeToString()
+            step.batch = batch.SerializeToString()
 
     assert main([str(rewritten(recorded, tmp_path, change))]) == 1
 
     lines = capsys.readouterr().out.splitlines()
-    assert "step 5, schedule.batch.scheduler_epoch" in lines[1]
+    assert re.search(
+        r"executor executor:\d, step 5, effects\[\d\]\.send_step\.batch\.scheduler_epoch", lines[1]
+    )
     assert lines[2:] == [
         f"  recorded: {SCHEDULER_EPOCH + 1}",
         f"  replayed: {SCHEDULER_EPOCH}",
@@ -201,21 +235,27 @@ def test_main_shows_both_values_when_a_decision_is_another(
 
 def newer(entry: pb.JournalEntry) -> None:
     if entry.HasField("header"):
-        entry.header.journal_version = 3
+        entry.header.journal_version = 4
 
 
-def of_another_core(entry: pb.JournalEntry) -> None:
-    entry.core += entry.HasField("schedule") and 50
+def without_a_scheduler(entry: pb.JournalEntry) -> None:
+    if entry.HasField("scheduler_created"):
+        entry.tick.SetInParent()
+
+
+def without_an_event(entry: pb.JournalEntry) -> None:
+    if entry.HasField("tick"):
+        entry.ClearField("tick")
 
 
 def with_another_policy(entry: pb.JournalEntry) -> None:
-    if entry.HasField("core_created"):
-        entry.core_created.config.queue_policy = "luck"
+    if entry.HasField("scheduler_created"):
+        entry.scheduler_created.config.queue_policy = "luck"
 
 
 def with_a_result_that_is_none(entry: pb.JournalEntry) -> None:
-    if entry.HasField("apply"):
-        entry.apply.result = b"\xff"
+    if entry.HasField("step_completed"):
+        entry.step_completed.result = b"\xff"
 
 
 def headless(entry: pb.JournalEntry) -> None:
@@ -226,8 +266,9 @@ def headless(entry: pb.JournalEntry) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (newer, "journal_version is 3; this software reads 2"),
-        (of_another_core, "was never created"),
+        (newer, "journal_version is 4; this software reads 3"),
+        (without_a_scheduler, "tick comes before any scheduler"),
+        (without_an_event, "None is no event of a scheduler"),
         (with_another_policy, "queue_policy is 'luck'"),
         (with_a_result_that_is_none, "Error parsing message"),
         (headless, "does not begin as a journal does"),

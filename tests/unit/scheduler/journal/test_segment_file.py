@@ -19,7 +19,7 @@ def entries(count: int) -> list[journal.JournalEntry]:
     """Of lengths around those where the length takes one byte more."""
     sizes = [0, 1, 118, 119, 120, 130, 16_380, 16_390]
     return [
-        journal.JournalEntry(core=index, schedule=journal.CoreSchedule(batch=b"x" * size))
+        journal.JournalEntry(now_ns=index, step_completed=journal.StepCompleted(result=b"x" * size))
         for index, size in zip(range(1, count + 1), sizes, strict=False)
     ]
 

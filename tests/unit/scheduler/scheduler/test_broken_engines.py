@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from scheduler_service.core.blocks.prefix_cache import PrefixCache
+from scheduler_service.core.endings import Endings
 from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.planning.growing_rows import GrowingRows
-from scheduler_service.core.policies.fair_share import FairSharePolicy
 from scheduler_service.core.request import Request
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import BeamParams
@@ -39,13 +39,13 @@ from tests.support.fakes.fake_logprobs import fake_logprob
 TAKE, PUBLISH, CHARGE = (
     (Results, "take"),
     (PrefixCache, "publish_rows"),
-    (FairSharePolicy, "sampled"),
+    (Results, "charge_tenant"),
 )
 
 
-def a_machine(address: str = "executor:1", **changes: object) -> Machine:
+def a_machine(address: str = "executor:1") -> Machine:
     """Its engine charges tenants for every token."""
-    return Machine(address, max_num_seqs=8, queue_policy="fair", **changes)
+    return Machine(address, max_num_seqs=8, queue_policy="fair")
 
 
 def a_fleet(*requests: Request) -> tuple[PureFleet, Machine]:
@@ -235,7 +235,7 @@ def test_request_ends_when_apply_raises_and_its_state_is_not_in_its_tokens(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, object]
 ) -> None:
     Broken(monkeypatch, *CHARGE).at_call = 3
-    fleet, _ = a_fleet(a_request(1), a_request(2, **params))
+    fleet, _ = a_fleet(a_request(1), a_request(2, **params))  # type: ignore[arg-type]
 
     break_one(fleet)
 
@@ -249,13 +249,13 @@ def test_request_ends_when_apply_raises_and_its_state_is_not_in_its_tokens(
 def test_request_ends_with_an_error_when_its_end_was_lost_with_its_last_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = Results.finish_if_stopped
+    original = Endings.finish_if_stopped
 
-    def finish_if_stopped(results: Results, sequence: Any) -> None:  # noqa: ANN401
-        original(results, sequence)
+    def finish_if_stopped(endings: Endings, sequence: Any) -> None:  # noqa: ANN401
+        original(endings, sequence)
         raise AssertionError("after the end")
 
-    monkeypatch.setattr(Results, "finish_if_stopped", finish_if_stopped)
+    monkeypatch.setattr(Endings, "finish_if_stopped", finish_if_stopped)
     fleet, _ = a_fleet(a_request(1, max_tokens=3))
 
     break_one(fleet)
@@ -263,6 +263,26 @@ def test_request_ends_with_an_error_when_its_end_was_lost_with_its_last_token(
     assert fleet.finished["r1"].error == (REASON, MESSAGE)
     assert fleet.effects_of(RequestFinished)[0].request is fleet.finished["r1"]
     assert len(fleet.tokens[1]) == 2
+
+
+def test_request_ends_with_an_error_when_nobody_can_say_how_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = Endings.finish_if_stopped
+
+    def finish_if_stopped(endings: Endings, sequence: Any) -> None:  # noqa: ANN401
+        original(endings, sequence)
+        Broken(monkeypatch, Engine, "take_ended")
+        raise AssertionError("after the end")
+
+    monkeypatch.setattr(Endings, "finish_if_stopped", finish_if_stopped)
+    fleet, _ = a_fleet(a_request(1, max_tokens=3))
+
+    break_one(fleet)
+
+    assert [failed.call for failed in fleet.effects_of(EngineFailed)] == ["apply", "take_ended"]
+    assert len(fleet.tokens[1]) == 2
+    assert fleet.finished["r1"].error == (REASON, MESSAGE)
 
 
 def test_requests_end_with_an_error_when_the_evacuation_fails_too(

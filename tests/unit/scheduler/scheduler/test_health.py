@@ -10,10 +10,10 @@ import pytest
 from scheduler_service.assignment import AssignedFor
 from scheduler_service.config import ClusterConfig
 from scheduler_service.fleet.circuit_breaker import FIRST_PROBE_NS
-from scheduler_service.request_lives.life_event import LifeKind
-from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.scheduler.effects import MoveReason
 from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.watching.life import LifeKind
+from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
@@ -111,11 +111,11 @@ async def test_executor_is_taken_back_when_it_computes_a_probe(kind: str) -> Non
 async def test_life_of_a_request_says_where_it_failed_and_where_it_was_retried() -> None:
     recorders: list[LifeRecorder] = []
 
-    def observer(fleet: Fleet) -> LifeRecorder:
+    def watcher(fleet: Fleet) -> LifeRecorder:
         recorders.append(LifeRecorder(100, lambda: fleet.now_ns))
         return recorders[0]
 
-    fleet = Fleet(ClusterConfig(), observer)
+    fleet = Fleet(ClusterConfig(), watcher)
     machines = [Machine(f"executor:{number}") for number in (1, 2)]
     for machine in machines:
         await fleet.join(machine)

@@ -7,7 +7,7 @@ import pytest
 from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
 from scheduler_service.core.planning.room import MAX_BYPASSES
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import Request, RequestStatus, SchedulingParams
 from tests.support.core.driver import CoreDriver, names
 
@@ -244,8 +244,8 @@ def test_swap_in_waits_when_the_adapter_has_no_slot() -> None:
     driver.preempt(swapped)
     driver.step()
     other = driver.add(5, "b", max_tokens=2)
-    other.scheduling = adapter("b")
     driver.core.queue.begun(other, 5)
+    other.scheduling = adapter("b")
     driver.core.placement.start(other.sequence, NO_HIT)
     driver.add(5, "none", max_tokens=1)
     driver.add(5, "b2", scheduling=adapter("b"))

@@ -10,7 +10,7 @@ from scheduler_service.core.planning.prompt_limit import PromptLimit, PromptToke
 from scheduler_service.core.planning.room import MAX_BYPASSES
 from scheduler_service.core.request import Request, RequestStatus, SchedulingParams
 from tests.support.core.driver import CoreDriver, make_config
-from tests.support.core.policy_driver import make_request
+from tests.support.core.queue_driver import make_request
 
 
 def long_steps(policy: str = "fair", **options: object) -> CoreDriver:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.policies.urgency import TURN_EVERY
+from scheduler_service.core.queue.key_order import TURN_EVERY
 from scheduler_service.core.request import SchedulingParams
 from tests.support.core.driver import CoreDriver
 

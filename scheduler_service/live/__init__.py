@@ -1,1 +1,0 @@
-"""What a scheduler shows to those who watch it at work."""

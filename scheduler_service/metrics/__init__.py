@@ -1,1 +1,0 @@
-"""What of requests, steps and executors is shown to Prometheus."""

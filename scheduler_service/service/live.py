@@ -1,0 +1,82 @@
+"""LiveService: sends frames of the live view."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import grpc.aio
+
+from scheduler_service.audit.audit import Audit, NoAudit
+from scheduler_service.audit.events import OperatorCalled
+from scheduler_service.driver import Driver
+from scheduler_service.service.caller_names import CallerNames
+from scheduler_service.watching.live_view import MAX_MOMENTS_PER_SECOND, LiveView
+from splitserve.scheduler.v1 import live_pb2, live_pb2_grpc
+from splitserve_rpc.domain_error import DomainError
+
+_NS_PER_S = 1_000_000_000
+# Sleep may end a little early, when the moment before still lasts.
+_LATE_NS = 1_000_000
+# A watcher that reads no frame for so long makes room for another one.
+_UNREAD_S = 30.0
+
+
+class LiveServicer(live_pb2_grpc.LiveServiceServicer):
+    """Implements WatchScheduler."""
+
+    def __init__(
+        self,
+        cluster: Driver,
+        view: LiveView,
+        names: CallerNames,
+        audit: Audit | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        unread_s: float = _UNREAD_S,
+    ) -> None:
+        """`view`: a watcher of `cluster`. `names`: of callers, for `audit`.
+
+        `unread_s`: how long a frame may wait for its reader.
+        """
+        self._cluster = cluster
+        self._view = view
+        self._names = names
+        self._audit = audit or NoAudit()
+        self._sleep = sleep
+        self._unread_s = unread_s
+
+    async def WatchScheduler(
+        self, request: live_pb2.WatchSchedulerRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Sends a frame whenever the one before it is sent and the next moment is there."""
+        name = self._names.of_call(context)
+        self._audit.record(OperatorCalled("WatchScheduler", context.peer(), name))
+        rate = request.frames_per_second
+        if not 1 <= rate <= MAX_MOMENTS_PER_SECOND:
+            message = f"frames_per_second is {rate}; allowed: 1 to {MAX_MOMENTS_PER_SECOND}"
+            raise DomainError("WATCH_RATE_INVALID", message)
+        cluster = self._cluster
+        with self._view.watching(cluster.scheduler, cluster.submissions) as watcher:
+            # Watchers that come and go get no more frames than those that stay.
+            early_ns = self._view.pace.next_ns - self._cluster.now_ns()
+            if early_ns > 0:
+                await self._sleep(early_ns / _NS_PER_S)
+            while True:
+                await self._send(context, watcher.frame())
+                # All watchers wake up together, and so share frames. A late one gets no more
+                # frames afterwards.
+                period_ns, now_ns = _NS_PER_S // rate, self._cluster.now_ns()
+                due_ns = max(now_ns, self._view.pace.next_ns)
+                pause_ns = due_ns - now_ns + period_ns - due_ns % period_ns + _LATE_NS
+                await self._sleep(pause_ns / _NS_PER_S)
+
+    async def _send(
+        self, context: grpc.aio.ServicerContext, frame: live_pb2.WatchSchedulerResponse
+    ) -> None:
+        """Sends a frame. Raises DomainError(STREAM_NOT_READ)."""
+        try:
+            async with asyncio.timeout(self._unread_s):
+                await context.write(frame)
+        except TimeoutError:
+            message = f"a frame was not read for {self._unread_s:g} s; ask again to go on"
+            raise DomainError("STREAM_NOT_READ", message) from None

@@ -1,1 +1,0 @@
-"""What of requests and steps is shown in traces."""

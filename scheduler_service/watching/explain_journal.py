@@ -1,0 +1,83 @@
+"""Lives of requests from a journal: a scheduler decides again, and a recorder sees its turns.
+
+Run with FILE REQUEST, it writes an ExplainResponse as bytes, which `splitserve explain` shows.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from scheduler_service.callers.admission import Admission
+from scheduler_service.journal.replay import replay
+from scheduler_service.journal.segment_file import JournalUnreadable
+from scheduler_service.request_names import RequestName
+from scheduler_service.scheduler.effects import Effect
+from scheduler_service.scheduler.events import Event, RequestSubmitted
+from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.watching.explanation import explain
+from scheduler_service.watching.life_recorder import LifeRecorder
+from scheduler_service.watching.turn import Submission, Turn
+
+# More requests than a journal is likely to have.
+_NUM_KEPT = 100_000
+
+
+def lives_of(path: Path, num_kept: int) -> LifeRecorder:
+    """Returns what the segment in `path` says of requests. Raises JournalUnreadable.
+
+    Of requests that were refused it says nothing. Of those that were there when the segment began,
+    it says when they came, and not why they waited before.
+    """
+    watched = _Watched(num_kept)
+    replay(path, watched)
+    return watched.recorder
+
+
+class _Watched:
+    """Shows a recorder the turns that the driver showed. Implements `Witness`."""
+
+    def __init__(self, num_kept: int) -> None:
+        self._now_ns = 0
+        self._num_waiting = 0
+        self._scheduler: Scheduler | None = None
+        self.recorder = LifeRecorder(num_kept, lambda: self._now_ns)
+
+    def begins(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        for place in scheduler.places.values():
+            self.recorder.add_unfinished(place, scheduler.now_ns)
+
+    def handles(self, scheduler: Scheduler, event: Event, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._num_waiting = scheduler.num_waiting
+
+    def handled(self, event: Event, found: list[Effect], now_ns: int) -> None:
+        assert self._scheduler is not None
+        submission = None
+        if isinstance(event, RequestSubmitted):
+            request = event.request
+            name = RequestName.of_key(request.request_id, request.scheduling.tenant)
+            submission = Submission(Admission(name), now_ns, self._num_waiting)
+        turn = Turn.of(event, found, now_ns, self._scheduler, submission=submission)
+        self.recorder.see(turn)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code."""
+    file, request_id = argv
+    # The scheduler logs again what went wrong when the journal was written.
+    logging.disable()
+    try:
+        recorder = lives_of(Path(file), _NUM_KEPT)
+    except JournalUnreadable as error:
+        sys.stderr.write(f"splitserve explain: {file}: {error}\n")
+        return 1
+    sys.stdout.buffer.write(explain(recorder, request_id).SerializeToString())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

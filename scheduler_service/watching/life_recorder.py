@@ -1,0 +1,450 @@
+"""Records what happens to requests, and what they wait for."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias, assert_never
+
+from scheduler_service.assignment import AssignedFor, Assignment
+from scheduler_service.core.config import PreemptionMode
+from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
+from scheduler_service.core.plan import StepOutcome, StepPlan
+from scheduler_service.core.request import Request
+from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.request_names import RequestName
+from scheduler_service.scheduler.effects import (
+    AcquittalReason,
+    DeliverTokens,
+    Effect,
+    ExecutorGone,
+    ExecutorServes,
+    MoveReason,
+    RequestAcquitted,
+    RequestAssigned,
+    RequestFinished,
+    RequestMoved,
+    RequestQuarantined,
+    SendStep,
+)
+from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.scheduler.scheduler import Place
+from scheduler_service.watching.life import NO_NUMBERS, Life, LifeEvent, LifeKind, Phase
+from scheduler_service.watching.life_rows import StepRows
+from scheduler_service.watching.turn import RequestRefused, Submission, Turn
+
+
+class SharedPlaces:
+    """Lives by key, in a bounded number of places that tenants share.
+
+    If all places are taken, the tenant with most lives gives one up. `gives_oldest`: its oldest, or
+    else its youngest.
+    """
+
+    def __init__(self, num_places: int, *, gives_oldest: bool) -> None:
+        self._num_places = num_places
+        self._gives_oldest = gives_oldest
+        self._lives: dict[str, Life] = {}
+        self._by_tenant: dict[str, OrderedDict[str, Life]] = {}
+
+    def __len__(self) -> int:
+        return len(self._lives)
+
+    def __iter__(self) -> Iterator[Life]:
+        return iter(self._lives.values())
+
+    def get(self, key: str) -> Life | None:
+        """Returns the life with this key; None if it has no place."""
+        return self._lives.get(key)
+
+    def add(self, life: Life) -> None:
+        """Gives a life a place, in place of one with its key or of one that has to give way."""
+        self.remove(life.key)
+        self._lives[life.key] = life
+        self._by_tenant.setdefault(life.tenant, OrderedDict())[life.key] = life
+        if len(self._lives) > self._num_places:
+            most = max(self._by_tenant.values(), key=len)
+            self.remove(next(iter(most) if self._gives_oldest else reversed(most)))
+
+    def remove(self, key: str) -> Life | None:
+        """Removes a life and returns it; None if it has no place."""
+        life = self._lives.pop(key, None)
+        if life is not None:
+            of_tenant = self._by_tenant[life.tenant]
+            del of_tenant[key]
+            if not of_tenant:
+                del self._by_tenant[life.tenant]
+        return life
+
+
+Listener: TypeAlias = Callable[[Life, LifeEvent], None]
+# A request that waits for an executor, and (address, reason) for each that cannot begin it.
+Head: TypeAlias = tuple[Request, Sequence[tuple[str, str]]]
+
+# Reasons of this module; all others are the scheduler's.
+BEHIND_OTHERS = "behind_others"
+NO_EXECUTOR = "no_executor"
+ABANDONED = "abandoned"
+# A request of a journal that waited before the journal begins.
+NOT_RECORDED = "not_recorded"
+# Least time between two looks at what the first in the queue wait for.
+_BETWEEN_HEADS_NS = 100_000_000
+# Places for unfinished requests, beside as many as for those that ended.
+_NUM_MORE_LIVING = 1024
+# If executors have different reasons, the first of these is what a request waits for.
+_NEAREST_FIRST = (
+    "about_to_begin",
+    "awaits_better",
+    "budget",
+    "others_wait_there",
+    "blocks_on_their_way",
+    "blocks",
+)
+_FARTHEST = "does_not_fit"
+_WAITING = frozenset({Phase.GIVEN, Phase.PREEMPTED, Phase.SWAPPED, Phase.RECOVERING})
+
+
+class LifeRecorder:
+    """Keeps the lives of unfinished requests, and of the last `num_kept` that ended.
+
+    Implements `Watcher`. Numbers of events: RECEIVED num_waiting (requests that waited for an
+    executor before it), num_prompt_tokens, num_resumed_tokens; GIVEN those of its `Assignment`;
+    QUARANTINED num_trials (tokens that it has to get alone); BEGAN num_tokens (known ones), of
+    which num_cached need not be computed, and of these num_on_host come from the host pool;
+    FIRST_TOKEN num_chunks, num_prompt_tokens; ENDED num_output_tokens. `num_kept_at_most`: as
+    `num_kept`. Steps that only decode cost nothing for each row.
+    """
+
+    def __init__(self, num_kept: int, now_ns: Callable[[], int]) -> None:
+        """`now_ns`: the clock of turns. Keeps `num_kept` unfinished lives, and some more."""
+        self.num_kept_at_most = num_kept
+        self._clock_ns = now_ns
+        # Time of the current turn.
+        self._now_ns = 0
+        self._next_heads_ns = 0
+        self._living = SharedPlaces(num_kept + _NUM_MORE_LIVING, gives_oldest=False)
+        self._ended = SharedPlaces(num_kept, gives_oldest=True)
+        self._rows: dict[str, StepRows] = {}
+        self._heads: dict[str, Life] = {}
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Calls `listener` with each event from now on, at once; returns what ends that.
+
+        `listener` has to return soon, and to raise nothing.
+        """
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    @property
+    def now_ns(self) -> int:
+        """Present time, by the clock of events."""
+        return self._clock_ns()
+
+    @property
+    def living(self) -> Iterable[Life]:
+        """Lives of unfinished requests, oldest first."""
+        return self._living
+
+    @property
+    def ended(self) -> Iterable[Life]:
+        """Lives of requests that ended or were refused, oldest first."""
+        return self._ended
+
+    @property
+    def num_living(self) -> int:
+        """Number of `living`."""
+        return len(self._living)
+
+    @property
+    def num_ended(self) -> int:
+        """Number of `ended`."""
+        return len(self._ended)
+
+    def settle(self, life: Life) -> None:
+        """Adds to a life what was counted of its rows so far."""
+        rows = self._rows.get(life.executor)
+        if rows is not None:
+            rows.settle(life)
+
+    # -- turns ---------------------------------------------------------------------------------
+
+    def see(self, turn: Turn) -> None:
+        self._now_ns = turn.now_ns
+        if (answered := turn.answered) is not None:
+            self._step_answered(answered.address, answered.outcome)
+        elif isinstance(event := turn.event, RequestSubmitted) and turn.submission is not None:
+            self._submitted(event.request, turn.submission)
+        elif isinstance(event, RequestRefused):
+            self._refused(event)
+        for effect in turn.effects:
+            if isinstance(effect, SendStep):
+                self._step_sent(effect.address, effect.plan)
+            elif isinstance(effect, DeliverTokens):
+                for request in effect.events.finished:
+                    self._finished(request)
+            else:
+                self._see_change(effect)
+        if turn.now_ns >= self._next_heads_ns and turn.scheduler.num_queued:
+            self._next_heads_ns = turn.now_ns + _BETWEEN_HEADS_NS
+            self._heads_wait(turn.scheduler.heads())
+
+    def _see_change(self, effect: Effect) -> None:
+        match effect:
+            case RequestAssigned(request, address, assignment):
+                self._given(request, address, assignment)
+            case RequestFinished(request):
+                self._finished(request)
+            case RequestMoved(request, _, reason):
+                self._leave(request, LifeKind.TAKEN_BACK, reason.value)
+            case RequestQuarantined(request):
+                self._quarantined(request)
+            case RequestAcquitted(request, why):
+                self._acquitted(request, why)
+            case ExecutorGone():
+                self._executor_gone(effect)
+            case ExecutorServes():
+                self._next_heads_ns = 0  # the reasons may have changed
+
+    def _refused(self, refused: RequestRefused) -> None:
+        name = refused.name
+        if not name.own_id or self._living.get(name.key) is not None:
+            return  # no id, or that of an unfinished request
+        now_ns = self._now_ns
+        life = self._ended.remove(name.key)
+        if life is None or not _was_refused(life):
+            life = Life(name.key, name.own_id, refused.tenant, now_ns)
+        life.end(now_ns)
+        self._ended.add(life)
+        self._add(life, LifeKind.REFUSED, refused.reason, detail=refused.detail)
+
+    def _submitted(self, request: Request, submission: Submission) -> None:
+        numbers = {"num_waiting": submission.num_waiting}
+        self._begin(request, submission.admission.name, BEHIND_OTHERS, numbers)
+
+    def add_unfinished(self, place: Place, now_ns: int) -> None:
+        """Records a request of a journal that was there before the first turn."""
+        request = place.request
+        name = RequestName.of_key(request.request_id, request.scheduling.tenant)
+        self._now_ns = now_ns if request.submitted_ns is None else request.submitted_ns
+        self._begin(request, name, NOT_RECORDED, {})
+        self._now_ns = now_ns
+        if request.num_trials_left:
+            self._quarantined(request)
+        if place.executor is not None:
+            assignment = Assignment(AssignedFor.TRIED_ALONE) if request.num_trials_left else None
+            self._given(request, place.executor.address, assignment)
+
+    def _begin(
+        self, request: Request, name: RequestName, waits_for: str, numbers: dict[str, int]
+    ) -> None:
+        now_ns = self._now_ns
+        life = Life(name.key, name.own_id, request.scheduling.tenant, now_ns)
+        life.client_key = request.client_key
+        before = self._ended.get(name.key)
+        if before is not None and _was_refused(before):
+            life.events = before.events
+            self._ended.remove(name.key)
+        self._living.add(life)
+        life.enter(now_ns, Phase.QUEUED, waits_for)
+        numbers = {**numbers, "num_prompt_tokens": request.sequence.num_prompt_tokens}
+        if num_resumed := sum(each.num_output_tokens for each in request.sequences):
+            numbers["num_resumed_tokens"] = num_resumed
+        self._add(life, LifeKind.RECEIVED, numbers=numbers)
+
+    def _given(self, request: Request, address: str, assignment: Assignment | None) -> None:
+        life = self._living.get(request.request_id)
+        if life is None:
+            return
+        self._heads.pop(life.key, None)
+        life.executor = address
+        phase = Phase.RECOVERING if life.part.phase is Phase.RECOVERING else Phase.GIVEN
+        life.enter(self._now_ns, phase, "", address)
+        if assignment is None:
+            self._add(life, LifeKind.GIVEN)
+        else:
+            self._add(life, LifeKind.GIVEN, assignment.why.value, _numbers_of(assignment))
+
+    def _quarantined(self, request: Request) -> None:
+        life = self._living.get(request.request_id)
+        if life is not None:
+            life.enter(self._now_ns, life.part.phase, LifeKind.QUARANTINED.value, life.executor)
+            self._add(life, LifeKind.QUARANTINED, "", {"num_trials": request.num_trials_left})
+
+    def _acquitted(self, request: Request, why: AcquittalReason) -> None:
+        life = self._living.get(request.request_id)
+        if life is not None:
+            if life.part.reason == LifeKind.QUARANTINED.value:
+                life.enter(self._now_ns, life.part.phase, BEHIND_OTHERS)
+            self._add(life, LifeKind.ACQUITTED, why.value)
+
+    def _executor_gone(self, gone: ExecutorGone) -> None:
+        if gone.cause is not LossCause.WITHDRAWN:  # for those, `RequestMoved` came before
+            for request in gone.requests:
+                if gone.cause is LossCause.BLAMELESS:
+                    self._leave(request, LifeKind.TAKEN_BACK, MoveReason.DRAINED.value)
+                else:
+                    self._leave(request, LifeKind.EXECUTOR_LOST, "")
+        self._rows.pop(gone.address, None)
+
+    def _heads_wait(self, heads: Sequence[Head]) -> None:
+        now_ns, before, self._heads = self._now_ns, self._heads, {}
+        for request, reasons in heads:
+            life = self._living.get(request.request_id)
+            if life is not None:
+                self._heads[life.key] = life
+                reason, executor = _nearest(reasons)
+                self._wait(life, now_ns, reason, executor)
+        for key in before.keys() - self._heads.keys():
+            if before[key].part.phase in (Phase.QUEUED, Phase.RECOVERING):
+                self._wait(before[key], now_ns, BEHIND_OTHERS, "")
+
+    def _step_sent(self, address: str, plan: StepPlan) -> None:
+        for note in plan.notes:
+            self._take_note(note)
+        for request, lack in plan.lacks.items():
+            life = self._living.get(request.request_id)
+            if life is not None and life.part.phase in _WAITING:
+                self._wait(life, self._now_ns, lack.value, address)
+        rows = self._rows.get(address)
+        if rows is None:
+            rows = self._rows[address] = StepRows()
+        rows.sent(plan, self._living.get)
+
+    def _step_answered(self, address: str, outcome: StepOutcome) -> None:
+        rows = self._rows.get(address)
+        if rows is None:
+            return
+        for life in rows.answered(outcome):
+            if life.ended_ns is not None:
+                continue
+            numbers = {"num_chunks": life.num_chunks, "num_prompt_tokens": life.num_prompt_tokens}
+            if life.part.phase is Phase.PROMPT:
+                life.enter(self._now_ns, Phase.TOKENS, "", life.executor)
+            kind = LifeKind.RESUMED if life.has_token else LifeKind.FIRST_TOKEN
+            life.has_token = True
+            self._add(life, kind, numbers=numbers)
+
+    def _finished(self, request: Request) -> None:
+        life = self._living.remove(request.request_id)
+        if life is None:
+            return
+        self._heads.pop(life.key, None)
+        rows = self._rows.get(life.executor)
+        if rows is not None:
+            rows.forget(life)
+        life.num_output_tokens = sum(each.num_output_tokens for each in request.sequences)
+        life.end(self._now_ns)
+        self._ended.add(life)
+        detail = "" if request.error is None else request.error[1]
+        self._add(life, LifeKind.ENDED, _end_of(request), _end_numbers(life), detail)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _take_note(self, note: Note) -> None:
+        """Records what an engine did to a request while it planned a step."""
+        life = self._living.get(note.request.request_id)
+        if life is None:
+            return
+        now_ns = self._now_ns
+        match note:
+            case Began():
+                life.awaits_token = life.has_begun = True
+                reason = "again" if life.num_chunks else ""
+                life.enter(now_ns, Phase.PROMPT, reason, life.executor)
+                numbers = {"num_tokens": note.num_tokens, "num_cached": note.num_cached}
+                if note.num_on_host:
+                    numbers["num_on_host"] = note.num_on_host
+                self._add(life, LifeKind.BEGAN, numbers=numbers)
+            case Preempted():
+                is_swapped = note.mode is PreemptionMode.SWAP
+                phase = Phase.SWAPPED if is_swapped else Phase.PREEMPTED
+                life.enter(now_ns, phase, note.cause.value, life.executor)
+                kind = LifeKind.SWAPPED_OUT if is_swapped else LifeKind.PREEMPTED
+                self._add(life, kind, note.cause.value)
+            case SwappedIn():
+                phase = Phase.PROMPT if life.awaits_token else Phase.TOKENS
+                life.enter(now_ns, phase, "", life.executor)
+                self._add(life, LifeKind.SWAPPED_IN)
+            case KvLost():
+                if life.part.phase is not Phase.RECOVERING:  # once for all of its sequences
+                    life.enter(now_ns, Phase.RECOVERING, "step_failed", life.executor)
+                    self._add(life, LifeKind.KV_LOST)
+            case _:
+                assert_never(note)
+
+    def _leave(self, request: Request, kind: LifeKind, reason: str) -> None:
+        """Records that a request left its executor."""
+        life = self._living.get(request.request_id)
+        if life is None:
+            return
+        rows = self._rows.get(life.executor)
+        if rows is not None:
+            rows.forget(life)
+        phase = Phase.RECOVERING if life.has_begun else Phase.QUEUED
+        life.enter(self._now_ns, phase, reason or kind.value, life.executor)
+        self._add(life, kind, reason)
+
+    def _wait(self, life: Life, now_ns: int, reason: str, executor: str) -> None:
+        event = life.wait(now_ns, reason, executor)
+        if event is not None:
+            self._tell(life, event)
+
+    def _add(
+        self,
+        life: Life,
+        kind: LifeKind,
+        reason: str = "",
+        numbers: Mapping[str, int] = NO_NUMBERS,
+        detail: str = "",
+    ) -> None:
+        self._tell(life, life.add(self._now_ns, kind, reason, numbers, detail))
+
+    def _tell(self, life: Life, event: LifeEvent) -> None:
+        for listener in self._listeners:
+            listener(life, event)
+
+
+def _was_refused(life: Life) -> bool:
+    return all(event.kind is LifeKind.REFUSED for event in life.events)
+
+
+def _nearest(reasons: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Returns why a request waits, and the executor if only one is about that reason."""
+    names = Counter(reason for _, reason in reasons)
+    if not names:
+        return NO_EXECUTOR, ""
+    found = next((name for name in _NEAREST_FIRST if name in names), None)
+    found = found or next((name for name in names if name != _FARTHEST), _FARTHEST)
+    about = [address for address, reason in reasons if reason == found]
+    return found, about[0] if len(about) == 1 else ""
+
+
+def _end_of(request: Request) -> str:
+    """Returns the constant name of how a request ended."""
+    if request.error is not None:
+        return request.error[0]
+    return ABANDONED if request.finish_reason is None else request.finish_reason.value
+
+
+def _numbers_of(assignment: Assignment) -> dict[str, int]:
+    """Returns the numbers of an assignment, without zeros."""
+    numbers = {
+        "num_cached": assignment.num_cached or None,
+        "num_ahead": assignment.num_ahead or None,
+        "num_running": assignment.num_running or None,
+        "cost_us": assignment.cost_us,
+        "num_cached_elsewhere": assignment.num_cached_elsewhere or None,
+        "cost_elsewhere_us": assignment.cost_elsewhere_us,
+    }
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _end_numbers(life: Life) -> dict[str, int]:
+    numbers = {"num_output_tokens": life.num_output_tokens}
+    if life.num_more_tokens:
+        numbers["num_more_tokens"] = life.num_more_tokens
+    if life.num_drafts:
+        numbers["num_drafts"] = life.num_drafts
+        numbers["num_accepted"] = life.num_accepted
+    return numbers

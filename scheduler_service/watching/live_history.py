@@ -1,0 +1,169 @@
+"""Last five minutes of a scheduler in points of two seconds, also while nobody watches."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from scheduler_service.core.plan import StepEvents, StepPlan
+from scheduler_service.core.request import Request
+from scheduler_service.scheduler.effects import DeliverTokens, RequestFinished, SendStep
+from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.watching.turn import Turn
+from splitserve.scheduler.v1 import live_pb2 as live
+
+POINT_NS = 2_000_000_000
+NUM_POINTS = 150
+# Points of the last minute, whose times to first tokens are in every frame.
+_NUM_RECENT = 30
+_NS_PER_MS = 1_000_000
+_NS_PER_US = 1_000
+# Logarithm of the ratio of neighbouring bins.
+_LOG_BIN = math.log(1.05)
+
+
+class Durations:
+    """Histogram of durations, exact to 2.5 %."""
+
+    def __init__(self) -> None:
+        self._bins = Counter[int]()
+
+    def add(self, duration_ns: int) -> None:
+        """Counts a duration."""
+        self._bins[round(math.log(max(duration_ns, _NS_PER_US)) / _LOG_BIN)] += 1
+
+    def merge(self, other: Durations) -> None:
+        """Counts the durations of `other`, too."""
+        self._bins.update(other._bins)
+
+    def tell(self, told: live.LiveLatency) -> None:
+        """Fills `told`, which is blank."""
+        told.count = self._bins.total()
+        if told.count:
+            told.p50_us = self._quantile_us(0.5, told.count)
+            told.p99_us = self._quantile_us(0.99, told.count)
+
+    def _quantile_us(self, part: float, count: int) -> int:
+        """Returns the shortest duration that `part` of all do not exceed."""
+        rank = math.ceil(part * count)
+        for each in sorted(self._bins):
+            rank -= self._bins[each]
+            if rank <= 0:
+                return round(math.exp(each * _LOG_BIN)) // _NS_PER_US
+        raise AssertionError("the rank is at most the count")
+
+
+@dataclass(slots=True)
+class Point:
+    """Figures of two seconds. `num_waiting`: the most requests that waited for a row at once."""
+
+    number: int
+    num_waiting: int
+    num_tokens: int = 0
+    first_tokens: Durations = field(default_factory=Durations)
+
+    def tell(self, told: live.LivePoint) -> None:
+        """Fills `told`, which is blank."""
+        told.start_ms = self.number * POINT_NS // _NS_PER_MS
+        told.num_tokens = self.num_tokens
+        told.num_waiting = self.num_waiting
+        self.first_tokens.tell(told.time_to_first_token)
+
+
+class History:
+    """Points of the last five minutes. Implements `Watcher`.
+
+    `points`: those that are over, oldest first.
+    """
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        """`now_ns`: the clock of turns, for questions between them."""
+        self.points = deque[Point](maxlen=NUM_POINTS)
+        self._now_ns = now_ns
+        # Submission times by client key, of requests without a row, and with a row but no token.
+        self._without_row: dict[int, int] = {}
+        self._without_token: dict[int, int] = {}
+        self._point = Point(now_ns() // POINT_NS, 0)
+        # Durations of the last minute, without the current point.
+        self._recent = Durations()
+
+    @property
+    def num_unanswered(self) -> int:
+        """Number of requests that are remembered, which are those without a token."""
+        return len(self._without_row) + len(self._without_token)
+
+    def points_after(self, number: int) -> Iterator[Point]:
+        """Yields the points that are over and came after that of `number`."""
+        return (point for point in self.points if point.number > number)
+
+    def tell_recent(self, told: live.LiveLatency) -> None:
+        """Fills `told`, which is blank, with the times to first tokens of the last minute."""
+        point, recent = self._point_at(self._now_ns()), Durations()
+        recent.merge(self._recent)
+        recent.merge(point.first_tokens)
+        recent.tell(told)
+
+    def _point_at(self, now_ns: int) -> Point:
+        """Returns the point of a moment that is not past; ends those before it."""
+        number = now_ns // POINT_NS
+        if number > self._point.number:
+            self.points.append(self._point)
+            num_waiting = len(self._without_row)
+            # Requests also waited in points in which nothing happened.
+            first = max(self._point.number + 1, number - NUM_POINTS)
+            self.points.extend(Point(each, num_waiting) for each in range(first, number))
+            self._point = Point(number, num_waiting)
+            self._recent = Durations()
+            for point in list(self.points)[1 - _NUM_RECENT :]:
+                self._recent.merge(point.first_tokens)
+        return self._point
+
+    # -- turns ---------------------------------------------------------------------------------
+
+    def see(self, turn: Turn) -> None:
+        if isinstance(turn.event, RequestSubmitted):
+            self._submitted(turn.event.request, turn.now_ns)
+        for effect in turn.effects:
+            if isinstance(effect, DeliverTokens):
+                self._delivered(effect.events, turn.now_ns)
+            elif isinstance(effect, SendStep):
+                if effect.plan.new_rows:
+                    self._begun(effect.plan)
+            elif isinstance(effect, RequestFinished):
+                self._ended(effect.request)
+
+    def _submitted(self, request: Request, now_ns: int) -> None:
+        point = self._point_at(now_ns)
+        self._without_row[request.client_key] = now_ns
+        point.num_waiting = max(point.num_waiting, len(self._without_row))
+
+    def _ended(self, request: Request) -> None:
+        self._without_row.pop(request.client_key, None)
+        self._without_token.pop(request.client_key, None)
+
+    def _begun(self, plan: StepPlan) -> None:
+        for row in plan.new_rows:
+            key = row.sequence.request.client_key
+            submitted_ns = self._without_row.pop(key, None)
+            if submitted_ns is not None:
+                self._without_token[key] = submitted_ns
+
+    def _delivered(self, events: StepEvents, now_ns: int) -> None:
+        num_tokens = len(events.client_keys) + len(events.tokens)
+        if num_tokens:
+            point = self._point_at(now_ns)
+            point.num_tokens += num_tokens
+            if self._without_token:
+                keys = events.client_keys.tolist()
+                keys += [token.sequence.request.client_key for token in events.tokens]
+                # Mostly there is no first token, which costs less to find out than whose it is.
+                if not self._without_token.keys().isdisjoint(keys):
+                    self._first_tokens(self._without_token.keys() & set(keys), point, now_ns)
+        for request in events.finished:
+            self._ended(request)
+
+    def _first_tokens(self, keys: Iterable[int], point: Point, now_ns: int) -> None:
+        for key in keys:
+            point.first_tokens.add(now_ns - self._without_token.pop(key))

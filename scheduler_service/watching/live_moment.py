@@ -1,0 +1,350 @@
+"""A scheduler at one moment, and the frames that bring watchers there from earlier moments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from types import MappingProxyType
+
+from scheduler_service.core.admission_blocker import AdmissionBlocker
+from scheduler_service.core.engine import Engine
+from scheduler_service.core.planning.room import Room
+from scheduler_service.core.request import Int64Array, Request, RequestStatus
+from scheduler_service.scheduler.effects import ExecutorGone, SendStep
+from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.routing import Obstacle
+from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.watching.live_blocks import (
+    PoolMap,
+    block_states,
+    device_holders,
+    host_holders,
+)
+from scheduler_service.watching.live_history import History
+from scheduler_service.watching.live_names import Names, NamesMark
+from scheduler_service.watching.live_steps import LoggedStep, RowOwners, StepLog
+from scheduler_service.watching.turn import Turn
+from splitserve.scheduler.v1 import live_pb2 as live
+
+# Requests of a queue that frames show.
+MAX_WAITING = 32
+_MS = 1_000_000
+_LACKS: Mapping[AdmissionBlocker | Obstacle, live.LiveLack] = MappingProxyType(
+    {
+        Obstacle.UNFIT: live.LIVE_LACK_FITTING_EXECUTOR,
+        Obstacle.OTHERS_WAIT_THERE: live.LIVE_LACK_OTHERS_FIRST,
+        Obstacle.NONE: live.LIVE_LACK_TURN,
+        Obstacle.BETTER_IS_BUSY: live.LIVE_LACK_TURN,
+        AdmissionBlocker.ADAPTER_SLOT: live.LIVE_LACK_ADAPTER_SLOT,
+        AdmissionBlocker.BLOCKS: live.LIVE_LACK_BLOCKS,
+        AdmissionBlocker.ROWS: live.LIVE_LACK_ROWS,
+        AdmissionBlocker.BYTES: live.LIVE_LACK_BYTES,
+        AdmissionBlocker.SHARE: live.LIVE_LACK_SHARE,
+        AdmissionBlocker.POOL: live.LIVE_LACK_FITTING_EXECUTOR,
+        AdmissionBlocker.RESULTS: live.LIVE_LACK_RESULTS,
+        AdmissionBlocker.BUDGET: live.LIVE_LACK_BUDGET,
+        AdmissionBlocker.BLOCKS_ON_THEIR_WAY: live.LIVE_LACK_BLOCKS,
+        AdmissionBlocker.OTHERS_FIRST: live.LIVE_LACK_OTHERS_FIRST,
+    }
+)
+
+
+def why_unassigned(request: Request, scheduler: Scheduler) -> Iterator[live.LiveReason]:
+    """Yields for each executor why a request of the queue does not begin there."""
+    for executor in scheduler.executors.values():
+        address = executor.address
+        if executor.takes_requests:
+            obstacle = scheduler.obstacle(request, executor)
+            yield _reason(address, executor.engine, request, obstacle)
+        else:
+            yield live.LiveReason(address=address, lack=live.LIVE_LACK_OPEN_EXECUTOR)
+    if not scheduler.executors:
+        yield live.LiveReason(lack=live.LIVE_LACK_EXECUTOR)
+
+
+def why_waiting(address: str, core: Engine) -> live.LiveReason | None:
+    """Returns why the first preempted request of an engine has no row; None if there is none."""
+    placement = core.placement
+    request = next(iter(placement.preempted), None)
+    if request is None:
+        return None
+    return _reason(address, core, request, _what_lacks(core, request) or Obstacle.NONE)
+
+
+def _what_lacks(core: Engine, request: Request) -> AdmissionBlocker | None:
+    placement = core.placement
+    room = Room(core.config, placement)
+    if not placement.is_settled(request):
+        return AdmissionBlocker.RESULTS
+    if not room.has_adapter_slot(request):
+        return AdmissionBlocker.ADAPTER_SLOT
+    if request.status is RequestStatus.SWAPPED:
+        if room.exceeds_share(request):
+            return AdmissionBlocker.SHARE
+        return None if room.can_swap_in(request) else AdmissionBlocker.BLOCKS
+    if not request.unfinished:
+        return None
+    leader = request.unfinished[0]
+    return room.find_blocker(request, leader, placement.blocks.prefixes.find(leader))
+
+
+def _reason(
+    address: str, core: Engine, request: Request, obstacle: AdmissionBlocker | Obstacle
+) -> live.LiveReason:
+    reason = live.LiveReason(address=address, lack=_LACKS[obstacle])
+    if reason.lack == live.LIVE_LACK_BLOCKS:
+        reason.num_needed = _num_needed(core, request)
+        reason.num_free = core.num_free_blocks
+    return reason
+
+
+def _num_needed(core: Engine, request: Request) -> int:
+    """Returns the free blocks that a request needs, with those that growing rows keep free."""
+    placement = core.placement
+    blocks, others_run = placement.blocks, len(placement.rows) > 0
+    if request.status is RequestStatus.SWAPPED:
+        num_others = len(request.unfinished) + blocks.watermark if others_run else 0
+        return blocks.num_swap_in_blocks(request) + num_others
+    if not request.unfinished:
+        return 0
+    leader = request.unfinished[0]
+    if request.status is RequestStatus.WAITING:
+        # Which of them are cached here is not known before the engine prepares the request.
+        return core.config.num_blocks_for(len(leader.token_ids)) + blocks.watermark * others_run
+    num_lacking = blocks.num_lacking(leader, blocks.prefixes.find(leader))
+    return num_lacking + core.num_free_blocks + (blocks.watermark if others_run else 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExecutorView:
+    """One life of an executor at one moment. `told`: the part of it that every frame has.
+
+    `steps`: the latest that were answered; `num_steps`: number of all, while somebody watched.
+    """
+
+    life: tuple[str, int]
+    told: live.LiveExecutor
+    device: PoolMap
+    host: PoolMap
+    steps: Sequence[LoggedStep]
+    num_steps: int
+
+    def tell_changes(self, before: ExecutorView | None, told: live.LiveExecutor) -> None:
+        """Adds to `told` the steps and blocks that were not told at `before`."""
+        num_told = 0 if before is None else before.num_steps
+        for step in self.steps:
+            if step.number > num_told:
+                step.tell(told.steps.add())
+        self.device.tell_changes(None if before is None else before.device, told.device)
+        self.host.tell_changes(None if before is None else before.host, told.host)
+
+
+def view_executor(
+    engine: ExecutorState, names: Names, log: StepLog, before: ExecutorView | None
+) -> ExecutorView:
+    """Returns the present view of an executor; to be called between turns.
+
+    `before`: the view of the moment before. Blocks that steps moved since then are on the move.
+    """
+    core = engine.engine
+    names.see(log.owners.refresh())
+    numbers: Int64Array = log.owners.now[0, core.placement.rows.order]
+    steps = tuple(log.answered)
+    num_before = 0 if before is None else before.num_steps
+    late = [step for step in steps if step.number > num_before]
+    moving = [step for step in [*late, *log.in_flight] if step.moves]
+    device, host = core.pools
+    placement, block_size = core.placement, core.config.block_size
+    given_back = [block for _, held in placement.blocks.deferred for block in held]
+    moved = set[int]().union(*(step.device_blocks for step in moving))
+    moved_on_host = set[int]().union(*(step.host_blocks for step in moving))
+    return ExecutorView(
+        engine.life,
+        _tell(engine, core, names, numbers.tolist()),
+        PoolMap(
+            block_size,
+            block_states(device, given_back, moved),
+            device_holders(core, numbers),
+        ),
+        PoolMap(block_size, block_states(host, (), moved_on_host), host_holders(placement))
+        if host.num_blocks
+        else PoolMap.of_none(block_size),
+        steps,
+        log.num_answered,
+    )
+
+
+def _tell(
+    engine: ExecutorState, core: Engine, names: Names, running: list[int]
+) -> live.LiveExecutor:
+    told = live.LiveExecutor()
+    rows, placement = core.placement.rows, core.placement
+    told.address, told.life = engine.life
+    told.state = _state_of(engine)
+    order = rows.order
+    told.running.extend(running)
+    told.num_tokens.extend(rows.num_known[order].tolist())
+    told.num_computed.extend(rows.num_computed[order].tolist())
+    if placement.swapped:
+        told.swapped.extend(names.numbers_of(placement.swapped))
+    if core.num_waiting:
+        told.waiting.extend(names.numbers_of(first_queued(core)))
+        told.num_waiting = core.num_waiting
+    reason = why_waiting(told.address, core)
+    if reason is not None:
+        told.reason.CopyFrom(reason)
+    told.max_num_seqs = core.config.max_num_seqs
+    told.num_in_flight = core.num_in_flight
+    told.num_steps = core.num_steps
+    told.num_preemptions = core.num_preemptions
+    return told
+
+
+def first_queued(core: Engine) -> list[Request]:
+    """Returns the requests that wait at an engine and are shown."""
+    waiting = (r for r in core.placement.preempted if r.status is RequestStatus.PREEMPTED)
+    return list(islice(waiting, MAX_WAITING))
+
+
+def _state_of(engine: ExecutorState) -> live.LiveState:
+    if engine.is_draining:
+        return live.LIVE_STATE_DRAINING
+    if not engine.is_connected:
+        return live.LIVE_STATE_DISCONNECTED
+    if engine.is_withdrawn:
+        return live.LIVE_STATE_WITHDRAWN
+    return live.LIVE_STATE_SERVING if engine.takes_requests else live.LIVE_STATE_LATE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """State of a scheduler at one moment, to which all watchers are brought by frames.
+
+    Watchers of the same earlier moment get the same frame. `told`: the part that every frame has.
+    `executors`: by their lives. `last_point`: number of the latest point of `history` that was
+    over.
+    """
+
+    number: int
+    told: live.WatchSchedulerResponse
+    executors: Mapping[tuple[str, int], ExecutorView]
+    names: Names
+    mark: NamesMark
+    history: History
+    last_point: int
+    # By the number of the earlier moment, None for none.
+    frames: dict[int | None, live.WatchSchedulerResponse] = field(default_factory=dict)
+
+    def frame_after(self, before: Moment | None) -> live.WatchSchedulerResponse:
+        """Returns the frame that leads from `before` to this moment; None: from nothing.
+
+        Frames are shared: nobody may change one. To be called before there is a later moment.
+        """
+        number = None if before is None else before.number
+        frame = self.frames.get(number)
+        if frame is None:
+            frame = self.frames[number] = self._frame_after(before)
+        return frame
+
+    def _frame_after(self, before: Moment | None) -> live.WatchSchedulerResponse:
+        frame = live.WatchSchedulerResponse()
+        frame.CopyFrom(self.told)
+        self.names.tell(None if before is None else before.mark, self.mark, frame)
+        for point in self.history.points_after(-1 if before is None else before.last_point):
+            point.tell(frame.history.add())
+        for view in self.executors.values():
+            seen = None if before is None else before.executors.get(view.life)
+            told = frame.executors.add()
+            told.CopyFrom(view.told)
+            view.tell_changes(seen, told)
+        return frame
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What is remembered of `scheduler` while somebody watches. `logs`: of steps, by address."""
+
+    scheduler: Scheduler
+    names: Names
+    history: History
+    logs: dict[str, StepLog]
+
+    def log_of(self, engine: ExecutorState) -> StepLog:
+        """Returns the log of an executor's steps, which begins now if there is none."""
+        address, rows = engine.life[0], engine.engine.placement.rows
+        log = self.logs.get(address)
+        if log is None or log.owners.rows is not rows:
+            log = self.logs[address] = StepLog(RowOwners(rows))
+            self.names.see(log.owners.refresh())
+        return log
+
+    def see(self, turn: Turn) -> None:
+        """Takes note of steps that were sent and answered."""
+        if (answered := turn.answered) is not None:
+            log = self._log_at(answered.address)
+            if log is not None:
+                log.took(answered.outcome, turn.now_ns)
+        for effect in turn.effects:
+            if isinstance(effect, SendStep):
+                log = self._log_at(effect.address)
+                if log is not None:
+                    log.sent(effect.plan, turn.sent_ns, self.names)
+            elif isinstance(effect, ExecutorGone):
+                self.logs.pop(effect.address, None)
+
+    def _log_at(self, address: str) -> StepLog | None:
+        """Returns the steps of an executor; None for one that is gone."""
+        log = self.logs.get(address)
+        if log is None:
+            executor = self.scheduler.executors.get(address)
+            log = None if executor is None else self.log_of(executor)
+        return log
+
+    def moment(self, number: int, now_ns: int, unix_ms: int, before: Moment | None) -> Moment:
+        """Returns the present moment; to be called between turns. `before`: the last one."""
+        scheduler, names = self.scheduler, self.names
+        told = live.WatchSchedulerResponse(
+            unix_ms=unix_ms,
+            now_ms=now_ns // _MS,
+            num_waiting=scheduler.num_waiting,
+            num_quarantined=scheduler.num_quarantined,
+        )
+        engines = list(scheduler.executors.values())
+        waiting = scheduler.first_waiting(MAX_WAITING)
+        told.waiting.extend(names.numbers_of(waiting))
+        if waiting:
+            told.reasons.extend(why_unassigned(waiting[0], scheduler))
+        executors = {}
+        for engine in engines:
+            life = engine.life
+            seen = None if before is None else before.executors.get(life)
+            executors[life] = view_executor(engine, names, self.log_of(engine), seen)
+        names.tidy(lambda: self._used(told, executors), lambda: chain(waiting, _shown(engines)))
+        history = self.history
+        history.tell_recent(told.time_to_first_token)
+        last_point = history.points[-1].number if history.points else -1
+        return Moment(number, told, executors, names, names.mark, history, last_point)
+
+    def _used(
+        self,
+        told: live.WatchSchedulerResponse,
+        executors: Mapping[tuple[str, int], ExecutorView],
+    ) -> set[int]:
+        """Returns numbers of requests that this and later frames may name."""
+        views = [view.told for view in executors.values()]
+        steps = [step for log in self.logs.values() for step in (*log.answered, *log.in_flight)]
+        return {
+            *told.waiting,
+            *chain.from_iterable(chain(each.running, each.swapped, each.waiting) for each in views),
+            *chain.from_iterable(step.request_numbers for step in steps),
+        }
+
+
+def _shown(engines: Iterable[ExecutorState]) -> Iterator[Request]:
+    """Yields the requests of executors that are shown."""
+    for engine in engines:
+        placement = engine.engine.placement
+        yield from (sequence.request for sequence in placement.rows.running)
+        yield from placement.swapped
+        yield from first_queued(engine.engine)

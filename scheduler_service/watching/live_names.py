@@ -1,0 +1,128 @@
+"""Names of requests, as watchers of the live view are told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from dataclasses import dataclass
+
+from scheduler_service.core.request import Request
+from scheduler_service.watching.turn import Submission
+from splitserve.scheduler.v1 import live_pb2 as live
+
+# Names that are remembered here, and by each watcher.
+MAX_NAMES = 8192
+# One part in so many is kept without checking whether it is still used.
+_KEPT_PART = 16
+_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class NamesMark:
+    """Names that a watcher knows: those learned up to `num_learned` in a generation."""
+
+    generation: int
+    num_learned: int
+
+
+class Names:
+    """Names of requests that were shown; they outlive the requests for a while.
+
+    A watcher knows what its latest mark says, so all watchers of the same mark are told the same.
+    """
+
+    def __init__(self, submissions: Mapping[str, Submission], max_names: int = MAX_NAMES) -> None:
+        """`submissions`: those of unfinished requests, by id."""
+        self._submissions = submissions
+        self._max_names = max_names
+        # By number, with the position in the order of learning, which is the order of the dict.
+        self._names: dict[int, tuple[int, live.LiveRequest]] = {}
+        # Learned before an executor set their `stop_len`.
+        self._without_end: set[int] = set()
+        # Whether a name found no room since the last `tidy`.
+        self._lacks_some = False
+        self._num_learned = 0
+        self._generation = 0
+        # The most names that a watcher of this generation knows.
+        self._num_said = 0
+        self._limit = max_names // _KEPT_PART
+
+    @property
+    def mark(self) -> NamesMark:
+        """Mark of a watcher that is told all names known now."""
+        return NamesMark(self._generation, self._num_learned)
+
+    def see(self, requests: Iterable[Request]) -> None:
+        """Learns the names of unfinished requests that are not known yet."""
+        names, without_end = self._names, self._without_end
+        for request in requests:
+            number = request.arrival
+            if number not in names or (number in without_end and request.stop_len):
+                self._learn(request)
+
+    def numbers_of(self, requests: Collection[Request]) -> list[int]:
+        """Returns the numbers of unfinished requests, and learns their names."""
+        self.see(requests)
+        return [request.arrival for request in requests]
+
+    def _learn(self, request: Request) -> None:
+        submission = self._submissions.get(request.request_id)
+        if submission is None:
+            return
+        names, number = self._names, request.arrival
+        # A known name becomes one of the latest, so that it is told again.
+        names.pop(number, None)
+        self._without_end.discard(number)
+        if len(names) >= self._max_names:
+            self._lacks_some = True
+            return
+        if not request.stop_len:
+            self._without_end.add(number)
+        self._num_learned += 1
+        self._num_said += 1
+        name = live.LiveRequest(
+            number=number,
+            request_id=submission.admission.name.own_id,
+            tenant=request.scheduling.tenant,
+            num_prompt_tokens=request.sequence.num_prompt_tokens,
+            stop_len=request.stop_len,
+            num_sequences=request.params.num_sequences,
+            priority=request.scheduling.priority,
+            submitted_ms=submission.submitted_ns // _MS,
+        )
+        names[number] = self._num_learned, name
+
+    def tidy(self, used: Callable[[], Set[int]], shown: Callable[[], Iterable[Request]]) -> None:
+        """Drops unused names if there are many, and learns names that found no room.
+
+        `used`: numbers that may still be shown. A name that was dropped is learned again if it is
+        shown. `shown`: all requests whose names watchers are to know now.
+        """
+        is_forgotten = self._num_said > self._max_names
+        lacks_some, self._lacks_some = self._lacks_some, False
+        if len(self._names) <= self._limit and not is_forgotten and not lacks_some:
+            return
+        numbers = used()
+        self._names = {number: named for number, named in self._names.items() if number in numbers}
+        self._without_end &= self._names.keys()
+        self._limit = min(self._max_names, max(self._max_names // _KEPT_PART, 2 * len(self._names)))
+        if is_forgotten:
+            self._generation += 1
+            self._num_said = len(self._names)
+        if lacks_some and len(self._names) < self._max_names:
+            self.see(shown())
+
+    def tell(
+        self, before: NamesMark | None, now: NamesMark, told: live.WatchSchedulerResponse
+    ) -> None:
+        """Adds to `told` the names up to `now` that are not known at `before`."""
+        # Names learned since `now` are told with the moment that shows them.
+        is_forgotten = before is not None and before.generation != now.generation
+        told.forgets_requests = is_forgotten
+        known = 0 if before is None or is_forgotten else before.num_learned
+        new: list[live.LiveRequest] = []
+        for place, name in reversed(self._names.values()):
+            if place <= known:
+                break
+            if place <= now.num_learned:
+                new.append(name)
+        told.new_requests.extend(reversed(new))

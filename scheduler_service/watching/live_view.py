@@ -1,0 +1,150 @@
+"""Watchers of the live view, and what is remembered for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.watching.live_history import History
+from scheduler_service.watching.live_moment import Moment, Watched
+from scheduler_service.watching.live_names import Names
+from scheduler_service.watching.turn import Submission, Turn
+from splitserve.scheduler.v1 import live_pb2 as live
+from splitserve_rpc.domain_error import DomainError
+
+MAX_WATCHERS = 8
+# For all watchers together.
+MAX_MOMENTS_PER_SECOND = 10
+_RETRY_S = 5.0
+_NS_PER_MS = 1_000_000
+_NS_PER_MOMENT = 1_000_000_000 // MAX_MOMENTS_PER_SECOND
+# One part in so many of the loop's time is for frames.
+FRAMES_PART = 20
+
+_Made = TypeVar("_Made")
+
+
+class Pace:
+    """Keeps the time for frames to one part in `FRAMES_PART` of the event loop's.
+
+    After a frame that took a time, nothing new is made for 19 times as long. `spent_ns`: CPU time
+    of the thread, which the load of the machine does not change.
+    """
+
+    def __init__(self, spent_ns: Callable[[], int] = time.thread_time_ns) -> None:
+        self._spent_ns = spent_ns
+        # Earliest time of the next moment, by the clock of turns.
+        self.next_ns = 0
+
+    def make(self, make: Callable[[], _Made], now_ns: Callable[[], int]) -> _Made:
+        """Returns what `make` returns, and measures its time."""
+        begun_ns = self._spent_ns()
+        try:
+            return make()
+        finally:
+            took_ns = self._spent_ns() - begun_ns
+            self.next_ns = max(self.next_ns, now_ns()) + (FRAMES_PART - 1) * took_ns
+
+
+def _unix_ms() -> int:
+    return time.time_ns() // _NS_PER_MS
+
+
+def moment_number(now_ns: int) -> int:
+    """Returns the number of a moment: whoever asks within the same one gets the same frame."""
+    return now_ns // _NS_PER_MOMENT
+
+
+class LiveView:
+    """What watchers of a live view are shown. Implements `Watcher`.
+
+    While nobody watches, nothing but its `history` is remembered.
+    """
+
+    def __init__(
+        self,
+        unix_ms: Callable[[], int] = _unix_ms,
+        number_of: Callable[[int], int] = moment_number,
+        pace: Pace | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """`unix_ms`: wall clock, read once a moment. `number_of`: number of a moment, by the time.
+
+        `now_ns`: the clock of turns.
+        """
+        self.pace = pace or Pace()
+        self.history = History(now_ns)
+        self.now_ns = now_ns
+        self._unix_ms = unix_ms
+        self._number_of = number_of
+        # From the first watcher to the end of the last one.
+        self._watched: Watched | None = None
+        self._moment: Moment | None = None
+        self._num_watchers = 0
+
+    @contextmanager
+    def watching(
+        self, scheduler: Scheduler, submissions: Mapping[str, Submission]
+    ) -> Iterator[LiveWatcher]:
+        """Lets somebody watch `scheduler` within. Raises DomainError(TOO_MANY_WATCHERS).
+
+        `submissions`: those of unfinished requests, by id.
+        """
+        if self._num_watchers >= MAX_WATCHERS:
+            message = f"{self._num_watchers} watch already; allowed: {MAX_WATCHERS}"
+            raise DomainError("TOO_MANY_WATCHERS", message, retry_delay_s=_RETRY_S)
+        self._num_watchers += 1
+        if self._watched is None:
+            self._watched = Watched(scheduler, Names(submissions), self.history, {})
+        try:
+            yield LiveWatcher(self, self._watched)
+        finally:
+            self._num_watchers -= 1
+            if self._num_watchers == 0:
+                self._watched = self._moment = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is remembered of executors and their steps."""
+        return self._watched is None
+
+    def moment(self, watched: Watched) -> Moment:
+        """Returns the moment that all who ask now share."""
+        now_ns = self.now_ns()
+        number = self._number_of(now_ns)
+        is_due = now_ns >= self.pace.next_ns
+        if self._moment is None or (self._moment.number != number and is_due):
+            self._moment = watched.moment(number, now_ns, self._unix_ms(), self._moment)
+        return self._moment
+
+    # -- turns ---------------------------------------------------------------------------------
+
+    def see(self, turn: Turn) -> None:
+        self.history.see(turn)
+        if self._watched is not None:
+            self._watched.see(turn)
+
+
+class LiveWatcher:
+    """Somebody who watches: is brought from moment to moment at its own speed."""
+
+    def __init__(self, view: LiveView, watched: Watched) -> None:
+        self._view = view
+        self._watched = watched
+        self._before: Moment | None = None
+
+    def frame(self) -> live.WatchSchedulerResponse:
+        """Returns what has changed since the last frame. Others may get the same: do not change it.
+
+        The time that this takes counts for the pace of the view.
+        """
+        return self._view.pace.make(self._frame, self._view.now_ns)
+
+    def _frame(self) -> live.WatchSchedulerResponse:
+        moment = self._view.moment(self._watched)
+        frame = moment.frame_after(self._before)
+        self._before = moment
+        return frame

@@ -1,0 +1,178 @@
+"""Audit log and log lines of requests and executors."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from scheduler_service.audit import events as audit_events
+from scheduler_service.audit.audit import Audit
+from scheduler_service.callers.quotas import num_computed_outputs
+from scheduler_service.core.request import Request
+from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.journal.journal import Journal
+from scheduler_service.scheduler import effects
+from scheduler_service.scheduler.effects import HealthChange
+from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.watching.turn import RequestRefused, Submission, Turn
+from splitserve_rpc.log_context import LogContext, logging_about
+
+# Finish reason of a request whose client left, or whose scheduler stopped, before it ended.
+_ABANDONED = "abandoned"
+_HEALTH_LEVELS = {
+    HealthChange.FAILING: logging.ERROR,
+    HealthChange.RECOVERED: logging.INFO,
+    HealthChange.PROBE_FAILED: logging.WARNING,
+    HealthChange.REINSTATED: logging.WARNING,
+}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An unfinished request. `num_resumed`: output tokens that it was submitted with."""
+
+    context: LogContext
+    num_resumed: int
+
+
+class OperatorLog:
+    """Writes log lines and the audit log. Implements `Watcher`.
+
+    `journal`: its position tells where to find the event that made an engine fail.
+    """
+
+    def __init__(self, audit: Audit, journal: Journal) -> None:
+        self._audit = audit
+        self._journal = journal
+        self._known: dict[str, _Known] = {}
+
+    def see(self, turn: Turn) -> None:
+        event = turn.event
+        if isinstance(event, RequestSubmitted) and turn.submission is not None:
+            self._submitted(event.request, turn.submission, turn.model_name)
+        elif isinstance(event, RequestRefused):
+            self._refused(event)
+        for effect in turn.effects:
+            if isinstance(effect, effects.DeliverTokens):
+                for request in effect.events.finished:
+                    self._ended(request)
+            elif isinstance(effect, effects.RequestFinished):
+                self._ended(effect.request)
+            elif isinstance(effect, effects.ExecutorServes):
+                self._joined(effect.address, turn)
+            elif not isinstance(effect, effects.SendStep):
+                self._see_trouble(effect)
+
+    def _see_trouble(self, effect: effects.Effect) -> None:
+        match effect:
+            case (
+                effects.RequestQuarantined() | effects.RequestAcquitted() | effects.RequestBlamed()
+            ):
+                self._suspected(effect)
+            case effects.ExecutorGone():
+                self._gone(effect)
+            case effects.ExecutorHealthChanged(address, change):
+                _log.log(_HEALTH_LEVELS[change], "%s address=%s", change.value, address)
+            case effects.EngineFailed():
+                self._engine_failed(effect)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _submitted(self, request: Request, submission: Submission, model_name: str) -> None:
+        admission = submission.admission
+        context = LogContext(admission.name.own_id, admission.trace_id)
+        self._known[request.request_id] = _Known(context, num_computed_outputs(request))
+        self._audit.record(
+            audit_events.RequestAdmitted(
+                admission.caller,
+                request.scheduling.tenant,
+                context.request_id,
+                request.sequences[0].num_prompt_tokens,
+                request.params.max_tokens,
+                request.params.num_sequences,
+                model_name,
+                request.scheduling.adapter,
+            )
+        )
+
+    def _refused(self, refused: RequestRefused) -> None:
+        self._audit.record(
+            audit_events.RequestRefused(
+                refused.caller, refused.tenant, refused.name.own_id, refused.reason, refused.limit
+            )
+        )
+
+    def _ended(self, request: Request) -> None:
+        known = self._known.pop(request.request_id, None)
+        if known is None:
+            return
+        num_tokens = num_computed_outputs(request) - known.num_resumed
+        tenant, reason = request.scheduling.tenant, _finish_reason(request)
+        self._audit.record(
+            audit_events.RequestEnded(tenant, known.context.request_id, reason, num_tokens)
+        )
+
+    def _suspected(
+        self,
+        effect: effects.RequestQuarantined | effects.RequestAcquitted | effects.RequestBlamed,
+    ) -> None:
+        """Tells of requests that executors may have died of."""
+        request = effect.request
+        known = self._known.get(request.request_id)
+        if known is None:
+            return
+        with logging_about(known.context):
+            match effect:
+                case effects.RequestQuarantined():
+                    _log.warning("request_quarantined num_trials=%d", request.num_trials_left)
+                    tenant, own_id = request.scheduling.tenant, known.context.request_id
+                    self._audit.record(audit_events.RequestQuarantined(tenant, own_id))
+                case effects.RequestAcquitted(_, reason):
+                    _log.info("request_acquitted why=%s", reason.value)
+                case effects.RequestBlamed():
+                    _log.error("request_kills_executors why=%r", request.error)
+
+    # -- executors -----------------------------------------------------------------------------
+
+    def _joined(self, address: str, turn: Turn) -> None:
+        gone = [each for each in turn.effects if isinstance(each, effects.ExecutorGone)]
+        known = [turn.scheduler.executors.get(address), *gone]
+        epoch = next(each.epoch for each in known if each is not None and each.address == address)
+        _log.info("executor_joined address=%s epoch=%d", address, epoch)
+        self._audit.record(audit_events.ExecutorRegistered(address, epoch, turn.model_name))
+
+    def _gone(self, gone: effects.ExecutorGone) -> None:
+        if gone.is_drained:
+            _log.info("executor_drained address=%s", gone.address)
+            self._audit.record(audit_events.ExecutorDrained(gone.address, gone.epoch))
+            return
+        is_withdrawn = gone.cause is LossCause.WITHDRAWN
+        num_requests = len(gone.requests)
+        _log.log(
+            logging.ERROR if is_withdrawn else logging.WARNING,
+            "%s address=%s num_requests=%d reason=%r",
+            "executor_withdrawn" if is_withdrawn else "executor_lost",
+            gone.address,
+            num_requests,
+            gone.why,
+        )
+        kind = audit_events.ExecutorWithdrawn if is_withdrawn else audit_events.ExecutorLost
+        self._audit.record(kind(gone.address, gone.epoch, num_requests))
+
+    def _engine_failed(self, failed: effects.EngineFailed) -> None:
+        _log.error(
+            "core_invariant_broken address=%s call=%s journal=%s",
+            failed.address,
+            failed.call,
+            self._journal.position,
+            exc_info=failed.error,
+        )
+
+
+def _finish_reason(request: Request) -> str:
+    if request.error is not None:
+        reason, _ = request.error
+        return reason
+    return _ABANDONED if request.finish_reason is None else request.finish_reason.value

@@ -1,0 +1,26 @@
+"""Turns for watchers, without a driver."""
+
+from __future__ import annotations
+
+from scheduler_service.callers.admission import Admission
+from scheduler_service.core.config import FleetConfig
+from scheduler_service.core.request import Request
+from scheduler_service.request_names import RequestName
+from scheduler_service.scheduler.effects import Effect
+from scheduler_service.scheduler.events import Event, RequestSubmitted, Tick
+from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.watching.turn import Submission, Turn
+
+_SCHEDULER = Scheduler(FleetConfig())
+
+
+def turn(*effects: Effect, event: Event | None = None, now_ns: int = 0) -> Turn:
+    """A turn of a scheduler that has no executors."""
+    return Turn.of(event or Tick(), effects, now_ns, _SCHEDULER)
+
+
+def submitted(request: Request, name: RequestName | None = None, now_ns: int = 0) -> Turn:
+    """The turn in which `request` comes. `name`: None for that of its id."""
+    admission = Admission(name or RequestName(request.request_id))
+    submission = Submission(admission, now_ns)
+    return Turn.of(RequestSubmitted(request), (), now_ns, _SCHEDULER, 0, submission)

@@ -1,0 +1,132 @@
+"""Audit log and log lines follow from turns alone."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from scheduler_service.audit import events as audit_events
+from scheduler_service.core.request import FinishReason, Request
+from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.journal.journal import NoJournal
+from scheduler_service.request_names import RequestName
+from scheduler_service.scheduler.effects import (
+    EngineFailed,
+    ExecutorGone,
+    ExecutorHealthChanged,
+    ExecutorServes,
+    HealthChange,
+    RequestFinished,
+    RequestQuarantined,
+)
+from scheduler_service.watching.operator_log import OperatorLog
+from tests.support.core.some_turns import submitted, turn
+from tests.support.fakes.listed_audit import ListedAudit
+
+ADDRESS = "executor:1"
+
+
+@pytest.fixture
+def audit() -> ListedAudit:
+    return ListedAudit()
+
+
+@pytest.fixture
+def log(audit: ListedAudit, caplog: pytest.LogCaptureFixture) -> OperatorLog:
+    caplog.set_level(logging.INFO, "scheduler_service")
+    return OperatorLog(audit, NoJournal())
+
+
+def gone(cause: LossCause, *, is_drained: bool = False) -> ExecutorGone:
+    return ExecutorGone(ADDRESS, 7, cause, "why", [], 1, is_drained=is_drained)
+
+
+@pytest.mark.parametrize(
+    ("effect", "event", "level"),
+    [
+        (
+            gone(LossCause.BLAMELESS, is_drained=True),
+            audit_events.ExecutorDrained(ADDRESS, 7),
+            logging.INFO,
+        ),
+        (gone(LossCause.DIED), audit_events.ExecutorLost(ADDRESS, 7, 0), logging.WARNING),
+        (gone(LossCause.BLAMELESS), audit_events.ExecutorLost(ADDRESS, 7, 0), logging.WARNING),
+        (
+            gone(LossCause.WITHDRAWN),
+            audit_events.ExecutorWithdrawn(ADDRESS, 7, 0),
+            logging.ERROR,
+        ),
+    ],
+)
+def test_operator_log_tells_how_an_executor_left_when_it_is_gone(
+    log: OperatorLog,
+    audit: ListedAudit,
+    caplog: pytest.LogCaptureFixture,
+    effect: ExecutorGone,
+    event: audit_events.AuditEvent,
+    level: int,
+) -> None:
+    log.see(turn(effect))
+
+    assert audit.events == [event]
+    (record,) = caplog.records
+    assert record.levelno == level
+    assert f"address={ADDRESS}" in record.getMessage()
+
+
+def test_operator_log_tells_the_epoch_when_an_executor_is_gone_in_the_turn_that_it_joined(
+    log: OperatorLog, audit: ListedAudit
+) -> None:
+    log.see(turn(ExecutorServes(ADDRESS), gone(LossCause.DIED)))
+
+    assert audit.events == [
+        audit_events.ExecutorRegistered(ADDRESS, 7, ""),
+        audit_events.ExecutorLost(ADDRESS, 7, 0),
+    ]
+
+
+def test_operator_log_tells_of_a_request_once_when_its_end_is_seen_twice(
+    log: OperatorLog, audit: ListedAudit
+) -> None:
+    request = Request.create("key", [1, 2], SamplingParams(max_tokens=5), arrival=1, seed=1)
+    log.see(submitted(request, RequestName("mine")))
+    log.see(turn(RequestQuarantined(request)))
+    request.finish_reason = FinishReason.LENGTH
+    log.see(turn(RequestFinished(request)))
+    log.see(turn(RequestFinished(request), RequestQuarantined(request)))
+
+    assert audit.events == [
+        audit_events.RequestAdmitted("", "", "mine", 2, 5, 1, "", ""),
+        audit_events.RequestQuarantined("", "mine"),
+        audit_events.RequestEnded("", "mine", "length", 0),
+    ]
+
+
+def test_operator_log_counts_only_tokens_that_were_computed_here_when_a_request_was_resumed(
+    log: OperatorLog, audit: ListedAudit
+) -> None:
+    request = Request.create(
+        "key", [1, 2], SamplingParams(max_tokens=5), arrival=1, seed=1, resume_token_ids=[[3, 4, 5]]
+    )
+    log.see(submitted(request))
+    log.see(turn(RequestFinished(request)))
+
+    assert audit.events[-1] == audit_events.RequestEnded("", "key", "abandoned", 0)
+
+
+def test_operator_log_tells_of_health_and_of_our_faults_when_they_change(
+    log: OperatorLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    fault = RuntimeError("a fault")
+    changes = [ExecutorHealthChanged(ADDRESS, change) for change in HealthChange]
+    log.see(turn(*changes, EngineFailed(ADDRESS, "apply", fault)))
+
+    *of_health, failed = caplog.records
+    assert [record.getMessage().split()[0] for record in of_health] == [
+        change.value for change in HealthChange
+    ]
+    assert failed.getMessage().startswith(f"core_invariant_broken address={ADDRESS} call=apply")
+    assert failed.exc_info is not None
+    assert failed.exc_info[1] is fault
