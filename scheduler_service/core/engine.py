@@ -327,6 +327,20 @@ class Engine:
             if plan is not None:
                 suspects.step_planned(plan.step_id, is_trial=turn.is_trial)
                 return plan
+        return None if self._in_flight else self._plan_any_trial(waiting)
+
+    def _plan_any_trial(self, waiting: QueueView) -> StepPlan | None:
+        """A trial of a running suspect that those before it keep waiting for want of room.
+
+        Else all would wait for ever, as it may be what holds that room.
+        """
+        suspects = self.placement.suspects
+        for request in suspects.running:
+            with suspects.trial_of(request):
+                plan = self._plan(waiting)
+            if plan is not None:
+                suspects.step_planned(plan.step_id, is_trial=True)
+                return plan
         return None
 
     def _plan(self, waiting: QueueView) -> StepPlan | None:

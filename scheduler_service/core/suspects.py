@@ -115,6 +115,20 @@ class Suspects:
             self._on_trial = None
 
     @property
+    def running(self) -> list[Request]:
+        """Suspects that run, in the order in which they are tried."""
+        return [request for request in self._requests.values() if _is_running(request)]
+
+    @contextmanager
+    def trial_of(self, request: Request) -> Iterator[None]:
+        """A step is planned with this suspect alone."""
+        self._on_trial = frozenset({request.request_id})
+        try:
+            yield
+        finally:
+            self._on_trial = None
+
+    @property
     def is_planning_trial(self) -> bool:
         """Whether the step that is being planned is a trial."""
         return self._on_trial is not None

@@ -89,3 +89,15 @@ def test_journal_is_the_same_when_somebody_watches(
             journal.close()
             journals.append(path.read_bytes())
         assert journals[0] == journals[1]
+
+
+def test_all_requests_end_when_suspects_wait_for_room_that_others_of_them_hold(
+    tmp_path: Path,
+) -> None:
+    journal = FileJournal(tmp_path / "scheduler.journal", 2**26)
+    # The first of several suspects was preempted, and the first that runs lacks a block.
+    run = RandomRun(journal, run_config(queue_policy="priority"), seed=9)
+    run.run(150)
+    journal.close()
+
+    assert not run.scheduler.places
