@@ -319,6 +319,7 @@ class Engine:
         suspects = self.placement.suspects
         if suspects.is_trial_in_flight:
             return None
+        num_suspects = len(suspects)
         for turn in suspects.turns:
             if turn.is_trial and self._in_flight:
                 return None
@@ -327,6 +328,9 @@ class Engine:
             if plan is not None:
                 suspects.step_planned(plan.step_id, is_trial=turn.is_trial)
                 return plan
+        if len(suspects) < num_suspects:
+            # The one whose turn it was has ended, for want of time, say.
+            return self._plan_in_turn(waiting) if suspects else self._plan(waiting)
         return None if self._in_flight else self._plan_any_trial(waiting)
 
     def _plan_any_trial(self, waiting: QueueView) -> StepPlan | None:
