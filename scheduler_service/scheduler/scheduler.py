@@ -657,6 +657,9 @@ class Scheduler:
             elif self._is_dispatch_due:
                 self._is_dispatch_due = False
                 self._dispatch()
+                if self._quarantine.num_waiting and not self._quarantine.is_holding:
+                    # It has outgrown all executors, or else it would be at one by now.
+                    self._end_unfitting()
             else:
                 break
         for executor in list(self._draining.values()):
