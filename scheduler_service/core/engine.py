@@ -370,6 +370,7 @@ class Engine:
         suspects = self.placement.suspects
         if suspects.is_trial_in_flight:
             return None
+        num_suspects = len(suspects)
         for turn in suspects.turns:
             if turn.is_trial and self._in_flight:
                 return None
@@ -377,6 +378,23 @@ class Engine:
                 plan = self._plan(waiting)
             if plan is not None:
                 suspects.step_planned(plan.step_id, is_trial=turn.is_trial)
+                return plan
+        if len(suspects) < num_suspects:
+            # The one whose turn it was has ended, for want of time, say.
+            return self._plan_in_turn(waiting) if suspects else self._plan(waiting)
+        return None if self._in_flight else self._plan_any_trial(waiting)
+
+    def _plan_any_trial(self, waiting: Waiting) -> StepPlan | None:
+        """A trial of a running suspect that those before it keep waiting for want of room.
+
+        Else all would wait for ever, as it may be what holds that room.
+        """
+        suspects = self.placement.suspects
+        for request in suspects.running:
+            with suspects.trial_of(request):
+                plan = self._plan(waiting)
+            if plan is not None:
+                suspects.step_planned(plan.step_id, is_trial=True)
                 return plan
         return None
 

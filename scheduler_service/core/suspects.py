@@ -49,8 +49,8 @@ class Suspects:
         # Steps of others since the last trial, while there were suspects.
         self._num_others = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._requests)
+    def __len__(self) -> int:
+        return len(self._requests)
 
     # -- who is one ----------------------------------------------------------------------------
 
@@ -109,6 +109,20 @@ class Suspects:
     def turn(self, turn: Turn) -> Iterator[None]:
         """A step of this kind is planned; `may_run` says who may be in it."""
         self._on_trial = self._choose(turn) if turn.is_trial else None
+        try:
+            yield
+        finally:
+            self._on_trial = None
+
+    @property
+    def running(self) -> list[Request]:
+        """Suspects that run, in the order in which they are tried."""
+        return [request for request in self._requests.values() if _is_running(request)]
+
+    @contextmanager
+    def trial_of(self, request: Request) -> Iterator[None]:
+        """A step is planned with this suspect alone."""
+        self._on_trial = frozenset({request.request_id})
         try:
             yield
         finally:

@@ -23,7 +23,7 @@ from splitserve.scheduler.v1 import journal_pb2 as journal
 JOURNAL_VERSION = 3
 # A segment ends here, so that an event that comes when it is nearly full still has room.
 _FULL_RATIO = 7 / 8
-_EVENTS_BETWEEN_FLUSHES = 256
+_EVENTS_BETWEEN_FLUSHES = 64
 
 _log = logging.getLogger(__name__)
 

@@ -748,6 +748,9 @@ class Scheduler:
             elif self._has_changed:
                 self._has_changed = False
                 self._place_isolated()
+                if self._quarantine.num_waiting and not self._quarantine.is_holding:
+                    # It has outgrown all executors, or else it would be at one by now.
+                    self._end_unfitting()
                 self._awake.update(self._idle)
             else:
                 break

@@ -101,7 +101,7 @@ class SamplingDecoder:
 
     def decode(self, message: api.SamplingParams) -> SamplingParams:
         """As `decode_sampling_params`; equal messages may give the same object."""
-        if message.HasField("seed") or message.ByteSize() > _MAX_KEPT_BYTES:
+        if message.HasField("seed") or _has_parts(message) or message.ByteSize() > _MAX_KEPT_BYTES:
             return decode_sampling_params(message)
         data = message.SerializeToString()
         params = self._known.get(data)
@@ -111,6 +111,17 @@ class SamplingDecoder:
                 self._known.clear()
             self._known[data] = params
         return params
+
+
+def _has_parts(message: api.SamplingParams) -> bool:
+    """Whether it has lists or texts of unchecked length: even to ask for their size copies them."""
+    return bool(
+        message.logit_bias
+        or message.stop_token_ids
+        or message.allowed_token_ids
+        or message.bad_words_token_ids
+        or message.HasField("grammar")
+    )
 
 
 def _check_kind(grammar: api.Grammar) -> None:

@@ -148,18 +148,14 @@ class OperatorLog:
             _log.info("executor_drained address=%s", gone.address)
             self._audit.record(audit_events.ExecutorDrained(gone.address, gone.epoch))
             return
-        is_withdrawn = gone.cause is LossCause.WITHDRAWN
-        num_requests = len(gone.requests)
-        _log.log(
-            logging.ERROR if is_withdrawn else logging.WARNING,
-            "%s address=%s num_requests=%d reason=%r",
-            "executor_withdrawn" if is_withdrawn else "executor_lost",
-            gone.address,
-            num_requests,
-            gone.why,
-        )
-        kind = audit_events.ExecutorWithdrawn if is_withdrawn else audit_events.ExecutorLost
-        self._audit.record(kind(gone.address, gone.epoch, num_requests))
+        told = gone.address, len(gone.requests), gone.why
+        if gone.cause is LossCause.WITHDRAWN:
+            _log.error("executor_withdrawn address=%s num_requests=%d reason=%r", *told)
+            withdrawn = audit_events.ExecutorWithdrawn(gone.address, gone.epoch, len(gone.requests))
+            self._audit.record(withdrawn)
+            return
+        _log.warning("executor_lost address=%s num_requests=%d reason=%r", *told)
+        self._audit.record(audit_events.ExecutorLost(gone.address, gone.epoch, len(gone.requests)))
 
     def _engine_failed(self, failed: effects.EngineFailed) -> None:
         _log.error(

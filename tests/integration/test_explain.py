@@ -105,7 +105,7 @@ async def test_explain_tells_the_same_of_a_journal_when_no_scheduler_runs() -> N
     assert (code, text.startswith(f"request {preempted}")) == (0, True)
     assert "preempted" in text
     assert (await explain(preempted, f"--journal={REPLAYED}")) == (code, text)
-    assert "for what a request waited that none of them had is not in it" in text
+    assert "what happened before is not in it" in text
     code, text = await explain("nobody", f"--journal={REPLAYED}")
     assert (code, "none of those that were refused" in text) == (1, True)
 

@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -89,3 +90,32 @@ def test_journal_is_the_same_when_somebody_watches(
             journal.close()
             journals.append(path.read_bytes())
         assert journals[0] == journals[1]
+
+
+@pytest.mark.parametrize(
+    ("seed", "num_turns", "options"),
+    [
+        # The first of several suspects was preempted, and the first that runs lacks a block.
+        (9, 150, {"queue_policy": "priority"}),
+        # The first of several suspects ends when it has its turn, as its deadline is past.
+        (
+            1117,
+            100,
+            {
+                "queue_policy": "deadline",
+                "preemption_mode": PreemptionMode.RECOMPUTE,
+                "num_device_blocks": 60,
+                "max_run_ahead": 4,
+            },
+        ),
+    ],
+)
+def test_all_requests_end_when_suspects_wait_for_each_other(
+    tmp_path: Path, seed: int, num_turns: int, options: dict[str, object]
+) -> None:
+    journal = FileJournal(tmp_path / "scheduler.journal", 2**26)
+    run = RandomRun(journal, run_config(**options), seed)
+    run.run(num_turns)
+    journal.close()
+
+    assert not run.scheduler.places

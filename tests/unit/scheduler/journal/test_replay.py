@@ -30,10 +30,14 @@ ROOT = Path(__file__).resolve().parents[4]
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A journal of two executors, with all that can happen to them."""
-    path = tmp_path_factory.mktemp("journal") / "scheduler.journal"
+    """A journal of two executors, and of much that can happen to them."""
+    return record(tmp_path_factory.mktemp("journal") / "scheduler.journal", seed=5)
+
+
+def record(path: Path, seed: int) -> Path:
+    """Records two executors in `path`."""
     journal = open_file(path)
-    RandomRun(journal, run_config(queue_policy="priority"), seed=5).run(150)
+    RandomRun(journal, run_config(queue_policy="priority"), seed=seed).run(150)
     journal.close()
     return path
 
@@ -44,10 +48,11 @@ def difference_of(path: Path) -> Difference:
     return difference
 
 
-def test_replay_is_identical_when_nothing_has_changed(recorded: Path) -> None:
-    report = replay(recorded)
+def test_replay_is_identical_when_nothing_has_changed(tmp_path: Path) -> None:
+    path = record(tmp_path / "everything.journal", seed=2)
+    report = replay(path)
 
-    entries = list(SegmentReader(recorded))
+    entries = list(SegmentReader(path))
     events = [entry.WhichOneof("event") for entry in entries]
     effects = {effect.WhichOneof("effect") for entry in entries for effect in entry.effects}
     assert set(events) == names_in("event") - {"scheduler_checkpoint"}
