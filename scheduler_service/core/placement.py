@@ -130,7 +130,7 @@ class Placement:
     # -- transitions ---------------------------------------------------------------------------
 
     def adopt(self, request: Request) -> None:
-        """Takes a suspect, to be tried apart: it is here without a row, as a preempted request."""
+        """Adds a suspect as a preempted request, without a row; it is tried apart from others."""
         self._accept(request)
         self._move(request, RequestStatus.PREEMPTED)
 
@@ -222,7 +222,7 @@ class Placement:
         self.ended.append(request)
 
     def remove(self, request: Request) -> None:
-        """Takes everything from a request, in whatever state it is; nobody is told of it.
+        """Frees rows and blocks of a request, in any state, without reporting an end.
 
         A request that has not begun is removed from the waiting queue.
         """

@@ -131,7 +131,7 @@ class Scheduler:
         self._wakes_at_ns: int | None = None
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
-        """Learns of `event`, at a time that never goes back; returns what is to be done, in order.
+        """Handles `event` at `now_ns`, which never decreases; returns effects in order.
 
         Raises ValueError for an executor whose configuration makes no sense; then nothing changed.
         """
@@ -188,17 +188,17 @@ class Scheduler:
 
     @property
     def num_queued(self) -> int:
-        """Of these, those in the queue."""
+        """Requests in the waiting queue."""
         return len(self._queue)
 
     @property
     def num_quarantined(self) -> int:
-        """Of these, those that executors may have died of."""
+        """Requests in quarantine that no executor has."""
         return self._quarantine.num_waiting
 
     @property
     def num_unfitting(self) -> int:
-        """Of these, those that no executor that takes requests could ever run."""
+        """Waiting requests that fit no executor that takes requests."""
         engines = [executor.engine for executor in self.taking_requests]
         # Whoever waits in quarantine begins at once wherever it fits, or waits for an executor.
         num_isolated = 0 if self._quarantine.is_holding else self._quarantine.num_waiting
@@ -218,7 +218,7 @@ class Scheduler:
 
     @property
     def largest_config(self) -> SchedulerConfig | None:
-        """Of the connected executor that takes the longest sequences, or of the last to join."""
+        """Configuration of the connected executor with the longest `max_len`, else of the last."""
         return max(self._connected, key=lambda config: config.max_len, default=self._last_config)
 
     @property
@@ -240,7 +240,7 @@ class Scheduler:
         return self._queue.first(self.now_ns, limit)
 
     def heads(self) -> list[tuple[Request, list[tuple[str, str]]]]:
-        """The first of the queue, each with (address, what keeps it from that executor)."""
+        """First requests of the queue, each with (address, blocker) of executors."""
         addresses: dict[Host, str] = {each.engine: each.address for each in self.taking_requests}
 
         def named(hindrances: Hindrances) -> list[tuple[str, str]]:
@@ -350,7 +350,7 @@ class Scheduler:
         self._wake(executor)
 
     def _executor_takes_requests(self) -> None:
-        """An executor is new, or takes requests again."""
+        """Reacts to an executor that is new, or takes requests again."""
         self._health.executor_changed()
         if self.num_unfitting:
             self._end_unfitting()
@@ -431,7 +431,7 @@ class Scheduler:
     def _take_over(
         self, executor: ExecutorState, requests: Sequence[Request], cause: LossCause
     ) -> None:
-        """Takes back what an executor had that is gone."""
+        """Requeues, quarantines or ends the requests of an executor that is gone."""
         # The owners of others are gone.
         lost = [request for request in requests if self._runs_at(executor, request.request_id)]
         verdict = self._quarantine.executor_lost(lost, self._loss(executor, cause))
@@ -447,7 +447,7 @@ class Scheduler:
         self._is_dispatch_due = True
 
     def _expect(self, config: SchedulerConfig) -> None:
-        """Keeps requests waiting for an executor like the one that left."""
+        """Records that an executor with `config` is expected back."""
         kept = [each for each in self._expected if each.config != config]
         until_ns = self.now_ns + round(self._config.executor_return_s * 1e9)
         self._expected = [*kept, _Expected(config, until_ns)]
