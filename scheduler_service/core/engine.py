@@ -280,10 +280,17 @@ class Engine:
         """
         self._check_open()
         self._is_closed = True
-        in_flight = {
-            request for plan in self._in_flight for request in self._losses.requests_of(plan)
-        }
-        return evacuate(self.placement, in_flight)
+        return evacuate(self.placement, self.requests_in_flight)
+
+    @property
+    def requests_in_flight(self) -> set[str]:
+        """Requests that steps in flight compute, even if they have left since."""
+        gone = {part.request_id for part in self.placement.departures.table_parts}
+        return gone.union(
+            request.request_id
+            for plan in self._in_flight
+            for request in self._losses.requests_of(plan)
+        )
 
     def take_ended(self) -> StepEvents:
         """Returns what has ended since the last call or `apply`, by a decision."""

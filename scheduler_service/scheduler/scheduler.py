@@ -7,7 +7,7 @@ queue, in quarantine, among those to be retried, or at the engine of one executo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeVar, assert_never
 
@@ -439,6 +439,9 @@ class Scheduler:
         self._take_back(executor, lost)
         for request in verdict.released:
             self._queue.push(request)
+        for request in verdict.failed:
+            if request.request_id in self.places:
+                self._end(request)  # it was recalled from the executor
         for place in [left for left in self.places.values() if left.executor is executor]:
             # An engine so broken that it could not even give this one back, or say how it ended.
             if place.request.error is None:
@@ -476,7 +479,12 @@ class Scheduler:
 
     def _loss(self, executor: ExecutorState, cause: LossCause) -> Loss:
         num_living = len(self.taking_requests) + 1
-        return Loss(cause, executor.life, self.now_ns, executor.has_answered, num_living)
+        loss = Loss(cause, executor.life, self.now_ns, executor.has_answered, num_living)
+        if cause.says_nothing:
+            return loss
+        engine = executor.engine
+        in_flight, num_steps = engine.requests_in_flight, max(1, engine.num_in_flight)
+        return replace(loss, in_flight=in_flight, num_steps=num_steps)
 
     def _take_back(self, executor: ExecutorState, requests: Iterable[Request]) -> None:
         for request in sorted(requests, key=lambda moved: moved.arrival):
