@@ -47,7 +47,7 @@ class ClusterConfig:
 
     @property
     def fleet(self) -> FleetConfig:
-        """The part that is about all executors together."""
+        """Settings of the waiting queue, quarantine and executors that are expected back."""
         return FleetConfig(
             queue_policy=self.policies.queue_policy,
             tenant_weights=self.policies.tenant_weights,

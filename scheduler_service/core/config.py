@@ -47,7 +47,7 @@ class PreemptionMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """How requests wait and move among executors.
+    """Settings of the scheduler that concern all executors: queue, quarantine, returns.
 
     `max_num_waiting`: places in the queue for each executor. `max_executor_losses`: executors lost
     in succession, after which a request of their steps is quarantined. `executor_return_s`: how

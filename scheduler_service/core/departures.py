@@ -16,9 +16,11 @@ from scheduler_service.core.request import Sequence
 class TablePart:
     """Blocks that a stay in a row has or had: from `first_index` of its table on, and cross blocks.
 
-    `last_step_id`: the latest step that had the row with these blocks.
+    `request_id`: of the request that had the row. `last_step_id`: the latest step that had the row
+    with these blocks.
     """
 
+    request_id: str
     stay_id: int
     first_index: int
     blocks: Items[int]

@@ -72,7 +72,7 @@ class Engine:
 
     @property
     def config(self) -> SchedulerConfig:
-        """What its executor is, and how it schedules."""
+        """Configuration of the engine and limits of its executor."""
         return self._config
 
     @property
@@ -148,7 +148,7 @@ class Engine:
 
     @property
     def unfinished_request_ids(self) -> list[str]:
-        """Requests it has, in the order in which they first began here."""
+        """Ids of unfinished requests, in the order in which they first began here."""
         return list(self.placement.requests)
 
     @property
@@ -168,12 +168,12 @@ class Engine:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a request was preempted."""
+        """Number of preemptions so far."""
         return self.placement.tally.num_preemptions
 
     @property
     def draft_totals(self) -> DraftTotals:
-        """What came of guesses of tokens."""
+        """Counts of steps with draft tokens, and of draft tokens verified and accepted."""
         return self._planner.draft_totals
 
     @property
@@ -214,7 +214,7 @@ class Engine:
 
     @property
     def is_behind(self) -> bool:
-        """Whether `plan_step` has left ends for the next time, even if it found nothing to compute.
+        """Whether overdue requests are left for the next `plan_step` to end.
 
         Requests end late in portions, so that no step waits for all of them.
         """
@@ -222,7 +222,7 @@ class Engine:
 
     @property
     def ask_again_at_ns(self) -> int | None:
-        """When `plan_step` is to be asked again though nothing happens; None if that is no use.
+        """Time in ns at which `plan_step` may find work without another event; None for never.
 
         All there was to do is to ask rows whose grammar was not compiled a moment ago.
         """
@@ -248,7 +248,7 @@ class Engine:
         return fits(request, self._config)
 
     def recompute_ns(self, num_tokens: int) -> int:
-        """Returns what computing so many tokens takes here; 0 if that is not known yet."""
+        """Returns the estimated time in ns to compute `num_tokens`; 0 before any measurement."""
         return self._costs.recompute_ns(num_tokens)
 
     def move_ns(self, num_blocks: int) -> int:
@@ -302,7 +302,7 @@ class Engine:
             self.placement.adopt(request)
 
     def abort(self, request_id: str) -> Request | None:
-        """Ends a request in whatever state it is; None if there is no such request here."""
+        """Aborts a request, running or preempted, and returns it; None for an unknown id."""
         self._check_open()
         request = self.placement.requests.get(request_id)
         if request is not None:
@@ -310,7 +310,7 @@ class Engine:
         return request
 
     def withdraw(self, request_id: str) -> Request | None:
-        """Gives a request away in whatever state it is; None if there is no such request here.
+        """Removes a request, running or preempted, so that it can move; None for an unknown id.
 
         What is returned is a copy as `evacuate` returns them, and nobody is to blame: no loss is
         counted. What steps in flight bring the request is dropped; it is computed again.
@@ -331,10 +331,17 @@ class Engine:
         """
         self._check_open()
         self._is_closed = True
-        in_flight = {
-            request for plan in self._in_flight for request in self._losses.requests_of(plan)
-        }
-        return evacuate(self.placement, in_flight)
+        return evacuate(self.placement, self.requests_in_flight)
+
+    @property
+    def requests_in_flight(self) -> set[str]:
+        """Requests that steps in flight compute, even if they have left since."""
+        gone = {part.request_id for part in self.placement.departures.table_parts}
+        return gone.union(
+            request.request_id
+            for plan in self._in_flight
+            for request in self._losses.requests_of(plan)
+        )
 
     def take_ended(self) -> StepEvents:
         """Returns what has ended since the last call or `apply`, by a decision."""
@@ -348,7 +355,7 @@ class Engine:
     # -- steps -------------------------------------------------------------------------------------
 
     def plan_step(self, waiting: Waiting) -> StepPlan | None:
-        """Returns the next step; None if there is nothing to compute now.
+        """Plans the next step; returns None if no row has anything to compute.
 
         Begins requests of `waiting`, in its order, as far as there is room.
         """
@@ -366,7 +373,10 @@ class Engine:
         return plan
 
     def _plan_in_turn(self, waiting: Waiting) -> StepPlan | None:
-        """A trial of suspects, for which nothing else is in flight, or a step of all others."""
+        """Plans a trial of suspects, or a step of all other requests.
+
+        A trial is planned only while no other step is in flight.
+        """
         suspects = self.placement.suspects
         if suspects.is_trial_in_flight:
             return None
@@ -385,7 +395,7 @@ class Engine:
         return None if self._in_flight else self._plan_any_trial(waiting)
 
     def _plan_any_trial(self, waiting: Waiting) -> StepPlan | None:
-        """A trial of a running suspect that those before it keep waiting for want of room.
+        """Plans a trial of any running suspect, where suspects before it lack blocks.
 
         Else all would wait for ever, as it may be what holds that room.
         """

@@ -82,11 +82,11 @@ class ParamsSets:
         self.num_running_bytes = sum(each.num_bytes for each in sets if each.num_running)
 
     def find(self, params_set: ParamsSet) -> ParamsSet | None:
-        """Returns the set that one like `params_set` would become part of; None if it is new."""
+        """Returns the known set that equals `params_set`; None if there is none."""
         return self._sets.get(params_set.key)
 
     def take(self, params_set: ParamsSet) -> ParamsSet:
-        """Returns the set of one more request: an equal one that is here already, or this one."""
+        """Counts one more request of a set; returns the known equal set, or this one."""
         found = self._sets.setdefault(params_set.key, params_set)
         found.num_requests += 1
         return found

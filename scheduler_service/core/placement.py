@@ -130,7 +130,7 @@ class Placement:
     # -- transitions ---------------------------------------------------------------------------
 
     def adopt(self, request: Request) -> None:
-        """Takes a suspect, to be tried apart: it is here without a row, as a preempted request."""
+        """Adds a suspect as a preempted request, without a row; it is tried apart from others."""
         self._accept(request)
         self._move(request, RequestStatus.PREEMPTED)
 
@@ -222,7 +222,7 @@ class Placement:
         self.ended.append(request)
 
     def remove(self, request: Request) -> None:
-        """Takes everything from a request, in whatever state it is; nobody is told of it.
+        """Frees rows and blocks of a request, in any state, without reporting an end.
 
         A request that has not begun is removed from the waiting queue.
         """
@@ -247,12 +247,13 @@ class Placement:
 
     def table_part(self, row_id: int) -> TablePart:
         """What a row has now."""
-        rows = self.rows
+        rows, request = self.rows, self.rows.sequence(row_id).request
         return TablePart(
+            request.request_id,
             int(rows.stay_ids[row_id]),
             int(rows.num_released[row_id]),
             rows.held_blocks(row_id),
-            tuple(rows.sequence(row_id).request.cross_blocks),
+            tuple(request.cross_blocks),
             int(rows.last_step_id[row_id]),
         )
 
@@ -269,8 +270,9 @@ class Placement:
         for row_id, stay_id, start, count, step_id in each:
             first, end = end, end + count
             if step_id > self.last_answered_step_id:
-                cross_blocks = tuple(rows.sequence(row_id).request.cross_blocks)
-                part = TablePart(stay_id, start, blocks[first:end], cross_blocks, step_id)
+                request, freed = rows.sequence(row_id).request, blocks[first:end]
+                cross_blocks = tuple(request.cross_blocks)
+                part = TablePart(request.request_id, stay_id, start, freed, cross_blocks, step_id)
                 self.departures.table_parts.append(part)
 
     # -- pending blocks ------------------------------------------------------------------------

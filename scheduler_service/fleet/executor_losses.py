@@ -44,7 +44,8 @@ class Loss:
     """One executor is lost.
 
     `life`: which one; the same one may come back. `has_answered`: a step, since it came (back).
-    `num_living`: executors that took requests before, with this one.
+    `num_living`: executors that took requests before, with this one. `in_flight`: requests computed
+    by its `num_steps` steps in flight, even if they had left it.
     """
 
     cause: LossCause
@@ -52,6 +53,8 @@ class Loss:
     now_ns: int
     has_answered: bool
     num_living: int = 1
+    in_flight: Collection[str] = ()
+    num_steps: int = 1
 
 
 @dataclass(slots=True)

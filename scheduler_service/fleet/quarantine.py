@@ -69,7 +69,10 @@ class Quarantine:
         self._held_until_ns = 0
 
     def executor_lost(self, requests: Iterable[Request], loss: Loss) -> Verdict:
-        """Judges what an executor had that was lost. Mutates the requests that it names."""
+        """Judges what an executor had that was lost. Mutates the requests that it names.
+
+        Who was recalled from it too late is accused as well; it is not among `requests`.
+        """
         verdict = Verdict()
         requests = list(requests)
         for request in requests:
@@ -80,15 +83,18 @@ class Quarantine:
         if loss.cause.says_nothing:
             return verdict
         in_flight = [r for r in requests if r.was_in_flight and not r.is_finished]
+        names = {request.request_id for request in in_flight}.union(loss.in_flight)
+        come_back = {request.request_id for request in requests}
+        recalled = [name for name in sorted(names - come_back) if self._keeps(name)]
+        in_flight += [self._isolated[name].request for name in recalled]
         accused = [r for r in in_flight if not self._losses_of(r).is_repeated(loss)]
         if in_flight and not accused:
             return verdict
-        self._fleet.add(loss, frozenset(request.request_id for request in in_flight))
+        self._fleet.add(loss, frozenset(names))
         num_until_isolated = self._num_until_isolated(loss)
         for request in accused:
-            self._note_loss(request, loss, is_alone=len(in_flight) == 1)
-            self._judge(request, verdict, loss.now_ns, num_until_isolated)
-        come_back = {request.request_id for request in requests}
+            self._note_loss(request, loss, is_alone=len(names) == 1)
+            self._judge(request, verdict, loss, num_until_isolated)
         excused = self._release()
         verdict.released = [r for r in excused if r.request_id not in come_back]
         # Who was isolated a moment ago was never tried.
@@ -111,18 +117,19 @@ class Quarantine:
         losses.add(self._fleet.num_losses, loss, _num_output_tokens(request), is_alone=is_alone)
 
     def _judge(
-        self, request: Request, verdict: Verdict, now_ns: int, num_until_isolated: int
+        self, request: Request, verdict: Verdict, loss: Loss, num_until_isolated: int
     ) -> None:
         """Fails or isolates a request after a loss, or leaves it among others."""
         request_id = request.request_id
         losses = self._losses_of(request)
         is_isolated = self._is_isolated(request_id)
-        if self._is_guilty(request_id, losses, now_ns):
-            self._fail(request, losses, now_ns)
+        if self._is_guilty(request_id, losses, loss.now_ns):
+            self._fail(request, losses, loss.now_ns)
             verdict.failed.append(request)
         elif len(losses.in_succession) >= num_until_isolated:
+            # It may have come further than was heard: a token with each step in flight.
             least = losses.num_trials if is_isolated else 2 * losses.num_trials
-            losses.num_trials = max(losses.num_gained + 1, least)
+            losses.num_trials = max(losses.num_gained + loss.num_steps, least)
             request.trial_size, request.num_trials_left = 1, losses.num_trials
             self._isolated[request_id] = _Isolated(request)
             if not is_isolated:
@@ -169,7 +176,10 @@ class Quarantine:
 
     def holds(self, request: Request) -> bool:
         """Whether a request that no host has waits here, and nowhere else."""
-        isolated = self._isolated.get(request.request_id)
+        return self._keeps(request.request_id)
+
+    def _keeps(self, request_id: str) -> bool:
+        isolated = self._isolated.get(request_id)
         return isolated is not None and isolated.host is None
 
     @property

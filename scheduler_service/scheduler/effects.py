@@ -14,7 +14,7 @@ from scheduler_service.fleet.executor_losses import LossCause
 
 
 class MoveReason(Enum):
-    """Why a request left an executor that is still there, before it ended."""
+    """Reason for which an unfinished request leaves an executor that stays."""
 
     BEGINS_SOONER_ELSEWHERE = "begins_sooner_elsewhere"
     DRAINED = "drained"
@@ -68,7 +68,7 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True)
 class RequestAssigned:
-    """A request was given to the executor, which begins it as soon as it can."""
+    """Assigns a request to the executor at `address`, which begins it when it has room."""
 
     request: Request
     address: str
@@ -77,7 +77,7 @@ class RequestAssigned:
 
 @dataclass(frozen=True, slots=True)
 class RequestMoved:
-    """A request left the executor and waits for one again."""
+    """Returns a request from the executor at `address` to the waiting queue or quarantine."""
 
     request: Request
     address: str
@@ -108,14 +108,14 @@ class RequestBlamed:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorServes:
-    """The executor gets requests from now on."""
+    """Announces that the executor serves requests."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorHealthChanged:
-    """What is known of the executor's health has changed."""
+    """Reports a change of the executor's health or circuit breaker."""
 
     address: str
     change: HealthChange

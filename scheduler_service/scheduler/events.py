@@ -60,7 +60,7 @@ class ExecutorDoubted:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDraining:
-    """The executor is to finish what it runs, and to get nothing new."""
+    """An operator, or the executor, began a drain: running requests finish, no new ones begin."""
 
     address: str
 
@@ -102,7 +102,7 @@ class StepCompleted:
 
 @dataclass(frozen=True, slots=True)
 class TenantsWeighed:
-    """Tenants have other weights from now on; one that is not named has 1."""
+    """An operator changed the weights of tenants; an unnamed tenant has weight 1."""
 
     weights: Mapping[str, float]
 

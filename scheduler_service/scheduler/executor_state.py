@@ -16,7 +16,7 @@ Life: TypeAlias = tuple[str, int]
 
 @dataclass(slots=True, eq=False)
 class ExecutorState:
-    """An executor: its engine, and whether it may be given requests.
+    """State of one executor: its engine, and flags that decide whether it gets requests.
 
     `epoch` identifies the life of its process at `address`. `num_credits`: steps that may be in
     flight at once. `is_withdrawn`: its circuit breaker is open, so it gets probes only.

@@ -49,7 +49,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What is known of the executor's health has changed; its flags say so already."""
+    """Report a change of health; the flags of the executor have the new values already."""
 
     executor: ExecutorState
     change: HealthChange
@@ -60,7 +60,7 @@ HealthAction: TypeAlias = Withdraw | Probe | Changed
 
 @dataclass(slots=True)
 class Judgement:
-    """What follows from a result. The requests are still at their executor.
+    """Decision about the result of a step. The requests are still at their executor.
 
     `moves`: requests that are to be tried on another executor. `num_suspects`: of how many requests
     the step failed as a whole, 0 if it did not. `failed_probe`: the probe that failed with it.
@@ -129,7 +129,7 @@ class ExecutorHealth:
         return True
 
     def judge(self, executor: ExecutorState, outcome: StepOutcome) -> Judgement | None:
-        """Looks at a result before the engine does; None if nothing follows from it.
+        """Judges a result before the engine learns from it; returns None for a healthy result.
 
         Raises ContractBroken.
         """
@@ -163,7 +163,7 @@ class ExecutorHealth:
         return judgement
 
     def _says_nothing(self, executor: ExecutorState, outcome: StepOutcome) -> bool:
-        """Whether all rows did well, and no failure is to be explained by that."""
+        """Returns whether all rows succeeded while no earlier failure awaits an explanation."""
         is_well = outcome.status is StepStatus.OK and outcome.row_statuses is None
         return is_well and not executor.is_failing and self._breakers.is_quiet(executor.life)
 
@@ -182,7 +182,7 @@ class ExecutorHealth:
         ]
 
     def _can_move(self, request: Request, executor: ExecutorState) -> bool:
-        """Whether the request has another executor to try, and has not tried too many."""
+        """Returns whether another executor can try the request, within the limit of executors."""
         if len(self._breakers.failed_at(request.request_id)) >= MAX_EXECUTORS_PER_REQUEST:
             return False
         return any(
@@ -196,7 +196,7 @@ class ExecutorHealth:
     # -- what follows --------------------------------------------------------------------------
 
     def act(self, now_ns: int) -> Iterator[HealthAction]:
-        """What is to be done now, each of which the caller does before it asks for the next."""
+        """Yields the actions due now; the caller performs each before it asks for the next."""
         self.is_due = False
         for executor in self._take_recovered():
             if executor.is_failing and not executor.is_withdrawn:
@@ -321,7 +321,7 @@ class ExecutorHealth:
             yield from self._withdraw(executor, now_ns, why)
 
     def _find_well(self, executor: ExecutorState) -> ExecutorState | None:
-        """Another executor that does well, on which the probe can be tried."""
+        """Finds a healthy executor, other than `executor`, on which to try the probe."""
         for other in self._executors.values():
             is_well = other.takes_requests and not self._breakers.is_suspected(other.life)
             if other is not executor and is_well:

@@ -15,7 +15,7 @@ MESSAGE = "a fault of the scheduler; its log has the details"
 
 @dataclass(slots=True)
 class Rescued:
-    """Requests of an engine that is given up.
+    """Requests recovered from an engine that is closed.
 
     Those that are not finished are ready for another engine. `faults`: calls of the engine that
     raised meanwhile, with what they raised.

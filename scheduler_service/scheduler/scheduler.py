@@ -7,7 +7,7 @@ queue, in quarantine, among those to be retried, or at the engine of one executo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar, assert_never
@@ -144,7 +144,7 @@ class Scheduler:
         self._wakes_at_ns: int | None = None
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
-        """Learns of `event`, at a time that never goes back; returns what is to be done, in order.
+        """Handles `event` at `now_ns`, which never decreases; returns effects in order.
 
         Raises ValueError for an executor whose configuration makes no sense; then nothing changed.
         """
@@ -202,17 +202,17 @@ class Scheduler:
 
     @property
     def num_queued(self) -> int:
-        """Of these, those in the queue."""
+        """Requests in the waiting queue."""
         return len(self.queue)
 
     @property
     def num_quarantined(self) -> int:
-        """Of these, those that executors may have died of."""
+        """Requests in quarantine that no executor has."""
         return self._quarantine.num_waiting
 
     @property
     def num_unfitting(self) -> int:
-        """Of these, those that no executor that takes requests could ever run."""
+        """Waiting requests that fit no executor that takes requests."""
         # Whoever waits in quarantine begins at once wherever it fits, or waits for an executor.
         num_isolated = 0 if self._quarantine.is_holding else self._quarantine.num_waiting
         self._routing.keep(self.taking_requests)
@@ -237,7 +237,7 @@ class Scheduler:
 
     @property
     def largest_config(self) -> SchedulerConfig | None:
-        """Of the connected executor that takes the longest sequences, or of the last to join."""
+        """Configuration of the connected executor with the longest `max_len`, else of the last."""
         return max(self._connected, key=lambda config: config.max_len, default=self._last_config)
 
     @property
@@ -259,7 +259,7 @@ class Scheduler:
         return list(islice(self.queue.candidates(), limit))
 
     def heads(self) -> list[tuple[Request, list[tuple[str, str]]]]:
-        """The first of the queue, each with (address, what keeps it from that executor)."""
+        """First requests of the queue, each with (address, blocker) of executors."""
         executors = self.taking_requests[:_MAX_HEAD_EXECUTORS]
         return [
             (request, [(e.address, self.obstacle(request, e).value) for e in executors])
@@ -377,7 +377,7 @@ class Scheduler:
         self._wake(executor)
 
     def _executor_takes_requests(self) -> None:
-        """An executor is new, or takes requests again."""
+        """Reacts to an executor that is new, or takes requests again."""
         self._health.executor_changed()
         if self.num_unfitting:
             self._end_unfitting()
@@ -459,7 +459,7 @@ class Scheduler:
     def _take_over(
         self, executor: ExecutorState, requests: Sequence[Request], cause: LossCause
     ) -> None:
-        """Takes back what an executor had that is gone."""
+        """Requeues, quarantines or ends the requests of an executor that is gone."""
         # The owners of others are gone.
         lost = [request for request in requests if self._runs_at(executor, request.request_id)]
         verdict = self._quarantine.executor_lost(lost, self._loss(executor, cause))
@@ -467,6 +467,9 @@ class Scheduler:
         self._take_back(executor, lost)
         for request in verdict.released:
             self._push(request)
+        for request in verdict.failed:
+            if request.request_id in self.places:
+                self._end(request)  # it was recalled from the executor
         for place in [left for left in self.places.values() if left.executor is executor]:
             # An engine so broken that it could not even give this one back, or say how it ended.
             if place.request.error is None:
@@ -475,7 +478,7 @@ class Scheduler:
         self._has_changed = True
 
     def _expect(self, config: SchedulerConfig) -> None:
-        """Keeps requests waiting for an executor like the one that left."""
+        """Records that an executor with `config` is expected back."""
         kept = [each for each in self._expected if each.config != config]
         until_ns = self.now_ns + round(self._config.executor_return_s * 1e9)
         self._expected = [*kept, _Expected(config, until_ns)]
@@ -504,7 +507,12 @@ class Scheduler:
 
     def _loss(self, executor: ExecutorState, cause: LossCause) -> Loss:
         num_living = len(self.taking_requests) + 1
-        return Loss(cause, executor.life, self.now_ns, executor.has_answered, num_living)
+        loss = Loss(cause, executor.life, self.now_ns, executor.has_answered, num_living)
+        if cause.says_nothing:
+            return loss
+        engine = executor.engine
+        in_flight, num_steps = engine.requests_in_flight, max(1, engine.num_in_flight)
+        return replace(loss, in_flight=in_flight, num_steps=num_steps)
 
     def _take_back(self, executor: ExecutorState, requests: Iterable[Request]) -> None:
         for request in sorted(requests, key=lambda moved: moved.arrival):

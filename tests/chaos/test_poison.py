@@ -26,9 +26,8 @@ NUM_EXECUTORS = 3
 # One that is silent may be slow, or out of reach: a request is not blamed before it was alone three
 # times, and isolated after two. Two executors are left.
 NUM_THAT_MAY_HANG = 7
-# Two among others and one alone. If an executor dies with results that were not heard, the trial
-# is too short by these tokens: then one more among others.
-MOST_DEATHS = 4
+# Two among others and one alone.
+MOST_DEATHS = 3
 NUM_POISONS = 5
 POISON_SEED = 666
 PROMPT = [5, 6, 7, 8]

@@ -431,8 +431,8 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "a lost core keeps a request": Mutant(
             f"{_CORE}engine",
-            "return evacuate(self.placement, in_flight)",
-            "return evacuate(self.placement, in_flight)[1:]",
+            "return evacuate(self.placement, self.requests_in_flight)",
+            "return evacuate(self.placement, self.requests_in_flight)[1:]",
             f"{HISTORIES}lost",
         ),
         "a failed step is believed": Mutant(

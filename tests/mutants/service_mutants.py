@@ -163,9 +163,21 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "everybody in flight was alone when an executor is lost": Mutant(
             "scheduler_service.fleet.quarantine",
-            "is_alone=len(in_flight) == 1)",
+            "is_alone=len(names) == 1)",
             "is_alone=True)",
             "tests/property/test_quarantine.py",
+        ),
+        "who was recalled from an executor is not accused when it dies": Mutant(
+            "scheduler_service.core.engine",
+            "gone = {part.request_id for part in self.placement.departures.table_parts}",
+            "gone = set[str]()",
+            "tests/property/test_poison_in_a_fleet.py",
+        ),
+        "a trial does not make up for results that were lost": Mutant(
+            "scheduler_service.fleet.quarantine",
+            "losses.num_gained + loss.num_steps",
+            "losses.num_gained + 1",
+            "tests/property/test_poison_in_a_fleet.py",
         ),
         "a request is isolated one loss too late": Mutant(
             "scheduler_service.fleet.quarantine",

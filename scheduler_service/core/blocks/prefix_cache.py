@@ -64,7 +64,7 @@ class PrefixCache:
         return PrefixHit(end * block_size, end - len(blocks), tuple(blocks))
 
     def adopt(self, sequence: Sequence) -> None:
-        """Goes on with what is hashed of a sequence that no engine has, if it is of use here."""
+        """Reuses block hashes of a sequence of no engine, where this engine names blocks alike."""
         status = sequence.request.status
         assert status in (RequestStatus.ABSENT, RequestStatus.WAITING), (
             "its hashes are another engine's"

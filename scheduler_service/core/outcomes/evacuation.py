@@ -20,12 +20,12 @@ from scheduler_service.core.request import (
 )
 
 
-def evacuate(placement: Placement, in_flight: Collection[Request]) -> list[Request]:
+def evacuate(placement: Placement, in_flight: Collection[str]) -> list[Request]:
     """Copies of all requests; `in_flight`: those that steps without a result were to compute."""
     moved = []
     for request in placement.requests.values():
         moved.append(detach(request, placement))
-        moved[-1].was_in_flight = request in in_flight
+        moved[-1].was_in_flight = request.request_id in in_flight
     return moved
 
 

@@ -75,7 +75,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """What a waiting request goes ahead of: a preempted one, or rows that it takes tokens from."""
+    """Requests that a waiting request may overtake: a preempted one, or less urgent rows."""
 
     preempted: Request | None
     is_of_rows: bool = False
@@ -206,7 +206,7 @@ class Admitter:
         return None
 
     def _start(self, request: Request, hit: PrefixHit) -> None:
-        """Gives a request the row and the blocks that there are for it."""
+        """Allocates a row and blocks to a request that was found to fit; charges its tenant."""
         placement, leader = self._placement, request.unfinished[0]
         if request.num_preemptions == 0:
             request.num_cached_tokens = min(hit.num_tokens, leader.num_prompt_tokens)
@@ -271,7 +271,7 @@ class Admitter:
         return admitted
 
     def yields_to_waiting(self, waiting: Waiting) -> bool:
-        """Returns whether the first of the waiting goes before all that are swapped out."""
+        """Returns whether the first waiting request begins before swapped requests return."""
         swapped = next(filter(self._placement.suspects.may_run, self._placement.swapped), None)
         if swapped is None:
             return False
@@ -411,7 +411,7 @@ class Admitter:
         return False
 
     def _is_full_for(self, waiting: Waiting) -> bool:
-        """Returns whether there is nothing here that any waiting request could take.
+        """Returns whether no free row or block is left for any waiting request.
 
         Looks at the first of them only where one may preempt others or take a row that is kept.
         """
@@ -496,7 +496,7 @@ class Admitter:
     def _try_to_admit(
         self, request: Request, budget: Budget, admitted: list[tuple[int, int]]
     ) -> AdmissionBlocker | None:
-        """Begins a request, or one that was preempted again, if it can run; else what it lacks."""
+        """Begins a waiting or preempted request; returns the blocker if it cannot run."""
         found = self._find_room(request, may_preempt=budget.may_preempt)
         if isinstance(found, AdmissionBlocker):
             return found

@@ -64,7 +64,7 @@ def _check_token_ids(token_ids: Int32Array, vocab_size: int) -> None:
 
 
 def _needed_features(request: Request) -> Iterator[Feature]:
-    """What an executor must be able to do for it."""
+    """Yields the features that an executor needs for a request."""
     params = request.params
     if params.num_logprobs is not None or not params.is_streamed:
         yield Feature.LOGPROBS

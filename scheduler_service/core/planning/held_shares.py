@@ -51,7 +51,7 @@ class HeldShares:
         return True
 
     def exceeds_rows_of_step(self, request: Request) -> bool:
-        """As `exceeds`, of rows alone: cheaper, and known for the rest of the step."""
+        """Returns whether a tenant exceeds its share of rows; holds for the rest of the step."""
         if self._shares is None:
             return False
         tenant = request.scheduling.tenant

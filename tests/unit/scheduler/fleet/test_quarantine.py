@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from scheduler_service.core.request import Request, RequestStatus, SequenceStatus
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.fleet.executor_losses import (
@@ -45,9 +47,12 @@ def lose(
     now_ns: int = 0,
     life: int = 0,
     has_answered: bool = True,
+    in_flight: Collection[str] = (),
+    num_steps: int = 1,
 ) -> tuple[list[str], list[str]]:
     """Names of those that are isolated, and of those that have failed."""
-    verdict: Verdict = quarantine.executor_lost(requests, Loss(cause, life, now_ns, has_answered))
+    loss = Loss(cause, life, now_ns, has_answered, in_flight=in_flight, num_steps=num_steps)
+    verdict: Verdict = quarantine.executor_lost(requests, loss)
     return [r.request_id for r in verdict.isolated], [r.request_id for r in verdict.failed]
 
 
@@ -72,6 +77,26 @@ def test_executor_lost_accuses_nobody_when_they_only_waited_or_it_was_asked_to_l
     assert lose(quarantine, request) == ([], [])
     request.was_in_flight = True
     assert lose(quarantine, request) == (["r1"], [])
+
+
+def test_executor_lost_accuses_who_was_recalled_when_its_step_was_in_flight() -> None:
+    quarantine, poison, other = Quarantine(2), make("r1"), make("r2")
+    for _ in range(2):
+        lose(quarantine, poison, make("r3"))
+    quarantine.recalled(poison)
+
+    # It is the recalled one that the other was not alone with.
+    assert lose(quarantine, other, in_flight=["r1"]) == (["r2"], [])
+    assert lose(quarantine, in_flight=["r1"]) == ([], ["r1"])
+
+
+def test_trials_allow_for_results_that_were_lost_when_several_steps_were_in_flight() -> None:
+    quarantine, request = Quarantine(2), make("r1")
+    lose(quarantine, request, num_steps=2)
+    request = grown(request, 4)
+    lose(quarantine, request, num_steps=2)
+
+    assert request.num_trials_left == 6
 
 
 def test_losses_are_forgiven_when_there_were_enough_tokens_in_between() -> None:

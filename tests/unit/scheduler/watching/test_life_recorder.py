@@ -252,7 +252,7 @@ async def test_life_tells_that_it_is_tried_alone_and_where_when_executors_died_o
 
     for handle in (1, 2):
         quarantined = told.event(handle, LifeKind.QUARANTINED)
-        assert (quarantined.at_ns, quarantined.numbers) == (0, {"num_trials": 1})
+        assert (quarantined.at_ns, quarantined.numbers) == (0, {"num_trials": 2})
         kinds = told.kinds(handle)
         assert kinds[:4] == ["received", "given", "began", "executor_lost"]
         again = [e for e in told.life(handle).events if e.kind is LifeKind.GIVEN][1]
