@@ -145,7 +145,8 @@ async def session_gone(running: Running) -> None:
     submit = api.SessionSubmit(handle=1, request=a_request())
     running.watch.hold(after=4)
     await session.write(api.SessionRequest(submit=submit))
-    assert (await session.read()).handles == [1]
+    # A slow reader gets both tokens in one message.
+    assert set((await session.read()).handles) == {1}
     session.cancel()
 
 
