@@ -264,9 +264,7 @@ def test_prefix_is_found_when_an_engine_with_other_blocks_has_looked_at_the_requ
     fleet.add(17, max_tokens=1)
     fleet.step(0)
     request = fleet.add(17)
-    assert fleet.engines[0].num_cached_tokens(request) == 16
     for engine in (*fleet.engines, *fleet.engines):
         assert engine.find_blocker(request) is None
-    assert fleet.engines[1].num_cached_tokens(request) == 0
     assert fleet.engines[0].begin(request) is None
     assert request.num_cached_tokens == 16

@@ -11,6 +11,7 @@ from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.scheduler.effects import RequestAssigned, RequestMoved
+from splitserve_rpc.domain_error import DomainError
 from tests.support.core.checks import check_blocks, check_requests, check_rows
 from tests.support.core.machines import VOCAB_SIZE, Machine
 from tests.support.core.pure_fleet import PureFleet
@@ -20,8 +21,10 @@ from tests.support.fakes.fake_chain import expected_tokens
 class SharedQueue(PureFleet):
     """A scheduler whose executors have the same queue policy; engines are checked at each event."""
 
-    def __init__(self, policy: str, *machines: dict[str, object]) -> None:
-        super().__init__(FleetConfig(queue_policy=policy))
+    def __init__(
+        self, policy: str, *machines: dict[str, object], max_num_waiting: int = 1024
+    ) -> None:
+        super().__init__(FleetConfig(queue_policy=policy, max_num_waiting=max_num_waiting))
         self.sent: list[Request] = []
         options: dict[str, object] = {"queue_policy": policy, "prefix_caching": False}
         for number, changes in enumerate(machines):
@@ -40,8 +43,8 @@ class SharedQueue(PureFleet):
             scheduling=SchedulingParams(**scheduling),  # type: ignore[arg-type]
         )
         request.client_key = number
-        self.sent.append(request)
         self.submit(request)
+        self.sent.append(request)
         return request
 
     @property
@@ -163,3 +166,48 @@ def test_tenant_that_was_served_by_one_executor_waits_for_others_at_every_execut
     # Tenant b begins level with a. Each pays 22 for a request, whichever executor has it.
     assert "".join(tenants) == "aababbb"
     assert {address for _, address in fleet.begun[1:]} == {"0", "1"}
+
+
+# -- places ----------------------------------------------------------------------------------------
+
+
+def test_request_is_refused_and_told_when_to_retry_when_the_queue_is_full() -> None:
+    fleet = SharedQueue("fcfs", {"max_num_seqs": 1}, max_num_waiting=2)
+    fleet.add(3)
+    fleet.settle()
+    for _ in range(2):
+        fleet.add(3)
+
+    with pytest.raises(DomainError, match=r"2 requests wait; allowed: 2$") as refusal:
+        fleet.add(3)
+
+    assert refusal.value.reason == "QUEUE_FULL"
+    assert refusal.value.retry_delay_s
+
+
+def test_requests_of_a_lost_executor_wait_when_the_queue_is_full() -> None:
+    fleet = SharedQueue("fcfs", {"max_num_seqs": 1}, {"max_num_seqs": 1}, max_num_waiting=1)
+    for _ in range(2):
+        fleet.add(3)
+    fleet.settle()
+    for _ in range(2):
+        fleet.add(3)
+
+    fleet.lose(fleet.machines["executor:0"])
+
+    assert fleet.scheduler.num_waiting == 3
+    fleet.run()
+    assert set(fleet.finished) == {"r1", "r2", "r3", "r4"}
+
+
+def test_flood_of_one_tenant_is_refused_and_others_wait_when_few_places_are_left() -> None:
+    fleet = SharedQueue("fair", {}, max_num_waiting=4)
+    for tenant in ("b", "a", "a"):
+        fleet.add(3, tenant=tenant)
+
+    with pytest.raises(DomainError, match="3 requests wait; allowed: 4, of which some") as refusal:
+        fleet.add(3, tenant="a")
+    fleet.add(3, tenant="c")
+
+    assert refusal.value.reason == "QUEUE_FULL"
+    assert fleet.scheduler.num_waiting == 4
