@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from scheduler_service.fleet.fleet_queue import FleetQueue
 
 from benchmarks.report import emit, percentile
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.request import Int32Array, Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.fleet.fleet_queue import FleetQueue
+from tests.support.core.engine_with_queue import EngineWithQueue
 
 NUM_EXECUTORS = 64
 NUM_WAITING = 10_000
@@ -37,7 +37,7 @@ class _Loaded:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._rng = np.random.default_rng(0)
-        self.cores = [Scheduler(config) for _ in range(NUM_EXECUTORS)]
+        self.cores = [EngineWithQueue(config) for _ in range(NUM_EXECUTORS)]
         self.queue = FleetQueue("fcfs", {})
         self._systems = [self._text(_NUM_SYSTEM_TOKENS) for _ in range(16)]
         self._num_requests = 0
@@ -60,7 +60,7 @@ class _Loaded:
             f"r{self._num_requests}", prompt, params, arrival=self._num_requests, seed=0
         )
 
-    def step(self, core: Scheduler) -> None:
+    def step(self, core: EngineWithQueue) -> None:
         """A step of one executor, with its result."""
         plan = core.schedule()
         assert plan is not None
@@ -70,7 +70,7 @@ class _Loaded:
         outcome = StepOutcome(plan.step_id, StepStatus.OK, token_ids, compute_us=20_000)
         core.apply(outcome)
 
-    def dispatch(self, changed: list[Scheduler]) -> int:
+    def dispatch(self, changed: list[EngineWithQueue]) -> int:
         """Gives what can be given; how many that were."""
         num_given = 0
         for request, host, _ in self.queue.dispatch(0, self.cores, changed):

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from scheduler_service.fleet.fleet_queue import FleetQueue
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Int32Array, Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.fleet.fleet_queue import FleetQueue
 from scheduler_service.fleet.router import Router
+from tests.support.core.engine_with_queue import EngineWithQueue
 from tests.support.core.virtual_load import StepCosts
 
 SAMPLED = 7
@@ -50,7 +50,7 @@ class Fate:
 
 @dataclass(slots=True, eq=False)
 class _Executor:
-    core: Scheduler
+    core: EngineWithQueue
     costs: StepCosts
     number: int
     in_flight: deque[tuple[StepPlan, int]] = field(default_factory=deque)
@@ -63,7 +63,7 @@ class VirtualFleet:
         self, executors: Sequence[tuple[SchedulerConfig, StepCosts]], router: Router, depth: int = 2
     ) -> None:
         self._executors = [
-            _Executor(Scheduler(config), costs, number)
+            _Executor(EngineWithQueue(config), costs, number)
             for number, (config, costs) in enumerate(executors)
         ]
         self._of_core = {executor.core: executor for executor in self._executors}
@@ -103,7 +103,7 @@ class VirtualFleet:
         self._queue.push(request)
         self._dispatch([])
 
-    def _dispatch(self, changed: list[Scheduler]) -> None:
+    def _dispatch(self, changed: list[EngineWithQueue]) -> None:
         woken = dict[_Executor, None]()
         for request, host, _ in self._queue.dispatch(self._now_us * 1000, self._of_core, changed):
             executor = self._of_core[host]  # type: ignore[index]

@@ -31,7 +31,7 @@ from scheduler_service.core.plan import (
     StepPlan,
     StepStatus,
 )
-from scheduler_service.core.planning.arrival_checks import check_request, fits
+from scheduler_service.core.planning.arrival_checks import fits
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.step_planner import StepPlanner
 from scheduler_service.core.preemption_costs import PreemptionCosts
@@ -244,7 +244,7 @@ class Engine:
     # -- what a request costs here -----------------------------------------------------------------
 
     def fits(self, request: Request) -> bool:
-        """Returns whether `request` could ever run here, if `check` finds nothing wrong in it."""
+        """Returns whether `request`, if it is valid, could ever run here."""
         return fits(request, self._config)
 
     def recompute_ns(self, num_tokens: int) -> int:
@@ -254,18 +254,6 @@ class Engine:
     def move_ns(self, num_blocks: int) -> int:
         """Returns what bringing so many blocks from the host pool takes here, as far as known."""
         return self._costs.move_ns(num_blocks)
-
-    def num_cached_tokens(self, request: Request) -> int:
-        """Returns how many tokens of a request that no engine has are cached here."""
-        if not request.unfinished:
-            return 0
-        prefixes, leader = self.placement.blocks.prefixes, request.unfinished[0]
-        prefixes.adopt(leader)
-        return prefixes.find(leader).num_tokens
-
-    def check(self, request: Request) -> None:
-        """Raises DomainError if `request` can never run here."""
-        check_request(request, self._config)
 
     # -- requests come and go ----------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""What the fleet remembers of a host between two looks at it.
+"""State of one engine as the router sees it, read once for many comparisons.
 
-To look costs more than to compare, and a host changes only when it is given a request or goes on
-with a step; so many requests are compared with what one look has seen.
+Reading it costs more than comparing, and an engine changes only when it plans or applies a step or
+loses a request. So it is read anew after such a change, and requests are compared with the copy.
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ from dataclasses import dataclass
 
 from scheduler_service.core.engine import Engine
 
-# Costs are those of so many at once, so that little is lost by whole nanoseconds.
+# Times are those of so many tokens or blocks, so that little is lost by whole nanoseconds.
 _NUM_MEASURED = 1000
-# Who comes to a host shares its steps with every row there for a while: as many tokens for each.
+# A request that begins shares its steps with every row there for a while: so many tokens of each.
 _ROW_TOKENS = 16
-# While no step of any executor was measured.
+# Time of a token while no step of any executor was measured.
 ASSUMED_TOKEN_NS = 50_000.0
 _STRIDE = 0x9E3779B97F4A7C15
 
 
 @dataclass(slots=True, eq=False)
 class HostState:
-    """A host, its number in the fleet, and what was seen of it last.
+    """An engine, its number among those that take requests, and its state at the latest `look`.
 
-    `kind`: the same for hosts with equal configurations.
-
-    `is_open`, `is_open_soon`: as its openings say. `is_waited_at`: by some that it was given.
-    `ahead_ns`: what it computes before the first token of whoever comes now, and beside.
-    `num_blank_blocks`: free ones that hold nothing.
-    `token_ns`: what a token of a prompt takes, `is_measured` if that is known.
+    `kind`: the same for engines with equal configurations. `is_open_soon`: a row and blocks are
+    free; `is_open`: tokens of the next step are, too. `ahead_ns`: time of what is computed before,
+    or together with, the prompt of a request that begins now. `num_blank_blocks`: free blocks
+    without contents. `token_ns`: time of a prompt token, `is_measured` if it is known. `block_ns`:
+    time of bringing a block from the host pool.
     """
 
     host: Engine
@@ -46,11 +45,11 @@ class HostState:
 
     @property
     def salt(self) -> int:
-        """Its own number, far from those of others."""
+        """A number derived from `number`, far from those of other engines."""
         return self.number * _STRIDE
 
     def look(self, usual_token_ns: float) -> None:
-        """Sees how the host is now; `usual_token_ns`: what a token takes at others."""
+        """Reads the state of the engine; `usual_token_ns`: time of a token at other engines."""
         host = self.host
         device, _ = host.pools
         num_pending = host.num_pending_tokens

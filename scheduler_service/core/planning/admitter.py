@@ -20,7 +20,6 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.endings import Endings
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.planning.batch_policy import StepShape
-from scheduler_service.core.planning.beside import NOBODY
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.preparation import prepare_request
 from scheduler_service.core.planning.prompt_limit import PromptLimit
@@ -137,7 +136,7 @@ class Admitter:
 
     def takes_over(self, request: Request) -> bool:
         """Returns whether a waiting request would leave too little here to other tenants."""
-        return self._room.takes_over(request, NOBODY)
+        return self._room.takes_over(request)
 
     def begin(self, request: Request) -> AdmissionBlocker | None:
         """Gives a row and blocks to a waiting request, or returns what it lacks.

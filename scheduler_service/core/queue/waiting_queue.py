@@ -45,7 +45,8 @@ class Waiting(Protocol):
 class WaitingQueue:
     """Waiting requests, and the order of all requests, waiting or running.
 
-    Its owner tells it of every request that `ended`, and of sampled tokens by `charge`.
+    Its owner tells it of every request that `ended`, and of sampled tokens by `charge`. It calls
+    `take_begun` after each step that was planned: until then those that have begun are kept.
     `now_ns`: the time of the last `tick`; deadlines and waiting times are measured by it.
     """
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.core.config import FleetConfig
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.plan import StepOutcome
-from scheduler_service.core.scheduler import Scheduler as Engine
 from scheduler_service.journal import journal as journal_module
 from scheduler_service.journal.journal import FileJournal, NoJournal, open_journal
 from scheduler_service.journal.replay import replay

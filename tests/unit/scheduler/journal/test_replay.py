@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.core.blocks.block_pool import BlockPool
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.plan import StepEvents, StepOutcome
 from scheduler_service.core.request import Request
-from scheduler_service.core.scheduler import Scheduler as Engine
 from scheduler_service.journal.__main__ import main
 from scheduler_service.journal.replay import Difference, replay
 from scheduler_service.journal.segment_file import SegmentReader

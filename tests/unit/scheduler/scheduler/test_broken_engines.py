@@ -10,6 +10,7 @@ import pytest
 
 from scheduler_service.core.blocks.prefix_cache import PrefixCache
 from scheduler_service.core.endings import Endings
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
@@ -17,7 +18,6 @@ from scheduler_service.core.planning.growing_rows import GrowingRows
 from scheduler_service.core.request import Request
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import BeamParams
-from scheduler_service.core.scheduler import Scheduler as Engine
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.scheduler.effects import (
     DeliverTokens,

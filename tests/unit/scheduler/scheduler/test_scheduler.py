@@ -8,10 +8,10 @@ import pytest
 
 from scheduler_service.assignment import AssignedFor
 from scheduler_service.core.config import Feature, FleetConfig
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.planning.lateness import MAX_REFUSALS
 from scheduler_service.core.request import FinishReason, SchedulingParams
-from scheduler_service.core.scheduler import Scheduler as Engine
 from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.fleet.executor_losses import RETURN_NS, LossCause
 from scheduler_service.scheduler import events
