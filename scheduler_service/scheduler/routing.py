@@ -78,7 +78,6 @@ class Routing:
     """Compares executors, and keeps holds and reservations of waiting requests.
 
     `avoids`: whether a request should not begin at an executor while another could take it.
-    `now_ns`: the time of the latest `tick`.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Routing:
         self._queue = queue
         self._router = router
         self._avoids = avoids
-        self.now_ns = 0
         self._states: dict[ExecutorState, HostState] = {}
         # Executors of which something has changed since they were looked at.
         self._changed: dict[ExecutorState, None] = {}
@@ -228,12 +226,11 @@ class Routing:
         holds = self._holds.values()
         return min((hold.until_ns for hold in holds if not hold.is_over), default=None)
 
-    def end_holds(self, now_ns: int) -> bool:
+    def end_holds(self) -> bool:
         """Ends holds whose time is over; returns whether there was one."""
-        self.now_ns = now_ns
         before = [hold for hold in self._holds.values() if not hold.is_over]
         for hold in before:
-            hold.end(now_ns)
+            hold.end(self._queue.now_ns)
         return any(hold.is_over for hold in before)
 
     def obstacle(self, request: Request, executor: ExecutorState) -> AdmissionBlocker | Obstacle:
@@ -343,9 +340,9 @@ class Routing:
         hold = self._holds.get(request.request_id)
         if saved_ns > _LEAST_SAVED_RATIO * own.cost_ns:
             if hold is None:
-                hold = _Hold(self.now_ns + int(saved_ns))
+                hold = _Hold(self._queue.now_ns + int(saved_ns))
                 self._holds[request.request_id] = hold
-            hold.end(self.now_ns)
+            hold.end(self._queue.now_ns)
             if not hold.is_over:
                 walk.held.append(request)
                 return False

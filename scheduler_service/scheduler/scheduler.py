@@ -723,7 +723,7 @@ class Scheduler:
         self._health.is_due |= next_probe_ns is not None and next_probe_ns <= self.now_ns
         self._place_isolated()
         awake, self._awake = self._awake, {}
-        if self._routing.end_holds(self.now_ns):
+        if self._routing.end_holds():
             awake |= self._idle
         for address, at_ns in self._asks_at_ns.items():
             if at_ns <= self.now_ns:
