@@ -106,6 +106,8 @@ class Routing:
         self._reserved: dict[str, ExecutorState] = {}
         self._reserving: dict[ExecutorState, str] = {}
         self._reasons: dict[str, tuple[AssignedFor, Choice | None, Choice | None]] = {}
+        # Sequences that ran at the executor where a request began, before it did.
+        self._num_running: dict[str, int] = {}
 
     # -- executors -----------------------------------------------------------------------------
 
@@ -191,6 +193,7 @@ class Routing:
         self._holds.pop(request_id, None)
         self._assigned.pop(request_id, None)
         self._reasons.pop(request_id, None)
+        self._num_running.pop(request_id, None)
         executor = self._reserved.pop(request_id, None)
         if executor is not None:
             del self._reserving[executor]
@@ -264,8 +267,10 @@ class Routing:
                 return
             if not self._may_begin(request, executor, walk):
                 continue
+            num_running = executor.engine.num_running
             yield request
             if request.status is RequestStatus.RUNNING:
+                self._num_running[request.request_id] = num_running
                 for held in walk.held:
                     self._holds[held.request_id].num_passed += 1
                 self._begun(request, walk.state)
@@ -387,7 +392,7 @@ class Routing:
             why,
             request.num_cached_tokens,
             0,
-            executor.engine.num_running,
+            self._num_running.get(request.request_id, executor.engine.num_running),
             int(own.cost_ns) // _US_NS if is_compared and own is not None else None,
             None if elsewhere is None else elsewhere.num_cached,
             None if elsewhere is None else int(elsewhere.cost_ns) // _US_NS,
