@@ -25,9 +25,10 @@ class HostState:
 
     `kind`: the same for hosts with equal configurations.
 
-    `is_open`, `is_open_soon`: as its openings say. `is_waited_at`: by some that it was given.
+    `is_open`: a row, blocks and tokens of the next step are free; `is_open_soon`: the first two.
     `ahead_ns`: what it computes before the first token of whoever comes now, and beside.
-    `num_blank_blocks`: free ones that hold nothing.
+    `num_pending_tokens`: of prompts, yet to be computed. `num_blank_blocks`: free ones that hold
+    nothing.
     `token_ns`: what a token of a prompt takes, `is_measured` if that is known.
     """
 
@@ -37,6 +38,8 @@ class HostState:
     is_open: bool = False
     is_open_soon: bool = False
     ahead_ns: float = 0.0
+    num_pending_tokens: int = 0
+    num_free_rows: int = 0
     num_free_blocks: int = 0
     num_blank_blocks: int = 0
     token_ns: float = ASSUMED_TOKEN_NS
@@ -53,7 +56,8 @@ class HostState:
         """Sees how the host is now; `usual_token_ns`: what a token takes at others."""
         host = self.host
         device, _ = host.pools
-        num_pending = host.num_pending_tokens
+        self.num_pending_tokens = num_pending = host.num_pending_tokens
+        self.num_free_rows = host.num_free_rows
         self.is_open_soon = host.has_room
         self.is_open = self.is_open_soon and num_pending < host.config.max_num_batched_tokens
         self.num_free_blocks = device.num_free
@@ -64,3 +68,15 @@ class HostState:
         self.block_ns = host.move_ns(_NUM_MEASURED) / _NUM_MEASURED
         self.block_size = host.config.block_size
         self.ahead_ns = self.token_ns * (num_pending + _ROW_TOKENS * host.num_running)
+
+    def expect(self, num_rows: int, num_tokens: int) -> None:
+        """Counts a request that begins there in a moment: its rows, and tokens to be computed."""
+        num_blocks = -(-num_tokens // self.block_size)
+        self.ahead_ns += self.token_ns * num_tokens
+        self.num_pending_tokens += num_tokens
+        self.num_free_rows -= num_rows
+        self.num_free_blocks -= num_blocks
+        self.num_blank_blocks = max(0, self.num_blank_blocks - num_blocks)
+        self.is_open_soon &= self.num_free_rows > 0 and self.num_free_blocks > 0
+        has_tokens = self.num_pending_tokens < self.host.config.max_num_batched_tokens
+        self.is_open = self.is_open_soon and self.is_open and has_tokens

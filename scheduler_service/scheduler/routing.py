@@ -15,6 +15,7 @@ from enum import Enum
 from scheduler_service.assignment import AssignedFor, Assignment
 from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.placement import num_rows_wanted
 from scheduler_service.core.planning.arrival_checks import fits
 from scheduler_service.core.queue.lanes import OpenLanes
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
@@ -339,7 +340,7 @@ class Routing:
             # It plans its step in a moment, and counts the request among what it has.
             self._assigned[request.request_id] = better
             self._reasons[request.request_id] = (_reason(best, ranked[1]), best, ranked[1])
-            self._expect(request, best)
+            self._expect(request, best.state, best.num_cached)
             return False
         saved_ns = own.cost_ns - best.cost_ns
         hold = self._holds.get(request.request_id)
@@ -368,17 +369,18 @@ class Routing:
         has_room = any(s.is_open and e not in self._reserving for e, s in others)
         return not has_room and any(e.engine.has_requests_of(tenant) for e, _ in others)
 
-    def _expect(self, request: Request, choice: Choice) -> None:
-        """Counts a request among what an executor computes next."""
-        state = choice.state
-        num_new = max(0, len(request.unfinished[0].token_ids) - choice.num_cached)
-        self._router.given(state, request)
-        state.ahead_ns += state.token_ns * num_new
-        self._router.seen(state)
-
     def _begun(self, request: Request, state: HostState) -> None:
-        if request.unfinished and self._assigned.get(request.request_id) is None:
-            self._router.given(state, request)
+        if request.unfinished and request.request_id not in self._assigned:
+            self._expect(request, state, request.num_cached_tokens)
+
+    def _expect(self, request: Request, state: HostState, num_cached: int) -> None:
+        """Counts a request among what an executor computes next."""
+        self._router.given(state, request)
+        if len(self._states) == 1:
+            return
+        num_new = max(0, len(request.unfinished[0].token_ids) - num_cached)
+        state.expect(num_rows_wanted(request), num_new)
+        self._router.seen(state)
 
     def assignment(self, request: Request, executor: ExecutorState) -> Assignment:
         """Says why a request begins at an executor; for those who watch."""

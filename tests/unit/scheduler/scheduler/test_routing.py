@@ -94,6 +94,14 @@ def test_requests_that_arrive_together_meet_where_the_first_goes() -> None:
     assert len(set(where.values())) == 1
 
 
+def test_requests_that_arrive_together_are_spread_when_nothing_is_cached() -> None:
+    fleet = measured({}, {})
+    for number in range(4):
+        fleet.push(f"r{number}", [10 + number] * 30)
+    numbers = [number for _, number in fleet.begun()]
+    assert sorted(numbers) == [0, 0, 1, 1]
+
+
 def test_family_has_a_home_that_is_the_same_in_the_next_life_of_a_fleet() -> None:
     homes = []
     for _ in range(2):
