@@ -292,6 +292,8 @@ class Routing:
             return True
         if self._is_avoided(request, executor, kinds):
             return False
+        if self._takes_the_last(request, executor):
+            return False
         assigned = self._assigned.get(request.request_id)
         if assigned is not None:
             return assigned is executor
@@ -307,8 +309,6 @@ class Routing:
         if not others or not request.unfinished:
             self._reasons[request.request_id] = (AssignedFor.ONLY_ONE, None, None)
             return True
-        if self._takes_the_last(request, executor):
-            return False
         if not walk.state.is_open_soon:
             # There is room elsewhere, unless the request waits for this very executor.
             return self._reserved.get(request.request_id) is executor
@@ -366,8 +366,15 @@ class Routing:
             return False
         tenant = request.scheduling.tenant
         others = [(e, state) for e, state in self._states.items() if e is not executor]
-        has_room = any(s.is_open and e not in self._reserving for e, s in others)
-        return not has_room and any(e.engine.has_requests_of(tenant) for e, _ in others)
+        if any(state.is_open and e not in self._reserving for e, state in others):
+            return False
+        if any(e.engine.has_requests_of(tenant) for e, _ in others):
+            return True
+        begin_elsewhere = (name for name, e in self._assigned.items() if e is not executor)
+        return any(
+            assigned is not None and assigned.scheduling.tenant == tenant
+            for assigned in map(self._queue.get, begin_elsewhere)
+        )
 
     def _begun(self, request: Request, state: HostState) -> None:
         if request.unfinished and request.request_id not in self._assigned:
