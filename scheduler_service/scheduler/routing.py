@@ -8,7 +8,7 @@ number of times, and then wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -158,10 +158,14 @@ class Routing:
         if executor in self._states:
             self._changed[executor] = None
 
-    def begin_turn(self, executors: Sequence[ExecutorState]) -> None:
-        """Sets the executors that take requests; steps of some of them are about to be planned."""
+    def begin_turn(
+        self, executors: Sequence[ExecutorState], changed: Iterable[ExecutorState]
+    ) -> None:
+        """Sets the executors that take requests; those that have `changed` are to plan steps."""
         self.keep(executors)
         self._declined.clear()
+        for executor in changed:
+            self.changed(executor)
 
     def plan_next(self, executors: Sequence[ExecutorState]) -> None:
         """Sets the executors that are about to plan a step, one after the other."""
