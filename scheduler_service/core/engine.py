@@ -113,6 +113,11 @@ class Engine:
         return [r for r in preempted if placement.is_settled(r) and not r.trial_size]
 
     @property
+    def num_free_rows(self) -> int:
+        """Rows that no running request has or is going to need."""
+        return self.placement.num_unreserved_rows
+
+    @property
     def has_room(self) -> bool:
         """Whether a row and more blocks than the watermark are free."""
         placement = self.placement

@@ -27,7 +27,7 @@ class HostState:
     free; `is_open`: tokens of the next step are, too. `ahead_ns`: time of what is computed before,
     or together with, the prompt of a request that begins now. `num_blank_blocks`: free blocks
     without contents. `token_ns`: time of a prompt token, `is_measured` if it is known. `block_ns`:
-    time of bringing a block from the host pool.
+    time of bringing a block from the host pool. `num_pending_tokens`: tokens of prompts to be computed.
     """
 
     host: Engine
@@ -36,6 +36,8 @@ class HostState:
     is_open: bool = False
     is_open_soon: bool = False
     ahead_ns: float = 0.0
+    num_pending_tokens: int = 0
+    num_free_rows: int = 0
     num_free_blocks: int = 0
     num_blank_blocks: int = 0
     token_ns: float = ASSUMED_TOKEN_NS
@@ -52,7 +54,8 @@ class HostState:
         """Reads the state of the engine; `usual_token_ns`: time of a token at other engines."""
         host = self.host
         device, _ = host.pools
-        num_pending = host.num_pending_tokens
+        self.num_pending_tokens = num_pending = host.num_pending_tokens
+        self.num_free_rows = host.num_free_rows
         self.is_open_soon = host.has_room
         self.is_open = self.is_open_soon and num_pending < host.config.max_num_batched_tokens
         self.num_free_blocks = device.num_free
@@ -63,3 +66,15 @@ class HostState:
         self.block_ns = host.move_ns(_NUM_MEASURED) / _NUM_MEASURED
         self.block_size = host.config.block_size
         self.ahead_ns = self.token_ns * (num_pending + _ROW_TOKENS * host.num_running)
+
+    def expect(self, num_rows: int, num_tokens: int) -> None:
+        """Counts a request that begins there in a moment: its rows, and tokens to be computed."""
+        num_blocks = -(-num_tokens // self.block_size)
+        self.ahead_ns += self.token_ns * num_tokens
+        self.num_pending_tokens += num_tokens
+        self.num_free_rows -= num_rows
+        self.num_free_blocks -= num_blocks
+        self.num_blank_blocks = max(0, self.num_blank_blocks - num_blocks)
+        self.is_open_soon &= self.num_free_rows > 0 and self.num_free_blocks > 0
+        has_tokens = self.num_pending_tokens < self.host.config.max_num_batched_tokens
+        self.is_open = self.is_open_soon and self.is_open and has_tokens

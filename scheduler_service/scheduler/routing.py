@@ -8,13 +8,14 @@ number of times, and then wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from scheduler_service.assignment import AssignedFor, Assignment
 from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.placement import num_rows_wanted
 from scheduler_service.core.planning.arrival_checks import fits
 from scheduler_service.core.queue.lanes import OpenLanes
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
@@ -78,7 +79,6 @@ class Routing:
     """Compares executors, and keeps holds and reservations of waiting requests.
 
     `avoids`: whether a request should not begin at an executor while another could take it.
-    `now_ns`: the time of the latest `tick`.
     """
 
     def __init__(
@@ -90,7 +90,6 @@ class Routing:
         self._queue = queue
         self._router = router
         self._avoids = avoids
-        self.now_ns = 0
         self._states: dict[ExecutorState, HostState] = {}
         # Executors of which something has changed since they were looked at.
         self._changed: dict[ExecutorState, None] = {}
@@ -108,6 +107,8 @@ class Routing:
         self._reserved: dict[str, ExecutorState] = {}
         self._reserving: dict[ExecutorState, str] = {}
         self._reasons: dict[str, tuple[AssignedFor, Choice | None, Choice | None]] = {}
+        # Sequences that ran at the executor where a request began, before it did.
+        self._num_running: dict[str, int] = {}
 
     # -- executors -----------------------------------------------------------------------------
 
@@ -157,10 +158,14 @@ class Routing:
         if executor in self._states:
             self._changed[executor] = None
 
-    def begin_turn(self, executors: Sequence[ExecutorState]) -> None:
-        """Sets the executors that take requests; steps of some of them are about to be planned."""
+    def begin_turn(
+        self, executors: Sequence[ExecutorState], changed: Iterable[ExecutorState]
+    ) -> None:
+        """Sets the executors that take requests; those that have `changed` are to plan steps."""
         self.keep(executors)
         self._declined.clear()
+        for executor in changed:
+            self.changed(executor)
 
     def plan_next(self, executors: Sequence[ExecutorState]) -> None:
         """Sets the executors that are about to plan a step, one after the other."""
@@ -193,6 +198,7 @@ class Routing:
         self._holds.pop(request_id, None)
         self._assigned.pop(request_id, None)
         self._reasons.pop(request_id, None)
+        self._num_running.pop(request_id, None)
         executor = self._reserved.pop(request_id, None)
         if executor is not None:
             del self._reserving[executor]
@@ -228,12 +234,11 @@ class Routing:
         holds = self._holds.values()
         return min((hold.until_ns for hold in holds if not hold.is_over), default=None)
 
-    def end_holds(self, now_ns: int) -> bool:
+    def end_holds(self) -> bool:
         """Ends holds whose time is over; returns whether there was one."""
-        self.now_ns = now_ns
         before = [hold for hold in self._holds.values() if not hold.is_over]
         for hold in before:
-            hold.end(now_ns)
+            hold.end(self._queue.now_ns)
         return any(hold.is_over for hold in before)
 
     def obstacle(self, request: Request, executor: ExecutorState) -> AdmissionBlocker | Obstacle:
@@ -267,8 +272,10 @@ class Routing:
                 return
             if not self._may_begin(request, executor, walk):
                 continue
+            num_running = executor.engine.num_running
             yield request
             if request.status is RequestStatus.RUNNING:
+                self._num_running[request.request_id] = num_running
                 for held in walk.held:
                     self._holds[held.request_id].num_passed += 1
                 self._begun(request, walk.state)
@@ -289,6 +296,8 @@ class Routing:
             return True
         if self._is_avoided(request, executor, kinds):
             return False
+        if self._takes_the_last(request, executor):
+            return False
         assigned = self._assigned.get(request.request_id)
         if assigned is not None:
             return assigned is executor
@@ -304,8 +313,6 @@ class Routing:
         if not others or not request.unfinished:
             self._reasons[request.request_id] = (AssignedFor.ONLY_ONE, None, None)
             return True
-        if self._takes_the_last(request, executor):
-            return False
         if not walk.state.is_open_soon:
             # There is room elsewhere, unless the request waits for this very executor.
             return self._reserved.get(request.request_id) is executor
@@ -337,15 +344,15 @@ class Routing:
             # It plans its step in a moment, and counts the request among what it has.
             self._assigned[request.request_id] = better
             self._reasons[request.request_id] = (_reason(best, ranked[1]), best, ranked[1])
-            self._expect(request, best)
+            self._expect(request, best.state, best.num_cached)
             return False
         saved_ns = own.cost_ns - best.cost_ns
         hold = self._holds.get(request.request_id)
         if saved_ns > _LEAST_SAVED_RATIO * own.cost_ns:
             if hold is None:
-                hold = _Hold(self.now_ns + int(saved_ns))
+                hold = _Hold(self._queue.now_ns + int(saved_ns))
                 self._holds[request.request_id] = hold
-            hold.end(self.now_ns)
+            hold.end(self._queue.now_ns)
             if not hold.is_over:
                 walk.held.append(request)
                 return False
@@ -363,20 +370,28 @@ class Routing:
             return False
         tenant = request.scheduling.tenant
         others = [(e, state) for e, state in self._states.items() if e is not executor]
-        has_room = any(s.is_open and e not in self._reserving for e, s in others)
-        return not has_room and any(e.engine.has_requests_of(tenant) for e, _ in others)
-
-    def _expect(self, request: Request, choice: Choice) -> None:
-        """Counts a request among what an executor computes next."""
-        state = choice.state
-        num_new = max(0, len(request.unfinished[0].token_ids) - choice.num_cached)
-        self._router.given(state, request)
-        state.ahead_ns += state.token_ns * num_new
-        self._router.seen(state)
+        if any(state.is_open and e not in self._reserving for e, state in others):
+            return False
+        if any(e.engine.has_requests_of(tenant) for e, _ in others):
+            return True
+        begin_elsewhere = (name for name, e in self._assigned.items() if e is not executor)
+        return any(
+            assigned is not None and assigned.scheduling.tenant == tenant
+            for assigned in map(self._queue.get, begin_elsewhere)
+        )
 
     def _begun(self, request: Request, state: HostState) -> None:
-        if request.unfinished and self._assigned.get(request.request_id) is None:
-            self._router.given(state, request)
+        if request.unfinished and request.request_id not in self._assigned:
+            self._expect(request, state, request.num_cached_tokens)
+
+    def _expect(self, request: Request, state: HostState, num_cached: int) -> None:
+        """Counts a request among what an executor computes next."""
+        self._router.given(state, request)
+        if len(self._states) == 1:
+            return
+        num_new = max(0, len(request.unfinished[0].token_ids) - num_cached)
+        state.expect(num_rows_wanted(request), num_new)
+        self._router.seen(state)
 
     def assignment(self, request: Request, executor: ExecutorState) -> Assignment:
         """Says why a request begins at an executor; for those who watch."""
@@ -390,7 +405,7 @@ class Routing:
             why,
             request.num_cached_tokens,
             0,
-            executor.engine.num_running,
+            self._num_running.get(request.request_id, executor.engine.num_running),
             int(own.cost_ns) // _US_NS if is_compared and own is not None else None,
             None if elsewhere is None else elsewhere.num_cached,
             None if elsewhere is None else int(elsewhere.cost_ns) // _US_NS,

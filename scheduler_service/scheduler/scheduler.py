@@ -6,7 +6,7 @@ queue, in quarantine, among those to be retried, or at the engine of one executo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -638,7 +638,9 @@ class Scheduler:
     def _plan(self, addresses: Iterable[str]) -> None:
         """Plans steps of executors, one after the other, for what they have and what waits."""
         executors = [self.executors[each] for each in addresses if each in self.executors]
-        self._routing.begin_turn(self.taking_requests)
+        self._routing.begin_turn(self.taking_requests, executors)
+        if self._preempting and len(self.queue):
+            self._move_preempted({executor.address for executor in executors})
         while executors:
             self._routing.plan_next(executors)
             declined = False
@@ -677,31 +679,41 @@ class Scheduler:
             self._effects.append(SendStep(address, plan))
         self._deliver_ended(executor)
 
-    def _move_preempted(self) -> bool:
+    def _move_preempted(self, planning: Container[str] = ()) -> bool:
         """Takes one preempted request back that had better begin at another executor.
 
-        Its own executor has KV of it, or a part. So it waits there for as long as it would take to
-        compute it again: it loses at most twice what the best choice would (ski rental).
+        Waiting requests that may begin before it do so first. `planning`: executors that are about
+        to plan a step, and bring their own requests back if they have room.
         """
-        if len(self.queue):
-            return False  # what waits comes first
         takers = [
             executor
             for executor in self.taking_requests
             if executor.address not in self._preempting and self._routing.has_room(executor)
         ]
+        first = next(self.queue.candidates(), None) if takers else None
         for address in self._preempting if takers else ():
             giver = self.executors[address]
+            if address in planning and giver.engine.has_room:
+                continue
             for request in giver.engine.movable_requests:
-                num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
-                for taker in takers:
-                    patience_ns = max(_LEAST_PATIENCE_NS, taker.engine.recompute_ns(num_tokens))
-                    has_waited = self.now_ns - request.queued_at_ns >= patience_ns
-                    if has_waited and taker.engine.has_room_for(request):
-                        reason = MoveReason.BEGINS_SOONER_ELSEWHERE
-                        self._take_from(giver, request.request_id, reason)
-                        return True
+                if first is not None and self.queue.may_go_before(first, request):
+                    continue
+                if any(self._begins_sooner(request, taker) for taker in takers):
+                    reason = MoveReason.BEGINS_SOONER_ELSEWHERE
+                    self._take_from(giver, request.request_id, reason)
+                    return True
         return False
+
+    def _begins_sooner(self, request: Request, taker: ExecutorState) -> bool:
+        """Returns whether a preempted request has waited long enough to move to `taker`.
+
+        Its own executor has KV of it, or a part. So it waits there for as long as it would take to
+        compute it again: it loses at most twice what the best choice would (ski rental).
+        """
+        num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
+        patience_ns = max(_LEAST_PATIENCE_NS, taker.engine.recompute_ns(num_tokens))
+        has_waited = self.now_ns - request.queued_at_ns >= patience_ns
+        return has_waited and taker.engine.has_room_for(request)
 
     def _assign_begun(self, executor: ExecutorState) -> None:
         """Notes which requests have left the queue for an executor."""
@@ -723,7 +735,7 @@ class Scheduler:
         self._health.is_due |= next_probe_ns is not None and next_probe_ns <= self.now_ns
         self._place_isolated()
         awake, self._awake = self._awake, {}
-        if self._routing.end_holds(self.now_ns):
+        if self._routing.end_holds():
             awake |= self._idle
         for address, at_ns in self._asks_at_ns.items():
             if at_ns <= self.now_ns:

@@ -147,7 +147,7 @@ class Admitter:
         self._room.begin_step()
         self._keeps_bytes = False
         first = self._first_to_return if self._room.is_divided else self._first_preempted
-        if first is not None and not self._may_go_before(request, first):
+        if first is not None and not self._queue.may_go_before(request, first):
             return AdmissionBlocker.OTHERS_FIRST
         found = self._find_room(request, may_preempt=True)
         if isinstance(found, AdmissionBlocker):
@@ -291,11 +291,6 @@ class Admitter:
         """The first preempted request that does not wait for others of its tenant to leave."""
         preempted = filter(self._placement.suspects.may_run, self._placement.preempted)
         return next((each for each in preempted if not self._room.exceeds_share(each)), None)
-
-    def _may_go_before(self, request: Request, preempted: Request) -> bool:
-        """Returns whether a waiting request may begin before a preempted one."""
-        queue = self._queue
-        return queue.may_preempt(request, preempted) or queue.may_pass(request, preempted)
 
     # -- preempted ---------------------------------------------------------------------------------
 
@@ -480,7 +475,7 @@ class Admitter:
         self, request: Request, ahead: _Ahead, budget: Budget, admitted: list[tuple[int, int]]
     ) -> bool:
         preempted = ahead.preempted
-        if preempted is not None and not self._may_go_before(request, preempted):
+        if preempted is not None and not self._queue.may_go_before(request, preempted):
             return False
         if not ahead.is_of_rows:
             return True

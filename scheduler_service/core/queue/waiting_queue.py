@@ -240,6 +240,10 @@ class WaitingQueue:
         """
         return self._tenants is not None and self._tenants.may_pass(request, other)
 
+    def may_go_before(self, waiting: Request, preempted: Request) -> bool:
+        """Returns whether a waiting request may begin before a preempted one."""
+        return self.may_preempt(waiting, preempted) or self.may_pass(waiting, preempted)
+
     @property
     def shares(self) -> TenantShares | None:
         """What tenants may take of rows and blocks; None where tenants are not told apart."""
