@@ -125,7 +125,7 @@ class Scheduler:
             config.max_executor_losses, refuses_late=self.queue.refuses_late
         )
         self._health = ExecutorHealth(self.executors)
-        self._routing = Routing(self.queue, router or PrefixRouter(), self._health.avoids)
+        self._routing = Routing(self.queue, router or PrefixRouter(), self._health.closed_to)
         self._expected: list[_Expected] = []
         self._last_config: SchedulerConfig | None = None
         self._effects: list[Effect] = []
@@ -707,6 +707,8 @@ class Scheduler:
         """Notes which requests have left the queue for an executor."""
         for request in self.queue.take_begun():
             assignment = self._routing.assignment(request, executor)
+            if self._health.has_failed(request):
+                assignment = replace(assignment, why=AssignedFor.RETRIED)
             self._routing.forget(request.request_id)
             self.places[request.request_id].executor = executor
             self._effects.append(RequestAssigned(request, executor.address, assignment))

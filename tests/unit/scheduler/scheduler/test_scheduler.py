@@ -601,7 +601,7 @@ def a_failed_row() -> tuple[PureFleet, Machine, Machine]:
 def test_request_that_failed_is_retried_where_it_did_not_fail() -> None:
     fleet, sick, late = a_failed_row()
     fleet.handle(events.ExecutorDoubted(late.address, is_doubtful=False))
-    found = fleet.answer(sick)
+    found = fleet.answer(sick) + fleet.settle()
     moved = next(effect for effect in found if isinstance(effect, RequestMoved))
     assigned = next(effect for effect in found if isinstance(effect, RequestAssigned))
     assert found.index(moved) < found.index(assigned)
@@ -615,11 +615,28 @@ def test_request_that_failed_waits_for_an_executor_that_is_doubtful() -> None:
     fleet, sick, late = a_failed_row()
     fleet.answer(sick)
     fleet.settle()
-    assert (fleet.scheduler.num_waiting, fleet.scheduler.num_queued) == (1, 0)
-    found = fleet.handle(events.ExecutorDoubted(late.address, is_doubtful=False))
-    assert RequestAssigned in kinds(found)
+    assert fleet.scheduler.num_queued == 1
+    fleet.handle(events.ExecutorDoubted(late.address, is_doubtful=False))
+    assert RequestAssigned in kinds(fleet.settle())
+    assert fleet.requests_at(late) == ["r1"]
     fleet.run()
     assert fleet.tokens == {1: tokens_of(1)}
+
+
+def test_request_that_failed_does_not_wait_for_the_executor_where_it_did() -> None:
+    fleet, sick, busy = a_failed_row()
+    fleet.handle(events.ExecutorDoubted(busy.address, is_doubtful=False))
+    fleet.handle(events.ExecutorDoubted(sick.address, is_doubtful=True))
+    fleet.submit(a_request(2), a_request(3))
+    fleet.settle()
+    fleet.handle(events.ExecutorDoubted(sick.address, is_doubtful=False))
+
+    fleet.answer(sick)
+    fleet.answer(sick)
+    fleet.settle()  # the first executor is idle, and would be sooner to compute it
+    fleet.answer(busy)
+
+    assert fleet.requests_at(busy) == ["r1", "r2", "r3"]
 
 
 def test_request_that_waits_to_be_retried_ends_when_it_is_aborted() -> None:
