@@ -339,7 +339,6 @@ class Scheduler:
         """Takes note of what a step brought, and has clients told."""
         for request in events.acquitted:
             self._effects.append(RequestAcquitted(request, AcquittalReason.CAME_THROUGH))
-        self.queue.charge(events.num_sampled)
         events.finished = [each for each in events.finished if not self._health.probe_ended(each)]
         for request in events.finished:
             self._forget(request)
@@ -351,6 +350,7 @@ class Scheduler:
             return
         events = self._ask(executor, "take_ended", executor.engine.take_ended)
         if events is not None and events.any_ended:
+            self.queue.charge(events.num_sampled)
             self._deliver(events)
 
     # -- executors -----------------------------------------------------------------------------
@@ -633,6 +633,7 @@ class Scheduler:
             executor.has_lost_events = was_taken and outcome.status is StepStatus.OK
             raise
         executor.has_answered = True
+        self.queue.charge(events.num_sampled)  # before the next step is planned
         return events
 
     def _plan(self, addresses: Iterable[str]) -> None:
