@@ -135,6 +135,8 @@ class Scheduler:
         self._idle: dict[str, None] = {}
         # Executors at which preempted requests wait.
         self._preempting: dict[str, None] = {}
+        # When one of these has waited long enough to begin elsewhere, if nothing happens before.
+        self._moves_at_ns: int | None = None
         # Whether executors or their requests have changed, so that any request may begin anywhere.
         self._has_changed = False
         self._broken: list[ExecutorState] = []
@@ -648,7 +650,7 @@ class Scheduler:
                     self._plan_steps(executor)
                 declined |= self._routing.planned(executor)
             # What was meant for one of them and did not begin there may begin at another.
-            has_moved = self._preempting and self._move_preempted()
+            has_moved = self._move_preempted()
             is_over = not (declined or has_moved)
             executors = [] if is_over else [self.executors[each] for each in self._idle]
 
@@ -684,7 +686,8 @@ class Scheduler:
         Its own executor has KV of it, or a part. So it waits there for as long as it would take to
         compute it again: it loses at most twice what the best choice would (ski rental).
         """
-        if len(self.queue):
+        self._moves_at_ns = None
+        if not self._preempting or len(self.queue):
             return False  # what waits comes first
         takers = [
             executor
@@ -697,11 +700,14 @@ class Scheduler:
                 num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
                 for taker in takers:
                     patience_ns = max(_LEAST_PATIENCE_NS, taker.engine.recompute_ns(num_tokens))
-                    has_waited = self.now_ns - request.queued_at_ns >= patience_ns
-                    if has_waited and taker.engine.has_room_for(request):
+                    moves_at_ns = request.queued_at_ns + patience_ns
+                    if not taker.engine.has_room_for(request):
+                        continue
+                    if self.now_ns >= moves_at_ns:
                         reason = MoveReason.BEGINS_SOONER_ELSEWHERE
                         self._take_from(giver, request.request_id, reason)
                         return True
+                    self._moves_at_ns = min(moves_at_ns, self._moves_at_ns or moves_at_ns)
         return False
 
     def _assign_begun(self, executor: ExecutorState) -> None:
@@ -731,6 +737,9 @@ class Scheduler:
         for address, at_ns in self._asks_at_ns.items():
             if at_ns <= self.now_ns:
                 awake[address] = None
+        if self._moves_at_ns is not None and self._moves_at_ns <= self.now_ns:
+            self._moves_at_ns = None
+            awake |= self._preempting
         self._plan(list(self.executors) if looks_everywhere else awake)
 
     def _end_overdue(self) -> None:
@@ -781,7 +790,10 @@ class Scheduler:
         looks += [self._health.next_probe_ns, self._routing.next_hold_end_ns]
         looks += [each.until_ns for each in self._expected]
         times = [at_ns + _PAST_NS if at_ns else at_ns for at_ns in looks if at_ns is not None]
-        return min([*times, *self._asks_at_ns.values()], default=None)
+        times += self._asks_at_ns.values()
+        if self._moves_at_ns is not None:
+            times.append(self._moves_at_ns)
+        return min(times, default=None)
 
     def _act_on_health(self) -> None:
         for action in self._health.act(self.now_ns):

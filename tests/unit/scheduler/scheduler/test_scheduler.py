@@ -8,11 +8,10 @@ import pytest
 
 from scheduler_service.assignment import AssignedFor
 from scheduler_service.core.config import Feature, FleetConfig
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.planning.lateness import MAX_REFUSALS
 from scheduler_service.core.request import FinishReason, SchedulingParams
-from scheduler_service.core.scheduler import Scheduler as Engine
-from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.fleet.executor_losses import RETURN_NS, LossCause
 from scheduler_service.scheduler import events
 from scheduler_service.scheduler.effects import (
@@ -661,24 +660,67 @@ def test_nobody_is_blamed_when_batches_were_too_large_to_be_sent() -> None:
     assert fleet.requests_at(machine) == ["r1"]
 
 
-def test_preempted_request_moves_to_an_idle_executor_that_can_begin_it_sooner() -> None:
-    full, free = a_machine(1), a_machine(2)
-    fleet = a_fleet(full)
-    fleet.submit(a_request(1), a_request(2))
-    fleet.settle()
-    fleet.join(free)
-    engine = fleet.executor(full).engine
-    engine.placement.preempt(engine.placement.requests["r2"], PreemptionCause.BLOCKS)
-    engine.placement.rows.run_limit[:] = 0  # nothing begins there
-    fleet.now_ns = 10**9
+# -- preempted requests ----------------------------------------------------------------------------
 
-    for _ in range(2):
+
+def a_preemption() -> tuple[PureFleet, Machine, Machine]:
+    """The first executor lacks blocks for r2, and goes on with r1; the second one is idle."""
+    full, idle = a_machine(1, num_device_blocks=8), a_machine(2)
+    fleet = a_fleet(full)
+    fleet.submit(a_request(1, max_tokens=24), a_request(2, max_tokens=24))
+    fleet.settle()
+    for _ in range(24):
+        if fleet.executor(full).engine.preempted_request_ids:
+            break
         fleet.answer(full)
+    fleet.answer(full)  # the last step that computes r2
+    assert [r.request_id for r in fleet.executor(full).engine.movable_requests] == ["r2"]
+    fleet.join(idle)
+    fleet.settle()
+    return fleet, full, idle
+
+
+@pytest.mark.parametrize(("token_ns", "patience_ms"), [(0, 10), (MS, 17)])
+def test_preempted_request_moves_to_an_idle_executor_when_it_has_waited_as_long_as_it_computes(
+    token_ns: int, patience_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "recompute_ns", lambda _, num_tokens: num_tokens * token_ns)
+    fleet, full, idle = a_preemption()
+    fleet.now_ns = patience_ms * MS - 1
+    fleet.answer(full)
+    fleet.settle()
+    assert fleet.requests_at(full) == ["r1", "r2"]
+
+    fleet.now_ns += 1
+    fleet.answer(full)
 
     (moved,) = fleet.effects_of(RequestMoved)
     assert (moved.request.request_id, moved.address) == ("r2", full.address)
     assert moved.reason is MoveReason.BEGINS_SOONER_ELSEWHERE
-    assert "r2" in fleet.requests_at(free)
+    assert (fleet.requests_at(full), fleet.requests_at(idle)) == (["r1"], ["r2"])
+    fleet.run()
+    assert fleet.tokens == {1: tokens_of(1, 24), 2: tokens_of(2, 24)}
+
+
+def test_preempted_request_moves_when_nothing_happens_where_it_waits() -> None:
+    fleet, full, idle = a_preemption()
+    fleet.pass_time(0.009)
+    assert fleet.requests_at(full) == ["r1", "r2"]
+    fleet.pass_time(0.002)
+    assert (fleet.requests_at(full), fleet.requests_at(idle)) == (["r1"], ["r2"])
+
+
+def test_preempted_request_stays_when_no_other_executor_has_room_for_it() -> None:
+    fleet, full, _ = a_preemption()
+    fleet.handle(events.ExecutorDoubted("executor:2", is_doubtful=True))
+    fleet.join(a_machine(3, num_device_blocks=4))
+    fleet.pass_time(1)
+    fleet.answer(full)
+    fleet.settle()
+    assert fleet.requests_at(full) == ["r1", "r2"]
+    assert fleet.wakes_at_ns is None
+    fleet.run()
+    assert fleet.tokens == {1: tokens_of(1, 24), 2: tokens_of(2, 24)}
 
 
 # -- time ------------------------------------------------------------------------------------------
