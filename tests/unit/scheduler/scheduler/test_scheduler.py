@@ -72,6 +72,12 @@ def _submit(fleet: PureFleet) -> list[Effect]:
     return fleet.submit(a_request(2))
 
 
+def _submit_to_idle(fleet: PureFleet) -> list[Effect]:
+    fleet.join(a_machine(2))
+    fleet.settle()
+    return fleet.submit(a_request(2))
+
+
 def _tick(fleet: PureFleet) -> list[Effect]:
     fleet.join(a_machine(2))
     fleet.submit(a_request(2))
@@ -121,8 +127,9 @@ def _weigh(fleet: PureFleet) -> list[Effect]:
     [
         (_join, []),
         (_connect, [ExecutorServes, WakeAt]),
-        (_submit, [RequestAssigned, WakeAt]),
-        (_tick, [SendStep, SendStep]),
+        (_submit, []),
+        (_submit_to_idle, [WakeAt]),
+        (_tick, [RequestAssigned, SendStep, SendStep]),
         (_answer, [SendStep, DeliverTokens]),
         (_abort, [DeliverTokens, WakeAt]),
         (_abort_unknown, []),
@@ -194,7 +201,9 @@ def test_nothing_changes_when_no_engine_can_be_made_for_a_new_life(
 
 def test_nothing_changes_when_a_request_is_refused() -> None:
     fleet = a_fleet(a_machine(max_num_seqs=1), max_num_waiting=1)
-    fleet.submit(a_request(1), a_request(2))
+    fleet.submit(a_request(1))
+    fleet.settle()
+    fleet.submit(a_request(2))
     with pytest.raises(DomainError, match="1 requests wait; allowed: 1"):
         fleet.submit(a_request(3))
     with pytest.raises(DomainError):
@@ -269,7 +278,8 @@ def test_executor_gets_no_requests_before_it_is_connected() -> None:
     fleet.submit(a_request(1))
     fleet.settle()
     assert fleet.scheduler.num_waiting == 1
-    assert kinds(fleet.connect(machine)) == [ExecutorServes, RequestAssigned, WakeAt]
+    assert kinds(fleet.connect(machine)) == [ExecutorServes, WakeAt]
+    assert kinds(fleet.settle()) == [RequestAssigned, SendStep, SendStep]
 
 
 def test_no_step_is_planned_when_an_executor_was_lost_before_the_tick() -> None:
@@ -289,7 +299,7 @@ def test_requests_move_to_the_new_life_when_an_executor_is_replaced_at_its_addre
 
     found = fleet.join(machine)
 
-    assert kinds(found) == [ExecutorGone, WakeAt, ExecutorServes, RequestAssigned, WakeAt]
+    assert kinds(found) == [ExecutorGone, WakeAt, ExecutorServes, WakeAt]
     gone = found[0]
     assert isinstance(gone, ExecutorGone)
     assert (gone.epoch, gone.cause) == (1, LossCause.DIED)
@@ -340,6 +350,7 @@ def test_executor_that_drains_keeps_what_runs_and_gets_nothing_new() -> None:
     fleet.settle()
     assert fleet.requests_at(going) == ["r1"]
     fleet.join(staying)
+    fleet.settle()
     assert fleet.requests_at(staying) == ["r2"]
     fleet.run()
     (gone,) = fleet.effects_of(ExecutorGone)
@@ -365,6 +376,7 @@ def test_requests_move_when_the_time_of_a_drain_is_over() -> None:
     ]
     (gone,) = fleet.effects_of(ExecutorGone)
     assert (gone.is_drained, gone.num_moved, gone.cause) == (True, 2, LossCause.BLAMELESS)
+    fleet.settle()
     assert fleet.requests_at(staying) == ["r1", "r2"]
     fleet.run()
     assert fleet.tokens == {1: tokens_of(1), 2: tokens_of(2)}
@@ -400,8 +412,10 @@ def test_executor_gets_nothing_new_while_it_is_doubtful_and_keeps_what_it_has() 
     fleet.settle()
     fleet.handle(events.ExecutorDoubted(late.address, is_doubtful=True))
     fleet.submit(a_request(2))
+    fleet.settle()
     assert fleet.scheduler.num_waiting == 1
     fleet.join(other)
+    fleet.settle()
     assert (fleet.requests_at(late), fleet.requests_at(other)) == (["r1"], ["r2"])
 
 
@@ -411,8 +425,8 @@ def test_request_begins_when_the_only_executor_is_no_longer_doubtful() -> None:
     fleet.handle(events.ExecutorDoubted(machine.address, is_doubtful=True))
     fleet.submit(a_request(1))
     fleet.settle()
-    found = fleet.handle(events.ExecutorDoubted(machine.address, is_doubtful=False))
-    assert RequestAssigned in kinds(found)
+    fleet.handle(events.ExecutorDoubted(machine.address, is_doubtful=False))
+    assert RequestAssigned in kinds(fleet.settle())
     assert fleet.handle(events.ExecutorDoubted(machine.address, is_doubtful=False)) == []
 
 
@@ -739,10 +753,8 @@ def test_all_overdue_requests_end_when_there_is_no_step_to_end_them_in() -> None
 
 
 def test_next_request_begins_when_the_one_before_it_ended_before_its_first_step() -> None:
-    machine = a_machine(max_num_seqs=1, queue_policy="deadline")
-    fleet = a_fleet(machine, queue_policy="deadline")
+    fleet = a_fleet(a_machine(max_num_seqs=1), queue_policy="deadline")
     fleet.submit(a_request(1, SchedulingParams(deadline_ns=MS)), a_request(2))
-    assert fleet.requests_at(machine) == ["r1"]
     fleet.now_ns = 2 * MS
     fleet.run()
     assert fleet.finished["r1"].error is not None
@@ -752,7 +764,9 @@ def test_next_request_begins_when_the_one_before_it_ended_before_its_first_step(
 def test_waiting_request_ends_soon_after_its_deadline() -> None:
     machine = a_machine(max_num_seqs=1)
     fleet = a_fleet(machine, queue_policy="deadline")
-    fleet.submit(a_request(1), a_request(2, SchedulingParams(deadline_ns=50 * MS)))
+    fleet.submit(a_request(1))
+    fleet.settle()
+    fleet.submit(a_request(2, SchedulingParams(deadline_ns=50 * MS)))
     fleet.settle()
     assert fleet.wakes_at_ns is not None
     assert 50 * MS <= fleet.wakes_at_ns <= 60 * MS
@@ -799,7 +813,7 @@ def test_aborted_request_ends_once_wherever_it_is() -> None:
 
 def order_of_tenants(fleet: PureFleet, tenants: str) -> str:
     """Tenants in the order in which their requests, submitted as `tenants`, begin one by one."""
-    fleet.join(a_machine(max_num_seqs=1, queue_policy="fair"))
+    fleet.join(a_machine(max_num_seqs=1))
     for number, tenant in enumerate(tenants, 1):
         fleet.submit(a_request(number, SchedulingParams(tenant=tenant)))
     fleet.run()
