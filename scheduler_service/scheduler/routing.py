@@ -78,7 +78,8 @@ class Routing:
     """Compares executors, and keeps holds and reservations of waiting requests.
 
     `closed_to`: lives of executors where a request must not begin, but waits for another one.
-    `now_ns`: the time of the latest `tick`.
+    `now_ns`: the time of the latest `tick`. `looked_at`: the request that the latest view of the
+    queue came to last.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Routing:
         self._router = router
         self._closed_to = closed_to
         self.now_ns = 0
+        self.looked_at: Request | None = None
         self._states: dict[ExecutorState, HostState] = {}
         # Executors of which something has changed since they were looked at.
         self._changed: dict[ExecutorState, None] = {}
@@ -253,6 +255,7 @@ class Routing:
 
     def view(self, executor: ExecutorState) -> EngineQueue:
         """Returns the queue as an executor sees it that is about to plan a step."""
+        self.looked_at = None
         return EngineQueue(self, self._queue, executor)
 
     def candidates(self, executor: ExecutorState, open_lanes: OpenLanes) -> Iterator[Request]:
@@ -263,6 +266,7 @@ class Routing:
         walk = _Walk(self._states[executor])
         open_lanes.groups = self._groups_for(walk.state.kind)
         for request in self._queue.candidates(open_lanes):
+            self.looked_at = request
             if walk.held and not self._may_pass(request, walk.held):
                 return
             if not self._may_begin(request, executor, walk):

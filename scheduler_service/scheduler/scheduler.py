@@ -69,7 +69,7 @@ from scheduler_service.scheduler.health import (
     Withdraw,
     make_suspect,
 )
-from scheduler_service.scheduler.rescue import end_with_fault, rescue
+from scheduler_service.scheduler.rescue import end_with_fault, rescue, saw_too_many_break
 from scheduler_service.scheduler.routing import Obstacle, Routing
 from splitserve_rpc.domain_error import DomainError
 
@@ -664,6 +664,7 @@ class Scheduler:
             plan = self._ask(executor, "plan_step", partial(engine.plan_step, view))
             self._assign_begun(executor)
             if executor.is_broken:
+                self._count_break(self._routing.looked_at)
                 return
             executor.lacks = engine.placement.draft.lacks if plan is None else plan.lacks
             if engine.num_preempted:
@@ -679,6 +680,15 @@ class Scheduler:
                 break
             self._effects.append(SendStep(address, plan))
         self._deliver_ended(executor)
+
+    def _count_break(self, looked_at: Request | None) -> None:
+        """Ends the waiting request that a broken engine looked at last, if it saw too many break.
+
+        It may be what breaks them, and would go on to the next.
+        """
+        if looked_at is not None and looked_at in self.queue and saw_too_many_break(looked_at):
+            end_with_fault(looked_at)
+            self._end(looked_at)
 
     def _move_preempted(self) -> bool:
         """Takes one preempted request back that had better begin at another executor.
