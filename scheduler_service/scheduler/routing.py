@@ -8,7 +8,7 @@ number of times, and then wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -78,18 +78,20 @@ class _Walk:
 class Routing:
     """Compares executors, and keeps holds and reservations of waiting requests.
 
-    `avoids`: whether a request should not begin at an executor while another could take it.
+    `closed_to`: lives of executors where a request must not begin, but waits for another one.
+    `looked_at`: the request that the latest view of the queue came to last.
     """
 
     def __init__(
         self,
         queue: WaitingQueue,
         router: Router,
-        avoids: Callable[[Request, ExecutorState], bool],
+        closed_to: Callable[[Request], Collection[Hashable]],
     ) -> None:
         self._queue = queue
         self._router = router
-        self._avoids = avoids
+        self._closed_to = closed_to
+        self.looked_at: Request | None = None
         self._states: dict[ExecutorState, HostState] = {}
         # Executors of which something has changed since they were looked at.
         self._changed: dict[ExecutorState, None] = {}
@@ -258,6 +260,7 @@ class Routing:
 
     def view(self, executor: ExecutorState) -> EngineQueue:
         """Returns the queue as an executor sees it that is about to plan a step."""
+        self.looked_at = None
         return EngineQueue(self, self._queue, executor)
 
     def candidates(self, executor: ExecutorState, open_lanes: OpenLanes) -> Iterator[Request]:
@@ -268,6 +271,7 @@ class Routing:
         walk = _Walk(self._states[executor])
         open_lanes.groups = self._groups_for(walk.state.kind)
         for request in self._queue.candidates(open_lanes):
+            self.looked_at = request
             if walk.held and not self._may_pass(request, walk.held):
                 return
             if not self._may_begin(request, executor, walk):
@@ -291,11 +295,12 @@ class Routing:
         kinds = self._kinds_for(request)
         if walk.state.kind not in kinds:
             return False
+        closed = self._closed_to(request)
+        if closed and executor.life in closed:
+            return False
         if len(self._states) == 1:
             self._reasons[request.request_id] = (AssignedFor.ONLY_ONE, None, None)
             return True
-        if self._is_avoided(request, executor, kinds):
-            return False
         if self._takes_the_last(request, executor):
             return False
         assigned = self._assigned.get(request.request_id)
@@ -309,6 +314,7 @@ class Routing:
             and state.is_open_soon
             and state.kind in kinds
             and other not in declined
+            and not (closed and other.life in closed)
         ]
         if not others or not request.unfinished:
             self._reasons[request.request_id] = (AssignedFor.ONLY_ONE, None, None)
@@ -317,13 +323,6 @@ class Routing:
             # There is room elsewhere, unless the request waits for this very executor.
             return self._reserved.get(request.request_id) is executor
         return self._is_best(request, executor, walk, dict(others))
-
-    def _is_avoided(self, request: Request, executor: ExecutorState, kinds: frozenset[int]) -> bool:
-        return self._avoids(request, executor) and any(
-            not self._avoids(request, other)
-            for other, state in self._states.items()
-            if other is not executor and state.kind in kinds
-        )
 
     def _is_best(
         self,
@@ -430,11 +429,13 @@ class Routing:
         return reserved is executor
 
     def _best_free(self, request: Request) -> ExecutorState | None:
-        kinds = self._kinds_for(request)
+        kinds, closed = self._kinds_for(request), self._closed_to(request)
         by_state = {
             state.number: other
             for other, state in self._states.items()
-            if other not in self._reserving and state.kind in kinds
+            if other not in self._reserving
+            and state.kind in kinds
+            and not (closed and other.life in closed)
         }
         states = [self._states[other] for other in by_state.values()]
         best = next(iter(self._router.rank(request, states)), None)

@@ -69,7 +69,7 @@ from scheduler_service.scheduler.health import (
     Withdraw,
     make_suspect,
 )
-from scheduler_service.scheduler.rescue import end_with_fault, rescue
+from scheduler_service.scheduler.rescue import end_with_fault, rescue, saw_too_many_break
 from scheduler_service.scheduler.routing import Obstacle, Routing
 from splitserve_rpc.domain_error import DomainError
 
@@ -125,7 +125,7 @@ class Scheduler:
             config.max_executor_losses, refuses_late=self.queue.refuses_late
         )
         self._health = ExecutorHealth(self.executors)
-        self._routing = Routing(self.queue, router or PrefixRouter(), self._health.avoids)
+        self._routing = Routing(self.queue, router or PrefixRouter(), self._health.closed_to)
         self._expected: list[_Expected] = []
         self._last_config: SchedulerConfig | None = None
         self._effects: list[Effect] = []
@@ -135,6 +135,8 @@ class Scheduler:
         self._idle: dict[str, None] = {}
         # Executors at which preempted requests wait.
         self._preempting: dict[str, None] = {}
+        # When one of these has waited long enough to begin elsewhere, if nothing happens before.
+        self._moves_at_ns: int | None = None
         # Whether executors or their requests have changed, so that any request may begin anywhere.
         self._has_changed = False
         self._broken: list[ExecutorState] = []
@@ -339,7 +341,6 @@ class Scheduler:
         """Takes note of what a step brought, and has clients told."""
         for request in events.acquitted:
             self._effects.append(RequestAcquitted(request, AcquittalReason.CAME_THROUGH))
-        self.queue.charge(events.num_sampled)
         events.finished = [each for each in events.finished if not self._health.probe_ended(each)]
         for request in events.finished:
             self._forget(request)
@@ -351,6 +352,7 @@ class Scheduler:
             return
         events = self._ask(executor, "take_ended", executor.engine.take_ended)
         if events is not None and events.any_ended:
+            self.queue.charge(events.num_sampled)
             self._deliver(events)
 
     # -- executors -----------------------------------------------------------------------------
@@ -633,6 +635,7 @@ class Scheduler:
             executor.has_lost_events = was_taken and outcome.status is StepStatus.OK
             raise
         executor.has_answered = True
+        self.queue.charge(events.num_sampled)  # before the next step is planned
         return events
 
     def _plan(self, addresses: Iterable[str]) -> None:
@@ -649,7 +652,7 @@ class Scheduler:
                     self._plan_steps(executor)
                 declined |= self._routing.planned(executor)
             # What was meant for one of them and did not begin there may begin at another.
-            has_moved = self._preempting and self._move_preempted()
+            has_moved = self._move_preempted()
             is_over = not (declined or has_moved)
             executors = [] if is_over else [self.executors[each] for each in self._idle]
 
@@ -663,6 +666,7 @@ class Scheduler:
             plan = self._ask(executor, "plan_step", partial(engine.plan_step, view))
             self._assign_begun(executor)
             if executor.is_broken:
+                self._count_break(self._routing.looked_at)
                 return
             executor.lacks = engine.placement.draft.lacks if plan is None else plan.lacks
             if engine.num_preempted:
@@ -679,12 +683,22 @@ class Scheduler:
             self._effects.append(SendStep(address, plan))
         self._deliver_ended(executor)
 
+    def _count_break(self, looked_at: Request | None) -> None:
+        """Ends the waiting request that a broken engine looked at last, if it saw too many break.
+
+        It may be what breaks them, and would go on to the next.
+        """
+        if looked_at is not None and looked_at in self.queue and saw_too_many_break(looked_at):
+            end_with_fault(looked_at)
+            self._end(looked_at)
+
     def _move_preempted(self, planning: Container[str] = ()) -> bool:
         """Takes one preempted request back that had better begin at another executor.
 
         Waiting requests that may begin before it do so first. `planning`: executors that are about
         to plan a step, and bring their own requests back if they have room.
         """
+        self._moves_at_ns = None
         takers = [
             executor
             for executor in self.taking_requests
@@ -698,27 +712,32 @@ class Scheduler:
             for request in giver.engine.movable_requests:
                 if first is not None and self.queue.may_go_before(first, request):
                     continue
-                if any(self._begins_sooner(request, taker) for taker in takers):
-                    reason = MoveReason.BEGINS_SOONER_ELSEWHERE
-                    self._take_from(giver, request.request_id, reason)
-                    return True
+                for taker in takers:
+                    if not taker.engine.has_room_for(request):
+                        continue
+                    moves_at_ns = self._moves_at(request, taker)
+                    if self.now_ns >= moves_at_ns:
+                        reason = MoveReason.BEGINS_SOONER_ELSEWHERE
+                        self._take_from(giver, request.request_id, reason)
+                        return True
+                    self._moves_at_ns = min(moves_at_ns, self._moves_at_ns or moves_at_ns)
         return False
 
-    def _begins_sooner(self, request: Request, taker: ExecutorState) -> bool:
-        """Returns whether a preempted request has waited long enough to move to `taker`.
+    def _moves_at(self, request: Request, taker: ExecutorState) -> int:
+        """Returns when a preempted request has waited long enough to move to `taker`, in ns.
 
         Its own executor has KV of it, or a part. So it waits there for as long as it would take to
         compute it again: it loses at most twice what the best choice would (ski rental).
         """
         num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
-        patience_ns = max(_LEAST_PATIENCE_NS, taker.engine.recompute_ns(num_tokens))
-        has_waited = self.now_ns - request.queued_at_ns >= patience_ns
-        return has_waited and taker.engine.has_room_for(request)
+        return request.queued_at_ns + max(_LEAST_PATIENCE_NS, taker.engine.recompute_ns(num_tokens))
 
     def _assign_begun(self, executor: ExecutorState) -> None:
         """Notes which requests have left the queue for an executor."""
         for request in self.queue.take_begun():
             assignment = self._routing.assignment(request, executor)
+            if self._health.has_failed(request):
+                assignment = replace(assignment, why=AssignedFor.RETRIED)
             self._routing.forget(request.request_id)
             self.places[request.request_id].executor = executor
             self._effects.append(RequestAssigned(request, executor.address, assignment))
@@ -740,6 +759,9 @@ class Scheduler:
         for address, at_ns in self._asks_at_ns.items():
             if at_ns <= self.now_ns:
                 awake[address] = None
+        if self._moves_at_ns is not None and self._moves_at_ns <= self.now_ns:
+            self._moves_at_ns = None
+            awake |= self._preempting
         self._plan(list(self.executors) if looks_everywhere else awake)
 
     def _end_overdue(self) -> None:
@@ -790,7 +812,10 @@ class Scheduler:
         looks += [self._health.next_probe_ns, self._routing.next_hold_end_ns]
         looks += [each.until_ns for each in self._expected]
         times = [at_ns + _PAST_NS if at_ns else at_ns for at_ns in looks if at_ns is not None]
-        return min([*times, *self._asks_at_ns.values()], default=None)
+        times += self._asks_at_ns.values()
+        if self._moves_at_ns is not None:
+            times.append(self._moves_at_ns)
+        return min(times, default=None)
 
     def _act_on_health(self) -> None:
         for action in self._health.act(self.now_ns):
