@@ -329,7 +329,7 @@ class Engine:
         suspects = self.placement.suspects
         if suspects.is_trial_in_flight:
             return None
-        num_suspects = len(suspects)
+        request_ids = suspects.request_ids
         for turn in suspects.turns:
             if turn.is_trial and self._in_flight:
                 return None
@@ -338,8 +338,8 @@ class Engine:
             if plan is not None:
                 suspects.step_planned(plan.step_id, is_trial=turn.is_trial)
                 return plan
-        if len(suspects) < num_suspects:
-            # The one whose turn it was has ended, for want of time, say.
+        if suspects.request_ids != request_ids:
+            # The one whose turn it was has ended, for want of time, say, or others were met.
             return self._plan_in_turn(waiting) if suspects else self._plan(waiting)
         return None if self._in_flight else self._plan_any_trial(waiting)
 

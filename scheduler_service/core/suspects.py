@@ -54,6 +54,11 @@ class Suspects:
 
     # -- who is one ----------------------------------------------------------------------------
 
+    @property
+    def request_ids(self) -> frozenset[str]:
+        """Ids of all suspects."""
+        return frozenset(self._requests)
+
     def add(self, request: Request) -> None:
         """Takes up a request that was a suspect elsewhere; others are left alone."""
         if request.trial_size:
