@@ -383,7 +383,7 @@ class Engine:
                 suspects.step_planned(plan.step_id, is_trial=turn.is_trial)
                 return plan
         if suspects.request_ids != request_ids:
-            # The one whose turn it was has ended, for want of time, say; or one was met in the queue.
+            # The one whose turn it was has ended, for want of time, say, or others were met.
             return self._plan_in_turn(waiting) if suspects else self._plan(waiting)
         return None if self._in_flight else self._plan_any_trial(waiting)
 

@@ -27,7 +27,7 @@ class HostState:
     free; `is_open`: tokens of the next step are, too. `ahead_ns`: time of what is computed before,
     or together with, the prompt of a request that begins now. `num_blank_blocks`: free blocks
     without contents. `token_ns`: time of a prompt token, `is_measured` if it is known. `block_ns`:
-    time of bringing a block from the host pool. `num_pending_tokens`: tokens of prompts to be computed.
+    time of bringing a block from the host pool. `num_pending_tokens`: of prompts, to be computed.
     """
 
     host: Engine
