@@ -119,8 +119,10 @@ class Engine:
 
     @property
     def has_room(self) -> bool:
-        """Whether a row and more blocks than the watermark are free."""
+        """Whether a row and more blocks than the watermark are free, and few suspects wait."""
         placement = self.placement
+        if placement.is_full_of_suspects:
+            return False
         num_kept = placement.blocks.watermark if len(placement.rows) else 0
         return placement.num_unreserved_rows > 0 and self.num_free_blocks > num_kept
 

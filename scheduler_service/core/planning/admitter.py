@@ -409,6 +409,8 @@ class Admitter:
 
         Looks at the first of them only where one may preempt others or take a row that is kept.
         """
+        if self._placement.is_full_of_suspects:
+            return True
         rows, is_full = self._placement.rows, self._room.is_full
         if is_full and (not self._queue.preempts or len(rows) == 0):
             return True
@@ -432,7 +434,7 @@ class Admitter:
         for request in self._candidates(waiting):
             if ahead is not None and not self._goes_ahead(request, ahead, budget, admitted):
                 return
-            if budget.num_left <= 0:
+            if budget.num_left <= 0 or self._placement.is_full_of_suspects:
                 return
             # What is looked at in vain is mostly neither of these, and need not be prepared.
             is_resumed = any(s.num_output_tokens for s in request.sequences)

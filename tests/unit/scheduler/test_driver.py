@@ -69,7 +69,7 @@ async def test_log_names_the_call_and_the_address_when_an_engine_fails(
     Broken(monkeypatch, RowColumns, "plan_work")
     fleet.submit(1)
     await turns()
-    assert "core_invariant_broken address=executor:1 call=schedule journal=" in caplog.text
+    assert "core_invariant_broken address=executor:1 call=plan_step journal=" in caplog.text
     assert "block 3 freed twice" in caplog.text
     assert "executor_lost address=executor:1 num_requests=1" in caplog.text
     assert fleet.cluster.executors == []

@@ -26,8 +26,9 @@ async def test_effects_are_recorded_when_the_driver_fails_to_execute_one(
 
     monkeypatch.setattr("scheduler_service.driver.encode_once", fail)
 
+    fleet.submit(1)
     with pytest.raises(RuntimeError, match="a fault of the driver"):
-        fleet.submit(1)
+        fleet.cluster.look_again()
     fleet.cluster.look_again()
     await turns()
     await fleet.finish(machine)
@@ -35,10 +36,8 @@ async def test_effects_are_recorded_when_the_driver_fails_to_execute_one(
     journal.close()
 
     entries = list(SegmentReader(path))
-    (submitted,) = [entry for entry in entries if entry.HasField("request_submitted")]
-    assert submitted.effects[0].request_assigned.address == "executor:1"
-    steps = [
-        effect for entry in entries for effect in entry.effects if effect.HasField("send_step")
-    ]
-    assert steps
+    effects = [effect for entry in entries for effect in entry.effects]
+    assigned = [each.request_assigned for each in effects if each.HasField("request_assigned")]
+    assert [each.address for each in assigned] == ["executor:1"]
+    assert any(each.HasField("send_step") for each in effects)
     assert replay(path).difference is None

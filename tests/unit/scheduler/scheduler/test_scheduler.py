@@ -674,6 +674,23 @@ def test_nobody_is_blamed_when_batches_were_too_large_to_be_sent() -> None:
     assert fleet.requests_at(machine) == ["r1"]
 
 
+def test_executor_that_fails_takes_no_more_suspects_than_it_has_rows() -> None:
+    machine = a_machine()
+    fleet = a_fleet(machine)
+    machine.fails, machine.sick_every = True, 2
+    engine, num_rows = fleet.executor(machine).engine, machine.config.max_num_seqs
+    most = 0
+    for number in range(1, 61):
+        if fleet.scheduler.num_queued < 12:
+            fleet.submit(a_request(number))
+        fleet.settle()
+        fleet.answer(machine)
+        most = max(most, engine.num_unfinished)
+    assert num_rows < most <= 2 * num_rows
+    machine.fails = False
+    fleet.run()
+
+
 # -- preempted requests ----------------------------------------------------------------------------
 
 
