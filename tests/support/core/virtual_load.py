@@ -19,7 +19,7 @@ from scheduler_service.core.sampling_params import SamplingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.engine_with_queue import EngineWithQueue
 
-_SAMPLED = 7
+SAMPLED = 7
 _FIRST_PROMPT_TOKEN = 10
 
 
@@ -67,7 +67,7 @@ class Fate:
 
 def outcome_of(plan: StepPlan, costs: StepCosts) -> StepOutcome:
     """The answer of an executor that takes so long."""
-    token_ids = np.full(len(plan.work.row_ids), _SAMPLED, np.int32)
+    token_ids = np.full(len(plan.work.row_ids), SAMPLED, np.int32)
     if plan.work.samples is not None:
         token_ids[~plan.work.samples] = -1
     return StepOutcome(plan.step_id, StepStatus.OK, token_ids, compute_us=costs.of(plan))
