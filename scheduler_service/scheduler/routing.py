@@ -27,6 +27,8 @@ from scheduler_service.scheduler.executor_state import ExecutorState
 
 # Requests that may begin before one that waits for a busy executor.
 MAX_PASSED = 8
+# So many that wait for busy executors are looked at before an executor finds nobody to begin.
+_MAX_HELD = 16
 # What may be saved by waiting for a busy executor, of what it costs at once; less is not worth it.
 _LEAST_SAVED_RATIO = 0.2
 _US_NS = 1000
@@ -69,10 +71,15 @@ class Begun:
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass of an executor through the queue. `held`: requests that wait for busy executors."""
+    """One pass of an executor through the queue.
+
+    `held`: requests that wait for busy executors. `num_passes_left`: how many may yet begin before
+    all of these.
+    """
 
     state: HostState
     held: list[Request] = field(default_factory=list)
+    num_passes_left: int = MAX_PASSED
 
 
 class Routing:
@@ -272,7 +279,7 @@ class Routing:
         open_lanes.groups = self._groups_for(walk.state.kind)
         for request in self._queue.candidates(open_lanes):
             self.looked_at = request
-            if walk.held and not self._may_pass(request, walk.held):
+            if walk.held and not self._may_pass(request, walk):
                 return
             if not self._may_begin(request, executor, walk):
                 continue
@@ -280,15 +287,21 @@ class Routing:
             yield request
             if request.status is RequestStatus.RUNNING:
                 self._num_running[request.request_id] = num_running
-                for held in walk.held:
-                    self._holds[held.request_id].num_passed += 1
+                self._passed(walk)
                 self._begun(request, walk.state)
 
-    def _may_pass(self, request: Request, held: Sequence[Request]) -> bool:
+    def _may_pass(self, request: Request, walk: _Walk) -> bool:
         """Returns whether a request may begin before those that wait for busy executors."""
-        is_as_urgent = self._queue.step_class(request) == self._queue.step_class(held[0])
-        holds = (self._holds.get(each.request_id) for each in held)
-        return is_as_urgent and all(h is None or h.num_passed < MAX_PASSED for h in holds)
+        is_as_urgent = self._queue.step_class(request) == self._queue.step_class(walk.held[0])
+        return is_as_urgent and walk.num_passes_left > 0 and len(walk.held) < _MAX_HELD
+
+    def _passed(self, walk: _Walk) -> None:
+        """Notes that a request has begun before those that wait for busy executors."""
+        for held in walk.held:
+            hold = self._holds.get(held.request_id)
+            if hold is not None:
+                hold.num_passed += 1
+        walk.num_passes_left -= bool(walk.held)
 
     def _may_begin(self, request: Request, executor: ExecutorState, walk: _Walk) -> bool:
         """Decides whether a request had better begin at `executor`; notes a hold if it waits."""
@@ -354,6 +367,7 @@ class Routing:
             hold.end(self._queue.now_ns)
             if not hold.is_over:
                 walk.held.append(request)
+                walk.num_passes_left = min(walk.num_passes_left, MAX_PASSED - hold.num_passed)
                 return False
         why = AssignedFor.BETTER_IS_BUSY if hold is None else AssignedFor.WAITED_LONG_ENOUGH
         self._reasons[request.request_id] = (why, own, best)

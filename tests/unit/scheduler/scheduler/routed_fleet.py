@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from scheduler_service.core.config import FleetConfig
 from scheduler_service.core.engine import Engine
@@ -20,7 +21,7 @@ MS = 1_000_000
 # What executors take for a token of a step, at speed 1.
 TOKEN_NS = MS
 ONE_ROW = {"max_num_seqs": 1}
-_DEFAULTS = {"max_num_seqs": 8, "num_device_blocks": 64}
+_DEFAULTS: dict[str, Any] = {"max_num_seqs": 8, "num_device_blocks": 64}
 _MAX_STEPS = 5000
 
 
@@ -33,7 +34,7 @@ class RoutedFleet(PureFleet):
 
     def __init__(
         self,
-        *changes: Mapping[str, object],
+        *changes: Mapping[str, Any],
         policy: str = "fcfs",
         slowness: Mapping[int, int] | None = None,
         router: Router | None = None,

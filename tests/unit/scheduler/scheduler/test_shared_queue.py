@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scheduler_service.core.admission_blocker import AdmissionBlocker
@@ -152,7 +154,7 @@ def test_small_executor_begins_what_fits_it_when_many_others_wait_for_a_large_on
 
 
 def test_tenant_that_was_served_by_one_executor_waits_for_others_at_every_executor() -> None:
-    one_row: dict[str, object] = {"max_num_seqs": 1, "max_num_batched_tokens": 100}
+    one_row: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 100}
     fleet = SharedQueue("fair", one_row)
     fleet.add(80, max_tokens=1, tenant="a")
     fleet.run()
