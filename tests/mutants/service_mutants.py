@@ -152,8 +152,8 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "no preempted request moves to an idle executor": Mutant(
             "scheduler_service.scheduler.scheduler",
-            "if has_waited and taker.engine.has_room_for(request):",
-            "if False:",
+            "executor.address not in self._preempting and self._routing.has_room(executor)",
+            "False",
             f"{_SCHEDULER}test_scheduler.py",
         ),
         "the queue does not learn what tenants got": Mutant(
