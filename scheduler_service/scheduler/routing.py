@@ -257,6 +257,9 @@ class Routing:
         lack = executor.lacks.get(request)
         if lack is not None:
             return lack
+        if not executor.engine.has_room:
+            is_full = executor.engine.num_free_rows <= 0
+            return AdmissionBlocker.ROWS if is_full else AdmissionBlocker.BLOCKS
         if self.is_held(request.request_id):
             return Obstacle.BETTER_IS_BUSY
         if self._reserved.get(request.request_id, executor) is not executor:

@@ -18,6 +18,7 @@ from scheduler_service.core.config import FleetConfig, SchedulerConfig
 from scheduler_service.core.engine import Engine
 from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
 from scheduler_service.core.planning.arrival_checks import check_request, fits
+from scheduler_service.core.planning.preparation import prepare_request
 from scheduler_service.core.queue.queue_policy import make_queue_policy
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import Request, RequestStatus
@@ -233,6 +234,11 @@ class Scheduler:
         return any(fits(request, config) for request in self.queue for config in configs)
 
     @property
+    def is_about_to_plan(self) -> bool:
+        """Whether the next tick plans steps."""
+        return bool(self._awake)
+
+    @property
     def is_computing(self) -> bool:
         """Whether a step of any executor is in flight."""
         return any(each.engine.num_in_flight for each in self.executors.values())
@@ -303,6 +309,8 @@ class Scheduler:
         assert request.request_id not in self.places, "request id in use"
         request.submitted_ns = self.now_ns
         self.places[request.request_id] = Place(request)
+        if self._last_config is not None:
+            prepare_request(request, self._last_config)
         self._push(request)
 
     def _push(self, request: Request) -> None:
@@ -358,12 +366,15 @@ class Scheduler:
     # -- executors -----------------------------------------------------------------------------
 
     def _join(self, event: ExecutorJoined) -> None:
-        engine = Engine(event.config, self.queue, event.last_step_id)
+        # Requests that are prepared for one executor are so for all that are like it.
+        alike = (each.config for each in self.executors.values() if each.config == event.config)
+        config = next(alike, event.config)
+        engine = Engine(config, self.queue, event.last_step_id)
         known = self.executors.get(event.address)
         if known is not None:
             self._remove(known, LossCause.DIED, "a new executor answers at its address")
         self.executors[event.address] = ExecutorState(
-            event.address, event.epoch, event.config, engine, event.num_credits
+            event.address, event.epoch, config, engine, event.num_credits
         )
 
     def _serve(self, address: str) -> None:

@@ -112,14 +112,11 @@ class Admitter:
 
         It has them if it was resumed with them, or if its sequences end sooner on this engine.
         """
-        is_prepared = request.prepared_for is self._config
-        if not is_prepared:
+        if request.prepared_for is not self._config:
             prepare_request(request, self._config)
         if request.unfinished:
             # Even so: another engine may have looked for its prefix since.
             self._placement.blocks.prefixes.adopt(request.unfinished[0])
-        if is_prepared:
-            return
         for resumed in request.unfinished:
             if resumed.num_output_tokens > 0 and request.params.beam is None:
                 self._endings.finish_if_stopped(resumed)

@@ -158,7 +158,7 @@ def test_tenant_that_was_served_by_one_executor_waits_for_others_at_every_execut
     fleet = SharedQueue("fair", one_row)
     fleet.add(80, max_tokens=1, tenant="a")
     fleet.run()
-    fleet.join(Machine("executor:1", queue_policy="fair", prefix_caching=False, **one_row))  # type: ignore[arg-type]
+    fleet.join(Machine("executor:1", queue_policy="fair", prefix_caching=False, **one_row))
     for _ in range(2):
         fleet.add(20, max_tokens=1, tenant="a")
     for _ in range(4):
