@@ -11,7 +11,10 @@ from tests.mutants.histories import DRAWS, num_until_wrong
 from tests.mutants.mutant import HISTORIES, source_of
 from tests.mutants.mutants import MUTANTS, table
 from tests.mutants.run_mutant import FOUND
-from tests.support.processes.forked import ROOT, run_process
+from tests.support.processes.forked import ROOT, run_patiently
+
+# Chaos takes a minute, or as long as a client waits for what a planted fault withholds.
+_PATIENCE_S = 3000.0
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -36,10 +39,11 @@ def _case(name: str) -> ParameterSet:
     return pytest.param(name, marks=marks)
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.cases(6)
 @pytest.mark.parametrize("name", [_case(name) for name in MUTANTS])
 def test_fault_is_found_when_it_is_planted(name: str) -> None:
-    ended = run_process("tests.mutants.run_mutant", name)
+    ended = run_patiently(_PATIENCE_S, "tests.mutants.run_mutant", name)
     assert ended.returncode == FOUND, f"{MUTANTS[name].killer}:\n{ended.stdout}{ended.stderr}"
 
 

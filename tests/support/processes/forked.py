@@ -188,6 +188,13 @@ def run_process(
     package: str, *options: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """As `start_process`, to its end and without any input."""
+    return run_patiently(PATIENCE_S, package, *options, **environment)
+
+
+def run_patiently(
+    patience_s: float, package: str, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """As `run_process`; raises subprocess.TimeoutExpired if it takes longer than `patience_s`."""
     with TemporaryFile() as out, TemporaryFile() as errors, open(os.devnull, "rb") as nothing:
         process = start_process(
             package,
@@ -198,7 +205,7 @@ def run_process(
             stderr=errors.fileno(),
         )
         try:
-            code = process.wait(PATIENCE_S)
+            code = process.wait(patience_s)
         finally:
             process.kill()
         said = []
