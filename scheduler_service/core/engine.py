@@ -382,7 +382,9 @@ class Engine:
             with suspects.turn(turn):
                 plan = self._plan(waiting)
             if plan is not None:
-                suspects.step_planned(plan.step_id, is_trial=turn.is_trial)
+                # One without rows only makes room for the trial, whose turn it still is.
+                is_trial = turn.is_trial and len(plan.work.row_ids) > 0
+                suspects.step_planned(plan.step_id, is_trial=is_trial)
                 return plan
         if suspects.request_ids != request_ids:
             # The one whose turn it was has ended, for want of time, say, or others were met.

@@ -49,8 +49,8 @@ class Suspects:
         # Steps of others since the last trial, while there were suspects.
         self._num_others = 0
 
-    def __len__(self) -> int:
-        return len(self._requests)
+    def __bool__(self) -> bool:
+        return bool(self._requests)
 
     # -- who is one ----------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Suspects:
 
     @contextmanager
     def trial_of(self, request: Request) -> Iterator[None]:
-        """A step is planned with this suspect alone."""
+        """Within it, `may_run` allows this suspect alone."""
         self._on_trial = frozenset({request.request_id})
         try:
             yield

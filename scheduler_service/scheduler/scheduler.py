@@ -390,7 +390,7 @@ class Scheduler:
         self._wake(executor)
 
     def _executor_takes_requests(self) -> None:
-        """Reacts to an executor that is new, or takes requests again."""
+        """Looks for requests that an executor which takes requests again, or is new, may begin."""
         self._health.executor_changed()
         if self.num_unfitting:
             self._end_unfitting()

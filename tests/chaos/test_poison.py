@@ -143,7 +143,7 @@ async def test_several_poisons_are_failed_after_a_bounded_number_of_deaths_when_
         outcomes = await asyncio.gather(*poisoned, return_exceptions=True)
         reasons = [each.reason for each in outcomes if isinstance(each, RequestFailed)]
         assert reasons == ["EXECUTOR_LOST_REPEATEDLY"] * NUM_POISONS
-        # One each, and two of each executor before; one more if results were not heard.
+        # One each, two of each executor before, and one more after the first of them is failed.
         assert running.num_deaths <= NUM_POISONS + 2 * NUM_EXECUTORS + 1
         assert await complete_all(client) == expected
     assert "violation" not in running.log_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode, Speculation
 from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.journal.journal import FileJournal
+from scheduler_service.journal.journal import FileJournal, NoJournal
 from scheduler_service.journal.replay import replay
 from tests.support.core.recorded_run import RandomRun, run_config
 
@@ -93,14 +94,15 @@ def test_journal_is_the_same_when_somebody_watches(
 
 
 @pytest.mark.parametrize(
-    ("seed", "num_turns", "options"),
+    ("seed", "num_turns", "fleet", "options"),
     [
         # The first of several suspects was preempted, and the first that runs lacks a block.
-        (9, 150, {"queue_policy": "priority"}),
+        (9, 150, {}, {"queue_policy": "priority"}),
         # The first of several suspects ends when it has its turn, as its deadline is past.
         (
             1117,
             100,
+            {},
             {
                 "queue_policy": "deadline",
                 "preemption_mode": PreemptionMode.RECOMPUTE,
@@ -108,14 +110,40 @@ def test_journal_is_the_same_when_somebody_watches(
                 "max_run_ahead": 4,
             },
         ),
+        # A request is swapped out for a trial, and in again before the trial has its blocks.
+        (
+            413,
+            100,
+            {"num_executors": 4},
+            {
+                "queue_policy": "fair",
+                "num_device_blocks": 20,
+                "max_run_ahead": 4,
+                "speculation": Speculation.PROMPT_LOOKUP,
+                "delay_factor": 0.5,
+            },
+        ),
+        # A request is preempted for one behind the protected one, and comes back before both.
+        (
+            485,
+            100,
+            {"disturbed_ratio": 0.02},
+            {
+                "queue_policy": "priority",
+                "num_device_blocks": 20,
+                "prefix_caching": False,
+                "num_lookahead_slots": 3,
+                "max_run_ahead": 4,
+                "speculation": Speculation.PROMPT_LOOKUP,
+                "delay_factor": 0.5,
+            },
+        ),
     ],
 )
-def test_all_requests_end_when_suspects_wait_for_each_other(
-    tmp_path: Path, seed: int, num_turns: int, options: dict[str, object]
+def test_all_requests_end_when_they_wait_for_each_other(
+    seed: int, num_turns: int, fleet: dict[str, Any], options: dict[str, object]
 ) -> None:
-    journal = FileJournal(tmp_path / "scheduler.journal", 2**26)
-    run = RandomRun(journal, run_config(**options), seed)
+    run = RandomRun(NoJournal(), run_config(**options), seed, **fleet)
     run.run(num_turns)
-    journal.close()
 
     assert not run.scheduler.places

@@ -397,6 +397,8 @@ class Admitter:
                 return True
             else:
                 blocked.append(request)
+                # Who was preempted for those behind it would come back before them all.
+                budget.may_preempt &= not request.is_protected
                 if len(blocked) == _MAX_BLOCKED:
                     break
         return False

@@ -170,6 +170,28 @@ def test_suspect_is_tried_alone_when_an_engine_meets_it_in_the_queue() -> None:
     assert steps == [1] * len(steps)
 
 
+def test_suspect_that_was_just_met_is_tried_when_the_one_before_it_ends_in_its_turn() -> None:
+    fleet = SharedQueue("deadline", {})
+    (engine,) = fleet.engines
+    fleet.add(3, "earlier", max_tokens=60)
+    while (plan := fleet.plan(0)) is not None:
+        # From the smallest steps the engine learns how long one takes at least.
+        token_ids = np.full(1, 7, np.int32)
+        outcome = StepOutcome(plan.step_id, StepStatus.OK, token_ids, compute_us=1000)
+        fleet.take(engine.apply(outcome))
+    late = fleet.add(3, "late", deadline_ns=1000)
+    fleet.queue.remove(late)
+    other = fleet.add(3, "other", max_tokens=1)
+    late.trial_size = other.trial_size = 1
+    engine.adopt(late)
+
+    plan = fleet.plan(0)
+
+    assert late.is_finished
+    assert plan is not None
+    assert [row.sequence.request for row in plan.new_rows] == [other]
+
+
 # -- several engines -------------------------------------------------------------------------------
 
 
