@@ -1,9 +1,10 @@
 """Routing: at which executor a waiting request begins, and which it waits for.
 
 A request waits in the queue, and nowhere else. When an executor is about to plan a step, its view
-of the queue (`EngineQueue`) has the requests that had better begin there than elsewhere. A request
-for which no executor has room holds a reservation for one of them: there others pass it a bounded
-number of times, and then wait for it.
+of the queue (`EngineQueue`) has the requests that had better begin there than elsewhere. An idle
+executor plans a step only if `choose` assigned a request to it. A request for which no executor has
+room holds a reservation for one of them: there others pass it a bounded number of times, and then
+wait for it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain, count
 
 from scheduler_service.assignment import AssignedFor, Assignment
 from scheduler_service.core.admission_blocker import AdmissionBlocker
@@ -71,13 +73,13 @@ class Begun:
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass of an executor through the queue.
+    """One pass through the queue, by the executor that is about to plan a step, if there is one.
 
     `held`: requests that wait for busy executors. `num_passes_left`: how many may yet begin before
     all of these.
     """
 
-    state: HostState
+    executor: ExecutorState | None = None
     held: list[Request] = field(default_factory=list)
     num_passes_left: int = MAX_PASSED
 
@@ -86,7 +88,8 @@ class Routing:
     """Compares executors, and keeps holds and reservations of waiting requests.
 
     `closed_to`: lives of executors where a request must not begin, but waits for another one.
-    `looked_at`: the request that the latest view of the queue came to last.
+    `looked_at`: the request that the latest view of the queue came to last. `is_stale`: a request
+    may begin at an idle executor that could not when `choose` was asked before.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Routing:
         self._router = router
         self._closed_to = closed_to
         self.looked_at: Request | None = None
+        self.is_stale = False
         self._states: dict[ExecutorState, HostState] = {}
         # Executors of which something has changed since they were looked at.
         self._changed: dict[ExecutorState, None] = {}
@@ -107,10 +111,12 @@ class Routing:
         # By the name of a group in the queue: the kinds of executors that its requests fit.
         self._groups: dict[str, frozenset[int]] = {}
         self._holds: dict[str, _Hold] = {}
-        # Requests that begin at an executor that plans a step in this tick.
+        self._by_number: dict[int, ExecutorState] = {}
+        # Requests that begin at an executor that plans a step in this turn.
         self._assigned: dict[str, ExecutorState] = {}
+        # Executors that plan a step in this turn, or will if a request is assigned to them.
         self._planning: dict[ExecutorState, None] = {}
-        # Executors that did not begin a request that was assigned to them in this tick.
+        # Executors that did not begin a request that was assigned to them in this turn.
         self._declined: dict[str, set[ExecutorState]] = {}
         # Large requests, and the executor that each waits for; at most one for each executor.
         self._reserved: dict[str, ExecutorState] = {}
@@ -126,17 +132,20 @@ class Routing:
         if len(executors) == len(self._states) and all(e in self._states for e in executors):
             return
         for executor in [known for known in self._states if known not in executors]:
-            self._router.remove(self._states.pop(executor))
+            state = self._states.pop(executor)
+            del self._by_number[state.number]
+            self._router.remove(state)
             self._changed.pop(executor, None)
             self._release(executor)
         for executor in executors:
             if executor not in self._states:
-                taken = {state.number for state in self._states.values()}
-                number = next(n for n in range(len(taken) + 1) if n not in taken)
+                number = next(n for n in count() if n not in self._by_number)
+                self._by_number[number] = executor
                 state = HostState(executor.engine, number, self._kind_of(executor))
                 self._states[executor] = state
                 self._router.add(state)
                 self._changed[executor] = None
+        self.is_stale = True
 
     def _kind_of(self, executor: ExecutorState) -> int:
         """The number of executors with the same configuration; a new one for the first of them."""
@@ -168,31 +177,61 @@ class Routing:
             self._changed[executor] = None
 
     def begin_turn(
-        self, executors: Sequence[ExecutorState], changed: Iterable[ExecutorState]
+        self, executors: Sequence[ExecutorState], idle: Iterable[ExecutorState]
     ) -> None:
-        """Sets the executors that take requests; those that have `changed` are to plan steps."""
+        """Sets the executors that take requests, and those of them that could plan a step."""
         self.keep(executors)
         self._declined.clear()
-        for executor in changed:
-            self.changed(executor)
-
-    def plan_next(self, executors: Sequence[ExecutorState]) -> None:
-        """Sets the executors that are about to plan a step, one after the other."""
-        self._planning = dict.fromkeys(executors)
         self._assigned.clear()
+        self._planning = dict.fromkeys(idle)
 
-    def planned(self, executor: ExecutorState) -> bool:
-        """Notes that an executor has planned.
-
-        Returns whether a request that was assigned to it did not begin, so that others may take it.
-        """
+    def planned(self, executor: ExecutorState) -> None:
+        """Notes that an executor has planned; what was assigned to it and waits is declined."""
         self._planning.pop(executor, None)
         self.changed(executor)
         left = [name for name, other in self._assigned.items() if other is executor]
         for name in left:
             del self._assigned[name]
             self._declined.setdefault(name, set()).add(executor)
-        return bool(left)
+
+    def choose(self, idle: Collection[ExecutorState]) -> list[ExecutorState]:
+        """Returns those of `idle` executors to which requests are assigned; they are to plan.
+
+        If there are none, assigns the first waiting request that can begin at one that has not
+        planned in this turn; else one that was assigned and did not begin.
+        """
+        if not self._assigned and self.is_stale:
+            if len(self._states) == 1:
+                self.is_stale = False
+                return [each for each in self._planning if each in self._states]
+            self._look()
+            self._choose_first()
+            if not self._assigned:
+                self._choose_again(idle)
+            self.is_stale = bool(self._assigned)
+        return list(dict.fromkeys(self._assigned.values()))
+
+    def _choose_first(self) -> None:
+        """Assigns the first waiting request that can begin at an executor of `_planning`."""
+        kinds = {self._states[each].kind for each in self._planning if self.has_room(each)}
+        if not kinds:
+            return
+        walk = _Walk()
+        for request in self._queue.candidates(OpenLanes(groups=self._groups_for(kinds))):
+            if walk.held and not self._may_pass(request, walk):
+                return
+            if self._choose(request, walk) is not None:
+                return
+
+    def _choose_again(self, idle: Collection[ExecutorState]) -> None:
+        """Assigns a request that was declined, to an executor that has planned before that."""
+        for request_id, declined in self._declined.items():
+            request = self._queue.get(request_id)
+            if request is None:
+                continue
+            self._planning = dict.fromkeys(each for each in idle if each not in declined)
+            if self._choose(request, _Walk()) is not None:
+                return
 
     def has_room(self, executor: ExecutorState) -> bool:
         """Returns whether some request could begin at an executor now."""
@@ -201,6 +240,11 @@ class Routing:
         return state is not None and state.is_open
 
     # -- requests ------------------------------------------------------------------------------
+
+    def push(self, request: Request) -> None:
+        """Has a request wait in the queue."""
+        self._queue.push(request, self.group_of(request))
+        self.is_stale = True
 
     def forget(self, request_id: str) -> None:
         """Forgets a request that has begun or ended."""
@@ -227,9 +271,9 @@ class Routing:
     def _kinds_for(self, request: Request) -> frozenset[int]:
         return self._groups[self._queue.group_of(request)]
 
-    def _groups_for(self, kind: int) -> list[str] | None:
-        """The groups of requests that fit a kind of executors; None for all."""
-        names = [name for name, kinds in self._groups.items() if kind in kinds]
+    def _groups_for(self, here: Collection[int]) -> list[str] | None:
+        """The groups of requests that fit some of these kinds of executors; None for all."""
+        names = [name for name, kinds in self._groups.items() if not kinds.isdisjoint(here)]
         return None if len(names) == len(self._groups) else names
 
     def is_held(self, request_id: str) -> bool:
@@ -248,7 +292,9 @@ class Routing:
         before = [hold for hold in self._holds.values() if not hold.is_over]
         for hold in before:
             hold.end(self._queue.now_ns)
-        return any(hold.is_over for hold in before)
+        have_ended = any(hold.is_over for hold in before)
+        self.is_stale |= have_ended
+        return have_ended
 
     def obstacle(self, request: Request, executor: ExecutorState) -> AdmissionBlocker | Obstacle:
         """Returns what keeps a request of the queue from an executor, as far as that is known."""
@@ -278,8 +324,8 @@ class Routing:
         if executor not in self._states:
             return
         self._look()
-        walk = _Walk(self._states[executor])
-        open_lanes.groups = self._groups_for(walk.state.kind)
+        walk, state = _Walk(executor), self._states[executor]
+        open_lanes.groups = self._groups_for((state.kind,))
         for request in self._queue.candidates(open_lanes):
             self.looked_at = request
             if walk.held and not self._may_pass(request, walk):
@@ -291,7 +337,7 @@ class Routing:
             if request.status is RequestStatus.RUNNING:
                 self._num_running[request.request_id] = num_running
                 self._passed(walk)
-                self._begun(request, walk.state)
+                self._begun(request, state)
 
     def _may_pass(self, request: Request, walk: _Walk) -> bool:
         """Returns whether a request may begin before those that wait for busy executors."""
@@ -308,73 +354,120 @@ class Routing:
 
     def _may_begin(self, request: Request, executor: ExecutorState, walk: _Walk) -> bool:
         """Decides whether a request had better begin at `executor`; notes a hold if it waits."""
-        kinds = self._kinds_for(request)
-        if walk.state.kind not in kinds:
-            return False
-        closed = self._closed_to(request)
-        if closed and executor.life in closed:
-            return False
         if len(self._states) == 1:
             self._reasons[request.request_id] = (AssignedFor.ONLY_ONE, None, None)
-            return True
-        if self._takes_the_last(request, executor):
-            return False
+            return not self._is_closed(executor, request)
         assigned = self._assigned.get(request.request_id)
         if assigned is not None:
             return assigned is executor
-        declined = self._declined.get(request.request_id, ())
-        others = [
-            (other, state)
-            for other, state in self._states.items()
-            if other is not executor
-            and state.is_open_soon
-            and state.kind in kinds
-            and other not in declined
-            and not (closed and other.life in closed)
-        ]
-        if not others or not request.unfinished:
+        if self._is_closed(executor, request) or self._takes_the_last(request, executor):
+            return False
+        options = self._options(request)
+        if not request.unfinished or all(each is executor for each in options):
             self._reasons[request.request_id] = (AssignedFor.ONLY_ONE, None, None)
             return True
-        if not walk.state.is_open_soon:
+        if executor not in options:
             # There is room elsewhere, unless the request waits for this very executor.
             return self._reserved.get(request.request_id) is executor
-        return self._is_best(request, executor, walk, dict(others))
+        return self._best_of(request, options, walk) is executor
 
-    def _is_best(
+    def _is_closed(self, executor: ExecutorState, request: Request) -> bool:
+        """Returns whether a request does not fit an executor, or must not begin there."""
+        if self._states[executor].kind not in self._kinds_for(request):
+            return True
+        return executor.life in self._closed_to(request)
+
+    def _options(self, request: Request) -> dict[ExecutorState, HostState]:
+        """Executors that could begin a request now or soon."""
+        kinds, closed = self._kinds_for(request), self._closed_to(request)
+        declined = self._declined.get(request.request_id, ())
+        return {
+            executor: state
+            for executor, state in self._states.items()
+            if state.is_open_soon
+            and state.kind in kinds
+            and executor not in declined
+            and not (closed and executor.life in closed)
+        }
+
+    def _choose(self, request: Request, walk: _Walk) -> ExecutorState | None:
+        """Assigns a request to an executor that can plan a step for it in this turn."""
+        if request.request_id in self._assigned:
+            return None
+        options = self._options(request)
+        takers = (e for e in self._planning if e in options and self._can_take(e, request))
+        taker = next(takers, None)
+        if taker is None or (request.unfinished and len(options) > 1):
+            return taker and self._best_of(request, options, walk)
+        self._assign(request, taker, AssignedFor.ONLY_ONE)
+        return taker
+
+    def _can_take(self, executor: ExecutorState, request: Request) -> bool:
+        """Returns whether a request may be assigned to another executor than the one that plans."""
+        is_open = executor in self._planning and self._states[executor].is_open
+        return is_open and not self._takes_the_last(request, executor)
+
+    def _best_of(
+        self, request: Request, options: Mapping[ExecutorState, HostState], walk: _Walk
+    ) -> ExecutorState | None:
+        """Returns where a request begins in this turn; None if it waits for a busy executor.
+
+        Compares what it costs at the executors that could begin it soon.
+        """
+        ranked = self._router.rank(request, list(options.values()))
+        best, following = next(ranked), next(ranked, None)
+        elsewhere = [] if following is None else [following]
+        for own in chain([best], elsewhere, ranked):
+            executor = self._by_number[own.state.number]
+            if executor is walk.executor or self._can_take(executor, request):
+                break
+        else:
+            return None
+        if own is best:
+            why = AssignedFor.ONLY_ONE if following is None else _reason(best, following)
+            self._assign(request, executor, why, best, following, is_other=executor is not walk.executor)
+            return executor
+        hold = self._hold(request, own, best)
+        if hold is not None and not hold.is_over:
+            walk.held.append(request)
+            walk.num_passes_left = min(walk.num_passes_left, MAX_PASSED - hold.num_passed)
+            return None
+        why = AssignedFor.BETTER_IS_BUSY if hold is None else AssignedFor.WAITED_LONG_ENOUGH
+        self._assign(request, executor, why, own, best, is_other=executor is not walk.executor)
+        return executor
+
+    def _hold(self, request: Request, own: Choice, best: Choice) -> _Hold | None:
+        """Returns the hold of a request that saves enough by waiting for the best executor."""
+        saved_ns = own.cost_ns - best.cost_ns
+        if saved_ns <= _LEAST_SAVED_RATIO * own.cost_ns:
+            return None
+        hold = self._holds.get(request.request_id)
+        if hold is None:
+            hold = _Hold(self._queue.now_ns + int(saved_ns))
+            self._holds[request.request_id] = hold
+        hold.end(self._queue.now_ns)
+        return hold
+
+    def _assign(
         self,
         request: Request,
         executor: ExecutorState,
-        walk: _Walk,
-        others: Mapping[ExecutorState, HostState],
-    ) -> bool:
-        """Compares what a request costs at the executors that could begin it soon."""
-        ranked = list(self._router.rank(request, [walk.state, *others.values()]))
-        best = ranked[0]
-        if best.state is walk.state:
-            self._reasons[request.request_id] = (_reason(best, ranked[1]), best, ranked[1])
-            return True
-        own = next(choice for choice in ranked if choice.state is walk.state)
-        better = next(other for other, state in others.items() if state is best.state)
-        if better in self._planning and best.state.is_open:
-            # It plans its step in a moment, and counts the request among what it has.
-            self._assigned[request.request_id] = better
-            self._reasons[request.request_id] = (_reason(best, ranked[1]), best, ranked[1])
-            self._expect(request, best.state, best.num_cached)
-            return False
-        saved_ns = own.cost_ns - best.cost_ns
-        hold = self._holds.get(request.request_id)
-        if saved_ns > _LEAST_SAVED_RATIO * own.cost_ns:
-            if hold is None:
-                hold = _Hold(self._queue.now_ns + int(saved_ns))
-                self._holds[request.request_id] = hold
-            hold.end(self._queue.now_ns)
-            if not hold.is_over:
-                walk.held.append(request)
-                walk.num_passes_left = min(walk.num_passes_left, MAX_PASSED - hold.num_passed)
-                return False
-        why = AssignedFor.BETTER_IS_BUSY if hold is None else AssignedFor.WAITED_LONG_ENOUGH
-        self._reasons[request.request_id] = (why, own, best)
-        return True
+        why: AssignedFor,
+        own: Choice | None = None,
+        elsewhere: Choice | None = None,
+        *,
+        is_other: bool = True,
+    ) -> None:
+        """Notes why a request begins at `executor`, and that it does if that `is_other`.
+
+        An executor that plans now sees for itself whether it can begin the request. Another one
+        plans in a moment, and counts the request among what it has.
+        """
+        self._reasons[request.request_id] = (why, own, elsewhere)
+        if is_other:
+            self._assigned[request.request_id] = executor
+            num_cached = 0 if own is None else own.num_cached
+            self._expect(request, self._states[executor], num_cached)
 
     def _takes_the_last(self, request: Request, executor: ExecutorState) -> bool:
         """Whether the last executor with room for other tenants would be left to one.
@@ -397,13 +490,13 @@ class Routing:
         )
 
     def _begun(self, request: Request, state: HostState) -> None:
-        if request.unfinished and request.request_id not in self._assigned:
+        if request.request_id not in self._assigned:
             self._expect(request, state, request.num_cached_tokens)
 
     def _expect(self, request: Request, state: HostState, num_cached: int) -> None:
         """Counts a request among what an executor computes next."""
         self._router.given(state, request)
-        if len(self._states) == 1:
+        if len(self._states) == 1 or not request.unfinished:
             return
         num_new = max(0, len(request.unfinished[0].token_ids) - num_cached)
         state.expect(num_rows_wanted(request), num_new)
@@ -441,22 +534,19 @@ class Routing:
             reserved = self._best_free(request)
             if reserved is None:
                 return False
+            self.is_stale = True
             self._reserved[request.request_id] = reserved
             self._reserving[reserved] = request.request_id
         return reserved is executor
 
     def _best_free(self, request: Request) -> ExecutorState | None:
-        kinds, closed = self._kinds_for(request), self._closed_to(request)
-        by_state = {
-            state.number: other
-            for other, state in self._states.items()
-            if other not in self._reserving
-            and state.kind in kinds
-            and not (closed and other.life in closed)
-        }
-        states = [self._states[other] for other in by_state.values()]
+        states = [
+            state
+            for executor, state in self._states.items()
+            if executor not in self._reserving and not self._is_closed(executor, request)
+        ]
         best = next(iter(self._router.rank(request, states)), None)
-        return None if best is None else by_state[best.state.number]
+        return None if best is None else self._by_number[best.state.number]
 
     # -- what is known of executors ------------------------------------------------------------
 

@@ -236,7 +236,8 @@ class Scheduler:
     @property
     def is_about_to_plan(self) -> bool:
         """Whether the next tick plans steps."""
-        return bool(self._awake)
+        may_begin = self._routing.is_stale and self._idle and len(self.queue)
+        return bool(self._awake or may_begin)
 
     @property
     def is_computing(self) -> bool:
@@ -316,8 +317,7 @@ class Scheduler:
     def _push(self, request: Request) -> None:
         """Has a request wait that no executor has."""
         request.status = RequestStatus.WAITING
-        self.queue.push(request, self._routing.group_of(request))
-        self._awake.update(self._idle)
+        self._routing.push(request)
 
     def _abort(self, request_id: str) -> None:
         place = self.places.get(request_id)
@@ -339,11 +339,21 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         request_id = request.request_id
+        shares = self.queue.shares
+        if request in self.queue or (shares is not None and shares.is_shared):
+            self._queue_changed()
         self.queue.ended(request_id)
         self._routing.forget(request_id)
         self._quarantine.forget(request_id)
         self._health.request_ended(request_id)
         self.places.pop(request_id, None)
+
+    def _queue_changed(self) -> None:
+        """Has the next tick look whether those that wait may begin, or go on after preemption."""
+        self._routing.is_stale = True
+        for address in self._preempting:
+            if address in self._idle:
+                self._awake[address] = None
 
     def _deliver(self, events: StepEvents) -> None:
         """Takes note of what a step brought, and has clients told."""
@@ -603,10 +613,7 @@ class Scheduler:
             return
         except _EngineBroke:
             return
-        executors = {event.address: None}
-        if len(self.queue):
-            executors |= self._idle
-        self._plan(executors)
+        self._plan([event.address])
         self._deliver(events)
         self._deliver_ended(executor)
 
@@ -650,22 +657,27 @@ class Scheduler:
         return events
 
     def _plan(self, addresses: Iterable[str]) -> None:
-        """Plans steps of executors, one after the other, for what they have and what waits."""
+        """Plans steps of executors for what they have, and of idle ones for what waits."""
         executors = [self.executors[each] for each in addresses if each in self.executors]
-        self._routing.begin_turn(self.taking_requests, executors)
+        for executor in executors:
+            self._idle[executor.address] = None
+            self._routing.changed(executor)
+        self._routing.begin_turn(self.taking_requests, self._idle_executors)
         if self._preempting and len(self.queue):
             self._move_preempted({executor.address for executor in executors})
-        while executors:
-            self._routing.plan_next(executors)
-            declined = False
+        while True:
             for executor in executors:
                 if not executor.is_broken:
                     self._plan_steps(executor)
-                declined |= self._routing.planned(executor)
-            # What was meant for one of them and did not begin there may begin at another.
-            has_moved = self._move_preempted()
-            is_over = not (declined or has_moved)
-            executors = [] if is_over else [self.executors[each] for each in self._idle]
+                self._routing.planned(executor)
+            self._move_preempted()
+            executors = self._routing.choose(self._idle_executors)
+            if not executors:
+                break
+
+    @property
+    def _idle_executors(self) -> list[ExecutorState]:
+        return [self.executors[address] for address in self._idle]
 
     def _plan_steps(self, executor: ExecutorState) -> None:
         """Sends steps to an executor while it has something to do, and credits."""
@@ -745,7 +757,10 @@ class Scheduler:
 
     def _assign_begun(self, executor: ExecutorState) -> None:
         """Notes which requests have left the queue for an executor."""
-        for request in self.queue.take_begun():
+        begun = self.queue.take_begun()
+        if begun:
+            self._queue_changed()
+        for request in begun:
             assignment = self._routing.assignment(request, executor)
             if self._health.has_failed(request):
                 assignment = replace(assignment, why=AssignedFor.RETRIED)
@@ -765,8 +780,7 @@ class Scheduler:
         self._health.is_due |= next_probe_ns is not None and next_probe_ns <= self.now_ns
         self._place_isolated()
         awake, self._awake = self._awake, {}
-        if self._routing.end_holds():
-            awake |= self._idle
+        self._routing.end_holds()
         for address, at_ns in self._asks_at_ns.items():
             if at_ns <= self.now_ns:
                 awake[address] = None
@@ -804,7 +818,7 @@ class Scheduler:
                 if self._quarantine.num_waiting and not self._quarantine.is_holding:
                     # It has outgrown all executors, or else it would be at one by now.
                     self._end_unfitting()
-                self._awake.update(self._idle)
+                self._queue_changed()
             else:
                 break
         for executor in list(self._draining.values()):
@@ -817,7 +831,7 @@ class Scheduler:
 
     @property
     def _next_wake_ns(self) -> int | None:
-        if self._awake:
+        if self.is_about_to_plan:
             return 0
         looks = [self.queue.next_deadline_ns, self._quarantine.next_look_ns]
         looks += [self._health.next_probe_ns, self._routing.next_hold_end_ns]
