@@ -102,7 +102,7 @@ class Routing:
         self._router = router
         self._closed_to = closed_to
         self.looked_at: Request | None = None
-        self.is_stale = False
+        self.is_stale = self._was_stale = False
         self._states: dict[ExecutorState, HostState] = {}
         # Executors of which something has changed since they were looked at.
         self._changed: dict[ExecutorState, None] = {}
@@ -184,6 +184,8 @@ class Routing:
         self._declined.clear()
         self._assigned.clear()
         self._planning = dict.fromkeys(idle)
+        # What changes in this turn may concern executors that have planned before that.
+        self._was_stale, self.is_stale = self.is_stale, False
 
     def planned(self, executor: ExecutorState) -> None:
         """Notes that an executor has planned; what was assigned to it and waits is declined."""
@@ -200,15 +202,13 @@ class Routing:
         If there are none, assigns the first waiting request that can begin at one that has not
         planned in this turn; else one that was assigned and did not begin.
         """
-        if not self._assigned and self.is_stale:
+        if not self._assigned and (self.is_stale or self._was_stale):
             if len(self._states) == 1:
-                self.is_stale = False
                 return [each for each in self._planning if each in self._states]
             self._look()
             self._choose_first()
             if not self._assigned:
                 self._choose_again(idle)
-            self.is_stale = bool(self._assigned)
         return list(dict.fromkeys(self._assigned.values()))
 
     def _choose_first(self) -> None:
