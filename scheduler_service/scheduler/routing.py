@@ -176,9 +176,7 @@ class Routing:
         if executor in self._states:
             self._changed[executor] = None
 
-    def begin_turn(
-        self, executors: Sequence[ExecutorState], idle: Iterable[ExecutorState]
-    ) -> None:
+    def begin_turn(self, executors: Sequence[ExecutorState], idle: Iterable[ExecutorState]) -> None:
         """Sets the executors that take requests, and those of them that could plan a step."""
         self.keep(executors)
         self._declined.clear()
@@ -423,9 +421,10 @@ class Routing:
                 break
         else:
             return None
+        is_other = executor is not walk.executor
         if own is best:
             why = AssignedFor.ONLY_ONE if following is None else _reason(best, following)
-            self._assign(request, executor, why, best, following, is_other=executor is not walk.executor)
+            self._assign(request, executor, why, best, following, is_other=is_other)
             return executor
         hold = self._hold(request, own, best)
         if hold is not None and not hold.is_over:
@@ -433,7 +432,7 @@ class Routing:
             walk.num_passes_left = min(walk.num_passes_left, MAX_PASSED - hold.num_passed)
             return None
         why = AssignedFor.BETTER_IS_BUSY if hold is None else AssignedFor.WAITED_LONG_ENOUGH
-        self._assign(request, executor, why, own, best, is_other=executor is not walk.executor)
+        self._assign(request, executor, why, own, best, is_other=is_other)
         return executor
 
     def _hold(self, request: Request, own: Choice, best: Choice) -> _Hold | None:

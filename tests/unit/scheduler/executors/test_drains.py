@@ -109,27 +109,6 @@ async def test_executor_without_requests_goes_at_once_and_aborted_ones_hold_nobo
     await fleet.cluster.drain(0)
 
 
-async def test_idle_executor_takes_what_was_preempted_at_another() -> None:
-    fleet = Fleet(ClusterConfig(max_num_seqs=2))
-    busy, idle = Machine("busy:1"), Machine("idle:1")
-    await fleet.join(busy)
-    fleet.submit(1, 2)
-    await fleet.join(idle)
-    (engine, _) = fleet.cluster.executors
-    while engine.engine.num_running < 2:
-        await turns()
-    busy.link.release()  # type: ignore[union-attr]
-    await turns()
-    core = engine.engine
-    core.placement.preempt(core.placement.requests["r2"], PreemptionCause.BLOCKS)
-    core.placement.rows.run_limit[:] = 0  # nothing begins there
-    fleet.now_ns = 10**9
-    await fleet.finish(busy)
-    assert fleet.requests_at(idle) == ["r2"]
-    await fleet.finish(idle)
-    await fleet.cluster.drain(0)
-
-
 async def refusal(joining: Awaitable[object]) -> str:
     with pytest.raises(DomainError) as refused:
         await joining

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.core.params_sets import ParamsSet
+from scheduler_service.driver import Driver
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import SegmentReader
 from tests.support.core.machines import Machine
@@ -15,7 +15,7 @@ from tests.support.core.stepped_fleet import Fleet, turns
 async def test_effects_are_recorded_when_the_driver_fails_to_execute_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_params_set: ParamsSet) -> None:
+    def fail(_driver: Driver, _at_ns: int | None) -> None:
         monkeypatch.undo()
         raise RuntimeError("a fault of the driver")
 
@@ -24,11 +24,10 @@ async def test_effects_are_recorded_when_the_driver_fails_to_execute_one(
     machine = Machine("executor:1")
     await fleet.join(machine)
 
-    monkeypatch.setattr("scheduler_service.driver.encode_once", fail)
+    monkeypatch.setattr(Driver, "_set_timer", fail)
 
-    fleet.submit(1)
     with pytest.raises(RuntimeError, match="a fault of the driver"):
-        fleet.cluster.look_again()
+        fleet.submit(1)
     fleet.cluster.look_again()
     await turns()
     await fleet.finish(machine)
