@@ -13,10 +13,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain, count
+from typing import NamedTuple
 
 from scheduler_service.assignment import AssignedFor, Assignment
 from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.placement import num_rows_wanted
 from scheduler_service.core.planning.arrival_checks import fits
 from scheduler_service.core.queue.lanes import OpenLanes
@@ -71,6 +73,19 @@ class Begun:
     assignment: Assignment
 
 
+class _Before(NamedTuple):
+    """Load of an engine before a request begins: its sequences with a row, and prompt tokens."""
+
+    num_running: int
+    num_pending_tokens: int
+    num_preempted: int
+
+    @classmethod
+    def of(cls, engine: Engine) -> _Before:
+        """Reads the load."""
+        return cls(engine.num_running, engine.num_pending_tokens, engine.num_preempted)
+
+
 @dataclass(slots=True)
 class _Walk:
     """One pass through the queue, by the executor that is about to plan a step, if there is one.
@@ -122,8 +137,8 @@ class Routing:
         self._reserved: dict[str, ExecutorState] = {}
         self._reserving: dict[ExecutorState, str] = {}
         self._reasons: dict[str, tuple[AssignedFor, Choice | None, Choice | None]] = {}
-        # Sequences that ran at the executor where a request began, before it did.
-        self._num_running: dict[str, int] = {}
+        # How the executor was where a request began, before it did.
+        self._before: dict[str, _Before] = {}
 
     # -- executors -----------------------------------------------------------------------------
 
@@ -249,7 +264,7 @@ class Routing:
         self._holds.pop(request_id, None)
         self._assigned.pop(request_id, None)
         self._reasons.pop(request_id, None)
-        self._num_running.pop(request_id, None)
+        self._before.pop(request_id, None)
         executor = self._reserved.pop(request_id, None)
         if executor is not None:
             del self._reserving[executor]
@@ -330,10 +345,10 @@ class Routing:
                 return
             if not self._may_begin(request, executor, walk):
                 continue
-            num_running = executor.engine.num_running
+            before = _Before.of(executor.engine)
             yield request
             if request.status is RequestStatus.RUNNING:
-                self._num_running[request.request_id] = num_running
+                self._before[request.request_id] = before
                 self._passed(walk)
                 self._begun(request, state)
 
@@ -506,14 +521,17 @@ class Routing:
         why, own, elsewhere = self._reasons.get(
             request.request_id, (AssignedFor.ONLY_ONE, None, None)
         )
-        if self._reserved.get(request.request_id) is executor:
+        before = self._before.get(request.request_id) or _Before.of(executor.engine)
+        if executor.engine.num_preempted > before.num_preempted:
+            why = AssignedFor.OTHERS_YIELD
+        elif self._reserved.get(request.request_id) is executor:
             why = AssignedFor.NO_ROOM_ANYWHERE
         is_compared = own is not None and elsewhere is not None
         return Assignment(
             why,
             request.num_cached_tokens,
-            0,
-            self._num_running.get(request.request_id, executor.engine.num_running),
+            before.num_pending_tokens,
+            before.num_running,
             int(own.cost_ns) // _US_NS if is_compared and own is not None else None,
             None if elsewhere is None else elsewhere.num_cached,
             None if elsewhere is None else int(elsewhere.cost_ns) // _US_NS,
