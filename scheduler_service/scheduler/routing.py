@@ -54,8 +54,9 @@ class Obstacle(Enum):
 
 @dataclass(slots=True)
 class _Hold:
-    """A request waits for a busy executor until `until_ns` at most."""
+    """A request waits for `executor`, which is busy, until `until_ns` at most."""
 
+    executor: ExecutorState
     until_ns: int
     num_passed: int = 0
     is_over: bool = False
@@ -97,6 +98,11 @@ class _Walk:
     executor: ExecutorState | None = None
     held: list[Request] = field(default_factory=list)
     num_passes_left: int = MAX_PASSED
+
+    def wait(self, request: Request, hold: _Hold) -> None:
+        """Adds a request that waits for a busy executor."""
+        self.held.append(request)
+        self.num_passes_left = min(self.num_passes_left, MAX_PASSED - hold.num_passed)
 
 
 class Routing:
@@ -375,6 +381,8 @@ class Routing:
             return assigned is executor
         if self._is_closed(executor, request) or self._takes_the_last(request, executor):
             return False
+        if self._waits_elsewhere(request, executor, walk):
+            return False
         options = self._options(request)
         if not request.unfinished or all(each is executor for each in options):
             self._reasons[request.request_id] = (AssignedFor.ONLY_ONE, None, None)
@@ -383,6 +391,21 @@ class Routing:
             # There is room elsewhere, unless the request waits for this very executor.
             return self._reserved.get(request.request_id) is executor
         return self._best_of(request, options, walk) is executor
+
+    def _waits_elsewhere(self, request: Request, executor: ExecutorState, walk: _Walk) -> bool:
+        """Returns whether a request goes on waiting for the busy executor that was best for it."""
+        hold = self._holds.get(request.request_id)
+        if hold is None or hold.executor is executor or hold.executor in self._planning:
+            return False
+        state = self._states.get(hold.executor)
+        hold.end(self._queue.now_ns)
+        if hold.is_over or state is None or not state.is_open_soon:
+            return False
+        best, own = self._router.rank(request, (state, self._states[executor]))
+        if best.state is not state or not _is_worth_waiting(best, own):
+            return False
+        walk.wait(request, hold)
+        return True
 
     def _is_closed(self, executor: ExecutorState, request: Request) -> bool:
         """Returns whether a request does not fit an executor, or must not begin there."""
@@ -443,8 +466,7 @@ class Routing:
             return executor
         hold = self._hold(request, own, best)
         if hold is not None and not hold.is_over:
-            walk.held.append(request)
-            walk.num_passes_left = min(walk.num_passes_left, MAX_PASSED - hold.num_passed)
+            walk.wait(request, hold)
             return None
         why = AssignedFor.BETTER_IS_BUSY if hold is None else AssignedFor.WAITED_LONG_ENOUGH
         self._assign(request, executor, why, own, best, is_other=is_other)
@@ -452,12 +474,14 @@ class Routing:
 
     def _hold(self, request: Request, own: Choice, best: Choice) -> _Hold | None:
         """Returns the hold of a request that saves enough by waiting for the best executor."""
-        saved_ns = own.cost_ns - best.cost_ns
-        if saved_ns <= _LEAST_SAVED_RATIO * own.cost_ns:
+        if not _is_worth_waiting(best, own):
             return None
         hold = self._holds.get(request.request_id)
-        if hold is None:
-            hold = _Hold(self._queue.now_ns + int(saved_ns))
+        if hold is not None:
+            hold.executor = self._by_number[best.state.number]
+        else:
+            until_ns = self._queue.now_ns + int(own.cost_ns - best.cost_ns)
+            hold = _Hold(self._by_number[best.state.number], until_ns)
             self._holds[request.request_id] = hold
         hold.end(self._queue.now_ns)
         return hold
@@ -610,6 +634,11 @@ class EngineQueue:
     def waits_here(self, request: Request) -> bool:
         """Returns whether a request that lacks room here keeps others waiting, in the end."""
         return self._routing.waits_at(request, self._executor)
+
+
+def _is_worth_waiting(best: Choice, own: Choice) -> bool:
+    """Whether a request saves enough by waiting for the best executor."""
+    return own.cost_ns - best.cost_ns > _LEAST_SAVED_RATIO * own.cost_ns
 
 
 def _reason(best: Choice, next_best: Choice) -> AssignedFor:
