@@ -722,6 +722,8 @@ class Scheduler:
         to plan a step, and bring their own requests back if they have room.
         """
         self._moves_at_ns = None
+        if not self._preempting:
+            return False
         takers = [
             executor
             for executor in self.taking_requests
