@@ -221,7 +221,7 @@ class Routing:
         If there are none, assigns the first waiting request that can begin at one that has not
         planned in this turn; else one that was assigned and did not begin.
         """
-        if not self._assigned and (self.is_stale or self._was_stale):
+        if not self._assigned and len(self._queue) and (self.is_stale or self._was_stale):
             if len(self._states) == 1:
                 return [each for each in self._planning if each in self._states]
             self._look()
@@ -232,11 +232,8 @@ class Routing:
 
     def _choose_first(self) -> None:
         """Assigns the first waiting request that can begin at an executor of `_planning`."""
-        kinds = {self._states[each].kind for each in self._planning if self.has_room(each)}
-        if not kinds:
-            return
         walk = _Walk()
-        for request in self._queue.candidates(OpenLanes(groups=self._groups_for(kinds))):
+        for request in self._fitting([each for each in self._planning if self.has_room(each)]):
             if walk.held and not self._may_pass(request, walk):
                 return
             if self._choose(request, walk) is not None:
@@ -295,6 +292,16 @@ class Routing:
         names = [name for name, kinds in self._groups.items() if not kinds.isdisjoint(here)]
         return None if len(names) == len(self._groups) else names
 
+    def first_of(self, executors: Collection[ExecutorState]) -> Request | None:
+        """Returns the first waiting request that fits one of these executors."""
+        return next(self._fitting(executors), None)
+
+    def _fitting(self, executors: Collection[ExecutorState]) -> Iterator[Request]:
+        if not executors:
+            return iter(())
+        kinds = {self._states[each].kind for each in executors}
+        return self._queue.candidates(OpenLanes(groups=self._groups_for(kinds)))
+
     def is_held(self, request_id: str) -> bool:
         """Returns whether a request waits for a busy executor."""
         hold = self._holds.get(request_id)
@@ -306,14 +313,12 @@ class Routing:
         holds = self._holds.values()
         return min((hold.until_ns for hold in holds if not hold.is_over), default=None)
 
-    def end_holds(self) -> bool:
-        """Ends holds whose time is over; returns whether there was one."""
-        before = [hold for hold in self._holds.values() if not hold.is_over]
-        for hold in before:
-            hold.end(self._queue.now_ns)
-        have_ended = any(hold.is_over for hold in before)
-        self.is_stale |= have_ended
-        return have_ended
+    def end_holds(self) -> None:
+        """Ends holds whose time is over."""
+        for hold in self._holds.values():
+            if not hold.is_over:
+                hold.end(self._queue.now_ns)
+                self.is_stale |= hold.is_over
 
     def obstacle(self, request: Request, executor: ExecutorState) -> AdmissionBlocker | Obstacle:
         """Returns what keeps a request of the queue from an executor, as far as that is known."""

@@ -729,7 +729,7 @@ class Scheduler:
             for executor in self.taking_requests
             if executor.address not in self._preempting and self._routing.has_room(executor)
         ]
-        first = next(self.queue.candidates(), None) if takers else None
+        first = self._routing.first_of(takers)
         for address in self._preempting if takers else ():
             giver = self.executors[address]
             if address in planning and giver.engine.has_room:
