@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_state import HostState
 from scheduler_service.fleet.router import Choice, LeastLoaded
@@ -268,3 +269,25 @@ def lines_of_a_step(num_executors: int) -> int:
 def test_arrival_costs_in_proportion_to_the_executors() -> None:
     few, many, most = map(lines_of_a_step, (16, 32, 64))
     assert most - many <= 2.2 * (many - few)
+
+
+def num_plans(fleet: RoutedFleet, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of each executor, every time it is asked for a step from now on."""
+    numbers = {id(fleet.engine(number)): number for number in range(len(fleet.numbered))}
+    asked: list[int] = []
+    plan_step = Engine.plan_step
+
+    def count(engine: Engine, *arguments: object) -> object:
+        asked.append(numbers[id(engine)])
+        return plan_step(engine, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Engine, "plan_step", count)
+    return asked
+
+
+def test_arrival_has_one_idle_executor_plan_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = RoutedFleet(*[{}] * 16)
+    asked = num_plans(fleet, monkeypatch)
+    fleet.push("arrival")
+    ((_, number),) = fleet.begun()
+    assert asked == [number]
