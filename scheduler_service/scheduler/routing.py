@@ -328,6 +328,8 @@ class Routing:
         if lack is not None:
             return lack
         if not executor.engine.has_room:
+            if executor.engine.num_preempted:
+                return AdmissionBlocker.OTHERS_FIRST
             is_full = executor.engine.num_free_rows <= 0
             return AdmissionBlocker.ROWS if is_full else AdmissionBlocker.BLOCKS
         if self.is_held(request.request_id):

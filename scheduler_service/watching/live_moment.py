@@ -56,6 +56,9 @@ def why_unassigned(request: Request, scheduler: Scheduler) -> Iterator[live.Live
         address = executor.address
         if executor.takes_requests:
             obstacle = scheduler.obstacle(request, executor)
+            if obstacle is Obstacle.NONE:
+                # Its next step, which decides, waits for results.
+                obstacle = _what_lacks(executor.engine, request) or obstacle
             yield _reason(address, executor.engine, request, obstacle)
         else:
             yield live.LiveReason(address=address, lack=live.LIVE_LACK_OPEN_EXECUTOR)

@@ -158,9 +158,9 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "the queue does not learn what tenants got": Mutant(
             "scheduler_service.scheduler.scheduler",
-            "        self.queue.charge(events.num_sampled)\n",
+            "        self.queue.charge(events.num_sampled)  # before the next step is planned\n",
             "        pass\n",
-            f"{_SCHEDULER}test_scheduler.py",
+            f"{_SCHEDULER}test_one_queue.py",
         ),
         "a large request waits for no executor": Mutant(
             "scheduler_service.scheduler.routing",
