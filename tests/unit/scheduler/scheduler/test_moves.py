@@ -104,3 +104,15 @@ def test_preempted_request_does_not_move_at_once() -> None:
     fleet.abort("first")
     assert [name for name, _ in fleet.step()] == ["later"]
     assert moves(fleet) == []
+
+
+def test_preempted_request_gets_nothing_of_a_step_in_flight_when_it_was_aborted() -> None:
+    fleet = preempted_at_first(num_credits=2)
+    (victim,) = fleet.engine(0).placement.preempted
+    assert not fleet.engine(0).movable_requests  # a step in flight samples for it
+    num_tokens = len(fleet.tokens[victim.client_key])
+    fleet.handle(events.RequestAborted("victim"))
+    for _ in range(3):
+        fleet.answer_at(0)
+    assert len(fleet.tokens[victim.client_key]) == num_tokens
+    assert victim.num_output_tokens == num_tokens
