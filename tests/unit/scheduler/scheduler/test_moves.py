@@ -115,4 +115,4 @@ def test_preempted_request_gets_nothing_of_a_step_in_flight_when_it_was_aborted(
     for _ in range(3):
         fleet.answer_at(0)
     assert len(fleet.tokens[victim.client_key]) == num_tokens
-    assert victim.num_output_tokens == num_tokens
+    assert victim.sequences[0].num_output_tokens == num_tokens
