@@ -286,7 +286,12 @@ class Scheduler:
         expected, the last one that joined stands for those to come.
         """
         self._check_fits(request)
-        num_places = self._config.max_num_waiting * max(1, len(self.taking_requests))
+        executors = self.taking_requests
+        num_places = self._config.max_num_waiting * max(1, len(executors))
+        if self.queue.has_place(request.scheduling.tenant, num_places):
+            return
+        # Requests for which rows are free begin with the next steps.
+        num_places += sum(each.engine.num_free_rows for each in executors if each.engine.has_room)
         if not self.queue.has_place(request.scheduling.tenant, num_places):
             message = f"{len(self.queue)} requests wait; allowed: {num_places}"
             if len(self.queue) < num_places:

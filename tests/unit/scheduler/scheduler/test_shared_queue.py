@@ -203,7 +203,9 @@ def test_requests_of_a_lost_executor_wait_when_the_queue_is_full() -> None:
 
 
 def test_flood_of_one_tenant_is_refused_and_others_wait_when_few_places_are_left() -> None:
-    fleet = SharedQueue("fair", {}, max_num_waiting=4)
+    fleet = SharedQueue("fair", {"max_num_seqs": 1}, max_num_waiting=4)
+    fleet.add(3, tenant="d")
+    fleet.settle()
     for tenant in ("b", "a", "a"):
         fleet.add(3, tenant=tenant)
 
@@ -213,3 +215,15 @@ def test_flood_of_one_tenant_is_refused_and_others_wait_when_few_places_are_left
 
     assert refusal.value.reason == "QUEUE_FULL"
     assert fleet.scheduler.num_waiting == 4
+
+
+def test_queue_has_places_for_requests_that_are_about_to_begin() -> None:
+    fleet = SharedQueue("fcfs", {"max_num_seqs": 2}, max_num_waiting=1)
+    for _ in range(3):
+        fleet.add(3)
+    with pytest.raises(DomainError, match="3 requests wait; allowed: 3"):
+        fleet.add(3)
+    fleet.settle()
+    assert fleet.scheduler.num_waiting == 1
+    with pytest.raises(DomainError, match="1 requests wait; allowed: 1"):
+        fleet.add(3)
