@@ -41,6 +41,7 @@ from splitserve_kernels.gpu.attention.tiles import (
     attention_constants,
     score_scale,
 )
+from splitserve_kernels.gpu.integers import ceil_div
 from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 
@@ -110,7 +111,7 @@ def _attend(
     rows: SharedRows,
     num_programs: int | None,
 ) -> None:
-    num_head_tiles = triton.cdiv(constants["GROUP"], sizes.num_heads)
+    num_head_tiles = ceil_div(constants["GROUP"], sizes.num_heads)
     if num_programs is None:
         at_once = num_programs_at_once(query.device, constants, sizes)
         num_programs = max(1, at_once // (pools.num_kv_heads * num_head_tiles))

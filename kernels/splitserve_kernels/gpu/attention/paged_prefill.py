@@ -27,6 +27,7 @@ from splitserve_kernels.gpu.attention.tiles import (
     attention_constants,
     score_scale,
 )
+from splitserve_kernels.gpu.integers import ceil_div
 from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 
@@ -45,8 +46,8 @@ def leaves_room(
     capability = compute_capability(query.device)
     sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens, capability)
     num_tokens = query.shape[0] - batch.num_decodes
-    num_tiles = triton.cdiv(num_tokens, sizes.num_queries // sizes.num_heads)
-    num_programs = num_tiles * pools.num_kv_heads * triton.cdiv(constants["GROUP"], sizes.num_heads)
+    num_tiles = ceil_div(num_tokens, sizes.num_queries // sizes.num_heads)
+    num_programs = num_tiles * pools.num_kv_heads * ceil_div(constants["GROUP"], sizes.num_heads)
     return bool(2 * num_programs <= num_multiprocessors(query.device))
 
 
@@ -72,7 +73,7 @@ def paged_prefill(
     capability = compute_capability(query.device)
     sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens, capability)
     block_q = sizes.num_queries // sizes.num_heads
-    num_head_tiles = triton.cdiv(constants["GROUP"], sizes.num_heads)
+    num_head_tiles = ceil_div(constants["GROUP"], sizes.num_heads)
     # No row begins more tiles than this, whatever the lengths: see `row_of_query_tile`.
     num_tiles = num_tokens // block_q + num_rows
     _prefill_kernel[(num_tiles, pools.num_kv_heads * num_head_tiles)](

@@ -24,6 +24,7 @@ from splitserve_kernels.gpu.attention.key_shares import (
     row_of_query_tile,
     tiles_of_a_program,
 )
+from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
 from splitserve_kernels.paged_batch import PagedBatch
 
 # Numbers of a program's tile, of so many parts: what the registers of four warps hold.
@@ -83,9 +84,9 @@ def merge_shares(
     `rows`, `tile_size`, `window`: by which the programs shared the keys.
     """
     num_programs, _, block_q, num_heads, value_dim = sums.parts.shape
-    block_e = triton.next_power_of_2(value_dim)
-    block_h = min(triton.next_power_of_2(num_heads), max(1, 512 // block_e))
-    _merge_kernel[(rows.num_query_tiles * block_q, triton.cdiv(num_heads, block_h))](
+    block_e = next_power_of_2(value_dim)
+    block_h = min(next_power_of_2(num_heads), max(1, 512 // block_e))
+    _merge_kernel[(rows.num_query_tiles * block_q, ceil_div(num_heads, block_h))](
         sums.parts,
         sums.largest,
         sums.total,
