@@ -75,7 +75,7 @@ def _prefill(
 Prefill = Callable[..., torch.Tensor]
 
 
-@pytest.fixture(params=[None, 1, 5, 23], ids=["whole", "1", "5", "23"])
+@pytest.fixture(params=[None, 1, 5], ids=["whole", "1", "5"])
 def prefill(request: pytest.FixtureRequest) -> Prefill:
     """Of the whole, or split among so many programs."""
     return partial(_prefill, request.param)
@@ -189,8 +189,8 @@ def test_prefill_leaves_decodes_alone_when_they_come_first(
 UNEVEN = Shape(2, 1, 16, 16, 16, ((1500, 9), *(((70, 3),) * 4), (0, 170), (5, 0), (900, 130)))
 
 
-@pytest.mark.parametrize("window", [None, 1, 100, 700])
-@pytest.mark.parametrize("num_programs", [2, 7, 29, 80])
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("num_programs", [2, 7, 80])
 def test_split_prefill_equals_oracle_when_a_few_tokens_are_far_on(
     num_programs: int, window: int | None, device: torch.device
 ) -> None:

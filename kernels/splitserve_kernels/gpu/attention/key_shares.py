@@ -133,25 +133,13 @@ def row_of_tile(
 
 
 @triton.jit
-def row_of_query_tile(
-    query_starts: tl.tensor,
-    first_start: tl.tensor,
-    num_rows: tl.tensor,
-    tile: tl.tensor,
-    BLOCK_Q: tl.constexpr,
-) -> tl.tensor:
-    """The row that the `tile`-th tile of queries belongs to; rows begin at `first_start`.
-
-    The r-th row, from the s-th of all tokens on, has the tiles from s // Q + r on. That leaves room
-    for its tiles, of which only the last has fewer than Q tokens, so a tile may belong to no token
-    of its row.
-    """
+def row_of_token(query_starts: tl.tensor, num_rows: tl.tensor, token: tl.tensor) -> tl.tensor:
+    """The row that `token` belongs to, or the last if it comes behind all; -1 before all."""
     num_before = 0
     for first in range(0, num_rows, _QUERY_ROWS_AT_A_TIME):
         rows = first + tl.arange(0, _QUERY_ROWS_AT_A_TIME)
-        starts = tl.load(query_starts + rows, mask=rows < num_rows, other=0) - first_start
-        is_before = (rows < num_rows) & (starts // BLOCK_Q + rows <= tile)
-        num_before += tl.sum(is_before.to(tl.int32), 0)
+        starts = tl.load(query_starts + rows, mask=rows < num_rows, other=0)
+        num_before += tl.sum(((rows < num_rows) & (starts <= token)).to(tl.int32), 0)
     return num_before - 1
 
 

@@ -69,7 +69,7 @@ def paged_decode(
         return
     constants = attention_constants(query, pools, options)
     sizes = decode_tile_sizes(constants)
-    rows = SharedRows(0, num_rows, block_q=1, num_query_tiles=num_rows, is_decode=True)
+    rows = SharedRows(0, num_rows, block_q=1, is_decode=True)
     _attend(query, pools, batch, options, output, constants, sizes, rows, num_programs)
 
 
@@ -95,8 +95,7 @@ def paged_split_prefill(
         constants, batch.max_num_new_tokens, compute_capability(query.device)
     )
     block_q = sizes.num_queries // sizes.num_heads
-    # No row begins more tiles than this, whatever the lengths: see `row_of_query_tile`.
-    rows = SharedRows(first_row, num_rows, block_q, num_tokens // block_q + num_rows)
+    rows = SharedRows(first_row, num_rows, block_q)
     _attend(query, pools, batch, options, output, constants, sizes, rows, num_programs)
 
 

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from splitserve_kernels.gpu.attention.key_shares import row_of_query_tile
 from splitserve_kernels.gpu.attention.occupancy import compute_capability, num_multiprocessors
 from splitserve_kernels.gpu.attention.tile_sizes import prefill_tile_sizes
 from splitserve_kernels.gpu.attention.tiles import (
@@ -31,6 +30,7 @@ from splitserve_kernels.gpu.integers import ceil_div
 from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 
+_ROWS_AT_A_TIME = tl.constexpr(128)
 _LOG2_E = tl.constexpr(LOG2_E)
 
 
@@ -74,7 +74,7 @@ def paged_prefill(
     sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens, capability)
     block_q = sizes.num_queries // sizes.num_heads
     num_head_tiles = ceil_div(constants["GROUP"], sizes.num_heads)
-    # No row begins more tiles than this, whatever the lengths: see `row_of_query_tile`.
+    # No row begins more tiles than this, whatever the lengths: see `_find_row`.
     num_tiles = num_tokens // block_q + num_rows
     _prefill_kernel[(num_tiles, pools.num_kv_heads * num_head_tiles)](
         query,
@@ -103,6 +103,29 @@ def paged_prefill(
         num_stages=sizes.num_stages,
         **constants,
     )
+
+
+@triton.jit
+def _find_row(
+    query_starts: tl.tensor,
+    first_start: tl.tensor,
+    num_rows: tl.tensor,
+    tile: tl.tensor,
+    BLOCK_Q: tl.constexpr,
+) -> tl.tensor:
+    """The row that the `tile`-th tile of queries belongs to; rows begin at `first_start`.
+
+    The r-th row, from the s-th of all tokens on, has the tiles from s // Q + r on. That leaves room
+    for its tiles, of which only the last has fewer than Q tokens, so a tile may belong to no token
+    of its row.
+    """
+    num_before = 0
+    for first in range(0, num_rows, _ROWS_AT_A_TIME):
+        rows = first + tl.arange(0, _ROWS_AT_A_TIME)
+        starts = tl.load(query_starts + rows, mask=rows < num_rows, other=0) - first_start
+        is_before = (rows < num_rows) & (starts // BLOCK_Q + rows <= tile)
+        num_before += tl.sum(is_before.to(tl.int32), 0)
+    return num_before - 1
 
 
 @triton.jit(do_not_specialize=["first_row", "num_rows", "table_stride"])
@@ -147,7 +170,7 @@ def _prefill_kernel(
     kv_head = tl.program_id(1) // HEAD_TILES
     # Of the rows before some may have no token: how many have one is known on the device.
     first_start = tl.load(query_starts + first_row)
-    index = row_of_query_tile(query_starts + first_row, first_start, num_rows, tile, BLOCK_Q)
+    index = _find_row(query_starts + first_row, first_start, num_rows, tile, BLOCK_Q)
     row = first_row + index
     row_start = tl.load(query_starts + row)
     num_new = tl.load(query_starts + row + 1) - row_start

@@ -21,7 +21,7 @@ from torch import Tensor
 from splitserve_kernels.gpu.attention.key_shares import (
     first_tile_of_row,
     key_tiles_in_sight,
-    row_of_query_tile,
+    row_of_token,
     tiles_of_a_program,
 )
 from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
@@ -36,14 +36,12 @@ _MAX_PARTS_AT_A_TIME = 16
 class SharedRows:
     """Rows of a batch whose keys programs share, `num_rows` from `first_row` on.
 
-    `block_q`: Q. `num_query_tiles`: tiles of queries that their tokens make, at most, by
-    `row_of_query_tile`; if `is_decode`, each row is one: it has one token, or none.
+    `block_q`: Q. If `is_decode`, no row has more than one token.
     """
 
     first_row: int
     num_rows: int
     block_q: int
-    num_query_tiles: int
     is_decode: bool = False
 
 
@@ -86,7 +84,8 @@ def merge_shares(
     num_programs, _, block_q, num_heads, value_dim = sums.parts.shape
     block_e = next_power_of_2(value_dim)
     block_h = min(next_power_of_2(num_heads), max(1, 512 // block_e))
-    _merge_kernel[(rows.num_query_tiles * block_q, ceil_div(num_heads, block_h))](
+    num_tokens = rows.num_rows if rows.is_decode else output.shape[0]
+    _merge_kernel[(num_tokens, ceil_div(num_heads, block_h))](
         sums.parts,
         sums.largest,
         sums.total,
@@ -133,23 +132,22 @@ def _merge_kernel(
     WINDOW: tl.constexpr,
 ) -> None:
     """One token, some query heads: all parts. Writes `output` [T, H, E]."""
-    query_tile = tl.program_id(0) // BLOCK_Q
-    token_of_tile = tl.program_id(0) % BLOCK_Q
-    row = query_tile
-    tile_of_row = 0
+    num_computed_tokens += first_row
+    query_starts += first_row
+    row = tl.program_id(0)
+    token_of_row = 0
     if not IS_DECODE:
-        num_computed_tokens += first_row
-        query_starts += first_row
-        first_start = tl.load(query_starts)
-        row = row_of_query_tile(query_starts, first_start, num_rows, query_tile, BLOCK_Q)
-        row_start = tl.load(query_starts + row) - first_start
-        tile_of_row = query_tile - row_start // BLOCK_Q - row
+        token = tl.program_id(0)
+        row = row_of_token(query_starts, num_rows, token)
+        if row < 0:
+            return
+        token_of_row = token - tl.load(query_starts + row)
     num_key_tiles, num_new = key_tiles_in_sight(
         row, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
     )
-    token = tile_of_row * BLOCK_Q + token_of_tile
+    tile_of_row, token_of_tile = token_of_row // BLOCK_Q, token_of_row % BLOCK_Q
     # A single tile is one program's.
-    if (num_key_tiles <= 1) | (token >= num_new):
+    if (num_key_tiles <= 1) | (token_of_row >= num_new):
         return
     share, _ = tiles_of_a_program(
         num_programs, num_rows, num_computed_tokens, query_starts, BLOCK_Q, BLOCK_N, WINDOW
@@ -190,7 +188,7 @@ def _merge_kernel(
         attended = attended * correction[:, None] + tl.sum(sums * weights[:, :, None], 0)
         largest = new_largest
     attended = attended / tl.where(heads < NUM_HEADS, total, 1.0)[:, None] * value_scale
-    places = ((tl.load(query_starts + row) + token).to(tl.int64) * NUM_HEADS + heads)[
+    places = ((tl.load(query_starts + row) + token_of_row).to(tl.int64) * NUM_HEADS + heads)[
         :, None
     ] * VALUE_DIM + dims[None, :]
     tl.store(output + places, attended.to(output.dtype.element_ty), mask=is_number)
