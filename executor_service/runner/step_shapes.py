@@ -16,7 +16,7 @@ from executor_service.model.input_batch import PassRows
 MAX_PROMPT_SIZE = 1024
 _PROMPT_SIZES = (16, *range(32, 257, 32), *range(320, MAX_PROMPT_SIZE + 1, 64))
 # More prompts than that in so few tokens are rare; each costs a recording empty programs.
-_MOST_PROMPTS = 32
+MOST_PROMPTS = 32
 
 
 Kind = Literal["decode", "prompt"]
@@ -82,7 +82,7 @@ def prompt_shapes(max_num_rows: int, max_num_tokens: int) -> list[StepShape]:
         StepShape(
             num_tokens=size,
             num_decodes=min(size, max_num_rows),
-            num_prompts=min(size // 2, max_num_rows, _MOST_PROMPTS),
+            num_prompts=min(size // 2, max_num_rows, MOST_PROMPTS),
             num_lines=min(size, max_num_rows),
         )
         for size in sizes
