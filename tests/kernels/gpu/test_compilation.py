@@ -90,10 +90,11 @@ def _bounds(case: str, found: Resources) -> Bounds:
 def test_programs_that_share_keys_run_as_many_at_a_time_as_they_are_launched_for(
     capability: int, compiled: list[tuple[str, Resources]]
 ) -> None:
+    layers = cases.ATTENTION_LAYERS | cases.FEW_TOKENS_LAYERS
     shared = {case: found for case, found in compiled if found.kernel == "_decode_kernel"}
-    assert shared
-    for case, found in shared.items():
-        layer = (cases.ATTENTION_LAYERS | cases.FEW_TOKENS_LAYERS)[case]
+    assert layers.keys() & shared.keys()
+    for case in layers.keys() & shared.keys():
+        layer, found = layers[case], shared[case]
         constants = attention_constants(layer.query(1), layer.pools(), cases.EVERYTHING)
         sizes = decode_tile_sizes(constants)
         if case in cases.FEW_TOKENS_LAYERS:

@@ -144,6 +144,19 @@ def row_of_token(query_starts: tl.tensor, num_rows: tl.tensor, token: tl.tensor)
 
 
 @triton.jit
+def place_in_row(
+    tile: tl.tensor, num_key_tiles: tl.tensor, IS_DECODE: tl.constexpr, BLOCK_Q: tl.constexpr
+) -> tl.tensor:
+    """Of the `tile`-th tile of a row: its tile of keys, and the first token of its queries."""
+    key_tile = tile
+    first_token = 0
+    if not IS_DECODE:
+        key_tile = tile % num_key_tiles
+        first_token = tile // num_key_tiles * BLOCK_Q
+    return key_tile, first_token
+
+
+@triton.jit
 def keys_of_share(
     begin: tl.tensor,
     stop: tl.tensor,
@@ -165,9 +178,11 @@ def keys_of_share(
         first = tl.maximum(num_computed - WINDOW + 1, 0)
     position = num_computed + first_token
     start = first + begin * BLOCK_N
-    end = num_computed + tl.minimum(first_token + BLOCK_Q, num_new)
-    end = tl.minimum(first + stop * BLOCK_N, end)
+    end = num_computed + 1
     seam = start
+    if not IS_DECODE:
+        end = num_computed + tl.minimum(first_token + BLOCK_Q, num_new)
+    end = tl.minimum(first + stop * BLOCK_N, end)
     if not IS_DECODE:
         if WINDOW > 0:
             # Keys behind the window of all these queries are of use to a tile before.

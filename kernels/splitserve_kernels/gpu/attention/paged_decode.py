@@ -24,6 +24,7 @@ from torch import Tensor
 from splitserve_kernels.gpu.attention.key_shares import (
     key_tiles_in_sight,
     keys_of_share,
+    place_in_row,
     row_of_tile,
     tiles_of_a_program,
 )
@@ -234,13 +235,13 @@ def _decode_kernel(
         num_row_tiles = num_key_tiles * tl.cdiv(num_new, BLOCK_Q)
         # A row without a token has no tile.
         if tile < row_tile + num_row_tiles:
-            tile_of_row = (tile - row_tile) // num_key_tiles
-            begin = (tile - row_tile) % num_key_tiles
+            begin, first_token = place_in_row(tile - row_tile, num_key_tiles, IS_DECODE, BLOCK_Q)
             stop = tl.minimum(begin + end_tile - tile, num_key_tiles)
-            first_token = tile_of_row * BLOCK_Q
-            is_query = is_line & (first_token + token_of_tile < num_new)
             tokens = (tl.load(query_starts + row) + first_token + token_of_tile).to(tl.int64)
             num_computed = tl.load(num_computed_tokens + row)
+            is_query, positions = _queries_of_tile(
+                is_line, token_of_tile, first_token, num_computed, num_new, IS_DECODE
+            )
             query_places = tokens * query_token_stride + heads * query_head_stride
             q = tl.load(
                 query + query_places[:, None] + dims[None, :],
@@ -268,7 +269,7 @@ def _decode_kernel(
                     attended,
                     total,
                     largest,
-                    num_computed + first_token + token_of_tile,
+                    positions,
                     seam if is_masked else start,
                     end if is_masked else seam,
                     block_tables + row.to(tl.int64) * table_stride,
@@ -305,6 +306,25 @@ def _decode_kernel(
         if tile == row_tile + num_row_tiles:
             row_tile += num_row_tiles
             row += 1
+
+
+@triton.jit
+def _queries_of_tile(
+    is_line: tl.tensor,
+    token_of_tile: tl.tensor,
+    first_token: tl.tensor,
+    num_computed: tl.tensor,
+    num_new: tl.tensor,
+    IS_DECODE: tl.constexpr,
+) -> tl.tensor:
+    """Which lines of a tile are queries, and the positions of these, both [M]."""
+    is_query = is_line
+    positions = tl.zeros_like(token_of_tile) + num_computed
+    # A decode is told nothing that it does not need: this decides how many run at a time.
+    if not IS_DECODE:
+        is_query = is_line & (first_token + token_of_tile < num_new)
+        positions += first_token + token_of_tile
+    return is_query, positions
 
 
 @triton.jit
