@@ -42,8 +42,8 @@ def why_not_flash_attention_3(
         return f"a sliding window of {window} in blocks of {block_size}: allowed: a block or more"
     if window is not None and max(head_dims) > _MAX_WINDOWED_HEAD_DIM:
         return (
-            f"a sliding window and heads of {max(head_dims)}: flash-attn 3 computed prompts wrong on"
-            f" an H100; allowed: heads of up to {_MAX_WINDOWED_HEAD_DIM}"
+            f"a sliding window and heads of {max(head_dims)}: flash-attn 3 computed prompts wrong"
+            f" on an H100; allowed: heads of up to {_MAX_WINDOWED_HEAD_DIM}"
         )
     return _why_not_heads(*head_dims, is_float8=kv_dtype == _FLOAT8)
 
