@@ -24,8 +24,8 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import encode_plan
+from tests.support.core.engine_with_queue import EngineWithQueue
 
 BLOCK_SIZE = 16
 CONTEXT = 1000
@@ -45,7 +45,7 @@ class ScheduledLoad:
         self._random = random.Random(_SEED)
         self._shared = self._tokens(SHARED)
         self._num_requests = 0
-        self.core = Scheduler(
+        self.core = EngineWithQueue(
             SchedulerConfig(
                 block_size=BLOCK_SIZE,
                 num_device_blocks=(num_seqs + 64) * 2 * CONTEXT // BLOCK_SIZE,

@@ -24,7 +24,7 @@ from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
+from tests.support.core.engine_with_queue import EngineWithQueue
 
 BLOCK_SIZE = 16
 NUM_DECODES = 256
@@ -50,7 +50,7 @@ class Core:
             "max_adapters": 1,
             "prefix_caching": False,
         }
-        self.core = Scheduler(SchedulerConfig(**(values | options)))  # type: ignore[arg-type]
+        self.core = EngineWithQueue(SchedulerConfig(**(values | options)))  # type: ignore[arg-type]
         self._num_requests = 0
         self.core.tick(_SECOND_NS)
 

@@ -29,12 +29,12 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams as CoreParams
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_client import AsyncClient, Finish, SamplingParams, SchedulingParams, SplitserveError
 from splitserve_options import options
 from splitserve_rpc.grpc_threads import with_fewer_threads
+from tests.support.core.engine_with_queue import EngineWithQueue
 
 Prompts = list[list[int]]
 START_TIMEOUT_S = 600.0
@@ -117,7 +117,7 @@ class Recorder:
 def record(engine: LoadedEngine, prompts: Prompts, num_tokens: int) -> list[StepInput]:
     """The steps that the services would execute."""
     info = engine.info
-    core = Scheduler(
+    core = EngineWithQueue(
         SchedulerConfig(
             block_size=info.block_size,
             num_device_blocks=info.num_device_blocks,

@@ -20,10 +20,10 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_kernels.cpu.library import STEP_PARTS, load_library
+from tests.support.core.engine_with_queue import EngineWithQueue
 
 _TOKEN_ID = 5
 _NUM_WARM_UPS = 2
@@ -87,7 +87,7 @@ def _plans(info: ExecutorInfo, size: StepSize, num_steps: int) -> Iterator[StepP
     is_decode = size.num_computed > 0
     num_requests = size.num_rows * (1 if is_decode else num_steps)
     prompt = [_TOKEN_ID] * (size.num_computed or size.num_new)
-    core = Scheduler(
+    core = EngineWithQueue(
         SchedulerConfig(
             block_size=info.block_size,
             num_device_blocks=info.num_device_blocks,
@@ -114,12 +114,12 @@ def _plans(info: ExecutorInfo, size: StepSize, num_steps: int) -> Iterator[StepP
         _apply(core, plan)
 
 
-def _next_plan(core: Scheduler) -> StepPlan:
+def _next_plan(core: EngineWithQueue) -> StepPlan:
     plan = core.schedule()
     assert plan is not None, "requests are left"
     return plan
 
 
-def _apply(core: Scheduler, plan: StepPlan) -> None:
+def _apply(core: EngineWithQueue, plan: StepPlan) -> None:
     token_ids = np.full(len(plan.work.row_ids), _TOKEN_ID, np.int32)
     core.apply(StepOutcome(plan.step_id, StepStatus.OK, token_ids))

@@ -21,12 +21,12 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.executor_link import execute_method
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.server import channel_options
+from tests.support.core.engine_with_queue import EngineWithQueue
 
 BLOCK_SIZE = 16
 PROMPT_LEN = 127 * BLOCK_SIZE
@@ -34,9 +34,9 @@ MAX_BLOCKS = 200
 VOCAB_SIZE = 32_000
 
 
-def running_core(num_rows: int) -> Scheduler:
+def running_core(num_rows: int) -> EngineWithQueue:
     """A core with `num_rows` requests waiting."""
-    core = Scheduler(
+    core = EngineWithQueue(
         SchedulerConfig(
             block_size=BLOCK_SIZE,
             num_device_blocks=num_rows * MAX_BLOCKS,
@@ -61,7 +61,7 @@ class Link:
         self._call = call
         self._epoch = epoch
 
-    async def round_trip(self, core: Scheduler, plan: StepPlan) -> float:
+    async def round_trip(self, core: EngineWithQueue, plan: StepPlan) -> float:
         """Encodes, sends, receives, decodes; microseconds. The core learns the outcome."""
         start = time.perf_counter()
         batch = encode_plan(plan, scheduler_epoch=1, executor_epoch=self._epoch)

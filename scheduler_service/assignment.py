@@ -15,8 +15,8 @@ class AssignedFor(Enum):
     ONLY_ONE: no other was there that could begin it soon. MOST_CACHED: more of it is cached there,
     SOONEST: less is before it there, AS_GOOD: nothing speaks for another. BETTER_IS_BUSY: another
     were better, and not by enough to wait for it; WAITED_LONG_ENOUGH: it did wait for that one.
-    BETTER_LACKS_ROOM: another were better, and had no room. OTHERS_YIELD: less urgent ones there
-    make room for it. NO_ROOM_ANYWHERE: it waits there for room, and nobody before it.
+    OTHERS_YIELD: less urgent ones there make room for it. NO_ROOM_ANYWHERE: it had a reservation
+    there, since nobody had room.
     TRIED_ALONE: whoever executors may have died of goes there (`fleet/quarantine.py`). RETRIED: it
     failed on another executor.
     """
@@ -27,7 +27,6 @@ class AssignedFor(Enum):
     AS_GOOD = "as_good_as_others"
     BETTER_IS_BUSY = "better_is_busy"
     WAITED_LONG_ENOUGH = "waited_long_enough"
-    BETTER_LACKS_ROOM = "better_lacks_room"
     OTHERS_YIELD = "others_yield"
     NO_ROOM_ANYWHERE = "no_room_anywhere"
     TRIED_ALONE = "tried_alone"

@@ -148,10 +148,6 @@ class Driver:
                 self._deliver(found)
             case effects.WakeAt(at_ns):
                 self._set_timer(at_ns)
-            case effects.RequestAssigned(request):
-                if not request.is_finished:
-                    # Long ones take milliseconds, which a step of many would wait for.
-                    encode_once(request.params_set)
             case effects.RequestFinished(request):
                 self.delivery.finish(request)
                 self._untrack(request)
@@ -161,7 +157,8 @@ class Driver:
             case effects.ExecutorServes() | effects.ExecutorHealthChanged():
                 self._on_change()
             case (
-                effects.RequestMoved()
+                effects.RequestAssigned()
+                | effects.RequestMoved()
                 | effects.RequestQuarantined()
                 | effects.RequestAcquitted()
                 | effects.RequestBlamed()
@@ -328,6 +325,9 @@ class Driver:
         num_waiting = self.scheduler.num_waiting
         self._tracked[request.request_id] = Submission(admission, self.now_ns(), num_waiting)
         self._handle(events.RequestSubmitted(request))
+        if request.params_set.num_bytes:
+            # Long ones take milliseconds, which a step of many would wait for.
+            encode_once(request.params_set)
 
     def abort(self, name: RequestName) -> None:
         """Ends a request. Raises DomainError(REQUEST_UNKNOWN)."""

@@ -34,6 +34,8 @@ from benchmarks.gpu_check.results import ResultFile, print_summary  # noqa: E402
 _RESULTS = _ROOT / "benchmarks" / "results"
 _BUDGET_S, _TOTAL_S = 480.0, 10**6
 _DESCRIBE_TIMEOUT_S = 180
+# Of the description of a machine, as `machine` has it: that module imports torch.
+_REFUSED = "flash_attn_3_refused"
 # As the executor's option takes it.
 _HUB = "hub"
 
@@ -85,6 +87,11 @@ def _check(parts: list[Part], arguments: argparse.Namespace, environment: Mappin
     machine = _describe(arguments.commit, environment, is_smoke=arguments.smoke)
     if machine is None:
         sys.stderr.write("gpu-check: there is no CUDA device here (or torch has no CUDA)\n")
+        return 2
+    refused = machine.get(_REFUSED)
+    if arguments.fa3 is not None and refused is not None:
+        # Asked for, it is never left out silently.
+        sys.stderr.write(f"gpu-check: --fa3 {arguments.fa3}: {refused}\n")
         return 2
     file = ResultFile(_result_path(arguments.out, machine))
     file.describe(machine)

@@ -32,6 +32,8 @@ from splitserve_kernels.paged_batch import AttentionOptions, KVScales
 
 # Largest difference of an output: those of tests/kernels/gpu.
 _TOLERANCES = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+# Their tokens make fewer programs than a device has room for.
+_FEW_TOKENS = ((40_000, 20), (8191, 3), (64, 1), (0, 40))
 _DECODES = ((0, 1), (63, 1), (64, 1), (1000, 1), (8191, 1), (40_000, 1))
 
 
@@ -78,8 +80,8 @@ def cases(sizes: Sizes) -> Iterator[Case]:
 
 def _rows(sizes: Sizes) -> Sequence[tuple[str, Rows]]:
     """In a smoke test the one that has both: it is interpreted."""
-    kinds = (("decode", _DECODES), ("mixed", MIXED_ROWS))
-    return kinds[1:] if sizes.is_smoke else kinds
+    kinds = (("mixed", MIXED_ROWS), ("decode", _DECODES), ("few tokens", _FEW_TOKENS))
+    return kinds[:1] if sizes.is_smoke else kinds
 
 
 def _case(name: str, measure: Callable[[], float], tolerance: float) -> Case:

@@ -39,6 +39,10 @@ PACKAGES = {
 TOOLS = ("cc", "gcc", "nvcc", "make", "git")
 
 
+# In the first line of a result file: why flash-attn 3 is not measured, or null.
+FLASH_ATTENTION_3_REFUSED = "flash_attn_3_refused"
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """What large operations reach: bytes a second read and written, operations a second."""
@@ -139,8 +143,18 @@ def main() -> int:
     if not torch.cuda.is_available():
         return 2
     device = torch.device("cuda", torch.cuda.current_device())
-    sys.stdout.write(json.dumps(describe(device, next(iter(sys.argv[1:]), None))) + "\n")
+    found = describe(device, next(iter(sys.argv[1:]), None))
+    found[FLASH_ATTENTION_3_REFUSED] = _why_no_flash_attention_3()
+    sys.stdout.write(json.dumps(found) + "\n")
     return 0
+
+
+def _why_no_flash_attention_3() -> str | None:
+    """What keeps flash-attn 3 from this machine; None if nothing does."""
+    # It imports all that computes, which takes seconds.
+    from benchmarks.gpu_check.backends import FLASH_ATTENTION_3, why_absent
+
+    return why_absent().get(FLASH_ATTENTION_3)
 
 
 if __name__ == "__main__":

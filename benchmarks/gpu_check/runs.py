@@ -30,7 +30,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     widest: Rows = ((sizes.model_context + 200, 1),) * max(sizes.batches)
     num_blocks = num_blocks_of(widest, compute.block_size)
     is_recorded = compute.is_recordable
-    # Drafts are rows of their own.
+    # Drafts sample like rows of their own.
     most_rows = max(sizes.batches) + MAX_NUM_DRAFTS
     with runner_of(compute, num_blocks, most_rows, sizes, is_recorded=is_recorded) as runner:
         yield Case("tokens", 5, partial(_compare, runner, sizes))

@@ -9,17 +9,22 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.report import emit, percentile
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepOutcome, StepStatus
+from scheduler_service.core.config import FleetConfig, SchedulerConfig
+from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import Int32Array, Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.fleet.fleet_queue import FleetQueue
+from scheduler_service.fleet.host_state import HostState
+from scheduler_service.fleet.prefix_router import PrefixRouter
+from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.scheduler import Scheduler
+from tests.support.core.virtual_load import StepCosts, outcome_of
 
 NUM_EXECUTORS = 64
 NUM_WAITING = 10_000
 _NUM_MEASURED = 400
 _NUM_SYSTEM_TOKENS = 2048
+_COSTS = StepCosts(step_us=20_000, row_us=0, prompt_token_us=0)
+_MS_NS = 1_000_000
 _CONFIG = SchedulerConfig(
     block_size=16,
     num_device_blocks=4096,
@@ -32,25 +37,58 @@ _CONFIG = SchedulerConfig(
 )
 
 
+class _WatchedRouter(PrefixRouter):
+    """Remembers the executors that it compares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: list[HostState] = []
+
+    def add(self, state: HostState) -> None:
+        self.states.append(state)
+        super().add(state)
+
+    def remove(self, state: HostState) -> None:
+        self.states.remove(state)
+        super().remove(state)
+
+
 class _Loaded:
-    """Executors of which each has computed some of the system prompts, and a queue before them."""
+    """A scheduler of executors of which each has computed some of the system prompts.
+
+    Every executor has one step in flight at most. `assigned`: the requests at each executor.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._rng = np.random.default_rng(0)
-        self.cores = [Scheduler(config) for _ in range(NUM_EXECUTORS)]
-        self.queue = FleetQueue("fcfs", {})
+        self.router = _WatchedRouter()
+        fleet = FleetConfig(max_num_waiting=NUM_WAITING)
+        self.scheduler = Scheduler(fleet, self.router)
+        self._now_ns = 0
+        self._wakes_at_ns: int | None = None
+        self._in_flight: dict[str, StepPlan] = {}
+        self.assigned: dict[str, list[str]] = {}
         self._systems = [self._text(_NUM_SYSTEM_TOKENS) for _ in range(16)]
         self._num_requests = 0
-        for number, core in enumerate(self.cores):
+        self.addresses = [f"executor:{number}" for number in range(NUM_EXECUTORS)]
+        for number, address in enumerate(self.addresses):
+            self.assigned[address] = []
+            self.handle(events.ExecutorJoined(address, 1, config, 1))
+            self.handle(events.ExecutorConnected(address))
+            # No other executor takes requests meanwhile.
             for system in (number % 16, number % 5):
-                core.readmit(self.request(self._systems[system]))
-                self.step(core)
+                self.submit(self.request(self._systems[system]))
+                self.abort_all(address)
+            self.handle(events.ExecutorDoubted(address, is_doubtful=True))
+        for address in self.addresses:
+            self.handle(events.ExecutorDoubted(address, is_doubtful=False))
+        self.settle()
 
     def _text(self, num_tokens: int) -> Int32Array:
         return self._rng.integers(10, 2**20, num_tokens).astype(np.int32)
 
     def request(self, system: Int32Array | None = None) -> Request:
-        """Another one, with a system prompt."""
+        """Returns another request, with a system prompt."""
         self._num_requests += 1
         if system is None:
             system = self._systems[self._num_requests % 16]
@@ -60,23 +98,44 @@ class _Loaded:
             f"r{self._num_requests}", prompt, params, arrival=self._num_requests, seed=0
         )
 
-    def step(self, core: Scheduler) -> None:
-        """A step of one executor, with its result."""
-        plan = core.schedule()
-        assert plan is not None
-        token_ids = np.full(len(plan.work.row_ids), 7, np.int32)
-        if plan.work.samples is not None:
-            token_ids[~plan.work.samples] = -1
-        outcome = StepOutcome(plan.step_id, StepStatus.OK, token_ids, compute_us=20_000)
-        core.apply(outcome)
+    # -- events --------------------------------------------------------------------------------
 
-    def dispatch(self, changed: list[Scheduler]) -> int:
-        """Gives what can be given; how many that were."""
-        num_given = 0
-        for request, host, _ in self.queue.dispatch(0, self.cores, changed):
-            host.readmit(request)  # type: ignore[attr-defined]
-            num_given += 1
-        return num_given
+    def handle(self, event: events.Event) -> None:
+        """Passes an event in, and notes what follows."""
+        for effect in self.scheduler.handle(event, self._now_ns):
+            match effect:
+                case effects.SendStep(address, plan):
+                    self._in_flight[address] = plan
+                case effects.RequestAssigned(request, address):
+                    self.assigned[address].append(request.request_id)
+                case effects.WakeAt(at_ns):
+                    self._wakes_at_ns = at_ns
+
+    def submit(self, request: Request) -> None:
+        """A client submits a request, and a tick follows if one is due."""
+        self.handle(events.RequestSubmitted(request))
+        self.settle()
+
+    def settle(self) -> None:
+        """Passes the ticks that are due."""
+        while self._wakes_at_ns is not None and self._wakes_at_ns <= self._now_ns:
+            self._wakes_at_ns = None
+            self.handle(events.Tick())
+
+    def answer(self, address: str) -> None:
+        """An executor answers its step."""
+        outcome = outcome_of(self._in_flight.pop(address), _COSTS)
+        self.handle(events.StepCompleted(address, outcome))
+
+    def abort_all(self, address: str) -> None:
+        """Ends the requests of an executor, which has no step in flight afterwards."""
+        while address in self._in_flight:
+            self.answer(address)
+            for request_id in self.assigned[address]:
+                self.handle(events.RequestAborted(request_id))
+            self.assigned[address].clear()
+            self.settle()
+        self._now_ns += _MS_NS
 
 
 def _measure(prepare: Callable[[int], Callable[[], object]]) -> list[float]:
@@ -91,46 +150,48 @@ def _measure(prepare: Callable[[int], Callable[[], object]]) -> list[float]:
 
 
 def measure_decisions() -> None:
-    """Prints what the choice itself takes, and all that the queue does around it."""
+    """Prints what the choice itself takes, and what the scheduler does for an arrival or a result.
+
+    An arrival at open executors is timed until steps are planned with it.
+    """
     idle = _Loaded(_CONFIG)
-    idle.dispatch(idle.cores)
-    states = idle.queue.host_states
+    states = idle.router.states
 
     def choose(_number: int) -> Callable[[], object]:
         request = idle.request()
-        return lambda: next(idle.queue.router.rank(request, states), None)
+        return lambda: next(idle.router.rank(request, states), None)
 
     _emit("choice among 64 open executors, prompt of 2088 tokens seen for the first time", choose)
 
-    def choose_again(number: int) -> Callable[[], object]:
+    def choose_again(_number: int) -> Callable[[], object]:
         request = idle.request()
-        next(idle.queue.router.rank(request, states), None)
-        return lambda: next(idle.queue.router.rank(request, states), None)
+        next(idle.router.rank(request, states), None)
+        return lambda: next(idle.router.rank(request, states), None)
 
     _emit("the same, looked up before", choose_again)
 
-    def wait(_number: int) -> Callable[[], object]:
-        idle.queue.push(request := idle.request())
-        return lambda: (idle.dispatch([]), request)
+    def begin(_number: int) -> Callable[[], object]:
+        for address in idle.addresses:
+            idle.abort_all(address)
+        request = idle.request()
+        return lambda: idle.submit(request)
 
-    _emit("an arrival, with its place in a core", wait)
+    _emit("an arrival, with its place in a core", begin)
     full = _Loaded(replace(_CONFIG, max_num_seqs=2))
     for _ in range(NUM_WAITING):
-        full.queue.push(full.request())
-    full.dispatch(full.cores)
+        full.submit(full.request())
 
     def arrive(_number: int) -> Callable[[], object]:
-        full.queue.push(full.request())
-        return lambda: full.dispatch([])
+        request = full.request()
+        return lambda: full.submit(request)
 
     _emit("an arrival behind 10,000 that wait", arrive)
 
     def refill(number: int) -> Callable[[], object]:
-        core = full.cores[number % NUM_EXECUTORS]
-        for running in list(core.placement.requests)[:1]:
-            core.abort(running)
-            full.queue.forget(running)
-        return lambda: full.dispatch([core])
+        address = full.addresses[number % NUM_EXECUTORS]
+        full.handle(events.RequestAborted(full.assigned[address].pop(0)))
+        full.settle()
+        return lambda: full.answer(address)
 
     _emit("an executor that has room for one of 10,000", refill)
 

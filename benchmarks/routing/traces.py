@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.routing.virtual_fleet import SAMPLED, Turn
+from benchmarks.routing.virtual_fleet import Turn
 from scheduler_service.core.request import Int32Array
+from tests.support.core.virtual_load import SAMPLED
 
 _VOCAB = 2**20
 _THINK_S = 4.0

@@ -1,7 +1,7 @@
-"""Several cores behind one queue, and executors that compute nothing but take their time.
+"""Executors behind the scheduler, which compute nothing but take their time.
 
-Whoever waits, what a step does and what is cached is decided by the scheduler's own code; only the
-time is made up, so each run has the same figures and a minute of it takes seconds.
+The scheduler's own code decides who waits, what a step does and what is cached; only the time is
+made up, so each run has the same figures and a minute of it takes seconds.
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
+from scheduler_service.core.config import FleetConfig, SchedulerConfig
+from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import Int32Array, Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.fleet.fleet_queue import FleetQueue
 from scheduler_service.fleet.router import Router
-from tests.support.core.virtual_load import StepCosts
-
-SAMPLED = 7
+from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.scheduler import Scheduler
+from tests.support.core.virtual_load import StepCosts, outcome_of
 
 
 @dataclass(slots=True, eq=False)
@@ -50,9 +46,11 @@ class Fate:
 
 @dataclass(slots=True, eq=False)
 class _Executor:
-    core: Scheduler
-    costs: StepCosts
+    """What steps take, and the steps in flight with the time at which each is done."""
+
+    address: str
     number: int
+    costs: StepCosts
     in_flight: deque[tuple[StepPlan, int]] = field(default_factory=deque)
 
 
@@ -62,20 +60,21 @@ class VirtualFleet:
     def __init__(
         self, executors: Sequence[tuple[SchedulerConfig, StepCosts]], router: Router, depth: int = 2
     ) -> None:
-        self._executors = [
-            _Executor(Scheduler(config), costs, number)
-            for number, (config, costs) in enumerate(executors)
-        ]
-        self._of_core = {executor.core: executor for executor in self._executors}
-        self._queue = FleetQueue(executors[0][0].queue_policy, {}, router)
-        self._depth = depth
+        self._scheduler = Scheduler(FleetConfig(queue_policy=executors[0][0].queue_policy), router)
+        self._executors: dict[str, _Executor] = {}
         self._now_us = 0
+        self._wakes_us: int | None = None
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self.fates: list[Fate] = []
+        for number, (config, costs) in enumerate(executors):
+            address = f"executor:{number}"
+            self._executors[address] = _Executor(address, number, costs)
+            self._handle(events.ExecutorJoined(address, 1, config, depth))
+            self._handle(events.ExecutorConnected(address))
 
     def run(self, turns: Iterable[Turn], until_us: int) -> list[Fate]:
-        """What became of these turns, and of those that followed, by `until_us`."""
+        """Returns what became of these turns, and of those that followed, by `until_us`."""
         for turn in turns:
             self._await_turn(turn)
         while self._events and self._events[0][0] <= until_us:
@@ -100,57 +99,51 @@ class VirtualFleet:
             seed=0,
         )
         request.client_key = number
-        self._queue.push(request)
-        self._dispatch([])
-
-    def _dispatch(self, changed: list[Scheduler]) -> None:
-        woken = dict[_Executor, None]()
-        for request, host, _ in self._queue.dispatch(self._now_us * 1000, self._of_core, changed):
-            executor = self._of_core[host]  # type: ignore[index]
-            executor.core.tick(self._now_us * 1000)
-            executor.core.readmit(request)
-            self.fates[request.client_key].host = executor.number
-            woken[executor] = None
-        for executor in woken:
-            if executor.core not in changed:
-                self._at(self._now_us, lambda each=executor: self._fill(each))  # type: ignore[misc]
-
-    def _fill(self, executor: _Executor) -> None:
-        core = executor.core
-        while len(executor.in_flight) < self._depth:
-            self._dispatch([core])
-            core.tick(self._now_us * 1000)
-            plan = core.schedule()
-            if plan is None:
-                return
-            starts_us = executor.in_flight[-1][1] if executor.in_flight else self._now_us
-            finished_us = starts_us + executor.costs.of(plan)
-            executor.in_flight.append((plan, finished_us))
-            self._at(finished_us, lambda: self._answer(executor))
+        self._handle(events.RequestSubmitted(request))
 
     def _answer(self, executor: _Executor) -> None:
         plan, _ = executor.in_flight.popleft()
-        token_ids = np.full(len(plan.work.row_ids), SAMPLED, np.int32)
-        if plan.work.samples is not None:
-            token_ids[~plan.work.samples] = -1
-        executor.core.tick(self._now_us * 1000)
-        cost_us = executor.costs.of(plan)
-        events = executor.core.apply(
-            StepOutcome(plan.step_id, StepStatus.OK, token_ids, compute_us=cost_us)
-        )
-        for number in events.client_keys.tolist():
+        outcome = outcome_of(plan, executor.costs)
+        self._handle(events.StepCompleted(executor.address, outcome))
+
+    def _tick(self, at_us: int) -> None:
+        if self._wakes_us == at_us:
+            self._wakes_us = None
+            self._handle(events.Tick())
+
+    def _handle(self, event: events.Event) -> None:
+        for effect in self._scheduler.handle(event, self._now_us * 1000):
+            match effect:
+                case effects.SendStep(address, plan):
+                    self._send(self._executors[address], plan)
+                case effects.RequestAssigned(request, address):
+                    self.fates[request.client_key].host = self._executors[address].number
+                case effects.DeliverTokens(told):
+                    self._deliver(told)
+                case effects.WakeAt(at_ns):
+                    self._wake_at(at_ns)
+
+    def _wake_at(self, at_ns: int | None) -> None:
+        at_us = self._wakes_us = None if at_ns is None else max(self._now_us, -(-at_ns // 1000))
+        if at_us is not None:
+            self._at(at_us, lambda: self._tick(at_us))
+
+    def _send(self, executor: _Executor, plan: StepPlan) -> None:
+        in_flight = executor.in_flight
+        starts_us = in_flight[-1][1] if in_flight else self._now_us
+        finished_us = starts_us + executor.costs.of(plan)
+        in_flight.append((plan, finished_us))
+        self._at(finished_us, lambda: self._answer(executor))
+
+    def _deliver(self, told: StepEvents) -> None:
+        for number in told.client_keys.tolist():
             if self.fates[number].first_token_us is None:
                 self.fates[number].first_token_us = self._now_us
-        for request in events.finished:
-            self._finish(request)
-        self._fill(executor)
-
-    def _finish(self, request: Request) -> None:
-        fate = self.fates[request.client_key]
-        fate.is_finished = True
-        fate.num_cached_tokens = request.num_cached_tokens
-        fate.num_preemptions = request.num_preemptions
-        self._queue.forget(request.request_id)
-        following = fate.turn.follow(self._now_us)
-        if following is not None:
-            self._await_turn(following)
+        for request in told.finished:
+            fate = self.fates[request.client_key]
+            fate.is_finished = True
+            fate.num_cached_tokens = request.num_cached_tokens
+            fate.num_preemptions = request.num_preemptions
+            following = fate.turn.follow(self._now_us)
+            if following is not None:
+                self._await_turn(following)

@@ -54,7 +54,6 @@ _GIVEN_AS: Mapping[str, str] = MappingProxyType(
         " worth it",
         "waited_long_enough": "{} could begin it; it had waited long enough for a better one, which"
         " was busy",
-        "better_lacks_room": "{} had room for it; a better one had none",
         "others_yield": "less urgent requests at {} make room for it",
         "no_room_anywhere": "no executor had room for it; it is the first that waits at {}",
         "tried_alone": "{} runs whoever is tried alone",

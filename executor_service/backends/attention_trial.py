@@ -29,6 +29,9 @@ _FLOAT8_SCALES = KVScales(key=0.07, value=0.04)
 # first, as in a step, because a backend may compute them apart.
 _NUM_COMPUTED = (40, 150, 1, 33)
 _NUM_NEW = (1, 1, 37, 20)
+# Of no row, as some are in a recorded step. By the number of tokens backends choose among kernels:
+# with these a GPU is full, without them it is not.
+_NUM_ADDED_TOKENS = 8192
 _MAX_NUM_DECODES = 64
 _MAX_POOL_BYTES = 2**29
 _NUM_TIMED_COMPUTED = 2048
@@ -135,6 +138,14 @@ def _errors(
             output = tried.paged_attention(query, key_pool, value_pool, batch, kind.options, scales)
             outputs.append(output)
         yield error_of(outputs[0].float(), outputs[1].float())
+        if device.type == "cuda" and batch.max_num_new_tokens > 1:
+            added = query.new_zeros(_NUM_ADDED_TOKENS, *query.shape[1:])
+            filled = torch.cat([query, added])
+            key_pool, value_pool = pools[1].key_pools[0], pools[1].value_pools[0]
+            output = backend.paged_attention(
+                filled, key_pool, value_pool, batch, kind.options, scales
+            )
+            yield error_of(outputs[0].float(), output[:num_tokens].float())
 
 
 def _error(expected: Tensor, actual: Tensor) -> float:

@@ -162,15 +162,17 @@ def build_input_batch(
     sampled: SampledTokens | None = None,
     uploads: Uploads | None = None,
     tables: Tensor | None = None,
+    max_joined: int = 0,
 ) -> InputBatch:
     """The forward pass that computes `rows` (indexes into the rows of `step`, rising).
 
     `sampled` has the tokens that the step awaits; None if there are none. `uploads`: to `device`,
     for who builds many; None for some of its own. `tables`: those of all row ids, on the device, as
-    in `ResidentRows`; None for those of the step.
+    in `ResidentRows`; None for those of the step. `max_joined`: how many rows of the pass may be
+    rows of the step and what follows them; where it would be more, none is.
     """
     selected = np.asarray(rows, dtype=np.int64)
-    readout, pass_rows = lay_out(step, selected, block_size, sampled, tables)
+    readout, pass_rows = lay_out(step, selected, block_size, sampled, tables, max_joined)
     return InputBatch(readout, pass_rows, uploads or Uploads(device, streams_of(device)))
 
 
@@ -180,17 +182,22 @@ def lay_out(
     block_size: int,
     sampled: SampledTokens | None,
     resident_tables: Tensor | None = None,
+    max_joined: int = 0,
 ) -> tuple[Readout, PassRows]:
     """The rows `selected` of `step`, see `build_input_batch`, and whose their logits are."""
-    if len(selected) == step.num_rows == len(step.token_ids):
+    new_of_line = step.num_new_tokens[selected].astype(np.int64)
+    # A line is a row of the step; rows of the pass begin with some of them.
+    first_lines = _first_lines(step, selected, max_joined)
+    is_joined = len(first_lines) < len(selected)
+    if not is_joined and len(selected) == step.num_rows == len(step.token_ids):
         scores_prompt = step.sampling_params.num_prompt_logprobs >= 0
         if not np.count_nonzero(scores_prompt):
             return _lay_out_decodes(step, selected, block_size, sampled, resident_tables)
-    new = step.num_new_tokens[selected].astype(np.int64)
+    new = np.add.reduceat(new_of_line, first_lines) if is_joined else new_of_line
     # How they are laid out, and where of that the rows are as the step has them.
     order = np.argsort(new > 1, kind="stable")
-    computed = step.num_computed_tokens[selected].astype(np.int64)
-    rows_in_order = selected[order]
+    computed = step.num_computed_tokens[selected[first_lines]].astype(np.int64)
+    rows_in_order = selected[first_lines][order]
     tables = step.block_tables
     # Nobody reads all of them then, and they may be many.
     if resident_tables is None or not np.array_equal(rows_in_order, np.arange(step.num_rows)):
@@ -199,29 +206,44 @@ def lay_out(
     starts = np.empty_like(new)
     starts[order] = layout.query_starts[:-1]
     ends = np.cumsum(new)
-    row_of_token = np.repeat(np.arange(len(selected)), new)
+    row_of_token = np.repeat(np.arange(len(new)), new)
+    line_of_token = np.repeat(np.arange(len(selected)), new_of_line)
     # Of each token, in the order of the step.
     places = np.arange(len(row_of_token)) + (starts - ends + new)[row_of_token]
     positions = layout.positions[places]
 
     samples = step.samples[selected]
-    is_scored = _scores_prompt(step, selected)[row_of_token]
-    is_scored &= positions + 1 < step.num_prompt_tokens[selected][row_of_token]
+    is_scored = _scores_prompt(step, selected)[line_of_token]
+    is_scored &= positions + 1 < step.num_prompt_tokens[selected][line_of_token]
     scored = np.flatnonzero(is_scored)
     token_ids = np.empty(len(places), np.int64)
     token_ids[places] = _input_tokens(step, selected)
     readout = Readout(
         sampling_rows=selected[samples],
-        prompt_rows=selected[row_of_token[scored]],
+        prompt_rows=selected[line_of_token[scored]],
         prompt_positions=positions[scored] + 1,
     )
-    logits_index = np.concatenate([(starts + new - 1)[samples], places[scored]])
-    awaited = _awaited(step, selected, starts, sampled)
+    ends_of_lines = np.cumsum(new_of_line)
+    logits_index = np.concatenate([places[ends_of_lines - 1][samples], places[scored]])
+    awaited = _awaited(step, selected, places[ends_of_lines - new_of_line], sampled)
     resident = None
     if resident_tables is not None:
         resident = ResidentRows(resident_tables, step.row_ids[rows_in_order].astype(np.int64))
     rows = PassRows(token_ids, computed[order], tables, layout, logits_index, awaited, resident)
     return readout, rows
+
+
+def _first_lines(step: StepInput, selected: Int64Array, max_joined: int) -> Int64Array:
+    """With which of the `selected` rows of `step` the rows of a pass begin."""
+    every = np.arange(len(selected))
+    if step.follows is None or max_joined == 0:
+        return every
+    is_first = ~step.follows[selected]
+    is_first[1:] |= np.diff(selected) != 1
+    is_first[0] = True
+    first_lines = np.flatnonzero(is_first)
+    new = np.add.reduceat(step.num_new_tokens[selected], first_lines)
+    return first_lines if np.count_nonzero(new > 1) <= max_joined else every
 
 
 def _lay_out_decodes(

@@ -51,15 +51,15 @@ def compile_kernels(
     Raises StepFailed if one cannot be run.
     """
     started_s = time.perf_counter()
-    num_steps = 0
     most_tokens = min(loaded.max_model_len - 1, max_num_batched_tokens or loaded.max_model_len)
-    for num_new in step_sizes(most_tokens, max_num_rows or max(_NUM_DECODES)):
-        for params in _ALL_PARAMS:
-            step = make_step(num_new, params, loaded.vocab_size, runner)
-            execute_step(runner, step)
-            num_steps += 1
+    most_rows = max_num_rows or max(_NUM_DECODES)
+    small = [(new, each) for new in step_sizes(most_tokens, most_rows) for each in _ALL_PARAMS]
+    full = [(new, _ALL_PARAMS[0]) for new in full_step_sizes(most_tokens, most_rows)]
+    for num_new, params in small + full:
+        step = make_step(num_new, params, loaded.vocab_size, runner)
+        execute_step(runner, step)
     seconds = time.perf_counter() - started_s
-    _log.info("kernels_compiled num_steps=%d seconds=%.1f", num_steps, seconds)
+    _log.info("kernels_compiled num_steps=%d seconds=%.1f", len(small + full), seconds)
 
 
 def step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:
@@ -72,6 +72,14 @@ def step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:
             yield [num_new]
         if most_rows >= 3 and num_new + 3 <= most_tokens:
             yield [1, num_new, 2]
+
+
+def full_step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:
+    """Prompts that fill the device, of all lengths: attention takes another kernel for these."""
+    for num_new in _NUM_NEW:
+        num_rows = min(most_rows, most_tokens // num_new)
+        if num_rows > 1:
+            yield [num_new] * num_rows
 
 
 def make_step(

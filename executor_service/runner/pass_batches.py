@@ -12,6 +12,7 @@ from executor_service.device.uploads import Uploads
 from executor_service.model.input_batch import InputBatch, build_input_batch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.plain_draws import plain_draws
+from executor_service.runner.step_shapes import MOST_PROMPTS
 from executor_service.steps.step import Int64Array, StepInput
 
 
@@ -33,6 +34,8 @@ class PassBatches:
         self._vocab_size = loaded.vocab_size
         self._uploads = uploads
         self._sampled = sampled
+        # On a CPU, attention itself reads keys once that rows share.
+        self._max_joined = 0 if uploads.shares_memory else MOST_PROMPTS
         max_num_blocks = -(-loaded.max_model_len // cache.block_size)
         self._tables = ResidentTables(max_num_blocks, cache.device, uploads)
 
@@ -42,7 +45,14 @@ class PassBatches:
         if step.tables is not None and not self._uploads.shares_memory:
             tables = self._tables.follow(step.tables)
         batch = build_input_batch(
-            step, rows, cache.block_size, cache.device, self._sampled, self._uploads, tables
+            step,
+            rows,
+            cache.block_size,
+            cache.device,
+            self._sampled,
+            self._uploads,
+            tables,
+            self._max_joined,
         )
         sampling_rows = batch.readout.sampling_rows
         batch.draws = lambda: plain_draws(step, sampling_rows, self._vocab_size)

@@ -56,7 +56,7 @@ def adjust_logits(
     if not (masked or suppressing or constrained or biased or penalized):
         return logits
     uploads = uploads or Uploads(logits.device, streams_of(logits.device))
-    logits = logits.clone()
+    logits = logits.clone(memory_format=torch.contiguous_format)
     if masks is not None and masked:
         if logits.device.type == "cpu":
             _mask_on_host(logits, masks)
@@ -64,7 +64,7 @@ def adjust_logits(
             _mask_on_device(logits, masks, uploads)
     if suppressing:
         token_ids = [params[row].suppressed_token_ids for row in suppressing]
-        logits[_pairs(suppressing, token_ids, uploads)] = -torch.inf
+        _forbid(logits, suppressing, token_ids, uploads)
     if constrained:
         _constrain(logits, constrained, params, positions, histories, uploads)
     if biased:
@@ -141,7 +141,7 @@ def _constrain(
                 for row in rows
             ]
     if any(forbidden):
-        logits[_pairs(phrase_rows, forbidden, uploads)] = -torch.inf
+        _forbid(logits, phrase_rows, forbidden, uploads)
 
 
 def _block(
@@ -194,6 +194,15 @@ def _penalize(logits: Tensor, params: ParamRows, counted: CountedRows) -> None:
 def _known(history: Sequence[int] | None) -> Sequence[int]:
     assert history is not None, "a row whose logits depend on its history has it"
     return history
+
+
+def _forbid(
+    logits: Tensor, rows: Sequence[int], token_ids: Sequence[Sequence[int]], uploads: Uploads
+) -> None:
+    """Gives -inf to all tokens of all rows in `logits` [S, V], contiguous, in place."""
+    of_rows, tokens = _pairs(rows, token_ids, uploads)
+    # An assignment of a number would copy it to the device, and wait for that.
+    logits.view(-1).index_fill_(0, of_rows * logits.shape[1] + tokens, -torch.inf)
 
 
 def _pairs(

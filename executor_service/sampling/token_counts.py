@@ -9,7 +9,7 @@ tokens of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,12 +18,14 @@ from torch import Tensor
 
 from executor_service.device.host_copies import to_device
 from executor_service.device.streams import streams_of
-from executor_service.device.uploads import Uploads
+from executor_service.device.uploads import Numbers, Uploads
 from executor_service.steps.step import Int32Array, Int64Array
 
 # In a count: the token is in the prompt. What is below are the occurrences in the output.
 IN_PROMPT = 1 << 30
 _INITIAL_ROOM = 4
+# Of histories that are counted together: some 30 MiB of temporary memory.
+_TOKENS_AT_A_TIME = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class TokenCounts:
 
         A history that is the very same as in the step before need not have what was sampled since.
         """
-        new: list[int] = []
+        new: list[_Uncounted] = []
         for index, (row_id, position) in enumerate(
             zip(row_ids.tolist(), positions.tolist(), strict=True)
         ):
@@ -98,13 +100,13 @@ class TokenCounts:
                 continue
             else:
                 counted.history, counted.num_tokens = history, position
-            new.append(index)
+            line = self._counted[row_id].line
+            new.append(_Uncounted(line, history, position, int(num_prompt_tokens[index])))
         lines = [self._counted[row_id].line for row_id in row_ids.tolist()]
         if new:
             self._grow()
-            for index in new:
-                tokens = _tokens(histories[index], int(positions[index]))
-                self._count(lines[index], tokens, int(num_prompt_tokens[index]))
+            for together in _counted_together(new):
+                self._count(together)
         return CountedRows(rows, self._table, np.array(lines, np.int64), row_ids)
 
     def add(self, counted: CountedRows, token_ids: Tensor) -> None:
@@ -131,16 +133,52 @@ class TokenCounts:
             larger[:room] = self._table
             self._table = larger
 
-    def _count(self, line: int, tokens: np.ndarray, num_prompt_tokens: int) -> None:
-        counts = self._table[line].zero_()
-        on_device = self._uploads.send_array(tokens).to(torch.int64)
-        counts[on_device[:num_prompt_tokens]] = IN_PROMPT
-        output = on_device[num_prompt_tokens:]
+    def _count(self, rows: Sequence[_Uncounted]) -> None:
+        """Counts all `rows` in as many operations as one: the queue of a device is finite."""
+        table, vocab_size = self._table, self._table.shape[1]
+        prompts, outputs = zip(*(row.prompt_and_output for row in rows), strict=True)
+        num_prompt_tokens = sum(len(tokens) for tokens in prompts)
+        lengths = np.array([len(tokens) for tokens in (*prompts, *outputs)], np.int64)
+        lines = np.array([row.line for row in rows], np.int64)
+        (lines_on_device, lengths_on_device), (tokens,) = self._uploads.send(
+            Numbers([lines, lengths], [np.concatenate((*prompts, *outputs))])
+        )
+        table.index_fill_(0, lines_on_device, 0)
+        # With the size given, nobody waits for the device to add the lengths up.
+        starts = torch.repeat_interleave(
+            (lines_on_device * vocab_size).repeat(2), lengths_on_device, output_size=len(tokens)
+        )
+        places, counts = starts + tokens, table.view(-1)
+        # An assignment of a number would copy it to the device, and wait for that.
+        counts.index_fill_(0, places[:num_prompt_tokens], IN_PROMPT)
+        output = places[num_prompt_tokens:]
         # Sums of integers are exact in any order, so this is deterministic on every device.
         counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
 
-def _tokens(history: Sequence[int] | None, num_tokens: int) -> np.ndarray:
-    """The first `num_tokens` tokens, int32."""
-    assert history is not None, "a row with penalties has its history"
-    return np.asarray(history[:num_tokens], dtype=np.int32)
+@dataclass(frozen=True, slots=True)
+class _Uncounted:
+    """A row whose first `num_tokens` tokens are to be counted in `line`."""
+
+    line: int
+    history: Sequence[int]
+    num_tokens: int
+    num_prompt_tokens: int
+
+    @property
+    def prompt_and_output(self) -> tuple[Int32Array, Int32Array]:
+        tokens = np.asarray(self.history[: self.num_tokens], dtype=np.int32)
+        return tokens[: self.num_prompt_tokens], tokens[self.num_prompt_tokens :]
+
+
+def _counted_together(rows: Sequence[_Uncounted]) -> Iterator[Sequence[_Uncounted]]:
+    """`rows` in their order, as many at a time as temporary memory is meant to hold."""
+    part: list[_Uncounted] = []
+    num_tokens = 0
+    for row in rows:
+        if part and num_tokens + row.num_tokens > _TOKENS_AT_A_TIME:
+            yield part
+            part, num_tokens = [], 0
+        part.append(row)
+        num_tokens += row.num_tokens
+    yield part

@@ -3,7 +3,8 @@
 A draft is the only input token of such a row, which begins where the row before it ends, in the
 same blocks. In every layer all writes come before any read, so it attends to the input and to the
 drafts before it; it is computed, and sampled, as if the row had come there one token a step. What
-goes wrong with one is no matter of those before it.
+goes wrong with one is no matter of those before it. A pass on a GPU may join a row and its drafts,
+which says the same of all tokens, so that attention reads their keys once.
 
 Shape letters: R rows of the step, D drafts, L rows of the pass: R and D.
 """
@@ -86,6 +87,7 @@ class _DraftedStep:
             token_ids=_token_ids(step, drafts),
             samples=step.samples[row_of_line],
             block_tables=step.block_tables[row_of_line],
+            follows=is_draft,
             # By row ids, which drafts have none of.
             tables=None,
             num_prompt_tokens=step.num_prompt_tokens[row_of_line],

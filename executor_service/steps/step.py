@@ -96,7 +96,8 @@ class StepInput:
     `num_run_on_tokens`: [R] int32, how many tokens more each may get by running on; None if no row
     may get any; whoever runs such a step appends to histories what rows go on from. `drafts`: R
     guesses of what follows the input, of rows that sample; None if there are none, and where
-    `num_run_on_tokens` is None.
+    `num_run_on_tokens` is None. `follows`: [R] bool, which rows go on where the row before them
+    ends, in the same blocks; None if none does.
     `adapters`: R names, empty for a row without; or nothing at all if no row has one. `cross`: None
     if no row has encoder tokens. `awaited`: None if all tokens are known. `grammars`: None if no
     row has one, or nobody here follows them. `tables`: those of all row ids, of which
@@ -124,6 +125,7 @@ class StepInput:
     tables: BlockTables | None = None
     num_run_on_tokens: Int32Array | None = None
     drafts: TokenRuns | None = None
+    follows: BoolArray | None = None
 
     @property
     def num_rows(self) -> int:

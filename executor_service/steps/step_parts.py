@@ -58,6 +58,7 @@ def part_of(
         awaited=None,
         grammars=None if step.grammars is None else step.grammars.take(rows),
         num_run_on_tokens=None,
+        follows=None,
         drafts=None,
     )
 

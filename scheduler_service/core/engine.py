@@ -23,7 +23,7 @@ from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.outcomes.outcome_checks import OutcomeChecks
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.outcomes.shortfalls import Shortfalls
-from scheduler_service.core.placement import Placement
+from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.plan import (
     ContractBroken,
     StepEvents,
@@ -31,11 +31,11 @@ from scheduler_service.core.plan import (
     StepPlan,
     StepStatus,
 )
-from scheduler_service.core.planning.arrival_checks import check_request, fits
+from scheduler_service.core.planning.arrival_checks import fits
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.step_planner import StepPlanner
 from scheduler_service.core.preemption_costs import PreemptionCosts
-from scheduler_service.core.queue.waiting_queue import QueueView, WaitingQueue
+from scheduler_service.core.queue.waiting_queue import Waiting, WaitingQueue
 from scheduler_service.core.request import FinishReason, Request
 from scheduler_service.core.siblings import Siblings
 from scheduler_service.core.speculation.draft_totals import DraftTotals
@@ -101,9 +101,67 @@ class Engine:
         return len(self.placement.requests)
 
     @property
+    def preempted_request_ids(self) -> list[str]:
+        """Requests that were preempted, in the order in which they return."""
+        return [request.request_id for request in self.placement.preempted]
+
+    @property
+    def movable_requests(self) -> list[Request]:
+        """Preempted requests of which nothing is yet to come from a step in flight."""
+        placement = self.placement
+        preempted = placement.preempted
+        return [r for r in preempted if placement.is_settled(r) and not r.trial_size]
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows that no running request has or is going to need."""
+        return self.placement.num_unreserved_rows
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a row and more blocks than the watermark are free, and few suspects wait."""
+        placement = self.placement
+        if placement.is_full_of_suspects:
+            return False
+        num_kept = placement.blocks.watermark if len(placement.rows) else 0
+        return placement.num_unreserved_rows > 0 and self.num_free_blocks > num_kept
+
+    def has_room_for(self, request: Request) -> bool:
+        """Returns whether rows and blocks are free for a request that no step concerns."""
+        placement = self.placement
+        num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
+        num_blocks = self._config.num_blocks_for(num_tokens) + placement.blocks.watermark
+        return (
+            self.fits(request)
+            and placement.num_unreserved_rows >= num_rows_wanted(request)
+            and self.num_free_blocks >= num_blocks
+        )
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Prompt tokens of running requests that are yet to be computed."""
+        rows = self.placement.rows
+        order = rows.order
+        pending = rows.num_tokens[order] - rows.num_computed[order]
+        return int(pending[pending > 1].sum())
+
+    def takes_over(self, request: Request) -> bool:
+        """Returns whether a waiting request would leave too little here to other tenants."""
+        return bool(request.unfinished) and self._planner.admitter.takes_over(request)
+
+    def has_requests_of(self, tenant: str) -> bool:
+        """Returns whether a tenant has rows here."""
+        return tenant in self.placement.rows_of_tenants
+
+    @property
     def unfinished_request_ids(self) -> list[str]:
         """Ids of unfinished requests, in the order in which they first began here."""
         return list(self.placement.requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that were preempted and are to be computed again."""
+        return self.num_preempted - self.num_swapped
 
     @property
     def num_running(self) -> int:
@@ -193,7 +251,7 @@ class Engine:
     # -- what a request costs here -----------------------------------------------------------------
 
     def fits(self, request: Request) -> bool:
-        """Returns whether `request` could ever run here, if `check` finds nothing wrong in it."""
+        """Returns whether `request`, if it is valid, could ever run here."""
         return fits(request, self._config)
 
     def recompute_ns(self, num_tokens: int) -> int:
@@ -203,18 +261,6 @@ class Engine:
     def move_ns(self, num_blocks: int) -> int:
         """Returns what bringing so many blocks from the host pool takes here, as far as known."""
         return self._costs.move_ns(num_blocks)
-
-    def num_cached_tokens(self, request: Request) -> int:
-        """Returns how many tokens of a request that no engine has are cached here."""
-        if not request.unfinished:
-            return 0
-        prefixes, leader = self.placement.blocks.prefixes, request.unfinished[0]
-        prefixes.adopt(leader)
-        return prefixes.find(leader).num_tokens
-
-    def check(self, request: Request) -> None:
-        """Raises DomainError if `request` can never run here."""
-        check_request(request, self._config)
 
     # -- requests come and go ----------------------------------------------------------------------
 
@@ -303,7 +349,7 @@ class Engine:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def plan_step(self, waiting: QueueView) -> StepPlan | None:
+    def plan_step(self, waiting: Waiting) -> StepPlan | None:
         """Plans the next step; returns None if no row has anything to compute.
 
         Begins requests of `waiting`, in its order, as far as there is room.
@@ -321,7 +367,7 @@ class Engine:
             self._planner.ask_again_at_ns = None
         return plan
 
-    def _plan_in_turn(self, waiting: QueueView) -> StepPlan | None:
+    def _plan_in_turn(self, waiting: Waiting) -> StepPlan | None:
         """Plans a trial of suspects, or a step of all other requests.
 
         A trial is planned only while no other step is in flight.
@@ -345,7 +391,7 @@ class Engine:
             return self._plan_in_turn(waiting) if suspects else self._plan(waiting)
         return None if self._in_flight else self._plan_any_trial(waiting)
 
-    def _plan_any_trial(self, waiting: QueueView) -> StepPlan | None:
+    def _plan_any_trial(self, waiting: Waiting) -> StepPlan | None:
         """Plans a trial of any running suspect, where suspects before it lack blocks.
 
         Else all would wait for ever, as it may be what holds that room.
@@ -359,7 +405,7 @@ class Engine:
                 return plan
         return None
 
-    def _plan(self, waiting: QueueView) -> StepPlan | None:
+    def _plan(self, waiting: Waiting) -> StepPlan | None:
         plan = self._planner.next_step(waiting, is_snapshot=self._needs_snapshot)
         if plan is not None:
             self._needs_snapshot = False

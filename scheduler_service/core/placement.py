@@ -101,6 +101,11 @@ class Placement:
         """Rows that no running request has or is going to need."""
         return self.rows.num_free - self._num_reserved_rows
 
+    @property
+    def is_full_of_suspects(self) -> bool:
+        """Whether as many suspects as there are rows wait to be tried; nobody else begins then."""
+        return len(self.suspects) >= self.rows.max_num_rows
+
     def is_settled(self, request: Request) -> bool:
         """Whether no step in flight concerns the request."""
         return all(s.settles_at_step <= self.last_answered_step_id for s in request.sequences)

@@ -49,8 +49,8 @@ class Suspects:
         # Steps of others since the last trial, while there were suspects.
         self._num_others = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._requests)
+    def __len__(self) -> int:
+        return len(self._requests)
 
     # -- who is one ----------------------------------------------------------------------------
 

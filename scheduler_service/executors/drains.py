@@ -82,7 +82,10 @@ class Drains:
             drain.end(Drained(num_moved, is_lost))
 
     def undo(self, address: str, num_moved: int) -> bool:
-        """Keeps an executor that drains; False: none does. Raises DomainError(EXECUTOR_LEAVES)."""
+        """Keeps an executor that drains; False: it does not drain.
+
+        Raises DomainError(EXECUTOR_LEAVES).
+        """
         drain = self._drains.get(address)
         if drain is None:
             return False

@@ -37,7 +37,7 @@ class ExecutorSession:
     """The conversation with one life of an executor.
 
     `report` takes the events. `steps` gives the executor up when it does not answer.
-    `is_connected`: it serves. `closed` is to be called when the scheduler has removed the executor.
+    `is_connected`: it serves. `closed` is to be called when the scheduler has removed it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Executors that join, serve, leave and are lost; which requests they run is decided elsewhere.
+"""Executors that join, serve, leave and are lost.
 
 What happens is reported to the scheduler as events; what it decides comes back as effects.
 """

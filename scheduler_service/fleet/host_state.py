@@ -1,90 +1,44 @@
-"""What the fleet remembers of a host between two looks at it.
+"""State of one engine as the router sees it, read once for many comparisons.
 
-To look costs more than to compare, and a host changes only when it is given a request or goes on
-with a step; so many requests are compared with what one look has seen.
+Reading it costs more than comparing, and an engine changes only when it plans or applies a step or
+loses a request. So it is read anew after such a change, and requests are compared with the copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass
-from typing import Protocol
 
-from scheduler_service.core.blocks.block_pool import BlockPool
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.planning.openings import Openings
-from scheduler_service.core.request import Request
+from scheduler_service.core.engine import Engine
 
-
-class Host(Protocol):
-    """An executor as the fleet sees it: its core."""
-
-    openings: Openings
-
-    @property
-    def config(self) -> SchedulerConfig:
-        """What its executor is."""
-
-    @property
-    def pools(self) -> tuple[BlockPool, BlockPool]:
-        """Its blocks, on the device and on the host."""
-
-    @property
-    def num_running(self) -> int:
-        """Sequences with a row."""
-
-    @property
-    def num_unfinished_tokens(self) -> int:
-        """Tokens of all its unfinished sequences."""
-
-    @property
-    def adapters(self) -> Container[str]:
-        """Those that its rows use."""
-
-    def fits(self, request: Request) -> bool:
-        """Whether the request could ever run there."""
-
-    def recompute_ns(self, num_tokens: int) -> int:
-        """What computing so many tokens again takes there; 0 if that is not known yet."""
-
-    def move_ns(self, num_blocks: int) -> int:
-        """What bringing so many blocks to the device takes there, by what is known."""
-
-    def num_cached_tokens(self, request: Request) -> int:
-        """Tokens of the request that need not be computed there."""
-
-
-# Costs are those of so many at once, so that little is lost by whole nanoseconds.
+# Times are those of so many tokens or blocks, so that little is lost by whole nanoseconds.
 _NUM_MEASURED = 1000
-# Who comes to a host shares its steps with every row there for a while: as many tokens for each.
+# A request that begins shares its steps with every row there for a while: so many tokens of each.
 _ROW_TOKENS = 16
-# While no step of any executor was measured.
+# Time of a token while no step of any executor was measured.
 ASSUMED_TOKEN_NS = 50_000.0
 _STRIDE = 0x9E3779B97F4A7C15
 
 
 @dataclass(slots=True, eq=False)
 class HostState:
-    """A host, its number in the fleet, and what was seen of it last.
+    """An engine, its number among those that take requests, and its state at the latest `look`.
 
-    `kind`: the same for hosts with equal configurations.
-
-    `is_open`, `is_open_soon`: as its openings say. `is_waited_at`: by some that it was given.
-    `ahead_ns`: what it computes before the first token of whoever comes now, and beside.
-    `num_blank_blocks`: free ones that hold nothing.
-    `token_ns`: what a token of a prompt takes, `is_measured` if that is known.
+    `kind`: the same for engines with equal configurations. `is_open_soon`: a row and blocks are
+    free; `is_open`: tokens of the next step are, too. `ahead_ns`: time of what is computed before,
+    or together with, the prompt of a request that begins now. `num_blank_blocks`: free blocks
+    without contents. `token_ns`: time of a prompt token, `is_measured` if it is known. `block_ns`:
+    time of bringing a block from the host pool. `num_pending_tokens`: of prompts, to be computed.
     """
 
-    host: Host
+    host: Engine
     number: int
     kind: int
     is_open: bool = False
     is_open_soon: bool = False
-    is_idle: bool = False
-    is_waited_at: bool = False
     ahead_ns: float = 0.0
+    num_pending_tokens: int = 0
+    num_free_rows: int = 0
     num_free_blocks: int = 0
-    num_blocks_left: int = 0
     num_blank_blocks: int = 0
     token_ns: float = ASSUMED_TOKEN_NS
     is_measured: bool = False
@@ -93,25 +47,34 @@ class HostState:
 
     @property
     def salt(self) -> int:
-        """Its own number, far from those of others."""
+        """A number derived from `number`, far from those of other engines."""
         return self.number * _STRIDE
 
     def look(self, usual_token_ns: float) -> None:
-        """Sees how the host is now; `usual_token_ns`: what a token takes at others."""
-        host, openings = self.host, self.host.openings
+        """Reads the state of the engine; `usual_token_ns`: time of a token at other engines."""
+        host = self.host
         device, _ = host.pools
-        self.is_open_soon = openings.is_open_soon
-        self.is_open = self.is_open_soon and openings.has_tokens_left
+        self.num_pending_tokens = num_pending = host.num_pending_tokens
+        self.num_free_rows = host.num_free_rows
+        self.is_open_soon = host.has_room
+        self.is_open = self.is_open_soon and num_pending < host.config.max_num_batched_tokens
         self.num_free_blocks = device.num_free
-        self.num_blocks_left = openings.num_blocks_left
-        self.is_idle = host.num_running == 0
-        self.is_waited_at = not openings.nobody_waits
         self.num_blank_blocks = device.num_blank
         token_ns = host.recompute_ns(_NUM_MEASURED) / _NUM_MEASURED
         self.is_measured = token_ns > 0
         self.token_ns = token_ns or usual_token_ns
         self.block_ns = host.move_ns(_NUM_MEASURED) / _NUM_MEASURED
         self.block_size = host.config.block_size
-        self.ahead_ns = self.token_ns * (
-            openings.num_pending_tokens + _ROW_TOKENS * host.num_running
-        )
+        self.ahead_ns = self.token_ns * (num_pending + _ROW_TOKENS * host.num_running)
+
+    def expect(self, num_rows: int, num_tokens: int) -> None:
+        """Counts a request that begins there in a moment: its rows, and tokens to be computed."""
+        num_blocks = -(-num_tokens // self.block_size)
+        self.ahead_ns += self.token_ns * num_tokens
+        self.num_pending_tokens += num_tokens
+        self.num_free_rows -= num_rows
+        self.num_free_blocks -= num_blocks
+        self.num_blank_blocks = max(0, self.num_blank_blocks - num_blocks)
+        self.is_open_soon &= self.num_free_rows > 0 and self.num_free_blocks > 0
+        has_tokens = self.num_pending_tokens < self.host.config.max_num_batched_tokens
+        self.is_open = self.is_open_soon and self.is_open and has_tokens

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.queue.key_order import expires
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.executor_losses import FleetLosses, Loss, LossCause, RequestLosses
-from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.overdue import MAX_OVERDUE, end_overdue
 
 REASON = "EXECUTOR_LOST_REPEATEDLY"
@@ -44,7 +44,7 @@ class _Isolated:
     """A request that was isolated, and who has it."""
 
     request: Request
-    host: Host | None = None
+    host: Engine | None = None
 
     @property
     def is_on_trial(self) -> bool:
@@ -200,7 +200,7 @@ class Quarantine:
         """Whether who waits here waits for executors that may come back."""
         return self._held_until_ns > 0
 
-    def to_recall(self, hosts: Sequence[Host], now_ns: int) -> list[tuple[str, Host]]:
+    def to_recall(self, hosts: Sequence[Engine], now_ns: int) -> list[tuple[str, Engine]]:
         """Isolated requests to be withdrawn from `hosts`, all that there are, and `recalled`.
 
         The last executor is not to die of them while others are on their way back.
@@ -235,10 +235,10 @@ class Quarantine:
 
     def dispatch(
         self,
-        hosts: Sequence[Host],
+        hosts: Sequence[Engine],
         now_ns: int,
-        avoids: Callable[[Request, Host], bool] = lambda _request, _host: False,
-    ) -> Iterator[tuple[Request, Host]]:
+        avoids: Callable[[Request, Engine], bool] = lambda _request, _host: False,
+    ) -> Iterator[tuple[Request, Engine]]:
         """Those that no host has, and the hosts that get them, whatever these have begun.
 
         It is one host for all; another only for who does not fit there, or `avoids` it while

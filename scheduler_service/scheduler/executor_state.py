@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.scheduler import Scheduler as Engine
+from scheduler_service.core.engine import Engine
+from scheduler_service.core.request import Request
 
 Life: TypeAlias = tuple[str, int]
 
@@ -20,7 +23,8 @@ class ExecutorState:
     `is_failing`: whatever it computes fails. `is_doubtful`: it is late, silent or cut off.
     `is_broken`: a call of its engine raised, and it is about to be removed. `has_lost_events`: that
     call was `apply`, whose events reached nobody. `has_answered`: any step of this engine was
-    answered. `num_moved`: requests that left because it drains.
+    answered. `num_moved`: requests that left because it drains. `lacks`: what requests lacked that
+    did not begin with its latest step.
     """
 
     address: str
@@ -37,6 +41,7 @@ class ExecutorState:
     has_lost_events: bool = False
     has_answered: bool = False
     num_moved: int = 0
+    lacks: Mapping[Request, AdmissionBlocker] = field(default_factory=dict)
 
     @property
     def life(self) -> Life:

@@ -8,7 +8,7 @@ with an empty cache and without requests, and computes probes of the scheduler u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -103,6 +103,18 @@ class ExecutorHealth:
         """Whether the request failed on the executor, and got no token since."""
         return executor.life in self._breakers.failed_at(request.request_id)
 
+    def has_failed(self, request: Request) -> bool:
+        """Whether the request failed on some executor, and got no token since."""
+        return bool(self._breakers.failed_at(request.request_id))
+
+    def closed_to(self, request: Request) -> Collection[Hashable]:
+        """Lives of executors where the request failed, while another one can try it.
+
+        The request waits for that one even while it is slow to answer.
+        """
+        lives = self._breakers.failed_at(request.request_id)
+        return lives if lives and self._has_untried(request) else ()
+
     # -- what happens --------------------------------------------------------------------------
 
     def executor_changed(self) -> None:
@@ -185,6 +197,10 @@ class ExecutorHealth:
         """Returns whether another executor can try the request, within the limit of executors."""
         if len(self._breakers.failed_at(request.request_id)) >= MAX_EXECUTORS_PER_REQUEST:
             return False
+        return self._has_untried(request, executor)
+
+    def _has_untried(self, request: Request, executor: ExecutorState | None = None) -> bool:
+        """Whether an executor other than `executor` serves on which the request did not fail."""
         return any(
             other is not executor
             and other.is_serving

@@ -42,7 +42,7 @@ def rescue(executor: ExecutorState) -> Rescued:
         if request.is_finished:
             continue
         is_unclear = has_lost_events and (request.request_id in half_told or _is_hidden(request))
-        if is_unclear or (executor.is_broken and _is_hopeless(request)):
+        if is_unclear or (executor.is_broken and saw_too_many_break(request)):
             end_with_fault(request)
     for request in ended.finished:
         if has_lost_events and request.error is None:
@@ -79,6 +79,7 @@ def _is_hidden(request: Request) -> bool:
     return not request.params.is_streamed and (has_begun or request.search is not None)
 
 
-def _is_hopeless(request: Request) -> bool:
+def saw_too_many_break(request: Request) -> bool:
+    """Counts an engine that broke while it had the request, or looked at it."""
     num_tokens = sum(len(sequence.token_ids) for sequence in request.sequences)
     return is_lost_too_often(request, num_tokens)

@@ -6,24 +6,27 @@ queue, in quarantine, among those to be retried, or at the engine of one executo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
+from itertools import islice
 from typing import TypeVar, assert_never
 
 from scheduler_service.assignment import AssignedFor, Assignment
+from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.config import FleetConfig, SchedulerConfig
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
 from scheduler_service.core.planning.arrival_checks import check_request, fits
-from scheduler_service.core.request import Request
-from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
-from scheduler_service.core.scheduler import Scheduler as Engine
+from scheduler_service.core.planning.preparation import prepare_request
+from scheduler_service.core.queue.queue_policy import make_queue_policy
+from scheduler_service.core.queue.waiting_queue import WaitingQueue
+from scheduler_service.core.request import Request, RequestStatus
 from scheduler_service.fleet.executor_losses import Loss, LossCause
-from scheduler_service.fleet.fleet_queue import FleetQueue, Given
-from scheduler_service.fleet.hindrances import Hindrances
-from scheduler_service.fleet.host_state import Host
-from scheduler_service.fleet.moves import has_waited, to_be_moved
+from scheduler_service.fleet.overdue import end_overdue
+from scheduler_service.fleet.prefix_router import PrefixRouter
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
+from scheduler_service.fleet.router import Router
 from scheduler_service.scheduler.effects import (
     AcquittalReason,
     DeliverTokens,
@@ -67,13 +70,20 @@ from scheduler_service.scheduler.health import (
     Withdraw,
     make_suspect,
 )
-from scheduler_service.scheduler.rescue import end_with_fault, rescue
+from scheduler_service.scheduler.rescue import end_with_fault, rescue, saw_too_many_break
+from scheduler_service.scheduler.routing import Obstacle, Routing
 from splitserve_rpc.domain_error import DomainError
 
 # A deadline is past when the clock is beyond it.
 _PAST_NS = 1_000_000
+# Requests that end late in one turn; the others wait for the next.
+_MAX_OVERDUE = 32
+# A preempted request waits for its own executor for this long before another one begins it.
+_LEAST_PATIENCE_NS = 10_000_000
+_MAX_HEADS = 4
+_MAX_HEAD_EXECUTORS = 8
+QUEUE_FULL_RETRY_S = 1.0
 _ALONE = Assignment(AssignedFor.TRIED_ALONE)
-_RETRY = Assignment(AssignedFor.RETRIED)
 _DRAINED = "it was drained"
 
 _Result = TypeVar("_Result")
@@ -105,25 +115,31 @@ class Scheduler:
     `executors`: by address, in order of registration. `places`: of all unfinished requests, by id.
     """
 
-    def __init__(self, config: FleetConfig) -> None:
+    def __init__(self, config: FleetConfig, router: Router | None = None) -> None:
+        """`router`: compares executors; None for the one of cached prefixes and load."""
         self._config = config
         self.now_ns = 0
         self.executors: dict[str, ExecutorState] = {}
         self.places: dict[str, Place] = {}
-        self._queue = FleetQueue(config.queue_policy, config.tenant_weights)
+        self.queue = WaitingQueue(make_queue_policy(config.queue_policy, config.tenant_weights))
         self._quarantine = Quarantine(
-            config.max_executor_losses, refuses_late=self._queue.refuses_late
+            config.max_executor_losses, refuses_late=self.queue.refuses_late
         )
-        # Requests that failed on an executor, and go to another one before all that wait.
-        self._retries: dict[str, Request] = {}
         self._health = ExecutorHealth(self.executors)
+        self._routing = Routing(self.queue, router or PrefixRouter(), self._health.closed_to)
         self._expected: list[_Expected] = []
         self._last_config: SchedulerConfig | None = None
         self._effects: list[Effect] = []
         # Executors for which a step is to be planned by the next tick.
         self._awake: dict[str, None] = {}
-        # Whether requests are to be dispatched before `handle` returns, wherever they fit.
-        self._is_dispatch_due = False
+        # Executors to which another step could be sent, if there were something to compute.
+        self._idle: dict[str, None] = {}
+        # Executors at which preempted requests wait.
+        self._preempting: dict[str, None] = {}
+        # When one of these has waited long enough to begin elsewhere, if nothing happens before.
+        self._moves_at_ns: int | None = None
+        # Whether executors or their requests have changed, so that any request may begin anywhere.
+        self._has_changed = False
         self._broken: list[ExecutorState] = []
         self._draining: dict[str, ExecutorState] = {}
         # When to plan steps of executors again though nothing happens, by address.
@@ -136,6 +152,7 @@ class Scheduler:
         Raises ValueError for an executor whose configuration makes no sense; then nothing changed.
         """
         self.now_ns = now_ns
+        self.queue.tick(now_ns)
         match event:
             case StepCompleted():
                 self._step_completed(event)
@@ -146,7 +163,7 @@ class Scheduler:
             case RequestAborted():
                 self._abort(event.request_id)
             case TenantsWeighed():
-                self._queue.weigh_tenants(event.weights)
+                self.queue.weigh_tenants(event.weights)
             case _:
                 self._handle_of_executor(event)
         self._settle()
@@ -184,12 +201,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that no executor has."""
-        return len(self._queue) + len(self._retries) + self._quarantine.num_waiting
+        return len(self.queue) + self._quarantine.num_waiting
 
     @property
     def num_queued(self) -> int:
         """Requests in the waiting queue."""
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def num_quarantined(self) -> int:
@@ -199,17 +216,28 @@ class Scheduler:
     @property
     def num_unfitting(self) -> int:
         """Waiting requests that fit no executor that takes requests."""
-        engines = [executor.engine for executor in self.taking_requests]
         # Whoever waits in quarantine begins at once wherever it fits, or waits for an executor.
         num_isolated = 0 if self._quarantine.is_holding else self._quarantine.num_waiting
-        return self._queue.num_unfitting(engines) + num_isolated
+        self._routing.keep(self.taking_requests)
+        return sum(not self._routing.fits_some(each) for each in self.queue) + num_isolated
 
     @property
     def has_work(self) -> bool:
         """Whether some connected executor has a request, or could run one that waits."""
-        engines = [each.engine for each in self.executors.values() if each.is_connected]
-        has_requests = any(engine.num_unfinished for engine in engines)
-        return has_requests or bool(self._retries) or self._queue.any_fits(engines)
+        connected = [each for each in self.executors.values() if each.is_connected]
+        if any(executor.engine.num_unfinished for executor in connected):
+            return True
+        configs: list[SchedulerConfig] = []
+        for executor in connected:
+            if executor.config not in configs:
+                configs.append(executor.config)
+        return any(fits(request, config) for request in self.queue for config in configs)
+
+    @property
+    def is_about_to_plan(self) -> bool:
+        """Whether the next tick plans steps."""
+        may_begin = self._routing.is_stale and self._idle and len(self.queue)
+        return bool(self._awake or may_begin)
 
     @property
     def is_computing(self) -> bool:
@@ -237,29 +265,36 @@ class Scheduler:
 
     def first_waiting(self, limit: int) -> list[Request]:
         """The first `limit` requests of the queue."""
-        return self._queue.first(self.now_ns, limit)
+        return list(islice(self.queue.candidates(), limit))
 
     def heads(self) -> list[tuple[Request, list[tuple[str, str]]]]:
         """First requests of the queue, each with (address, blocker) of executors."""
-        addresses: dict[Host, str] = {each.engine: each.address for each in self.taking_requests}
+        executors = self.taking_requests[:_MAX_HEAD_EXECUTORS]
+        return [
+            (request, [(e.address, self.obstacle(request, e).value) for e in executors])
+            for request in islice(self.queue.candidates(), _MAX_HEADS)
+        ]
 
-        def named(hindrances: Hindrances) -> list[tuple[str, str]]:
-            return [(addresses[host], why.value) for host, why in hindrances]
-
-        heads = self._queue.heads(self.now_ns, addresses.keys())
-        return [(request, named(hindrances)) for request, hindrances in heads]
+    def obstacle(self, request: Request, executor: ExecutorState) -> AdmissionBlocker | Obstacle:
+        """Returns what keeps a request of the queue from an executor, as far as that is known."""
+        return self._routing.obstacle(request, executor)
 
     def check(self, request: Request) -> None:
-        """Raises DomainError if no executor can run `request`, or too many requests wait.
+        """Raises DomainError if no executor can run `request`, or if too many wait.
 
         An executor is expected back for `executor_return_s` after it left. Where none is here or
         expected, the last one that joined stands for those to come.
         """
         self._check_fits(request)
-        num_places = self._config.max_num_waiting * max(1, len(self.taking_requests))
-        if not self._queue.has_place(request, num_places):
-            message = f"{len(self._queue)} requests wait; allowed: {num_places}"
-            if len(self._queue) < num_places:
+        executors = self.taking_requests
+        num_places = self._config.max_num_waiting * max(1, len(executors))
+        if self.queue.has_place(request.scheduling.tenant, num_places):
+            return
+        # Requests for which rows are free begin with the next steps.
+        num_places += sum(each.engine.num_free_rows for each in executors if each.engine.has_room)
+        if not self.queue.has_place(request.scheduling.tenant, num_places):
+            message = f"{len(self.queue)} requests wait; allowed: {num_places}"
+            if len(self.queue) < num_places:
                 message += ", of which some are left to tenants that have fewer"
             raise DomainError("QUEUE_FULL", message, retry_delay_s=QUEUE_FULL_RETRY_S)
 
@@ -280,8 +315,14 @@ class Scheduler:
         assert request.request_id not in self.places, "request id in use"
         request.submitted_ns = self.now_ns
         self.places[request.request_id] = Place(request)
-        self._queue.push(request)
-        self._dispatch([])
+        if self._last_config is not None:
+            prepare_request(request, self._last_config)
+        self._push(request)
+
+    def _push(self, request: Request) -> None:
+        """Has a request wait that no executor has."""
+        request.status = RequestStatus.WAITING
+        self._routing.push(request)
 
     def _abort(self, request_id: str) -> None:
         place = self.places.get(request_id)
@@ -298,24 +339,34 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         """A request ended that no engine has."""
-        self._forget(request.request_id)
+        self._forget(request)
         self._effects.append(RequestFinished(request))
 
-    def _forget(self, request_id: str) -> None:
-        self._queue.forget(request_id)
-        self._retries.pop(request_id, None)
+    def _forget(self, request: Request) -> None:
+        request_id = request.request_id
+        shares = self.queue.shares
+        if request in self.queue or (shares is not None and shares.is_shared):
+            self._queue_changed()
+        self.queue.ended(request_id)
+        self._routing.forget(request_id)
         self._quarantine.forget(request_id)
         self._health.request_ended(request_id)
         self.places.pop(request_id, None)
+
+    def _queue_changed(self) -> None:
+        """Has the next tick look whether those that wait may begin, or go on after preemption."""
+        self._routing.is_stale = True
+        for address in self._preempting:
+            if address in self._idle:
+                self._awake[address] = None
 
     def _deliver(self, events: StepEvents) -> None:
         """Takes note of what a step brought, and has clients told."""
         for request in events.acquitted:
             self._effects.append(RequestAcquitted(request, AcquittalReason.CAME_THROUGH))
-        self._queue.charge(events.num_sampled)
         events.finished = [each for each in events.finished if not self._health.probe_ended(each)]
         for request in events.finished:
-            self._forget(request.request_id)
+            self._forget(request)
         self._effects.append(DeliverTokens(events))
 
     def _deliver_ended(self, executor: ExecutorState) -> None:
@@ -324,17 +375,21 @@ class Scheduler:
             return
         events = self._ask(executor, "take_ended", executor.engine.take_ended)
         if events is not None and events.any_ended:
+            self.queue.charge(events.num_sampled)
             self._deliver(events)
 
     # -- executors -----------------------------------------------------------------------------
 
     def _join(self, event: ExecutorJoined) -> None:
-        engine = Engine(event.config, event.last_step_id)
+        # Requests that are prepared for one executor are so for all that are like it.
+        alike = (each.config for each in self.executors.values() if each.config == event.config)
+        config = next(alike, event.config)
+        engine = Engine(config, self.queue, event.last_step_id)
         known = self.executors.get(event.address)
         if known is not None:
             self._remove(known, LossCause.DIED, "a new executor answers at its address")
         self.executors[event.address] = ExecutorState(
-            event.address, event.epoch, event.config, engine, event.num_credits
+            event.address, event.epoch, config, engine, event.num_credits
         )
 
     def _serve(self, address: str) -> None:
@@ -354,7 +409,7 @@ class Scheduler:
         self._health.executor_changed()
         if self.num_unfitting:
             self._end_unfitting()
-        self._is_dispatch_due = True
+        self._has_changed = True
 
     def _doubted(self, address: str, *, is_doubtful: bool) -> None:
         executor = self.executors.get(address)
@@ -370,7 +425,7 @@ class Scheduler:
             return
         executor.is_draining = True
         self._draining[address] = executor
-        self._move_all(executor, executor.engine.queued_request_ids)
+        self._move_all(executor, executor.engine.preempted_request_ids)
 
     def _drain_expired(self, address: str) -> None:
         executor = self.executors.get(address)
@@ -395,14 +450,15 @@ class Scheduler:
             if request.request_id in self.places:
                 self._effects.append(RequestMoved(request, executor.address, MoveReason.DRAINED))
         self._take_back(executor, moved)
-        self._is_dispatch_due = True
+        self._has_changed = True
 
     def _remove(
         self, executor: ExecutorState, cause: LossCause, why: str, *, is_drained: bool = False
     ) -> None:
         """Closes the engine of an executor; its requests go on elsewhere."""
         del self.executors[executor.address]
-        for others in (self._awake, self._draining, self._asks_at_ns):
+        noted = (self._awake, self._idle, self._preempting, self._draining, self._asks_at_ns)
+        for others in noted:
             others.pop(executor.address, None)
         executor.is_connected = False
         if self._last_config is not None:
@@ -438,7 +494,7 @@ class Scheduler:
         self._announce(verdict)
         self._take_back(executor, lost)
         for request in verdict.released:
-            self._queue.push(request)
+            self._push(request)
         for request in verdict.failed:
             if request.request_id in self.places:
                 self._end(request)  # it was recalled from the executor
@@ -447,7 +503,7 @@ class Scheduler:
             if place.request.error is None:
                 end_with_fault(place.request)
             self._end(place.request)
-        self._is_dispatch_due = True
+        self._has_changed = True
 
     def _expect(self, config: SchedulerConfig) -> None:
         """Records that an executor with `config` is expected back."""
@@ -494,7 +550,7 @@ class Scheduler:
             if request.is_finished:
                 self._end(request)
             elif not self._quarantine.holds(request):
-                self._queue.push(request)
+                self._push(request)
 
     def _runs_at(self, executor: ExecutorState, request_id: str) -> bool:
         place = self.places.get(request_id)
@@ -511,7 +567,7 @@ class Scheduler:
     def _ask(
         self, executor: ExecutorState, name: str, call: Callable[[], _Result]
     ) -> _Result | None:
-        """Calls the engine of an executor; None if that raised: the executor will be removed."""
+        """Calls the engine of an executor; None if that raised, and it is to be removed."""
         try:
             return self._call(executor, name, call)
         except _EngineBroke:
@@ -539,9 +595,9 @@ class Scheduler:
         self._wake(executor)
         return moved
 
-    def _admit(self, executor: ExecutorState, request: Request) -> None:
-        """Gives an executor a request that was checked."""
-        self._ask(executor, "readmit", lambda: executor.engine.readmit(request))
+    def _adopt(self, executor: ExecutorState, request: Request) -> None:
+        """Gives an executor a request that is to be tried apart from others."""
+        self._ask(executor, "adopt", lambda: executor.engine.adopt(request))
         self._deliver_ended(executor)
         self._wake(executor)
 
@@ -562,7 +618,7 @@ class Scheduler:
             return
         except _EngineBroke:
             return
-        self._plan_steps(executor)
+        self._plan([event.address])
         self._deliver(events)
         self._deliver_ended(executor)
 
@@ -588,8 +644,8 @@ class Scheduler:
             self._effects.append(RequestMoved(request, executor.address, reason))
             self.places[request.request_id] = Place(request)
             if not self._quarantine.holds(request):
-                self._retries[request.request_id] = request
-        self._is_dispatch_due |= bool(moved)
+                self._push(request)
+        self._has_changed |= bool(moved)
         if executor.is_broken:
             raise _EngineBroke
 
@@ -602,30 +658,122 @@ class Scheduler:
             executor.has_lost_events = was_taken and outcome.status is StepStatus.OK
             raise
         executor.has_answered = True
+        self.queue.charge(events.num_sampled)  # before the next step is planned
         return events
+
+    def _plan(self, addresses: Iterable[str]) -> None:
+        """Plans steps of executors for what they have, and of idle ones for what waits."""
+        executors = [self.executors[each] for each in addresses if each in self.executors]
+        for executor in executors:
+            self._idle[executor.address] = None
+            self._routing.changed(executor)
+        self._routing.begin_turn(self.taking_requests, self._idle_executors)
+        if self._preempting and len(self.queue):
+            self._move_preempted({executor.address for executor in executors})
+        while True:
+            for executor in executors:
+                if not executor.is_broken:
+                    self._plan_steps(executor)
+                self._routing.planned(executor)
+            self._move_preempted()
+            executors = self._routing.choose(self._idle_executors)
+            if not executors:
+                break
+
+    @property
+    def _idle_executors(self) -> list[ExecutorState]:
+        return [self.executors[address] for address in self._idle]
 
     def _plan_steps(self, executor: ExecutorState) -> None:
         """Sends steps to an executor while it has something to do, and credits."""
-        engine = executor.engine
-        self._asks_at_ns.pop(executor.address, None)
+        engine, address = executor.engine, executor.address
+        self._asks_at_ns.pop(address, None)
+        self._idle.pop(address, None)
         while engine.num_in_flight < executor.num_credits:
-            self._refill(executor)
+            view = self._routing.view(executor)
+            plan = self._ask(executor, "plan_step", partial(engine.plan_step, view))
+            self._assign_begun(executor)
             if executor.is_broken:
+                self._count_break(self._routing.looked_at)
                 return
-            plan = self._ask(executor, "schedule", engine.schedule)
-            if executor.is_broken:
-                return
+            executor.lacks = engine.placement.draft.lacks if plan is None else plan.lacks
+            if engine.num_preempted:
+                self._preempting[address] = None
+            else:
+                self._preempting.pop(address, None)
             if plan is None:
-                if engine.num_in_flight == 0:
-                    # Whoever was given before may have ended since, and kept others out: no result
-                    # will come after which they are looked at again.
-                    self._refill(executor)
+                self._idle[address] = None
                 if engine.is_behind:
                     self._wake(executor)
                 elif engine.ask_again_at_ns is not None and engine.num_in_flight == 0:
-                    self._asks_at_ns[executor.address] = engine.ask_again_at_ns
-                return
-            self._effects.append(SendStep(executor.address, plan))
+                    self._asks_at_ns[address] = engine.ask_again_at_ns
+                break
+            self._effects.append(SendStep(address, plan))
+        self._deliver_ended(executor)
+
+    def _count_break(self, looked_at: Request | None) -> None:
+        """Ends the waiting request that a broken engine looked at last, if it saw too many break.
+
+        It may be what breaks them, and would go on to the next.
+        """
+        if looked_at is not None and looked_at in self.queue and saw_too_many_break(looked_at):
+            end_with_fault(looked_at)
+            self._end(looked_at)
+
+    def _move_preempted(self, planning: Container[str] = ()) -> bool:
+        """Takes one preempted request back that had better begin at another executor.
+
+        Waiting requests that may begin before it do so first. `planning`: executors that are about
+        to plan a step, and bring their own requests back if they have room.
+        """
+        self._moves_at_ns = None
+        if not self._preempting:
+            return False
+        takers = [
+            executor
+            for executor in self.taking_requests
+            if executor.address not in self._preempting and self._routing.has_room(executor)
+        ]
+        first = self._routing.first_of(takers)
+        for address in self._preempting if takers else ():
+            giver = self.executors[address]
+            if address in planning and giver.engine.has_room:
+                continue
+            for request in giver.engine.movable_requests:
+                if first is not None and self.queue.may_go_before(first, request):
+                    continue
+                for taker in takers:
+                    if not taker.engine.has_room_for(request):
+                        continue
+                    moves_at_ns = self._moves_at(request, taker)
+                    if self.now_ns >= moves_at_ns:
+                        reason = MoveReason.BEGINS_SOONER_ELSEWHERE
+                        self._take_from(giver, request.request_id, reason)
+                        return True
+                    self._moves_at_ns = min(moves_at_ns, self._moves_at_ns or moves_at_ns)
+        return False
+
+    def _moves_at(self, request: Request, taker: ExecutorState) -> int:
+        """Returns when a preempted request has waited long enough to move to `taker`, in ns.
+
+        Its own executor has KV of it, or a part. So it waits there for as long as it would take to
+        compute it again: it loses at most twice what the best choice would (ski rental).
+        """
+        num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
+        return request.queued_at_ns + max(_LEAST_PATIENCE_NS, taker.engine.recompute_ns(num_tokens))
+
+    def _assign_begun(self, executor: ExecutorState) -> None:
+        """Notes which requests have left the queue for an executor."""
+        begun = self.queue.take_begun()
+        if begun:
+            self._queue_changed()
+        for request in begun:
+            assignment = self._routing.assignment(request, executor)
+            if self._health.has_failed(request):
+                assignment = replace(assignment, why=AssignedFor.RETRIED)
+            self._routing.forget(request.request_id)
+            self.places[request.request_id].executor = executor
+            self._effects.append(RequestAssigned(request, executor.address, assignment))
 
     def _wake(self, executor: ExecutorState) -> None:
         """Has the next tick plan steps of an executor, after all that arrived together."""
@@ -633,22 +781,31 @@ class Scheduler:
 
     def _tick(self, *, looks_everywhere: bool) -> None:
         self._wakes_at_ns = None
-        for waiting in (self._queue, self._quarantine):
-            for request in waiting.take_overdue(self.now_ns):
-                self._end(request)
+        self._end_overdue()
         self._give_up_expecting()
         next_probe_ns = self._health.next_probe_ns
         self._health.is_due |= next_probe_ns is not None and next_probe_ns <= self.now_ns
-        self._dispatch(None if looks_everywhere else [])
+        self._place_isolated()
         awake, self._awake = self._awake, {}
+        self._routing.end_holds()
         for address, at_ns in self._asks_at_ns.items():
             if at_ns <= self.now_ns:
                 awake[address] = None
-        for address in list(self.executors) if looks_everywhere else awake:
-            executor = self.executors.get(address)
-            if executor is not None and not executor.is_broken:
-                self._plan_steps(executor)
-                self._deliver_ended(executor)
+        if self._moves_at_ns is not None and self._moves_at_ns <= self.now_ns:
+            self._moves_at_ns = None
+            awake |= self._preempting
+        self._plan(list(self.executors) if looks_everywhere else awake)
+
+    def _end_overdue(self) -> None:
+        """Ends some of the waiting requests whose deadline is past."""
+        for _ in range(_MAX_OVERDUE):
+            request = self.queue.overdue()
+            if request is None:
+                break
+            end_overdue(request, self.now_ns)
+            self._end(request)
+        for request in self._quarantine.take_overdue(self.now_ns):
+            self._end(request)
 
     # -- what follows before `handle` returns --------------------------------------------------
 
@@ -662,12 +819,13 @@ class Scheduler:
                     self._remove(executor, LossCause.BLAMELESS, why)
             elif self._health.is_due:
                 self._act_on_health()
-            elif self._is_dispatch_due:
-                self._is_dispatch_due = False
-                self._dispatch()
+            elif self._has_changed:
+                self._has_changed = False
+                self._place_isolated()
                 if self._quarantine.num_waiting and not self._quarantine.is_holding:
                     # It has outgrown all executors, or else it would be at one by now.
                     self._end_unfitting()
+                self._queue_changed()
             else:
                 break
         for executor in list(self._draining.values()):
@@ -680,13 +838,16 @@ class Scheduler:
 
     @property
     def _next_wake_ns(self) -> int | None:
-        if self._awake or self._is_dispatch_due:
+        if self.is_about_to_plan:
             return 0
-        looks = [self._queue.next_look_ns, self._quarantine.next_look_ns]
-        looks.append(self._health.next_probe_ns)
+        looks = [self.queue.next_deadline_ns, self._quarantine.next_look_ns]
+        looks += [self._health.next_probe_ns, self._routing.next_hold_end_ns]
         looks += [each.until_ns for each in self._expected]
         times = [at_ns + _PAST_NS if at_ns else at_ns for at_ns in looks if at_ns is not None]
-        return min([*times, *self._asks_at_ns.values()], default=None)
+        times += self._asks_at_ns.values()
+        if self._moves_at_ns is not None:
+            times.append(self._moves_at_ns)
+        return min(times, default=None)
 
     def _act_on_health(self) -> None:
         for action in self._health.act(self.now_ns):
@@ -697,7 +858,7 @@ class Scheduler:
                         self._remove(executor, LossCause.WITHDRAWN, action.why)
                 case Probe():
                     if not executor.is_broken:
-                        self._admit(executor, action.request)
+                        self._adopt(executor, action.request)
                 case Changed():
                     change = ExecutorHealthChanged(executor.address, action.change)
                     self._effects.append(change)
@@ -708,34 +869,24 @@ class Scheduler:
 
     # -- who goes where ------------------------------------------------------------------------
 
-    def _refill(self, executor: ExecutorState) -> None:
-        """An executor is about to plan a step: it may begin what waits."""
-        if not executor.takes_requests:
-            return
-        if len(self._queue):
-            self._dispatch([executor])
-            return
-        engine = executor.engine
-        self._queue.note(engine)
-        if engine.openings.nobody_waits:
-            # Mostly nobody waits anywhere, and whether one could begin here needs no answer.
-            givers = [e for e in self.taking_requests if has_waited(e.engine, self.now_ns)]
-            if givers and engine.openings.is_open:
-                self._move_one([executor], givers)
-        elif has_waited(engine, self.now_ns):
-            idle = [each for each in self.taking_requests if not each.engine.num_unfinished]
-            self._move_one(idle, [executor])
-
-    def _move_one(self, takers: Sequence[ExecutorState], givers: Sequence[ExecutorState]) -> None:
-        """Some executor has nobody to begin: perhaps somebody waits at another."""
-        by_engine: dict[Host, ExecutorState] = {each.engine: each for each in givers}
-        for taker in takers:
-            found = to_be_moved(self.now_ns, taker.engine, by_engine)
-            if found is not None:
-                host, request_id = found
-                self._take_from(by_engine[host], request_id, MoveReason.BEGINS_SOONER_ELSEWHERE)
-                self._dispatch([taker, by_engine[host]])
-                return
+    def _place_isolated(self) -> None:
+        """Gives requests of the quarantine to executors that try them apart."""
+        by_engine: dict[Engine, ExecutorState] = {e.engine: e for e in self.taking_requests}
+        for request_id, host in self._quarantine.to_recall(list(by_engine), self.now_ns):
+            self._take_from(by_engine[host], request_id, MoveReason.LAST_EXECUTOR)
+        isolated = self._quarantine.dispatch(
+            list(by_engine),
+            self.now_ns,
+            lambda request, host: self._health.avoids(request, by_engine[host]),
+        )
+        for request, host in isolated:
+            executor = by_engine[host]
+            self.places[request.request_id].executor = executor
+            self._effects.append(RequestAssigned(request, executor.address, _ALONE))
+            if not executor.is_broken:
+                self._adopt(executor, request)
+            if executor.is_broken:  # it gives the request back, and then there is more to do
+                break
 
     def _take_from(self, executor: ExecutorState, request_id: str, reason: MoveReason) -> None:
         """Takes a request back from an executor that is to begin elsewhere."""
@@ -747,51 +898,4 @@ class Scheduler:
         if reason is MoveReason.LAST_EXECUTOR:
             self._quarantine.recalled(moved)
         else:
-            self._queue.push(moved)
-
-    def _dispatch(self, changed: Collection[ExecutorState] | None = None) -> None:
-        """Gives requests to executors that can begin them; `changed`: of these, None for all."""
-        by_engine: dict[Host, ExecutorState] = {e.engine: e for e in self.taking_requests}
-        changed_hosts: list[Host] | None = None
-        if changed is not None:
-            changed_hosts = [each.engine for each in changed if each.takes_requests]
-        now_ns = self.now_ns
-        for request_id, host in self._quarantine.to_recall(list(by_engine), now_ns):
-            self._take_from(by_engine[host], request_id, MoveReason.LAST_EXECUTOR)
-        isolated = self._quarantine.dispatch(
-            list(by_engine),
-            now_ns,
-            lambda request, host: self._health.avoids(request, by_engine[host]),
-        )
-        retried = self._dispatch_retries(by_engine)
-        given = self._queue.dispatch(
-            now_ns,
-            by_engine.keys(),
-            changed_hosts,
-            lambda host, request_id: self._take_from(
-                by_engine[host], request_id, MoveReason.BEGINS_SOONER_ELSEWHERE
-            ),
-        )
-        alone = (Given(request, host, _ALONE) for request, host in isolated)
-        for request, host, assignment in chain(retried, alone, given):
-            executor = by_engine[host]
-            self.places[request.request_id].executor = executor
-            self._effects.append(RequestAssigned(request, executor.address, assignment))
-            if not executor.is_broken:
-                self._admit(executor, request)
-            if executor.is_broken:  # it gives the request back, and then there is more to do
-                break
-
-    def _dispatch_retries(self, by_engine: Mapping[Host, ExecutorState]) -> Iterator[Given]:
-        """Places retries on the least busy executor where they did not fail, if there is one.
-
-        While all such are slow to answer, retries wait for them.
-        """
-        for request in list(self._retries.values()):
-            executors = self.executors.values()
-            fitting = [e for e in executors if not e.is_broken and e.engine.fits(request)]
-            others = [e for e in fitting if e.is_serving and not self._health.avoids(request, e)]
-            hosts = [each.engine for each in others or fitting if each.engine in by_engine]
-            if hosts and self._retries.pop(request.request_id, None) is not None:
-                least_busy = min(hosts, key=lambda host: host.num_unfinished_tokens)
-                yield Given(request, least_busy, _RETRY)
+            self._push(moved)

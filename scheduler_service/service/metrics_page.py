@@ -9,7 +9,7 @@ from prometheus_client import GCCollector, ProcessCollector
 
 from scheduler_service.audit.audit import Audit
 from scheduler_service.core.blocks.block_pool import BlockPool
-from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.engine import Engine
 from scheduler_service.driver import Driver
 from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.service.readiness import Readiness
@@ -108,7 +108,7 @@ def _of_blocks(cluster: Driver, instruments: Instruments) -> list[LiveFamily]:
     return [blocks, usage]
 
 
-def _pools(core: Scheduler) -> list[tuple[str, BlockPool, int]]:
+def _pools(core: Engine) -> list[tuple[str, BlockPool, int]]:
     device, host = core.pools
     return [("device", device, core.placement.blocks.num_only_deferred), ("host", host, 0)]
 

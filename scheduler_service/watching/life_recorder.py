@@ -185,9 +185,12 @@ class LifeRecorder:
                     self._finished(request)
             else:
                 self._see_change(effect)
-        if turn.now_ns >= self._next_heads_ns and turn.scheduler.num_queued:
+        scheduler = turn.scheduler
+        # While steps are about to be planned, nobody knows who is left.
+        is_due = turn.now_ns >= self._next_heads_ns and not scheduler.is_about_to_plan
+        if is_due and scheduler.num_queued:
             self._next_heads_ns = turn.now_ns + _BETWEEN_HEADS_NS
-            self._heads_wait(turn.scheduler.heads())
+            self._heads_wait(scheduler.heads())
 
     def _see_change(self, effect: Effect) -> None:
         match effect:

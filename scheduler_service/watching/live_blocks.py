@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import Feature
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.request import Int64Array
 from scheduler_service.core.row_columns import RELEASED
-from scheduler_service.core.scheduler import Scheduler
 from splitserve.scheduler.v1 import live_pb2 as live
 
 ByteArray = npt.NDArray[np.uint8]
@@ -87,7 +87,7 @@ class PoolMap:
         told.holders.extend(self.holders[changed].tolist())
 
 
-def device_holders(core: Scheduler, numbers: Int64Array) -> Int64Array:
+def device_holders(core: Engine, numbers: Int64Array) -> Int64Array:
     """Returns for each device block the number of a request whose row has it, 0 for none.
 
     `numbers`: of the requests of `placement.rows.order`.

@@ -8,12 +8,12 @@ from itertools import chain, islice
 from types import MappingProxyType
 
 from scheduler_service.core.admission_blocker import AdmissionBlocker
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.planning.room import Room
 from scheduler_service.core.request import Int64Array, Request, RequestStatus
-from scheduler_service.core.scheduler import Scheduler as Engine
-from scheduler_service.fleet.hindrances import Hindrance, Obstacle, hindrance
 from scheduler_service.scheduler.effects import ExecutorGone, SendStep
 from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.routing import Obstacle
 from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.watching.live_blocks import (
     PoolMap,
@@ -30,7 +30,7 @@ from splitserve.scheduler.v1 import live_pb2 as live
 # Requests of a queue that frames show.
 MAX_WAITING = 32
 _MS = 1_000_000
-_LACKS: Mapping[Hindrance, live.LiveLack] = MappingProxyType(
+_LACKS: Mapping[AdmissionBlocker | Obstacle, live.LiveLack] = MappingProxyType(
     {
         Obstacle.UNFIT: live.LIVE_LACK_FITTING_EXECUTOR,
         Obstacle.OTHERS_WAIT_THERE: live.LIVE_LACK_OTHERS_FIRST,
@@ -50,25 +50,26 @@ _LACKS: Mapping[Hindrance, live.LiveLack] = MappingProxyType(
 )
 
 
-def why_unassigned(request: Request, engines: Iterable[ExecutorState]) -> Iterator[live.LiveReason]:
-    """Yields for each of `engines` why a request does not begin there that no executor has."""
-    is_any = False
-    for engine in engines:
-        is_any = True
-        address = engine.address
-        if not engine.takes_requests:
+def why_unassigned(request: Request, scheduler: Scheduler) -> Iterator[live.LiveReason]:
+    """Yields for each executor why a request of the queue does not begin there."""
+    for executor in scheduler.executors.values():
+        address = executor.address
+        if executor.takes_requests:
+            obstacle = scheduler.obstacle(request, executor)
+            if obstacle is Obstacle.NONE:
+                # Its next step, which decides, waits for results.
+                obstacle = _what_lacks(executor.engine, request) or obstacle
+            yield _reason(address, executor.engine, request, obstacle)
+        else:
             yield live.LiveReason(address=address, lack=live.LIVE_LACK_OPEN_EXECUTOR)
-            continue
-        core = engine.engine
-        yield _reason(address, core, request, hindrance(request, core))
-    if not is_any:
+    if not scheduler.executors:
         yield live.LiveReason(lack=live.LIVE_LACK_EXECUTOR)
 
 
 def why_waiting(address: str, core: Engine) -> live.LiveReason | None:
-    """Returns why the first request that waits at an engine has no row; None if none waits."""
+    """Returns why the first preempted request of an engine has no row; None if there is none."""
     placement = core.placement
-    request = next(chain(placement.preempted, core.queue), None)
+    request = next(iter(placement.preempted), None)
     if request is None:
         return None
     return _reason(address, core, request, _what_lacks(core, request) or Obstacle.NONE)
@@ -92,9 +93,9 @@ def _what_lacks(core: Engine, request: Request) -> AdmissionBlocker | None:
 
 
 def _reason(
-    address: str, core: Engine, request: Request, hindered_by: Hindrance
+    address: str, core: Engine, request: Request, obstacle: AdmissionBlocker | Obstacle
 ) -> live.LiveReason:
-    reason = live.LiveReason(address=address, lack=_LACKS[hindered_by])
+    reason = live.LiveReason(address=address, lack=_LACKS[obstacle])
     if reason.lack == live.LIVE_LACK_BLOCKS:
         reason.num_needed = _num_needed(core, request)
         reason.num_free = core.num_free_blocks
@@ -111,6 +112,9 @@ def _num_needed(core: Engine, request: Request) -> int:
     if not request.unfinished:
         return 0
     leader = request.unfinished[0]
+    if request.status is RequestStatus.WAITING:
+        # Which of them are cached here is not known before the engine prepares the request.
+        return core.config.num_blocks_for(len(leader.token_ids)) + blocks.watermark * others_run
     num_lacking = blocks.num_lacking(leader, blocks.prefixes.find(leader))
     return num_lacking + core.num_free_blocks + (blocks.watermark if others_run else 0)
 
@@ -202,7 +206,8 @@ def _tell(
 
 def first_queued(core: Engine) -> list[Request]:
     """Returns the requests that wait at an engine and are shown."""
-    return list(islice(core.queued, MAX_WAITING))
+    waiting = (r for r in core.placement.preempted if r.status is RequestStatus.PREEMPTED)
+    return list(islice(waiting, MAX_WAITING))
 
 
 def _state_of(engine: ExecutorState) -> live.LiveState:
@@ -312,7 +317,7 @@ class Watched:
         waiting = scheduler.first_waiting(MAX_WAITING)
         told.waiting.extend(names.numbers_of(waiting))
         if waiting:
-            told.reasons.extend(why_unassigned(waiting[0], engines))
+            told.reasons.extend(why_unassigned(waiting[0], scheduler))
         executors = {}
         for engine in engines:
             life = engine.life

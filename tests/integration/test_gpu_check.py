@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ from benchmarks.gpu_check.__main__ import main
 from benchmarks.gpu_check.aims import LLAMA_8B_DECODES, START_S, Aim, Bound
 from benchmarks.gpu_check.backends import FLASH_ATTENTION_3, all_backends
 from benchmarks.gpu_check.cases import Case, Schedule, run_cases
-from benchmarks.gpu_check.machine import Rates
+from benchmarks.gpu_check.machine import FLASH_ATTENTION_3_REFUSED, Rates
 from benchmarks.gpu_check.part_process import FLASH_ATTENTION_3_FROM, run_part_apart
 from benchmarks.gpu_check.parts import PARTS, wanted_parts
 from benchmarks.gpu_check.results import Measurement, ResultFile, print_summary
@@ -91,6 +92,24 @@ def test_gpu_check_says_so_when_there_is_no_such_library(
     assert capfd.readouterr()[1] == (
         f"gpu-check: --fa3 {missing}: there is no such file; allowed: a library, or hub\n"
     )
+
+
+def test_gpu_check_refuses_flash_attention_3_that_cannot_work_before_it_measures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fa3.so").touch()
+    machine = {"device": "a GPU", FLASH_ATTENTION_3_REFUSED: "it registers no operator fwd"}
+
+    def run(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], returncode=0, stdout=json.dumps(machine))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    out = tmp_path / "out"
+    assert main(["--fa3", str(tmp_path / "fa3.so"), "--out", str(out)]) == 2
+    assert capfd.readouterr()[1] == (
+        f"gpu-check: --fa3 {tmp_path / 'fa3.so'}: it registers no operator fwd\n"
+    )
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("name", ["fa3.so", "hub"])

@@ -23,9 +23,9 @@ from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.core.engine_with_queue import EngineWithQueue
 from tests.support.core.in_process import InProcessEngine, executor_info, output_token_ids
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.devices.recorded_ops import RecordedOps, static_model
@@ -92,11 +92,11 @@ def _generate_late(
     make_model: MakeModel,
     params: SamplingParams,
     config: SchedulerConfig = CONFIG,
-) -> tuple[list[list[int]], Scheduler]:
+) -> tuple[list[list[int]], EngineWithQueue]:
     streams = LateStreams(is_held=True)
     runner = late_runner(loaded, _cache(config), streams, make_model)
     worker = StepWorker(StepExecutor(executor_info(config, epoch=1), runner))
-    scheduler, requests = Scheduler(config), _requests(params)
+    scheduler, requests = EngineWithQueue(config), _requests(params)
     for request in requests:
         scheduler.add(request)
     results: SimpleQueue[pb.StepResult] = SimpleQueue()

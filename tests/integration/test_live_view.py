@@ -13,8 +13,8 @@ import pytest
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.request import SequenceStatus
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.driver import Driver
 from scheduler_service.scheduler.effects import SendStep
 from scheduler_service.scheduler.events import RequestSubmitted
@@ -70,7 +70,7 @@ class WatchesEachStep:
         for engine in cluster.executors:
             self._compare(engine.address, engine.engine)
 
-    def _compare(self, address: str, core: Scheduler) -> None:
+    def _compare(self, address: str, core: Engine) -> None:
         seen, rows = self.state.executors[address], core.placement.rows
         assert list(seen.told.running) == [s.request.arrival for s in rows.running]
         assert list(seen.told.num_tokens) == [

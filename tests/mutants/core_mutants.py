@@ -393,11 +393,11 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "                tokens = tokens[: -1 if len(tokens) > 48 else None]",
             _SEVERAL,
         ),
-        "a withdrawn request is still tracked by its steps": Mutant(
+        "an aborted request still gets what its steps in flight sample": Mutant(
             f"{_CORE}placement",
             "        self.departures.ignore_results(sequence)\n        is_ending",
             "        is_ending",
-            _MACHINE,
+            "tests/unit/scheduler/scheduler/test_moves.py",
         ),
         "what a run did not bring is still promised": Mutant(
             f"{_CORE}outcomes.shortfalls",

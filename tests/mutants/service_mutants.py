@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from tests.mutants.mutant import HISTORIES, Mutant
 
+_SCHEDULER = "tests/unit/scheduler/scheduler/"
 _STEPS = "tests/unit/executor/steps/"
 _REFUSALS = "tests/contract/test_refusals.py"
 
@@ -144,22 +145,34 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "tests/unit/scheduler/executors/test_membership.py",
         ),
         "the one queue is in order of arrival": Mutant(
-            "scheduler_service.fleet.fleet_queue",
-            "make_queue_policy(policy, tenant_weights)",
-            'make_queue_policy("fcfs", tenant_weights)',
+            "scheduler_service.scheduler.scheduler",
+            "make_queue_policy(config.queue_policy, config.tenant_weights)",
+            'make_queue_policy("fcfs", config.tenant_weights)',
             f"{HISTORIES}contended",
         ),
-        "nobody is taken back from a busy executor": Mutant(
-            "scheduler_service.fleet.fleet_queue",
-            "            if found:\n                return found\n",
-            "",
-            f"{HISTORIES}contended",
+        "no preempted request moves to an idle executor": Mutant(
+            "scheduler_service.scheduler.scheduler",
+            "executor.address not in self._preempting and self._routing.has_room(executor)",
+            "False",
+            f"{_SCHEDULER}test_scheduler.py",
         ),
-        "the fleet does not learn what tenants got": Mutant(
-            "scheduler_service.fleet.fleet_queue",
-            "        self._queue.charge(num_sampled)\n",
+        "the queue does not learn what tenants got": Mutant(
+            "scheduler_service.scheduler.scheduler",
+            "        self.queue.charge(events.num_sampled)  # before the next step is planned\n",
             "        pass\n",
-            "tests/unit/scheduler/fleet/test_fleet_queue.py",
+            f"{_SCHEDULER}test_one_queue.py",
+        ),
+        "a large request waits for no executor": Mutant(
+            "scheduler_service.scheduler.routing",
+            "        return reserved is executor\n",
+            "        return False\n",
+            f"{_SCHEDULER}test_shared_queue.py",
+        ),
+        "a large request waits for every executor": Mutant(
+            "scheduler_service.scheduler.routing",
+            "        return reserved is executor\n",
+            "        return True\n",
+            f"{_SCHEDULER}test_shared_queue.py",
         ),
         "everybody in flight was alone when an executor is lost": Mutant(
             "scheduler_service.fleet.quarantine",

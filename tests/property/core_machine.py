@@ -26,9 +26,7 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request, SequenceStatus
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.tally import PreemptionCause
-from scheduler_service.journal.checkpoint import dump_state, load_state
 from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.scheduler.rescue import rescue
 from splitserve_rpc.domain_error import DomainError
@@ -341,7 +339,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.running.adopt(client.delivery)
 
     def core_is_restored(self, _index: int) -> None:
-        scheduler = load_state(dump_state(self.running.scheduler), Scheduler)
+        scheduler = self.running.scheduler.restored()
         for client in self.unfinished:
             request = scheduler.find(client.request.request_id)
             assert request is not None

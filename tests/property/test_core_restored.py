@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.journal.checkpoint import dump_state, load_state
 from scheduler_service.step_codec import encode_plan
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, random_spec
 from tests.support.core.engine import CoreEngine
+from tests.support.core.engine_with_queue import EngineWithQueue
 from tests.support.core.plan_executor import PlanExecutor
 from tests.support.core.truth import Oracle, create_request
 from tests.support.fakes.fake_runner import FakeRunner
@@ -26,7 +25,7 @@ from tests.support.fakes.fake_runner import FakeRunner
 class Twins:
     """Two cores as one: both are told everything, and must do the same."""
 
-    def __init__(self, cores: list[Scheduler]) -> None:
+    def __init__(self, cores: list[EngineWithQueue]) -> None:
         self.cores = cores
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
@@ -67,7 +66,7 @@ def describe(events: StepEvents) -> list[object]:
     ]
 
 
-def tokens_of(core: Scheduler) -> list[list[int]]:
+def tokens_of(core: EngineWithQueue) -> list[list[int]]:
     """All known tokens of each sequence."""
     placement = core.placement
     sequences = (s for request in placement.requests.values() for s in request.sequences)
@@ -114,7 +113,7 @@ def test_core_goes_on_identically_when_it_was_restored(
         engine.step()
     engine.fill()
     core = engine.scheduler
-    restored = load_state(dump_state(core), Scheduler)
+    restored = core.restored()
     assert tokens_of(restored) == tokens_of(core)
     engine.scheduler = Twins([core, restored])  # type: ignore[assignment]
     while engine.step():

@@ -77,5 +77,5 @@ def _is_idle(engine: ExecutorState) -> bool:
 
 def _num_queued(engine: ExecutorState) -> int:
     with suppress(ExecutorLost):
-        return len(engine.engine.queued_request_ids)
+        return len(engine.engine.preempted_request_ids)
     return 0

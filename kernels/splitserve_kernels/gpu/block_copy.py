@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from splitserve_kernels.gpu.integers import ceil_div
+
 _TILE_SIZE = 4096
 
 
@@ -28,7 +30,7 @@ def copy_blocks(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
     num_blocks, block_elements = sources.shape[0], pool.shape[1]
     if num_blocks * block_elements == 0:
         return
-    num_tiles = triton.cdiv(block_elements, _TILE_SIZE)
+    num_tiles = ceil_div(block_elements, _TILE_SIZE)
     _copy_kernel[(num_blocks * num_tiles,)](
         pool,
         sources,

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from splitserve_kernels.gpu.integers import ceil_div
+
 _BLOCK = 1024
 
 
@@ -23,7 +25,7 @@ def gated_product(gate_up: Tensor) -> Tensor:
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     product = gate_up.new_empty(num_tokens, width)
     if num_tokens:
-        _gated_product_kernel[(num_tokens, triton.cdiv(width, _BLOCK))](
+        _gated_product_kernel[(num_tokens, ceil_div(width, _BLOCK))](
             gate_up, product, WIDTH=width, BLOCK=_BLOCK, num_warps=4
         )
     return product

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from splitserve_kernels.gpu.integers import next_power_of_2
 from splitserve_kernels.gpu.layer_pools import FLOAT8_MAX
 
 # Numbers that a program moves at a time.
@@ -21,8 +22,8 @@ _FLOAT8_MAX = tl.constexpr(FLOAT8_MAX)
 
 def heads_per_tile(num_heads: int, head_dim: int) -> int:
     """A power of two, at most `num_heads` rounded up to one."""
-    most = max(1, _TILE_SIZE // triton.next_power_of_2(head_dim))
-    count: int = min(most, triton.next_power_of_2(num_heads))
+    most = max(1, _TILE_SIZE // next_power_of_2(head_dim))
+    count: int = min(most, next_power_of_2(num_heads))
     return count
 
 

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from splitserve_kernels.gpu.head_tiles import copy_heads, heads_per_tile, with_dense_heads
+from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
 from splitserve_kernels.gpu.layer_pools import LayerPools
 
 
@@ -32,7 +33,7 @@ def kv_write(key: Tensor, value: Tensor, pools: LayerPools, slot_mapping: Tensor
     key, value = with_dense_heads(key), with_dense_heads(value)
     value_dim = value.shape[2]
     block_h = heads_per_tile(num_heads, max(head_dim, value_dim))
-    _write_kernel[(num_tokens, triton.cdiv(num_heads, block_h))](
+    _write_kernel[(num_tokens, ceil_div(num_heads, block_h))](
         key,
         value,
         pools.key,
@@ -51,8 +52,8 @@ def kv_write(key: Tensor, value: Tensor, pools: LayerPools, slot_mapping: Tensor
         HEAD_DIM=head_dim,
         VALUE_DIM=value_dim,
         BLOCK_H=block_h,
-        BLOCK_D=triton.next_power_of_2(head_dim),
-        BLOCK_E=triton.next_power_of_2(value_dim),
+        BLOCK_D=next_power_of_2(head_dim),
+        BLOCK_E=next_power_of_2(value_dim),
         num_warps=4,
     )
 

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
+
 # Numbers that a program normalises at a time, if those of a norm are fewer.
 _TILE_SIZE = 2048
 _NUMBERS_PER_WARP = 1024
@@ -58,10 +60,10 @@ def _launch(
     num_rows = len(numbers) * num_norms
     if num_rows == 0:
         return
-    block_w = triton.next_power_of_2(width)
-    block_r = max(1, min(_TILE_SIZE // block_w, triton.next_power_of_2(num_norms)))
+    block_w = next_power_of_2(width)
+    block_r = max(1, min(_TILE_SIZE // block_w, next_power_of_2(num_norms)))
     num_warps = max(1, min(_MAX_NUM_WARPS, block_r * block_w // _NUMBERS_PER_WARP))
-    _rms_norm_kernel[(triton.cdiv(num_rows, block_r),)](
+    _rms_norm_kernel[(ceil_div(num_rows, block_r),)](
         numbers,
         numbers if addend is None else addend,
         weight,

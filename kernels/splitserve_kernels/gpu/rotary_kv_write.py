@@ -24,6 +24,7 @@ from splitserve_kernels.gpu.head_tiles import (
     store_rounded,
     with_dense_heads,
 )
+from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
 from splitserve_kernels.gpu.layer_pools import LayerPools
 
 
@@ -56,8 +57,8 @@ def rotary_kv_write(
     half = rotary.cosine.shape[1]
     rest = max(1, head_dim - 2 * half)
     block_h = heads_per_tile(num_heads, max(head_dim, value_dim))
-    num_query_tiles = triton.cdiv(num_heads, block_h)
-    num_kv_tiles = triton.cdiv(num_kv_heads, block_h)
+    num_query_tiles = ceil_div(num_heads, block_h)
+    num_kv_tiles = ceil_div(num_kv_heads, block_h)
     _rotary_write_kernel[(num_tokens, num_query_tiles + num_kv_tiles)](
         query,
         key,
@@ -86,9 +87,9 @@ def rotary_kv_write(
         HALF=half,
         NUM_QUERY_TILES=num_query_tiles,
         BLOCK_H=block_h,
-        BLOCK_HALF=triton.next_power_of_2(half),
-        BLOCK_REST=triton.next_power_of_2(rest),
-        BLOCK_E=triton.next_power_of_2(value_dim),
+        BLOCK_HALF=next_power_of_2(half),
+        BLOCK_REST=next_power_of_2(rest),
+        BLOCK_E=next_power_of_2(value_dim),
         num_warps=4,
     )
     return output

@@ -26,7 +26,7 @@ from scheduler_service.core.planning.prompt_limit import PromptLimit
 from scheduler_service.core.planning.room import MAX_BYPASSES, Room
 from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.queue.lanes import OpenLanes
-from scheduler_service.core.queue.waiting_queue import QueueView
+from scheduler_service.core.queue.waiting_queue import Waiting
 from scheduler_service.core.request import (
     FinishReason,
     Request,
@@ -112,14 +112,11 @@ class Admitter:
 
         It has them if it was resumed with them, or if its sequences end sooner on this engine.
         """
-        is_prepared = request.prepared_for is self._config
-        if not is_prepared:
+        if request.prepared_for is not self._config:
             prepare_request(request, self._config)
         if request.unfinished:
             # Even so: another engine may have looked for its prefix since.
             self._placement.blocks.prefixes.adopt(request.unfinished[0])
-        if is_prepared:
-            return
         for resumed in request.unfinished:
             if resumed.num_output_tokens > 0 and request.params.beam is None:
                 self._endings.finish_if_stopped(resumed)
@@ -134,6 +131,10 @@ class Admitter:
         found = self._find_room(request, may_preempt=False)
         return found if isinstance(found, AdmissionBlocker) else None
 
+    def takes_over(self, request: Request) -> bool:
+        """Returns whether a waiting request would leave too little here to other tenants."""
+        return self._room.takes_over(request)
+
     def begin(self, request: Request) -> AdmissionBlocker | None:
         """Gives a row and blocks to a waiting request, or returns what it lacks.
 
@@ -143,7 +144,7 @@ class Admitter:
         self._room.begin_step()
         self._keeps_bytes = False
         first = self._first_to_return if self._room.is_divided else self._first_preempted
-        if first is not None and not self._may_go_before(request, first):
+        if first is not None and not self._queue.may_go_before(request, first):
             return AdmissionBlocker.OTHERS_FIRST
         found = self._find_room(request, may_preempt=True)
         if isinstance(found, AdmissionBlocker):
@@ -217,7 +218,7 @@ class Admitter:
     # -- a step ------------------------------------------------------------------------------------
 
     def admit_urgent(
-        self, shape: StepShape, budget: Budget, waiting: QueueView
+        self, shape: StepShape, budget: Budget, waiting: Waiting
     ) -> list[tuple[int, int]]:
         """Gives rows to waiting requests for which less urgent rows yield tokens of the step.
 
@@ -242,7 +243,7 @@ class Admitter:
         budget.num_reserved, budget.may_preempt = 0, True
         return admitted
 
-    def admit(self, shape: StepShape, budget: Budget, waiting: QueueView) -> list[tuple[int, int]]:
+    def admit(self, shape: StepShape, budget: Budget, waiting: Waiting) -> list[tuple[int, int]]:
         """Gives rows to preempted and waiting requests: (row id, tokens to compute) of each row.
 
         Preempted ones go first, but for waiting ones that are urgent enough to preempt them.
@@ -265,7 +266,7 @@ class Admitter:
             self._admit_waiting(waiting, budget, admitted, passed, ahead)
         return admitted
 
-    def yields_to_waiting(self, waiting: QueueView) -> bool:
+    def yields_to_waiting(self, waiting: Waiting) -> bool:
         """Returns whether the first waiting request begins before swapped requests return."""
         swapped = next(filter(self._placement.suspects.may_run, self._placement.swapped), None)
         if swapped is None:
@@ -287,11 +288,6 @@ class Admitter:
         """The first preempted request that does not wait for others of its tenant to leave."""
         preempted = filter(self._placement.suspects.may_run, self._placement.preempted)
         return next((each for each in preempted if not self._room.exceeds_share(each)), None)
-
-    def _may_go_before(self, request: Request, preempted: Request) -> bool:
-        """Returns whether a waiting request may begin before a preempted one."""
-        queue = self._queue
-        return queue.may_preempt(request, preempted) or queue.may_pass(request, preempted)
 
     # -- preempted ---------------------------------------------------------------------------------
 
@@ -370,7 +366,7 @@ class Admitter:
 
     def _admit_waiting(
         self,
-        waiting: QueueView,
+        waiting: Waiting,
         budget: Budget,
         admitted: list[tuple[int, int]],
         passed: list[Request],
@@ -397,7 +393,7 @@ class Admitter:
                     each.num_bypasses += 1
                 if self._room.keeps_last_row or (self._room.is_full and not self._queue.preempts):
                     break
-            elif self._must_all_wait(request, blocker):
+            elif waiting.waits_here(request) and self._must_all_wait(request, blocker):
                 return True
             else:
                 blocked.append(request)
@@ -407,11 +403,13 @@ class Admitter:
                     break
         return False
 
-    def _is_full_for(self, waiting: QueueView) -> bool:
+    def _is_full_for(self, waiting: Waiting) -> bool:
         """Returns whether no free row or block is left for any waiting request.
 
         Looks at the first of them only where one may preempt others or take a row that is kept.
         """
+        if self._placement.is_full_of_suspects:
+            return True
         rows, is_full = self._placement.rows, self._room.is_full
         if is_full and (not self._queue.preempts or len(rows) == 0):
             return True
@@ -426,7 +424,7 @@ class Admitter:
 
     def _hopeful(
         self,
-        waiting: QueueView,
+        waiting: Waiting,
         budget: Budget,
         admitted: list[tuple[int, int]],
         ahead: _Ahead | None,
@@ -435,7 +433,7 @@ class Admitter:
         for request in self._candidates(waiting):
             if ahead is not None and not self._goes_ahead(request, ahead, budget, admitted):
                 return
-            if budget.num_left <= 0:
+            if budget.num_left <= 0 or self._placement.is_full_of_suspects:
                 return
             # What is looked at in vain is mostly neither of these, and need not be prepared.
             is_resumed = any(s.num_output_tokens for s in request.sequences)
@@ -452,7 +450,7 @@ class Admitter:
             elif not request.is_finished:
                 return
 
-    def _candidates(self, waiting: QueueView) -> Iterator[Request]:
+    def _candidates(self, waiting: Waiting) -> Iterator[Request]:
         candidates = waiting.candidates(self._lanes)
         suspects = self._placement.suspects
         return filter(suspects.may_run, candidates) if suspects else candidates
@@ -478,7 +476,7 @@ class Admitter:
         self, request: Request, ahead: _Ahead, budget: Budget, admitted: list[tuple[int, int]]
     ) -> bool:
         preempted = ahead.preempted
-        if preempted is not None and not self._may_go_before(request, preempted):
+        if preempted is not None and not self._queue.may_go_before(request, preempted):
             return False
         if not ahead.is_of_rows:
             return True

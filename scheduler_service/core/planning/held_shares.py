@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement, num_rows_wanted
-from scheduler_service.core.planning.beside import NOBODY, Beside
 from scheduler_service.core.queue.tenant_shares import HELD_PER_LEFT
 from scheduler_service.core.request import Request
 
@@ -36,16 +33,7 @@ class HeldShares:
         """Whoever exceeds its share from now on does for the rest of the step."""
         self._exceeding.clear()
 
-    @contextmanager
-    def looked_at(self) -> Iterator[None]:
-        """Restores which tenants were found to exceed theirs in this step."""
-        exceeding, self._exceeding = self._exceeding, set(self._exceeding)
-        try:
-            yield
-        finally:
-            self._exceeding = exceeding
-
-    def exceeds(self, request: Request, num_blocks: int, beside: Beside = NOBODY) -> bool:
+    def exceeds(self, request: Request, num_blocks: int) -> bool:
         """Whether rows and `num_blocks` free blocks for `request` leave too few to other tenants.
 
         The others of its tenant do not pass it then, in this step.
@@ -54,9 +42,7 @@ class HeldShares:
         if shares is None or tenant in self._exceeding:
             return shares is not None
         num_blocks_left = (self._blocks.device.num_free - num_blocks) // _ROOM_TO_GROW
-        if not self.exceeds_rows(request, beside) and self._may_take_blocks(
-            tenant, num_blocks_left
-        ):
+        if not self._exceeds_rows(request) and self._may_take_blocks(tenant, num_blocks_left):
             return False
         self._exceeding.add(tenant)
         return True
@@ -66,21 +52,19 @@ class HeldShares:
         if self._shares is None:
             return False
         tenant = request.scheduling.tenant
-        if tenant not in self._exceeding and self.exceeds_rows(request):
+        if tenant not in self._exceeding and self._exceeds_rows(request):
             self._exceeding.add(tenant)
         return tenant in self._exceeding
 
-    def exceeds_rows(self, request: Request, beside: Beside = NOBODY) -> bool:
-        """Whether rows for `request` leave too few to other tenants."""
+    def _exceeds_rows(self, request: Request) -> bool:
+        """Returns whether rows for `request` leave too few to other tenants."""
         shares, tenant = self._shares, request.scheduling.tenant
         num_rows = len(self._placement.rows_of_tenants.get(tenant, ()))
-        num_rows += beside.rows_of_tenants[tenant]
         num_rows_left = self._placement.num_unreserved_rows - num_rows_wanted(request)
-        num_rows_left -= beside.num_rows
         return shares is not None and not shares.may_take(tenant, num_rows, num_rows_left)
 
-    def takes_over(self, request: Request, num_blocks: int, beside: Beside) -> bool:
-        """Whether the rows or blocks of `request` alone leave too few to other tenants.
+    def takes_over(self, request: Request, num_blocks: int) -> bool:
+        """Returns whether rows or blocks of `request` alone leave too few to other tenants.
 
         A tenant that has nothing here may take them: `exceeds` counts what it has before.
         """
@@ -88,8 +72,8 @@ class HeldShares:
         if shares is None:
             return False
         num_rows = num_rows_wanted(request)
-        num_rows_left = self._placement.num_unreserved_rows - beside.num_rows - num_rows
-        num_blocks_left = self._blocks.device.num_free - beside.num_blocks - num_blocks
+        num_rows_left = self._placement.num_unreserved_rows - num_rows
+        num_blocks_left = self._blocks.device.num_free - num_blocks
         takes_rows = num_rows > 1 and not shares.leaves_enough(tenant, num_rows, num_rows_left)
         return takes_rows or not shares.leaves_enough(tenant, num_blocks, num_blocks_left)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from scheduler_service.core.admission_blocker import AdmissionBlocker
@@ -12,7 +11,6 @@ from scheduler_service.core.blocks.prefix_cache import NO_HIT, PrefixHit
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.params_sets import ParamsSet
 from scheduler_service.core.placement import Placement, num_rows_wanted
-from scheduler_service.core.planning.beside import NOBODY, Beside
 from scheduler_service.core.planning.held_shares import HeldShares
 from scheduler_service.core.request import Request, RequestStatus, Sequence
 from scheduler_service.core.tally import PreemptionCause
@@ -68,10 +66,6 @@ class Room:
     def begin_step(self) -> None:
         """Tenants may have left something since they were found to exceed their shares."""
         self._shares.begin_step()
-
-    def looked_at(self) -> AbstractContextManager[None]:
-        """Restores what is remembered of earlier questions in this step."""
-        return self._shares.looked_at()
 
     @property
     def is_divided(self) -> bool:
@@ -131,16 +125,12 @@ class Room:
         num_blocks = self._num_blocks_to_begin(request)
         return self._shares.exceeds(request, num_blocks) or self.waits_for_its_own(request)
 
-    def exceeds_row_share(self, request: Request, beside: Beside) -> bool:
-        """Whether rows for a waiting request leave too few to other tenants."""
-        return request.num_bypasses < MAX_BYPASSES and self._shares.exceeds_rows(request, beside)
-
-    def takes_over(self, request: Request, beside: Beside) -> bool:
-        """Whether a waiting request would leave too little of this core to other tenants."""
+    def takes_over(self, request: Request) -> bool:
+        """Returns whether a waiting request would leave too little here to other tenants."""
         blocks, leader = self._placement.blocks, request.unfinished[0]
         num_blocks = blocks.num_lacking(leader, NO_HIT) + blocks.device.num_free
         num_blocks += self._num_more_blocks(request, leader)
-        return self._shares.takes_over(request, num_blocks, beside)
+        return self._shares.takes_over(request, num_blocks)
 
     @property
     def is_full(self) -> bool:
@@ -173,26 +163,25 @@ class Room:
         )
 
     def find_blocker(
-        self, request: Request, leader: Sequence, hit: PrefixHit, beside: Beside = NOBODY
+        self, request: Request, leader: Sequence, hit: PrefixHit
     ) -> AdmissionBlocker | None:
-        """What a waiting request lacks besides a slot, if `hit` of its first sequence exists."""
+        """Returns what a waiting request lacks besides a slot, if `hit` of its leader exists."""
         placement, blocks = self._placement, self._placement.blocks
-        if placement.num_unreserved_rows - beside.num_rows < num_rows_wanted(request):
+        if placement.num_unreserved_rows < num_rows_wanted(request):
             return AdmissionBlocker.ROWS
         if self.num_bytes_over(request) > 0:
             return AdmissionBlocker.BYTES
-        num_more = self._num_more_blocks(request, leader) + beside.num_blocks
-        others_run = len(placement.rows) > 0 or beside.num_rows > 0
+        num_more = self._num_more_blocks(request, leader)
         allocation = blocks.can_allocate(
-            leader, hit, others_run=others_run, num_more_blocks=num_more
+            leader, hit, others_run=len(placement.rows) > 0, num_more_blocks=num_more
         )
         if allocation is not Allocation.OK:
-            is_never = allocation is Allocation.NEVER and beside.num_blocks == 0
+            is_never = allocation is Allocation.NEVER
             return AdmissionBlocker.POOL if is_never else AdmissionBlocker.BLOCKS
         # Whoever was passed often enough goes before everybody's shares.
         if request.num_bypasses < MAX_BYPASSES:
             num_taken = blocks.num_lacking(leader, hit) + blocks.device.num_free + num_more
-            if self._shares.exceeds(request, num_taken, beside):
+            if self._shares.exceeds(request, num_taken):
                 return AdmissionBlocker.SHARE
         return None
 

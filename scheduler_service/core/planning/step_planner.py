@@ -17,7 +17,7 @@ from scheduler_service.core.planning.prompt_limit import PromptLimit, PromptToke
 from scheduler_service.core.planning.run_ahead import RunAhead
 from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.preemption_costs import PreemptionCosts
-from scheduler_service.core.queue.waiting_queue import QueueView
+from scheduler_service.core.queue.waiting_queue import Waiting
 from scheduler_service.core.request import Int32Array, Int64Array, RequestStatus, Sequence
 from scheduler_service.core.siblings import Siblings
 from scheduler_service.core.speculation.draft_totals import DraftTotals
@@ -59,7 +59,7 @@ class StepPlanner:
         """What came of drafts."""
         return self._drafting.totals
 
-    def next_step(self, waiting: QueueView, *, is_snapshot: bool) -> StepPlan | None:
+    def next_step(self, waiting: Waiting, *, is_snapshot: bool) -> StepPlan | None:
         """Returns the next step; None if there is nothing to do.
 
         Begins requests of `waiting`. `is_snapshot`: the step names all rows.
@@ -95,7 +95,7 @@ class StepPlanner:
         self.ask_again_at_ns = min(ask_at_ns, self.ask_again_at_ns or ask_at_ns)
         return False
 
-    def _queue_state(self, waiting: QueueView) -> QueueState:
+    def _queue_state(self, waiting: Waiting) -> QueueState:
         placement = self._placement
         preempted = list(filter(placement.suspects.may_run, placement.preempted))
         num_swapped = sum(each.status is RequestStatus.SWAPPED for each in preempted)
@@ -106,7 +106,7 @@ class StepPlanner:
         waited_us = self._oldest_wait_us(waiting) if self._config.delay_factor else 0.0
         return QueueState(num_waiting, num_swapped, waited_us, self._costs.prefill_us)
 
-    def _oldest_wait_us(self, waiting: QueueView) -> float:
+    def _oldest_wait_us(self, waiting: Waiting) -> float:
         """How long a prompt has waited, in the queue or since it was preempted."""
         preempted = self._placement.preempted
         since_ns = [e.queued_at_ns for e in preempted if e.status is RequestStatus.PREEMPTED]
@@ -114,7 +114,7 @@ class StepPlanner:
             since_ns.append(waiting.waits_since_ns)
         return (self._placement.now_ns - min(since_ns)) / 1000 if since_ns else 0.0
 
-    def _fill(self, shape: StepShape, waiting: QueueView) -> tuple[Int64Array, Int32Array]:
+    def _fill(self, shape: StepShape, waiting: Waiting) -> tuple[Int64Array, Int32Array]:
         """Rows of a step of this shape, and how many tokens each computes."""
         # Also where no decode runs: what they lack must not go to somebody new.
         self._growing.grow()

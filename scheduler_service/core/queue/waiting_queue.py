@@ -8,6 +8,7 @@ charged already. What an engine holds (rows, blocks, preempted requests) is the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Protocol
 
 from scheduler_service.core.queue.key_order import KeyOrder
 from scheduler_service.core.queue.lanes import OpenLanes, WaitingLanes
@@ -20,10 +21,32 @@ from scheduler_service.core.request import Request
 _PROTECTED: Key = (0,)
 
 
+class Waiting(Protocol):
+    """What an engine that plans a step sees of the waiting queue."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Waiting requests, whichever engine they begin at."""
+
+    @property
+    def waits_since_ns(self) -> int | None:
+        """When the request that has waited longest was queued; None if none waits."""
+
+    def candidates(self, open_lanes: OpenLanes) -> Iterator[Request]:
+        """Iterates over the requests that the engine may begin, in the order of the queue.
+
+        Of `open_lanes`, the adapters count.
+        """
+
+    def waits_here(self, request: Request) -> bool:
+        """Returns whether a request that lacks room here keeps others waiting, in the end."""
+
+
 class WaitingQueue:
     """Waiting requests, and the order of all requests, waiting or running.
 
-    Its owner tells it of every request that `ended`, and of sampled tokens by `charge`.
+    Its owner tells it of every request that `ended`, and of sampled tokens by `charge`. It calls
+    `take_begun` after each step that was planned: until then those that have begun are kept.
     `now_ns`: the time of the last `tick`; deadlines and waiting times are measured by it.
     """
 
@@ -31,6 +54,8 @@ class WaitingQueue:
         self._policy = policy
         # By id, the one that has waited longest first.
         self._requests: dict[str, Request] = {}
+        # Requests that have begun since `take_begun`.
+        self._begun: list[Request] = []
         self._lanes = WaitingLanes()
         # By keys, or by the counters of tenants.
         self._keys: KeyOrder | None = None
@@ -39,8 +64,6 @@ class WaitingQueue:
             self._keys = KeyOrder(policy, self._lanes)
         else:
             self._tenants = TenantOrder(policy, policy.shares, self._lanes, max_idle_tenants)
-        # Requests that only one engine may begin, by the number of that engine.
-        self._reservations: dict[str, int] = {}
         # Whether the policy has a rule of its own for it.
         self.preempts = type(policy).may_preempt is not QueuePolicy.may_preempt
         self.now_ns = 0
@@ -85,13 +108,14 @@ class WaitingQueue:
         return None if first is None else first.queued_at_ns
 
     @property
+    def num_waiting(self) -> int:
+        """Waiting requests."""
+        return len(self._requests)
+
+    @property
     def tenants(self) -> Collection[str]:
         """Tenants that have waiting requests, where there are shares."""
         return () if self._tenants is None else self._tenants.tenants
-
-    def view(self, engine_number: int, groups: Collection[str] | None = None) -> QueueView:
-        """Returns the queue as one engine sees it; `groups`: of requests that fit it."""
-        return QueueView(self, engine_number, groups)
 
     # -- requests come and go ----------------------------------------------------------------------
 
@@ -105,6 +129,10 @@ class WaitingQueue:
         self._lanes.put(request, group)
         self._order.push(request)
 
+    def group_of(self, request: Request) -> str:
+        """Returns the group of a waiting request."""
+        return self._lanes.of(request)[0]
+
     def set_group(self, request: Request, group: str) -> None:
         """Moves a waiting request to another group."""
         self._lanes.put(request, group)
@@ -115,7 +143,6 @@ class WaitingQueue:
         self._order.remove(request)
         self._lanes.remove(request)
         del self._requests[request.request_id]
-        self._reservations.pop(request.request_id, None)
 
     def begun(self, request: Request, num_uncached_tokens: int) -> None:
         """Removes a waiting request that an engine has begun, and charges its tenant.
@@ -125,6 +152,12 @@ class WaitingQueue:
         """
         self._order.begun(request, num_uncached_tokens)
         self.remove(request)
+        self._begun.append(request)
+
+    def take_begun(self) -> list[Request]:
+        """Returns the requests that have begun since the last call."""
+        begun, self._begun = self._begun, []
+        return begun
 
     def ended(self, request_id: str) -> None:
         """Forgets a request that has ended, wherever it was."""
@@ -140,24 +173,9 @@ class WaitingQueue:
             for tenant, num_tokens in num_sampled.items():
                 self._tenants.sampled(tenant, num_tokens)
 
-    def reserve(self, request: Request, engine_number: int) -> None:
-        """Keeps a waiting request for one engine: no other engine sees it as a candidate.
-
-        It keeps its place in the order, so that engine lets others pass it a bounded number of
-        times and then waits for it.
-        """
-        self._reservations[request.request_id] = engine_number
-
-    def release_reservations(self, engine_number: int) -> None:
-        """Lets any engine begin what was reserved for this one."""
-        kept = {
-            each: number for each, number in self._reservations.items() if number != engine_number
-        }
-        self._reservations = kept
-
-    def is_visible(self, request: Request, engine_number: int) -> bool:
-        """Returns whether an engine may begin a waiting request."""
-        return self._reservations.get(request.request_id, engine_number) == engine_number
+    def waits_here(self, request: Request) -> bool:
+        """Returns whether a request that lacks room keeps others waiting, in the end."""
+        return True
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
         """Gives tenants new weights; a tenant without one has 1."""
@@ -222,6 +240,10 @@ class WaitingQueue:
         """
         return self._tenants is not None and self._tenants.may_pass(request, other)
 
+    def may_go_before(self, waiting: Request, preempted: Request) -> bool:
+        """Returns whether a waiting request may begin before a preempted one."""
+        return self.may_preempt(waiting, preempted) or self.may_pass(waiting, preempted)
+
     @property
     def shares(self) -> TenantShares | None:
         """What tenants may take of rows and blocks; None where tenants are not told apart."""
@@ -241,34 +263,3 @@ class WaitingQueue:
     def refuses_late(self) -> bool:
         """Whether a waiting request ends when it cannot meet its deadline any more."""
         return self._policy.refuses_late
-
-
-class QueueView:
-    """The waiting queue as one engine sees it: what fits it and is not reserved for another."""
-
-    def __init__(
-        self, queue: WaitingQueue, engine_number: int, groups: Collection[str] | None
-    ) -> None:
-        self._queue = queue
-        self._engine_number = engine_number
-        self._groups = groups
-
-    @property
-    def num_waiting(self) -> int:
-        """Waiting requests of all engines."""
-        return len(self._queue)
-
-    @property
-    def waits_since_ns(self) -> int | None:
-        """When the request that has waited longest was queued; None if none waits."""
-        return self._queue.waits_since_ns
-
-    def candidates(self, open_lanes: OpenLanes) -> Iterator[Request]:
-        """Iterates over the requests that this engine may begin; see `WaitingQueue.candidates`.
-
-        Of `open_lanes`, the adapters count.
-        """
-        open_lanes.groups = self._groups
-        for request in self._queue.candidates(open_lanes):
-            if self._queue.is_visible(request, self._engine_number):
-                yield request

@@ -71,7 +71,8 @@ def make_problem(
     # Of one tensor that also holds keys and values, as fused projections leave it.
     query = torch.cat([query, query], dim=1).to(dtype).to(device)[:, : shape.num_heads]
     # One move, so that the pools stay views of one tensor.
-    both = key_pool.as_strided((len(order), key_pool.stride(0)), (key_pool.stride(0), 1), 0)
+    num_blocks_in_all, stride = len(key_pool), key_pool.stride(0)
+    both = key_pool.as_strided((num_blocks_in_all, stride), (stride, 1), 0)
     moved = both.to(device)
     return Problem(
         query,

@@ -85,14 +85,55 @@ def test_backend_equals_the_oracle_when_it_writes_and_attends(
     assert_close(outputs[1], outputs[0].cpu())
 
 
+def _pretend_multiprocessors(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 1 prompts fill the device, with many they leave room."""
+    from splitserve_kernels.gpu.attention import occupancy, paged_prefill
+
+    for module in (occupancy, paged_prefill):
+        monkeypatch.setattr(module, "num_multiprocessors", lambda _device: number)
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_split"),
+    [
+        (((30, 20),), True),
+        (((30, 1), (9, 1), (30, 20)), True),
+        # 4 tiles of 32 tokens for each of 2 key/value heads are half of 16.
+        (((30, 128),), True),
+        ((*[(9, 1)] * 40, (30, 128)), True),
+        (((30, 129),), False),
+    ],
+)
+def test_backend_splits_prompts_when_they_leave_half_of_the_device_idle(
+    rows: tuple[tuple[int, int], ...], is_split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    from splitserve_kernels.gpu.attention import backend
+
+    _pretend_multiprocessors(16, monkeypatch)
+    called: list[str] = []
+    for name in ("paged_decode", "paged_prefill", "paged_split_prefill"):
+        monkeypatch.setattr(backend, name, lambda *_, name=name, **__: called.append(name))
+    shape = Shape(8, 2, 32, 32, 16, rows)
+    problem = make_problem(shape, torch.device("cpu"), torch.bfloat16)
+    pools, options = (problem.key_pool, problem.value_pool), AttentionOptions(scale=0.3)
+    backend.paged_attention(problem.query, *pools, problem.batch, options)
+    assert called == ["paged_decode", "paged_split_prefill" if is_split else "paged_prefill"]
+
+
+@pytest.mark.parametrize("num_multiprocessors", [1, 400])
 @pytest.mark.parametrize("num_added", [(0, 1), (3, 0), (70, 2)])
 def test_backend_finds_rows_on_the_device_when_some_are_added(
-    num_added: tuple[int, int], device: torch.device
+    num_added: tuple[int, int],
+    num_multiprocessors: int,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As in a recorded step: which rows have tokens only the device knows."""
     pytest.importorskip("triton", reason="triton is not installed")
     from splitserve_kernels.gpu.attention import backend
 
+    _pretend_multiprocessors(num_multiprocessors, monkeypatch)
     rows, num_decodes = ((300, 1), (5, 1), (70, 9), (0, 130), (2, 3)), 2
     problem = make_problem(Shape(8, 2, 32, 32, 16, rows), device)
     options, pools = AttentionOptions(scale=0.3), (problem.key_pool, problem.value_pool)

@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from splitserve_kernels.gpu.attention.occupancy import programs_per_multiprocessor
-from splitserve_kernels.gpu.attention.tile_sizes import decode_tile_sizes
+from splitserve_kernels.gpu.attention.tile_sizes import decode_tile_sizes, prefill_tile_sizes
 from splitserve_kernels.gpu.attention.tiles import attention_constants
 from tests.kernels.gpu.compiled import cases, records
 from tests.kernels.gpu.compiled.records import (
@@ -87,15 +87,18 @@ def _bounds(case: str, found: Resources) -> Bounds:
     return cases.CASES[case].bounds.get(found.kernel, Bounds())
 
 
-def test_decodes_run_as_many_at_a_time_as_they_are_launched_for(
+def test_programs_that_share_keys_run_as_many_at_a_time_as_they_are_launched_for(
     capability: int, compiled: list[tuple[str, Resources]]
 ) -> None:
-    decodes = {case: found for case, found in compiled if found.kernel == "_decode_kernel"}
-    assert decodes
-    for case, found in decodes.items():
-        layer = cases.ATTENTION_LAYERS[case]
+    layers = cases.ATTENTION_LAYERS | cases.FEW_TOKENS_LAYERS
+    shared = {case: found for case, found in compiled if found.kernel == "_decode_kernel"}
+    assert layers.keys() & shared.keys()
+    for case in layers.keys() & shared.keys():
+        layer, found = layers[case], shared[case]
         constants = attention_constants(layer.query(1), layer.pools(), cases.EVERYTHING)
         sizes = decode_tile_sizes(constants)
+        if case in cases.FEW_TOKENS_LAYERS:
+            sizes = prefill_tile_sizes(constants, cases.NUM_FEW, capability)
         launched = programs_per_multiprocessor(SHARED_BYTES[capability], constants, sizes)
         assert launched <= found.programs_at_once(capability), case
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from splitserve_kernels.gpu.attention import flash_attention_3_sources
 from splitserve_kernels.gpu.attention.flash_attention_3_op import (
     FlashAttention3Op,
     FlashAttention3Unusable,
@@ -109,6 +110,40 @@ def test_file_gives_the_operators_of_its_name_or_its_folder(
         path.touch()
         assert isinstance(load_flash_attention_3(str(path)), FlashAttention3Op)
     assert len(loaded) == 2
+
+
+def test_file_gives_its_operators_when_it_was_renamed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def load(_path: Path) -> None:
+        fake_flash_attn_3.register("of_a_renamed_file", *fake_flash_attn_3.BUILDS["vllm"])
+
+    path = tmp_path / "fa3.so"
+    path.touch()
+    # Another test of this process may have registered that of installed packages.
+    monkeypatch.setattr(flash_attention_3_sources, "_NAMESPACE", "of_no_package")
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    assert isinstance(load_flash_attention_3(str(path)), FlashAttention3Op)
+    # A second load registers nothing.
+    monkeypatch.setattr(torch.ops, "load_library", lambda _path: None)
+    assert isinstance(load_flash_attention_3(str(path)), FlashAttention3Op)
+
+
+def test_file_is_refused_with_what_it_registers_when_it_is_another_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept: list[Any] = []
+
+    def load(_path: Path) -> None:
+        untyped: Any = torch.library.Library
+        kept.append(untyped("of_another_library", "FRAGMENT"))
+        kept[0].define("varlen(Tensor q) -> Tensor")
+
+    path = tmp_path / "other.so"
+    path.touch()
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    with pytest.raises(FlashAttention3Missing, match=r"no operator fwd; .* as of_another_library:"):
+        load_flash_attention_3(str(path))
 
 
 def test_file_is_named_when_it_is_no_library(tmp_path: Path) -> None:

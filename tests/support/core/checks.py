@@ -8,6 +8,7 @@ import numpy as np
 
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import (
@@ -18,7 +19,6 @@ from scheduler_service.core.request import (
     SequenceStatus,
 )
 from scheduler_service.core.sampling_params import ID_BYTES
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.new_rows_codec import encode_params
 from tests.support.fakes.fake_runner import FakeRunner
 
@@ -29,7 +29,7 @@ _STATUS_OF_REQUEST = {
 }
 
 
-def check_core(scheduler: Scheduler) -> None:
+def check_core(scheduler: Engine) -> None:
     """Blocks, rows, requests and sequences agree with each other."""
     placement = scheduler.placement
     check_blocks(placement)
@@ -229,7 +229,7 @@ def check_rows(placement: Placement) -> None:
 
 
 def check_plan(
-    plan: StepPlan, swapped_before: set[Request], scheduler: Scheduler, config: SchedulerConfig
+    plan: StepPlan, swapped_before: set[Request], scheduler: Engine, config: SchedulerConfig
 ) -> None:
     """A step keeps to its limits; `swapped_before`: who was swapped before it was planned."""
     placement = scheduler.placement
@@ -247,7 +247,7 @@ def check_plan(
 # -- charges ---------------------------------------------------------------------------------------
 
 
-def lengths_of(scheduler: Scheduler) -> dict[Sequence, int]:
+def lengths_of(scheduler: Engine) -> dict[Sequence, int]:
     """Known tokens of all sequences."""
     placement = scheduler.placement
     return {
@@ -258,13 +258,13 @@ def lengths_of(scheduler: Scheduler) -> dict[Sequence, int]:
 
 
 def check_charges(
-    scheduler: Scheduler, lengths: dict[Sequence, int], num_sampled: Counter[str]
+    scheduler: Engine, lengths: dict[Sequence, int], num_sampled: Counter[str]
 ) -> None:
     """Each tenant is charged for as many tokens as its sequences got since `lengths_of`.
 
     A beam search is charged for the tokens of all beams, of which it does not keep all.
     """
-    if not scheduler.queue.charges_outputs:
+    if not scheduler.placement.queue.charges_outputs:
         assert not num_sampled
         return
     known_tokens, num_gained = scheduler.placement.known_tokens, Counter[str]()

@@ -11,8 +11,8 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import RowStatus, StepEvents, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import DEFAULT_SCHEDULING, Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.tally import PreemptionCause
+from tests.support.core.engine_with_queue import EngineWithQueue
 
 VOCAB_SIZE = 100
 EOS = 99
@@ -42,7 +42,7 @@ class CoreDriver:
 
     def __init__(self, sample: Callable[[], int] = lambda: 7, **config: object) -> None:
         self.config = make_config(**config)
-        self.core = Scheduler(self.config)
+        self.core = EngineWithQueue(self.config)
         self.sample = sample
         self.in_flight: list[StepPlan] = []
         self.num_requests = 0

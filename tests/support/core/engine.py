@@ -13,10 +13,10 @@ from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request, ScoredToken
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.checks import check_charges, check_plan, lengths_of
+from tests.support.core.engine_with_queue import EngineWithQueue
 from tests.support.core.in_process import SCHEDULER_EPOCH, executor_info
 from tests.support.core.plan_executor import InjectedFailure
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
@@ -92,7 +92,7 @@ class CoreEngine(Generic[Message]):
         self.config = config
         self.runner = runner
         self.depth = depth
-        self.scheduler = Scheduler(config)
+        self.scheduler = EngineWithQueue(config)
         self.in_flight: deque[tuple[StepPlan, Message]] = deque()
         self.deliveries: dict[int, Delivery] = {}
         self.num_steps = 0

@@ -13,10 +13,10 @@ from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import Request
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.core.engine_with_queue import EngineWithQueue
 
 SCHEDULER_EPOCH = 7
 
@@ -36,7 +36,7 @@ class InProcessEngine:
         depth: int,
         preempt_at: frozenset[int] = frozenset(),
     ) -> None:
-        self.scheduler = Scheduler(config)
+        self.scheduler = EngineWithQueue(config)
         self.executor = StepExecutor(executor_info(config, epoch), runner)
         self.epoch = epoch
         self.depth = depth

@@ -10,8 +10,8 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
 from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.core.engine_with_queue import EngineWithQueue
 from tests.support.core.in_process import InProcessEngine
 from tests.support.models.model_pair import MAX_MODEL_LEN, ModelPair
 
@@ -19,7 +19,7 @@ _EPOCH = 11
 _US_PER_TOKEN = 1000
 
 
-class ObservedScheduler(Scheduler):
+class ObservedScheduler(EngineWithQueue):
     """`num_swapped_out`: requests, not blocks. `max_blocks_in_use`: most at the end of a step."""
 
     def __init__(self, config: SchedulerConfig) -> None:

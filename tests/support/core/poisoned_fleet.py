@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.fleet.executor_losses import RETURN_NS, Loss, LossCause
-from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.quarantine import Quarantine
 from tests.support.core.clients import Client
 from tests.support.core.driver import make_config
@@ -224,7 +224,7 @@ class PoisonedFleet:
 
     def _dispatch(self) -> None:
         """Gives all that wait to executors that are there, isolated ones first."""
-        engines: dict[Host, CoreEngine[StepPlan]] = {e.scheduler: e for e in self.living}
+        engines: dict[Engine, CoreEngine[StepPlan]] = {e.scheduler: e for e in self.living}
         for request_id, host in self.quarantine.to_recall(list(engines), self.now_ns):
             moved = engines[host].scheduler.withdraw(request_id)
             assert moved is not None

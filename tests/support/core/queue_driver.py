@@ -47,6 +47,7 @@ def admit_next(queue: WaitingQueue, num_uncached_tokens: int = 1) -> Request:
     """Lets the first candidate run; returns it."""
     request = next(queue.candidates())
     queue.begun(request, num_uncached_tokens)
+    assert queue.take_begun()[-1] is request
     return request
 
 

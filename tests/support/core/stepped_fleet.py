@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from scheduler_service.callers.admission import Admission
 from scheduler_service.config import ClusterConfig
@@ -65,11 +65,16 @@ class Fleet:
         await self.cluster.join(machine.info)
         await turns()
 
-    def submit(self, *handles: int, scheduling: SchedulingParams = NO_WISHES) -> None:
+    def submit(
+        self,
+        *handles: int,
+        scheduling: SchedulingParams = NO_WISHES,
+        logit_bias: Mapping[int, float] | None = None,
+    ) -> None:
         """Requests r1, r2 and so on, by handle, each with a prompt of its own."""
         for handle in handles:
             name = RequestName(f"r{handle}")
-            params = SamplingParams(max_tokens=MAX_TOKENS)
+            params = SamplingParams(max_tokens=MAX_TOKENS, logit_bias=logit_bias or {})
             request = Request.create(
                 name.key, [handle], params, arrival=handle, seed=handle, scheduling=scheduling
             )

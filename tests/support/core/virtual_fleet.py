@@ -1,6 +1,6 @@
-"""An open load on several cores with one queue before them, in virtual time.
+"""An open load on several executors behind the scheduler, in virtual time.
 
-The same as `virtual_load`, for a fleet: decisions are those of the queue and of the cores together.
+The same as `virtual_load`, for a fleet: the scheduler itself decides, without an event loop.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepPlan
+from scheduler_service.core.config import FleetConfig, SchedulerConfig
+from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.fleet.fleet_queue import FleetQueue
-from scheduler_service.fleet.host_state import Host
+from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.scheduler import Scheduler
+from splitserve_rpc.domain_error import DomainError
 from tests.support.core.virtual_load import Arrival, Fate, StepCosts, outcome_of
 
 
 @dataclass(slots=True, eq=False)
 class _Executor:
-    """A core, and the steps in flight with the time at which each is done."""
+    """What steps take, and the steps in flight with the time at which each is done."""
 
-    core: Scheduler
+    address: str
     costs: StepCosts
     in_flight: deque[tuple[StepPlan, int]] = field(default_factory=deque)
 
@@ -35,15 +35,24 @@ class VirtualFleet:
     """Executors of these costs, and a queue that takes `max_num_waiting` requests for each."""
 
     def __init__(self, config: SchedulerConfig, costs: list[StepCosts], depth: int = 2) -> None:
-        self._executors = [_Executor(Scheduler(config), each) for each in costs]
-        self._by_core: dict[Host, _Executor] = {each.core: each for each in self._executors}
-        self._depth = depth
-        self._queue = FleetQueue(config.queue_policy, config.tenant_weights)
-        self._num_places = config.max_num_waiting * len(costs)
+        self.scheduler = Scheduler(
+            FleetConfig(
+                queue_policy=config.queue_policy,
+                tenant_weights=config.tenant_weights,
+                max_num_waiting=config.max_num_waiting,
+            )
+        )
+        self._executors: dict[str, _Executor] = {}
         self._now_us = 0
+        self._wakes_us: int | None = None
         self._fates: list[Fate] = []
         # When a step is done, and whose.
-        self._done: list[tuple[int, int]] = []
+        self._done: list[tuple[int, str]] = []
+        for number, each in enumerate(costs):
+            address = f"executor:{number}"
+            self._executors[address] = _Executor(address, each)
+            self._handle(events.ExecutorJoined(address, 1, config, depth))
+            self._handle(events.ExecutorConnected(address))
 
     def run(self, arrivals: Iterable[Arrival], until_us: int) -> list[Fate]:
         """What became of these requests by `until_us`, in the order of their arrival."""
@@ -52,6 +61,7 @@ class VirtualFleet:
         while True:
             next_us = [fate.arrival.at_us for fate in self._fates[num_arrived : num_arrived + 1]]
             next_us += [at_us for at_us, _ in self._done[:1]]
+            next_us += [] if self._wakes_us is None else [max(self._wakes_us, self._now_us)]
             if not next_us or min(next_us) > until_us:
                 return self._fates
             self._now_us = min(next_us)
@@ -63,6 +73,9 @@ class VirtualFleet:
             ):
                 self._add(num_arrived)
                 num_arrived += 1
+            if self._wakes_us is not None and self._wakes_us <= self._now_us:
+                self._wakes_us = None
+                self._handle(events.Tick())
 
     def _add(self, number: int) -> None:
         arrival = self._fates[number].arrival
@@ -79,51 +92,43 @@ class VirtualFleet:
             scheduling=SchedulingParams(tenant=arrival.tenant),
         )
         request.client_key = number
-        if self._queue.has_place(request, self._num_places):
-            self._queue.push(request)
-            self._dispatch([])
-
-    def _dispatch(self, changed: list[Host]) -> None:
-        """Gives requests to cores, which then plan steps if they have none to wait for."""
-        cores, given = list(self._by_core), dict[Host, None]()
-        now_ns = self._now_us * 1000
-        for request, host, _ in self._queue.dispatch(now_ns, cores, changed, self._take_back):
-            core = self._by_core[host].core
-            core.tick(now_ns)
-            core.readmit(request)
-            given[host] = None
-        for host in given:
-            if host not in changed:
-                self._fill(self._by_core[host])
-
-    def _take_back(self, host: Host, request_id: str) -> None:
-        request = self._by_core[host].core.withdraw(request_id)
-        assert request is not None
-        self._queue.push(request)
-
-    def _fill(self, executor: _Executor) -> None:
-        core, in_flight = executor.core, executor.in_flight
-        while len(in_flight) < self._depth:
-            self._dispatch([core])
-            core.tick(self._now_us * 1000)
-            if (plan := core.schedule()) is None:
-                return
-            starts_us = in_flight[-1][1] if in_flight else self._now_us
-            done_us = starts_us + executor.costs.of(plan)
-            in_flight.append((plan, done_us))
-            heappush(self._done, (done_us, self._executors.index(executor)))
+        try:
+            self.scheduler.check(request)
+        except DomainError:
+            return
+        self._handle(events.RequestSubmitted(request))
 
     def _answer(self, executor: _Executor) -> None:
         plan, _ = executor.in_flight.popleft()
-        executor.core.tick(self._now_us * 1000)
-        events = executor.core.apply(outcome_of(plan, executor.costs))
-        self._queue.charge(events.num_sampled)
-        for number in events.client_keys.tolist():
+        outcome = outcome_of(plan, executor.costs)
+        self._handle(events.StepCompleted(executor.address, outcome))
+
+    def _handle(self, event: events.Event) -> None:
+        for effect in self.scheduler.handle(event, self._now_us * 1000):
+            match effect:
+                case effects.SendStep(address, plan):
+                    self._send(self._executors[address], plan)
+                case effects.DeliverTokens(told):
+                    self._deliver(told)
+                case effects.WakeAt(at_ns):
+                    self._wakes_us = None if at_ns is None else -(-at_ns // 1000)
+
+    def _send(self, executor: _Executor, plan: StepPlan) -> None:
+        in_flight = executor.in_flight
+        starts_us = in_flight[-1][1] if in_flight else self._now_us
+        done_us = starts_us + executor.costs.of(plan)
+        in_flight.append((plan, done_us))
+        heappush(self._done, (done_us, executor.address))
+
+    def _deliver(self, told: StepEvents) -> None:
+        for number in told.client_keys.tolist():
             fate = self._fates[number]
             if fate.first_token_us is None:
                 fate.first_token_us = self._now_us
-        for sequences in events.finished:
-            fate = self._fates[sequences.client_key]
-            fate.finished_us, fate.num_preemptions = self._now_us, sequences.num_preemptions
-            self._queue.forget(sequences.request_id)
-        self._fill(executor)
+        for event in told.tokens:
+            fate = self._fates[event.sequence.request.client_key]
+            if fate.first_token_us is None:
+                fate.first_token_us = self._now_us
+        for request in told.finished:
+            fate = self._fates[request.client_key]
+            fate.finished_us, fate.num_preemptions = self._now_us, request.num_preemptions

@@ -16,10 +16,10 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
 from splitserve_rpc.domain_error import DomainError
+from tests.support.core.engine_with_queue import EngineWithQueue
 
-_SAMPLED = 7
+SAMPLED = 7
 _FIRST_PROMPT_TOKEN = 10
 
 
@@ -67,7 +67,7 @@ class Fate:
 
 def outcome_of(plan: StepPlan, costs: StepCosts) -> StepOutcome:
     """The answer of an executor that takes so long."""
-    token_ids = np.full(len(plan.work.row_ids), _SAMPLED, np.int32)
+    token_ids = np.full(len(plan.work.row_ids), SAMPLED, np.int32)
     if plan.work.samples is not None:
         token_ids[~plan.work.samples] = -1
     return StepOutcome(plan.step_id, StepStatus.OK, token_ids, compute_us=costs.of(plan))
@@ -112,7 +112,7 @@ class VirtualLoad:
 
     def run(self, arrivals: Iterable[Arrival], until_us: int) -> list[Fate]:
         """What became of these requests by `until_us`, in the order of their arrival."""
-        core, in_flight = Scheduler(self.config), deque[tuple[StepPlan, int]]()
+        core, in_flight = EngineWithQueue(self.config), deque[tuple[StepPlan, int]]()
         fates = [Fate(arrival) for arrival in sorted(arrivals, key=lambda each: each.at_us)]
         now_us, num_arrived = 0, 0
         while True:
@@ -131,14 +131,16 @@ class VirtualLoad:
                 num_arrived += 1
 
     def _plan_steps(
-        self, core: Scheduler, in_flight: deque[tuple[StepPlan, int]], now_us: int
+        self, core: EngineWithQueue, in_flight: deque[tuple[StepPlan, int]], now_us: int
     ) -> None:
         while len(in_flight) < self.depth and (plan := core.schedule()) is not None:
             starts_us = in_flight[-1][1] if in_flight else now_us
             in_flight.append((plan, starts_us + self.costs.of(plan)))
             self.num_steps += 1
 
-    def _answer(self, core: Scheduler, plan: StepPlan, now_us: int, fates: Sequence[Fate]) -> None:
+    def _answer(
+        self, core: EngineWithQueue, plan: StepPlan, now_us: int, fates: Sequence[Fate]
+    ) -> None:
         events = core.apply(outcome_of(plan, self.costs))
         for number in events.client_keys.tolist():
             if fates[number].first_token_us is None:
@@ -147,7 +149,7 @@ class VirtualLoad:
             fate = fates[request.client_key]
             fate.finished_us, fate.num_preemptions = now_us, request.num_preemptions
 
-    def _add(self, core: Scheduler, number: int, fate: Fate) -> None:
+    def _add(self, core: EngineWithQueue, number: int, fate: Fate) -> None:
         arrival = fate.arrival
         # No two prompts begin alike.
         prompt = np.full(arrival.num_prompt_tokens, _FIRST_PROMPT_TOKEN, np.int32)

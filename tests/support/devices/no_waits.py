@@ -22,6 +22,8 @@ _READS_ON_HOST = (
     "unique",
     "equal",
 )
+# Of a number of the host, which torch copies to the device and waits for.
+_ASSIGNMENTS = ("index_put", "index_put_")
 _METHODS = ("cpu", "numpy", "tolist", "item", "__bool__", "__index__", "__int__", "__float__")
 
 
@@ -34,7 +36,7 @@ class _NoReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, _types: object, args: Any = (), kwargs: Any = None
     ) -> object:
         name = func.name().removeprefix("aten::").split(".")[0]
-        if name in _READS_ON_HOST:
+        if name in _READS_ON_HOST or (name in _ASSIGNMENTS and args[2].dim() == 0):
             raise WaitedForDevice(func.name())
         return func(*args, **(kwargs or {}))
 

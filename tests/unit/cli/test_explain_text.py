@@ -8,7 +8,7 @@ import pytest
 
 from scheduler_service.assignment import AssignedFor
 from scheduler_service.core.admission_blocker import AdmissionBlocker
-from scheduler_service.fleet import hindrances
+from scheduler_service.scheduler import routing
 from scheduler_service.scheduler.effects import AcquittalReason, MoveReason
 from splitserve_cli.explain_text import describe_explanation, describe_queue, summary
 from splitserve_cli.explain_words import because, details_of, seconds
@@ -165,7 +165,7 @@ def test_given_says_why_this_executor_with_the_numbers_that_were_compared() -> N
 def test_every_reason_of_the_scheduler_has_its_words() -> None:
     for why in AssignedFor:
         assert why.value not in details_of(event(0, "given", "e0", why.value))
-    for reason in (*AdmissionBlocker, *hindrances.Obstacle, *MoveReason, *AcquittalReason):
+    for reason in (*AdmissionBlocker, *routing.Obstacle, *MoveReason, *AcquittalReason):
         assert because(reason.value, "e0") != reason.value
 
 

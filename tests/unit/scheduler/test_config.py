@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.config import FleetConfig
+from scheduler_service.scheduler.scheduler import Scheduler
 from tests.support.core.driver import make_config
 
 
@@ -35,13 +36,13 @@ def test_config_names_field_value_and_least_when_out_of_range(
 
 def test_scheduler_refuses_when_the_queue_policy_is_unknown() -> None:
     with pytest.raises(ValueError, match="queue_policy is 'lifo'; allowed: fcfs"):
-        Scheduler(make_config(queue_policy="lifo"))
+        Scheduler(FleetConfig(queue_policy="lifo"))
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
 def test_scheduler_refuses_when_a_weight_is_not_positive(weight: float) -> None:
     with pytest.raises(ValueError, match=r"tenant_weights\['a'\]"):
-        Scheduler(make_config(queue_policy="fair", tenant_weights={"a": weight}))
+        Scheduler(FleetConfig(queue_policy="fair", tenant_weights={"a": weight}))
 
 
 @pytest.mark.parametrize(("max_model_len", "num_blocks", "length"), [(30, 8, 30), (40, 8, 32)])

@@ -23,7 +23,7 @@ from scheduler_service.scheduler.effects import Effect
 from scheduler_service.scheduler.events import Event
 from scheduler_service.streams.sinks import RequestSink
 from splitserve_rpc.json_lines import JsonFormatter
-from tests.support.core.machines import Machine
+from tests.support.core.machines import VOCAB_SIZE, Machine
 from tests.support.core.pure_fleet import Broken
 from tests.support.core.stepped_fleet import Fleet, turns
 
@@ -50,11 +50,11 @@ async def test_request_in_quarantine_ends_at_its_deadline_when_no_executor_is_th
     await fleet.cluster.drain(0)
 
 
-async def test_parameters_are_encoded_before_the_first_step_of_their_request() -> None:
+async def test_long_parameters_are_encoded_before_the_first_step_of_their_request() -> None:
     fleet = Fleet()
-    machine = Machine("executor:1")
-    await fleet.join(machine)
-    fleet.submit(1)
+    for number in (1, 2):
+        await fleet.join(Machine(f"executor:{number}"))
+    fleet.submit(1, logit_bias=dict.fromkeys(range(VOCAB_SIZE), 1.0))
     place = fleet.cluster.scheduler.places["r1"]
     assert place.request.params_set.encoded is not None
     assert not fleet.cluster.scheduler.is_computing
@@ -69,7 +69,7 @@ async def test_log_names_the_call_and_the_address_when_an_engine_fails(
     Broken(monkeypatch, RowColumns, "plan_work")
     fleet.submit(1)
     await turns()
-    assert "core_invariant_broken address=executor:1 call=schedule journal=" in caplog.text
+    assert "core_invariant_broken address=executor:1 call=plan_step journal=" in caplog.text
     assert "block 3 freed twice" in caplog.text
     assert "executor_lost address=executor:1 num_requests=1" in caplog.text
     assert fleet.cluster.executors == []

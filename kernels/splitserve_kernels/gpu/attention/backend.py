@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from splitserve_kernels.gpu.attention.paged_decode import paged_decode
-from splitserve_kernels.gpu.attention.paged_prefill import paged_prefill
+from splitserve_kernels.gpu.attention.paged_decode import paged_decode, paged_split_prefill
+from splitserve_kernels.gpu.attention.paged_prefill import leaves_room, paged_prefill
 from splitserve_kernels.gpu.head_tiles import with_dense_heads
 from splitserve_kernels.gpu.kv_write import kv_write
 from splitserve_kernels.gpu.layer_pools import LayerPools
@@ -56,5 +56,6 @@ def paged_attention(
         return output
     # A decode that took part in a tile of prompts would have all its keys read by one program.
     paged_decode(query, pools, batch, options, output, num_rows=batch.num_decodes)
-    paged_prefill(query, pools, batch, options, output, first_row=batch.num_decodes)
+    attend = paged_split_prefill if leaves_room(query, pools, batch, options) else paged_prefill
+    attend(query, pools, batch, options, output, first_row=batch.num_decodes)
     return output

@@ -5,6 +5,7 @@ Needs neither it nor Triton. All that a source has to do is to register operator
 
 from __future__ import annotations
 
+import functools
 import importlib
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,25 @@ def _of_hub() -> Any:  # noqa: ANN401
 def _of_file(path: Path) -> Any:  # noqa: ANN401
     if not path.is_file():
         raise FlashAttention3Missing(f"flash-attn 3: there is no file {path}")
+    registered = _registered_by(path.resolve())
+    # Loaded by somebody else before, it registers nothing now; then its name or its folder tells.
+    for name in registered or (path.name.split(".")[0], path.parent.name, _NAMESPACE):
+        if name.isidentifier() and hasattr(getattr(torch.ops, name), "fwd"):
+            return getattr(torch.ops, name)
+    raise FlashAttention3Missing(
+        f"flash-attn 3: {path} registers no operator fwd; it registers operators as"
+        f" {', '.join(registered) or 'nothing'}: not a build of flash-attn 3"
+    )
+
+
+@functools.cache
+def _registered_by(path: Path) -> tuple[str, ...]:
+    """Loads the library at `path` and returns the namespaces of the operators that it registers.
+
+    Cached, since a library registers its operators only when a process loads it for the first time.
+    Raises FlashAttention3Missing.
+    """
+    before = _namespaces()
     untyped: Any = torch.ops
     try:
         untyped.load_library(path)
@@ -100,15 +120,13 @@ def _of_file(path: Path) -> Any:  # noqa: ANN401
         raise FlashAttention3Missing(
             f"flash-attn 3: {path} cannot be loaded: {_first_line(error)}"
         ) from error
-    # A library is named for its namespace, or lies in a package that is.
-    names = (path.name.split(".")[0], path.parent.name, _NAMESPACE)
-    namespaces = [getattr(torch.ops, name) for name in names if name.isidentifier()]
-    found = next((each for each in namespaces if hasattr(each, "fwd")), None)
-    if found is None:
-        raise FlashAttention3Missing(
-            f"flash-attn 3: {path} registers no operator fwd as {', '.join(names)}"
-        )
-    return found
+    return tuple(sorted(_namespaces() - before))
+
+
+def _namespaces() -> set[str]:
+    """Namespaces of all operators that torch has."""
+    names: list[str] = torch._C._dispatch_get_all_op_names()
+    return {name.partition("::")[0] for name in names}
 
 
 def _first_line(error: Exception) -> str:

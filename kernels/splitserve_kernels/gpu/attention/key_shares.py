@@ -1,14 +1,16 @@
-"""Which keys a program of a decode attends to: all programs get equally many, whoever's they are.
+"""Which keys a program attends to: all programs get equally many, whoever's they are.
 
 The keys that the rows of a batch have in sight are laid end to end, in tiles; a row begins a tile.
-Program p has the p-th of as many equal parts as there are programs. So one long row among short
-ones is shared by many programs, a program has several short rows, and the device is full whatever
-the lengths are. Each program, and whoever puts its sums together, finds its rows by itself from
-what lies on the device: nothing that is launched depends on the lengths, and a CUDA graph that is
-replayed for other rows shares their keys anew. Source: Sanovar et al., "Lean Attention", 2024,
-section 4; Osama et al., "Stream-K", PPoPP 2023.
+A row with more new tokens than a tile of queries holds is there once for each of its tiles of
+queries, each time with all the keys that its last token sees. Program p has the p-th of as many
+equal parts as there are programs. So one long row among short ones is shared by many programs, a
+program has several short rows, and the device is full whatever the lengths are. Each program, and
+whoever puts its sums together, finds its rows by itself from what lies on the device: nothing that
+is launched depends on the lengths, and a CUDA graph that is replayed for other rows shares their
+keys anew. Source: Sanovar et al., "Lean Attention", 2024, section 4; Osama et al., "Stream-K",
+PPoPP 2023.
 
-Shape letters: R rows.
+Shape letters: R rows, Q tokens of a tile of queries.
 """
 
 # Capital letters: what is known when a kernel is compiled.
@@ -22,6 +24,29 @@ import triton.language as tl
 # Fewer tiles are not worth a program: it costs a microsecond or two until the first keys come.
 MIN_TILES = tl.constexpr(2)
 _ROWS_AT_A_TIME = tl.constexpr(512)
+_QUERY_ROWS_AT_A_TIME = tl.constexpr(128)
+
+
+@triton.jit
+def key_tiles_in_sight(
+    rows: tl.tensor,
+    num_rows: tl.tensor,
+    num_computed_tokens: tl.tensor,
+    query_starts: tl.tensor,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+) -> tl.tensor:
+    """Tiles of keys that each of `rows` attends to, and its new tokens; 0 beyond the last row.
+
+    A row without a token has no tile.
+    """
+    is_row = rows < num_rows
+    starts = tl.load(query_starts + rows, mask=is_row, other=0)
+    num_new = tl.load(query_starts + rows + 1, mask=is_row, other=0) - starts
+    behind = tl.load(num_computed_tokens + rows, mask=is_row, other=0)
+    if WINDOW > 0:
+        behind = tl.minimum(behind, WINDOW - 1)
+    return tl.where(num_new > 0, tl.cdiv(behind + num_new, BLOCK_N), 0), num_new
 
 
 @triton.jit
@@ -30,17 +55,15 @@ def tiles_in_sight(
     num_rows: tl.tensor,
     num_computed_tokens: tl.tensor,
     query_starts: tl.tensor,
+    BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
-    """Tiles of keys that each of `rows` attends to; 0 beyond the last row and without a token."""
-    is_row = rows < num_rows
-    starts = tl.load(query_starts + rows, mask=is_row, other=0)
-    ends = tl.load(query_starts + rows + 1, mask=is_row, other=0)
-    in_sight = tl.load(num_computed_tokens + rows, mask=is_row, other=0) + 1
-    if WINDOW > 0:
-        in_sight = tl.minimum(in_sight, WINDOW)
-    return tl.where(starts < ends, tl.cdiv(in_sight, BLOCK_N), 0)
+    """Tiles of keys of each of `rows`, over all its tiles of queries."""
+    key_tiles, num_new = key_tiles_in_sight(
+        rows, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
+    )
+    return key_tiles * tl.cdiv(num_new, BLOCK_Q)
 
 
 @triton.jit
@@ -49,6 +72,7 @@ def first_tile_of_row(
     num_rows: tl.tensor,
     num_computed_tokens: tl.tensor,
     query_starts: tl.tensor,
+    BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
@@ -56,7 +80,9 @@ def first_tile_of_row(
     row_tile = 0
     for first in range(0, num_rows, _ROWS_AT_A_TIME):
         rows = first + tl.arange(0, _ROWS_AT_A_TIME)
-        tiles = tiles_in_sight(rows, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW)
+        tiles = tiles_in_sight(
+            rows, num_rows, num_computed_tokens, query_starts, BLOCK_Q, BLOCK_N, WINDOW
+        )
         row_tile += tl.sum(tl.where(rows < row, tiles, 0), 0)
     return row_tile
 
@@ -67,13 +93,14 @@ def tiles_of_a_program(
     num_rows: tl.tensor,
     num_computed_tokens: tl.tensor,
     query_starts: tl.tensor,
+    BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
     """Tiles of each program, and of all rows; the last program may have fewer, or none."""
     # As if there were one more row.
     num_tiles = first_tile_of_row(
-        num_rows, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
+        num_rows, num_rows, num_computed_tokens, query_starts, BLOCK_Q, BLOCK_N, WINDOW
     )
     return tl.maximum(tl.cdiv(num_tiles, num_programs), MIN_TILES), num_tiles
 
@@ -84,6 +111,7 @@ def row_of_tile(
     num_rows: tl.tensor,
     num_computed_tokens: tl.tensor,
     query_starts: tl.tensor,
+    BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
@@ -93,10 +121,74 @@ def row_of_tile(
     num_before = 0
     for first in range(0, num_rows, _ROWS_AT_A_TIME):
         rows = first + tl.arange(0, _ROWS_AT_A_TIME)
-        tiles = tiles_in_sight(rows, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW)
+        tiles = tiles_in_sight(
+            rows, num_rows, num_computed_tokens, query_starts, BLOCK_Q, BLOCK_N, WINDOW
+        )
         ends = num_before + tl.cumsum(tiles, 0)
         is_before = (ends <= tile) & (rows < num_rows)
         row += tl.sum(is_before.to(tl.int32), 0)
         row_tile = tl.maximum(row_tile, tl.max(tl.where(is_before, ends, 0), 0))
         num_before += tl.sum(tiles, 0)
     return row, row_tile
+
+
+@triton.jit
+def row_of_token(query_starts: tl.tensor, num_rows: tl.tensor, token: tl.tensor) -> tl.tensor:
+    """The row that `token` belongs to, or the last if it comes behind all; -1 before all."""
+    num_before = 0
+    for first in range(0, num_rows, _QUERY_ROWS_AT_A_TIME):
+        rows = first + tl.arange(0, _QUERY_ROWS_AT_A_TIME)
+        starts = tl.load(query_starts + rows, mask=rows < num_rows, other=0)
+        num_before += tl.sum(((rows < num_rows) & (starts <= token)).to(tl.int32), 0)
+    return num_before - 1
+
+
+@triton.jit
+def place_in_row(
+    tile: tl.tensor, num_key_tiles: tl.tensor, IS_DECODE: tl.constexpr, BLOCK_Q: tl.constexpr
+) -> tl.tensor:
+    """Of the `tile`-th tile of a row: its tile of keys, and the first token of its queries."""
+    key_tile = tile
+    first_token = 0
+    if not IS_DECODE:
+        key_tile = tile % num_key_tiles
+        first_token = tile // num_key_tiles * BLOCK_Q
+    return key_tile, first_token
+
+
+@triton.jit
+def keys_of_share(
+    begin: tl.tensor,
+    stop: tl.tensor,
+    num_computed: tl.tensor,
+    first_token: tl.tensor,
+    num_new: tl.tensor,
+    IS_DECODE: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+) -> tl.tensor:
+    """Positions that a tile of queries sees in the tiles of keys `begin` .. `stop` - 1 of its row.
+
+    The tile begins with the `first_token`-th of `num_new` tokens. Returns the first position, one
+    up to which all its queries see all keys, and the end.
+    """
+    first = num_computed * 0
+    if WINDOW > 0:
+        first = tl.maximum(num_computed - WINDOW + 1, 0)
+    position = num_computed + first_token
+    start = first + begin * BLOCK_N
+    end = num_computed + 1
+    seam = start
+    if not IS_DECODE:
+        end = num_computed + tl.minimum(first_token + BLOCK_Q, num_new)
+    end = tl.minimum(first + stop * BLOCK_N, end)
+    if not IS_DECODE:
+        if WINDOW > 0:
+            # Keys behind the window of all these queries are of use to a tile before.
+            behind = tl.maximum(position - WINDOW + 1, 0) - first
+            start = tl.maximum(start, first + behind // BLOCK_N * BLOCK_N)
+            seam = start
+        else:
+            seam = tl.minimum(tl.maximum((position + 1) // BLOCK_N * BLOCK_N, start), end)
+    return start, seam, end

@@ -1,13 +1,15 @@
-"""Paged attention of rows with one new token each: all programs have equally many keys.
+"""Paged attention of few queries: all programs have equally many keys, whoever's they are.
 
-A program may have some keys of a row only. Then it leaves an unnormalised sum, its softmax total
-and its largest score, and a second kernel merges those of the row; what one program saw whole it
-finishes itself. Sources: Dao et al., "Flash-Decoding for long-context inference", 2023; Kwon et
-al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023;
-of the shares, `key_shares`.
+A program may have some keys of a tile of queries only. Then it leaves an unnormalised sum, its
+softmax total and its largest score, and a second kernel merges those of the tile; what one program
+saw whole it finishes itself. So a decode, or a few new tokens, behind a long context is computed by
+as many programs as the device runs. Sources: Dao et al., "Flash-Decoding for long-context
+inference", 2023; Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+PagedAttention", SOSP 2023; of the shares, `key_shares`.
 
 Shape letters: R rows, T tokens over all rows, H query heads, G key/value heads, D size of a query
-or key head, E size of a value head, P programs of a key/value head, M heads of a tile, padded.
+or key head, E size of a value head, P programs of a key/value head, M queries of a tile, padded:
+Q tokens times heads of a group.
 """
 
 # Capital letters: what is known when a kernel is compiled.
@@ -20,19 +22,27 @@ import triton.language as tl
 from torch import Tensor
 
 from splitserve_kernels.gpu.attention.key_shares import (
+    key_tiles_in_sight,
+    keys_of_share,
+    place_in_row,
     row_of_tile,
-    tiles_in_sight,
     tiles_of_a_program,
 )
-from splitserve_kernels.gpu.attention.occupancy import num_programs_at_once
-from splitserve_kernels.gpu.attention.share_merge import ShareSums, merge_shares
-from splitserve_kernels.gpu.attention.tile_sizes import decode_tile_sizes
+from splitserve_kernels.gpu.attention.occupancy import compute_capability, num_programs_at_once
+from splitserve_kernels.gpu.attention.share_merge import SharedRows, ShareSums, merge_shares
+from splitserve_kernels.gpu.attention.tile_sizes import (
+    TileSizes,
+    decode_tile_sizes,
+    prefill_tile_sizes,
+)
 from splitserve_kernels.gpu.attention.tiles import (
     LOG2_E,
+    AttentionConstants,
     attend_to_keys,
     attention_constants,
     score_scale,
 )
+from splitserve_kernels.gpu.integers import ceil_div
 from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 
@@ -60,11 +70,52 @@ def paged_decode(
         return
     constants = attention_constants(query, pools, options)
     sizes = decode_tile_sizes(constants)
-    num_head_tiles = triton.cdiv(constants["GROUP"], sizes.num_heads)
+    rows = SharedRows(0, num_rows, block_q=1, is_decode=True)
+    _attend(query, pools, batch, options, output, constants, sizes, rows, num_programs)
+
+
+def paged_split_prefill(
+    query: Tensor,
+    pools: LayerPools,
+    batch: PagedBatch,
+    options: AttentionOptions,
+    output: Tensor,
+    *,
+    first_row: int = 0,
+    num_programs: int | None = None,
+) -> None:
+    """The same for the rows from `first_row` on, of any number of new tokens; as `paged_prefill`.
+
+    Better than that where its tiles of queries are fewer than the device has room for.
+    """
+    num_rows, num_tokens = batch.num_rows - first_row, query.shape[0]
+    if num_rows == 0 or num_tokens == 0:
+        return
+    constants = attention_constants(query, pools, options)
+    sizes = prefill_tile_sizes(
+        constants, batch.max_num_new_tokens, compute_capability(query.device)
+    )
+    block_q = sizes.num_queries // sizes.num_heads
+    rows = SharedRows(first_row, num_rows, block_q)
+    _attend(query, pools, batch, options, output, constants, sizes, rows, num_programs)
+
+
+def _attend(
+    query: Tensor,
+    pools: LayerPools,
+    batch: PagedBatch,
+    options: AttentionOptions,
+    output: Tensor,
+    constants: AttentionConstants,
+    sizes: TileSizes,
+    rows: SharedRows,
+    num_programs: int | None,
+) -> None:
+    num_head_tiles = ceil_div(constants["GROUP"], sizes.num_heads)
     if num_programs is None:
         at_once = num_programs_at_once(query.device, constants, sizes)
         num_programs = max(1, at_once // (pools.num_kv_heads * num_head_tiles))
-    sums = ShareSums.empty(num_programs, output)
+    sums = ShareSums.empty(num_programs, rows.block_q, output)
     _decode_kernel[(num_programs, pools.num_kv_heads * num_head_tiles)](
         query,
         pools.key,
@@ -79,13 +130,16 @@ def paged_decode(
         sums.total,
         score_scale(pools, options),
         float(pools.scales.value),
-        num_rows,
+        rows.first_row,
+        rows.num_rows,
         query.stride(0),
         query.stride(1),
         pools.key.stride(0),
         pools.value.stride(0),
         batch.block_tables.stride(0),
+        IS_DECODE=rows.is_decode,
         BLOCK_M=sizes.num_queries,
+        BLOCK_Q=rows.block_q,
         HEADS=sizes.num_heads,
         HEAD_TILES=num_head_tiles,
         BLOCK_N=sizes.num_keys,
@@ -98,13 +152,13 @@ def paged_decode(
         batch,
         output,
         pools.scales.value,
-        num_rows=num_rows,
+        rows=rows,
         tile_size=sizes.num_keys,
         window=options.sliding_window,
     )
 
 
-@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+@triton.jit(do_not_specialize=["first_row", "num_rows", "table_stride"])
 def _decode_kernel(
     query: tl.tensor,
     key_pool: tl.tensor,
@@ -119,13 +173,16 @@ def _decode_kernel(
     total_of_parts: tl.tensor,
     score_scale: tl.tensor,
     value_scale: tl.tensor,
+    first_row: tl.tensor,
     num_rows: tl.tensor,
     query_token_stride: tl.tensor,
     query_head_stride: tl.tensor,
     key_block_stride: tl.tensor,
     value_block_stride: tl.tensor,
     table_stride: tl.tensor,
+    IS_DECODE: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_TILES: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -141,100 +198,166 @@ def _decode_kernel(
     HAS_SINKS: tl.constexpr,
     COMPUTE_DTYPE: tl.constexpr,
 ) -> None:
-    """The p-th share of the keys, some heads of one group, row by row.
+    """The p-th share of the keys, some heads of one group, one tile of queries after the other.
 
-    Writes `output` [T, H, E] for rows that the share holds whole, and for others `parts`
-    [P, 2, H, E], `largest_of_parts` and `total_of_parts` [P, 2, H], as `ShareSums` says. A sink is
-    part of a row's first tile.
+    Writes `output` [T, H, E] for tiles that the share holds whole, and for others `parts`
+    [P, 2, Q, H, E], `largest_of_parts` and `total_of_parts` [P, 2, Q, H], as `ShareSums` says. A
+    sink is part of the first tile of keys. IS_DECODE: no row has more than one token.
     """
     program = tl.program_id(0)
     kv_head = tl.program_id(1) // HEAD_TILES
+    if not IS_DECODE:
+        num_computed_tokens += first_row
+        query_starts += first_row
+        block_tables += first_row.to(tl.int64) * table_stride
     share, num_tiles = tiles_of_a_program(
-        tl.num_programs(0), num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
+        tl.num_programs(0), num_rows, num_computed_tokens, query_starts, BLOCK_Q, BLOCK_N, WINDOW
     )
     first_tile = program * share
     end_tile = tl.minimum(first_tile + share, num_tiles)
     if first_tile >= end_tile:
         return
     row, row_tile = row_of_tile(
-        first_tile, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
+        first_tile, num_rows, num_computed_tokens, query_starts, BLOCK_Q, BLOCK_N, WINDOW
     )
-    head_of_group = tl.program_id(1) % HEAD_TILES * HEADS + tl.arange(0, BLOCK_M)
-    is_head = (tl.arange(0, BLOCK_M) < HEADS) & (head_of_group < GROUP)
+    stacked = tl.arange(0, BLOCK_M)
+    token_of_tile = stacked // HEADS
+    head_of_group = tl.program_id(1) % HEAD_TILES * HEADS + stacked % HEADS
+    is_line = (stacked < BLOCK_Q * HEADS) & (head_of_group < GROUP)
     heads = kv_head * GROUP + head_of_group
     dims = tl.arange(0, BLOCK_D)
-    value_dims = tl.arange(0, BLOCK_E)
 
     tile = first_tile
     while tile < end_tile:
-        num_row_tiles = tiles_in_sight(
+        num_key_tiles, num_new = key_tiles_in_sight(
             row, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
         )
-        begin = tile - row_tile
-        stop = tl.minimum(end_tile - row_tile, num_row_tiles)
+        num_row_tiles = num_key_tiles * tl.cdiv(num_new, BLOCK_Q)
         # A row without a token has no tile.
-        if begin < stop:
-            token = tl.load(query_starts + row).to(tl.int64)
-            position = tl.load(num_computed_tokens + row)
-            first = position * 0
-            if WINDOW > 0:
-                first = tl.maximum(position - WINDOW + 1, 0)
-            query_places = token * query_token_stride + heads * query_head_stride
+        if tile < row_tile + num_row_tiles:
+            begin, first_token = place_in_row(tile - row_tile, num_key_tiles, IS_DECODE, BLOCK_Q)
+            stop = tl.minimum(begin + end_tile - tile, num_key_tiles)
+            tokens = (tl.load(query_starts + row) + first_token + token_of_tile).to(tl.int64)
+            num_computed = tl.load(num_computed_tokens + row)
+            is_query, positions = _queries_of_tile(
+                is_line, token_of_tile, first_token, num_computed, num_new, IS_DECODE
+            )
+            query_places = tokens * query_token_stride + heads * query_head_stride
             q = tl.load(
                 query + query_places[:, None] + dims[None, :],
-                mask=is_head[:, None] & (dims < HEAD_DIM)[None, :],
+                mask=is_query[:, None] & (dims < HEAD_DIM)[None, :],
                 other=0.0,
             ).to(COMPUTE_DTYPE)
-            largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-            total = tl.zeros([BLOCK_M], tl.float32)
-            if HAS_SINKS:
-                sink = tl.load(sinks + heads, mask=is_head, other=0.0).to(tl.float32) * _LOG2_E
-                largest = tl.where(begin == 0, sink, float("-inf"))
-                total = tl.where((begin == 0) & is_head, 1.0, 0.0)
-            attended = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-            attended, total, largest = attend_to_keys(
-                q,
-                attended,
-                total,
-                largest,
-                tl.zeros([BLOCK_M], tl.int32) + position,
-                first + begin * BLOCK_N,
-                tl.minimum(first + stop * BLOCK_N, position + 1),
-                block_tables + row.to(tl.int64) * table_stride,
-                key_pool + kv_head * HEAD_DIM,
-                value_pool + kv_head * VALUE_DIM,
-                key_block_stride,
-                value_block_stride,
-                score_scale,
-                True,
-                BLOCK_N,
-                BLOCK_SIZE,
-                NUM_KV_HEADS,
-                HEAD_DIM,
-                VALUE_DIM,
-                BLOCK_D,
-                BLOCK_E,
-                0,  # `first` is within the window
-                SOFTCAP,
+            attended, total, largest = _nothing_attended(
+                sinks, heads, is_query, begin, BLOCK_M, BLOCK_E, HAS_SINKS
             )
-            mask = is_head[:, None] & (value_dims < VALUE_DIM)[None, :]
-            if stop - begin == num_row_tiles:
-                places = token * (NUM_KV_HEADS * GROUP) + heads
+            start, seam, end = keys_of_share(
+                begin,
+                stop,
+                num_computed,
+                first_token,
+                num_new,
+                IS_DECODE,
+                BLOCK_Q,
+                BLOCK_N,
+                WINDOW,
+            )
+            # Up to the seam, all queries see all keys.
+            for is_masked in tl.static_range(1 if IS_DECODE or WINDOW > 0 else 0, 2):
+                attended, total, largest = attend_to_keys(
+                    q,
+                    attended,
+                    total,
+                    largest,
+                    positions,
+                    seam if is_masked else start,
+                    end if is_masked else seam,
+                    block_tables + row.to(tl.int64) * table_stride,
+                    key_pool + kv_head * HEAD_DIM,
+                    value_pool + kv_head * VALUE_DIM,
+                    key_block_stride,
+                    value_block_stride,
+                    score_scale,
+                    is_masked,
+                    BLOCK_N,
+                    BLOCK_SIZE,
+                    NUM_KV_HEADS,
+                    HEAD_DIM,
+                    VALUE_DIM,
+                    BLOCK_D,
+                    BLOCK_E,
+                    0 if IS_DECODE else WINDOW,  # a decode's `first` is within the window
+                    SOFTCAP,
+                )
+            if stop - begin == num_key_tiles:
+                places = tokens * (NUM_KV_HEADS * GROUP) + heads
+                # What pads the tile may have seen no key.
+                total = tl.where(is_query, total, 1.0)
                 attended = attended / total[:, None] * value_scale
-                tl.store(
-                    output + places[:, None] * VALUE_DIM + value_dims[None, :],
-                    attended.to(output.dtype.element_ty),
-                    mask=mask,
-                )
+                _store(output, places, attended, is_query, VALUE_DIM, BLOCK_E)
             else:
-                # The share's first row, or else its last.
-                place = program * 2 + (tile > first_tile).to(tl.int32)
-                places = place.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
-                tl.store(largest_of_parts + places, largest, mask=is_head)
-                tl.store(total_of_parts + places, total, mask=is_head)
-                tl.store(
-                    parts + places[:, None] * VALUE_DIM + value_dims[None, :], attended, mask=mask
-                )
-            tile = row_tile + stop
-        row_tile += num_row_tiles
-        row += 1
+                # The share's first tile of queries, or else its last.
+                line = (program * 2 + (tile > first_tile).to(tl.int32)) * BLOCK_Q + token_of_tile
+                places = line.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
+                tl.store(largest_of_parts + places, largest, mask=is_query)
+                tl.store(total_of_parts + places, total, mask=is_query)
+                _store(parts, places, attended, is_query, VALUE_DIM, BLOCK_E)
+            tile += stop - begin
+        if tile == row_tile + num_row_tiles:
+            row_tile += num_row_tiles
+            row += 1
+
+
+@triton.jit
+def _queries_of_tile(
+    is_line: tl.tensor,
+    token_of_tile: tl.tensor,
+    first_token: tl.tensor,
+    num_computed: tl.tensor,
+    num_new: tl.tensor,
+    IS_DECODE: tl.constexpr,
+) -> tl.tensor:
+    """Which lines of a tile are queries, and the positions of these, both [M]."""
+    is_query = is_line
+    positions = tl.zeros_like(token_of_tile) + num_computed
+    # A decode is told nothing that it does not need: this decides how many run at a time.
+    if not IS_DECODE:
+        is_query = is_line & (first_token + token_of_tile < num_new)
+        positions += first_token + token_of_tile
+    return is_query, positions
+
+
+@triton.jit
+def _nothing_attended(
+    sinks: tl.tensor,
+    heads: tl.tensor,
+    is_query: tl.tensor,
+    begin: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+) -> tl.tensor:
+    """The state of `attend_to_keys` before the tile of keys `begin` of a row."""
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks + heads, mask=is_query, other=0.0).to(tl.float32) * _LOG2_E
+        largest = tl.where(begin == 0, sink, float("-inf"))
+        total = tl.where((begin == 0) & is_query, 1.0, 0.0)
+    return tl.zeros([BLOCK_M, BLOCK_E], tl.float32), total, largest
+
+
+@triton.jit
+def _store(
+    target: tl.tensor,
+    places: tl.tensor,
+    numbers: tl.tensor,
+    is_query: tl.tensor,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+) -> None:
+    """Stores `numbers` [M, BLOCK_E], of the queries that there are, as the heads at `places`."""
+    dims = tl.arange(0, BLOCK_E)
+    mask = is_query[:, None] & (dims < VALUE_DIM)[None, :]
+    pointers = target + places[:, None] * VALUE_DIM + dims[None, :]
+    tl.store(pointers, numbers.to(target.dtype.element_ty), mask=mask)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from splitserve_kernels.gpu.attention.occupancy import compute_capability
+from splitserve_kernels.gpu.attention.occupancy import compute_capability, num_multiprocessors
 from splitserve_kernels.gpu.attention.tile_sizes import prefill_tile_sizes
 from splitserve_kernels.gpu.attention.tiles import (
     LOG2_E,
@@ -26,11 +26,29 @@ from splitserve_kernels.gpu.attention.tiles import (
     attention_constants,
     score_scale,
 )
+from splitserve_kernels.gpu.integers import ceil_div
 from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 
 _ROWS_AT_A_TIME = tl.constexpr(128)
 _LOG2_E = tl.constexpr(LOG2_E)
+
+
+def leaves_room(
+    query: Tensor, pools: LayerPools, batch: PagedBatch, options: AttentionOptions
+) -> bool:
+    """Whether `paged_prefill` would leave half of the device idle, or more.
+
+    A few tokens behind a long context are faster then where programs share their keys. Told by
+    shapes alone: of rows that are recorded, only the device knows the lengths. `query`: [T, H, D].
+    """
+    constants = attention_constants(query, pools, options)
+    capability = compute_capability(query.device)
+    sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens, capability)
+    num_tokens = query.shape[0] - batch.num_decodes
+    num_tiles = ceil_div(num_tokens, sizes.num_queries // sizes.num_heads)
+    num_programs = num_tiles * pools.num_kv_heads * ceil_div(constants["GROUP"], sizes.num_heads)
+    return bool(2 * num_programs <= num_multiprocessors(query.device))
 
 
 def paged_prefill(
@@ -55,7 +73,7 @@ def paged_prefill(
     capability = compute_capability(query.device)
     sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens, capability)
     block_q = sizes.num_queries // sizes.num_heads
-    num_head_tiles = triton.cdiv(constants["GROUP"], sizes.num_heads)
+    num_head_tiles = ceil_div(constants["GROUP"], sizes.num_heads)
     # No row begins more tiles than this, whatever the lengths: see `_find_row`.
     num_tiles = num_tokens // block_q + num_rows
     _prefill_kernel[(num_tiles, pools.num_kv_heads * num_head_tiles)](
@@ -90,23 +108,21 @@ def paged_prefill(
 @triton.jit
 def _find_row(
     query_starts: tl.tensor,
-    first_row: tl.tensor,
     first_start: tl.tensor,
     num_rows: tl.tensor,
     tile: tl.tensor,
     BLOCK_Q: tl.constexpr,
 ) -> tl.tensor:
-    """The row that `tile` belongs to, from `first_row` on, which begins at `first_start`.
+    """The row that the `tile`-th tile of queries belongs to; rows begin at `first_start`.
 
-    The r-th of these rows, from the s-th of their tokens on, has the tiles from s // Q + r on. That
-    leaves room for its tiles, of which only the last has fewer than Q tokens, so a tile may belong
-    to no token of its row.
+    The r-th row, from the s-th of all tokens on, has the tiles from s // Q + r on. That leaves room
+    for its tiles, of which only the last has fewer than Q tokens, so a tile may belong to no token
+    of its row.
     """
     num_before = 0
     for first in range(0, num_rows, _ROWS_AT_A_TIME):
         rows = first + tl.arange(0, _ROWS_AT_A_TIME)
-        starts = tl.load(query_starts + first_row + rows, mask=rows < num_rows, other=0)
-        starts = starts - first_start
+        starts = tl.load(query_starts + rows, mask=rows < num_rows, other=0) - first_start
         is_before = (rows < num_rows) & (starts // BLOCK_Q + rows <= tile)
         num_before += tl.sum(is_before.to(tl.int32), 0)
     return num_before - 1
@@ -154,7 +170,7 @@ def _prefill_kernel(
     kv_head = tl.program_id(1) // HEAD_TILES
     # Of the rows before some may have no token: how many have one is known on the device.
     first_start = tl.load(query_starts + first_row)
-    index = _find_row(query_starts, first_row, first_start, num_rows, tile, BLOCK_Q)
+    index = _find_row(query_starts + first_row, first_start, num_rows, tile, BLOCK_Q)
     row = first_row + index
     row_start = tl.load(query_starts + row)
     num_new = tl.load(query_starts + row + 1) - row_start

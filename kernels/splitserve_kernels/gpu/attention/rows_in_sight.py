@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from splitserve_kernels.gpu.integers import ceil_div
 from splitserve_kernels.paged_batch import PagedBatch
 
 _BLOCK_M = 256
@@ -33,7 +34,7 @@ def rows_in_sight(batch: PagedBatch, block_size: int, window: int | None) -> tup
     tables = batch.block_tables if window is None else torch.empty_like(batch.block_tables)
     if num_rows == 0:
         return lengths, tables
-    num_tiles = 1 if window is None else triton.cdiv(width, _BLOCK_M)
+    num_tiles = 1 if window is None else ceil_div(width, _BLOCK_M)
     _rows_kernel[(num_rows, num_tiles)](
         batch.block_tables,
         batch.num_computed_tokens,

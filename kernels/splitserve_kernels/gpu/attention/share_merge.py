@@ -1,9 +1,9 @@
-"""Merges what programs leave of rows whose keys they shared in a decode attention.
+"""Merges what programs leave of queries whose keys they shared.
 
 Source: Dao et al., "Flash-Decoding for long-context inference", 2023.
 
 Shape letters: R rows, T tokens over all rows, H query heads, E size of a value head, P programs of
-a key/value head.
+a key/value head, Q tokens of a tile of queries.
 """
 
 # Capital letters: what is known when a kernel is compiled.
@@ -20,9 +20,11 @@ from torch import Tensor
 
 from splitserve_kernels.gpu.attention.key_shares import (
     first_tile_of_row,
-    tiles_in_sight,
+    key_tiles_in_sight,
+    row_of_token,
     tiles_of_a_program,
 )
+from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
 from splitserve_kernels.paged_batch import PagedBatch
 
 # Numbers of a program's tile, of so many parts: what the registers of four warps hold.
@@ -31,12 +33,25 @@ _MAX_PARTS_AT_A_TIME = 16
 
 
 @dataclass(frozen=True, slots=True)
-class ShareSums:
-    """What each program saw of rows that are not its alone: at most its first row and its last.
+class SharedRows:
+    """Rows of a batch whose keys programs share, `num_rows` from `first_row` on.
 
-    `parts`: [P, 2, H, E], weighted sums of values, `total`, `largest`: [P, 2, H], the weights' sums
-    and the largest scores; all float32. Weights are powers of two of score - largest. Of a program,
-    0 is the row that its share begins with, 1 another, that its share ends with.
+    `block_q`: Q. If `is_decode`, no row has more than one token.
+    """
+
+    first_row: int
+    num_rows: int
+    block_q: int
+    is_decode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShareSums:
+    """What each program saw of tiles of queries that are not its alone: its first and its last.
+
+    `parts`: [P, 2, Q, H, E], weighted sums of values, `total`, `largest`: [P, 2, Q, H], the
+    weights' sums and the largest scores; all float32. Weights are powers of two of score - largest.
+    Of a program, 0 is the tile that its share begins with, 1 another, that its share ends with.
     """
 
     parts: Tensor
@@ -44,9 +59,9 @@ class ShareSums:
     total: Tensor
 
     @classmethod
-    def empty(cls, num_programs: int, output: Tensor) -> ShareSums:
+    def empty(cls, num_programs: int, block_q: int, output: Tensor) -> ShareSums:
         """For `output` [T, H, E]; nothing is written yet, and what nobody writes is not read."""
-        shape = (num_programs, 2, output.shape[1])
+        shape = (num_programs, 2, block_q, output.shape[1])
         parts = output.new_empty(*shape, output.shape[2], dtype=torch.float32)
         largest, total = output.new_empty(2, *shape, dtype=torch.float32)
         return cls(parts, largest, total)
@@ -58,18 +73,19 @@ def merge_shares(
     output: Tensor,
     value_scale: float,
     *,
-    num_rows: int,
+    rows: SharedRows,
     tile_size: int,
     window: int | None,
 ) -> None:
-    """Writes the rows of `output` [T, H, E] that no program has whole, times `value_scale`.
+    """Writes the tokens of `output` [T, H, E] that no program has whole, times `value_scale`.
 
-    `num_rows`, `tile_size`, `window`: by which the programs shared the keys.
+    `rows`, `tile_size`, `window`: by which the programs shared the keys.
     """
-    num_programs, _, num_heads, value_dim = sums.parts.shape
-    block_e = triton.next_power_of_2(value_dim)
-    block_h = min(triton.next_power_of_2(num_heads), max(1, 512 // block_e))
-    _merge_kernel[(num_rows, triton.cdiv(num_heads, block_h))](
+    num_programs, _, block_q, num_heads, value_dim = sums.parts.shape
+    block_e = next_power_of_2(value_dim)
+    block_h = min(next_power_of_2(num_heads), max(1, 512 // block_e))
+    num_tokens = rows.num_rows if rows.is_decode else output.shape[0]
+    _merge_kernel[(num_tokens, ceil_div(num_heads, block_h))](
         sums.parts,
         sums.largest,
         sums.total,
@@ -78,18 +94,22 @@ def merge_shares(
         output,
         float(value_scale),
         num_programs,
+        rows.first_row,
+        rows.num_rows,
+        IS_DECODE=rows.is_decode,
         NUM_HEADS=num_heads,
         VALUE_DIM=value_dim,
         BLOCK_H=block_h,
         BLOCK_E=block_e,
         BLOCK_P=min(_MAX_PARTS_AT_A_TIME, _TILE_SIZE // (block_h * block_e)),
+        BLOCK_Q=block_q,
         BLOCK_N=tile_size,
         WINDOW=window or 0,
         num_warps=4,
     )
 
 
-@triton.jit(do_not_specialize=["num_programs"])
+@triton.jit(do_not_specialize=["num_programs", "first_row", "num_rows"])
 def _merge_kernel(
     parts: tl.tensor,
     largest_of_parts: tl.tensor,
@@ -99,29 +119,44 @@ def _merge_kernel(
     output: tl.tensor,
     value_scale: tl.tensor,
     num_programs: tl.tensor,
+    first_row: tl.tensor,
+    num_rows: tl.tensor,
+    IS_DECODE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> None:
-    """One row, some query heads: all parts. Writes `output` [T, H, E]."""
+    """One token, some query heads: all parts. Writes `output` [T, H, E]."""
+    num_computed_tokens += first_row
+    query_starts += first_row
     row = tl.program_id(0)
-    num_rows = tl.num_programs(0)
-    num_row_tiles = tiles_in_sight(
+    token_of_row = 0
+    if not IS_DECODE:
+        token = tl.program_id(0)
+        row = row_of_token(query_starts, num_rows, token)
+        if row < 0:
+            return
+        token_of_row = token - tl.load(query_starts + row)
+    num_key_tiles, num_new = key_tiles_in_sight(
         row, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
     )
+    tile_of_row, token_of_tile = token_of_row // BLOCK_Q, token_of_row % BLOCK_Q
     # A single tile is one program's.
-    if num_row_tiles <= 1:
+    if (num_key_tiles <= 1) | (token_of_row >= num_new):
         return
     share, _ = tiles_of_a_program(
-        num_programs, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
+        num_programs, num_rows, num_computed_tokens, query_starts, BLOCK_Q, BLOCK_N, WINDOW
     )
-    row_tile = first_tile_of_row(row, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW)
-    first = row_tile // share
-    last = (row_tile + num_row_tiles - 1) // share
+    first_tile = tile_of_row * num_key_tiles + first_tile_of_row(
+        row, num_rows, num_computed_tokens, query_starts, BLOCK_Q, BLOCK_N, WINDOW
+    )
+    first = first_tile // share
+    last = (first_tile + num_key_tiles - 1) // share
     if last == first:
         return
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -133,9 +168,10 @@ def _merge_kernel(
     for start in range(first, last + 1, BLOCK_P):
         programs = start + tl.arange(0, BLOCK_P)
         is_part = (programs <= last)[:, None] & (heads < NUM_HEADS)[None, :]
-        # Only the first program may have begun with another row.
-        is_second = (programs == first) & (row_tile > first * share)
-        places = (programs * 2 + is_second.to(tl.int32)).to(tl.int64)[:, None] * NUM_HEADS + heads
+        # Only the first program may have begun with other queries.
+        is_second = (programs == first) & (first_tile > first * share)
+        lines = (programs * 2 + is_second.to(tl.int32)) * BLOCK_Q + token_of_tile
+        places = lines.to(tl.int64)[:, None] * NUM_HEADS + heads
         part_largest = tl.load(largest_of_parts + places, mask=is_part, other=float("-inf"))
         part_total = tl.load(total_of_parts + places, mask=is_part, other=0.0)
         sums = tl.load(
@@ -152,6 +188,7 @@ def _merge_kernel(
         attended = attended * correction[:, None] + tl.sum(sums * weights[:, :, None], 0)
         largest = new_largest
     attended = attended / tl.where(heads < NUM_HEADS, total, 1.0)[:, None] * value_scale
-    token = tl.load(query_starts + row).to(tl.int64)
-    places = (token * NUM_HEADS + heads)[:, None] * VALUE_DIM + dims[None, :]
+    places = ((tl.load(query_starts + row) + token_of_row).to(tl.int64) * NUM_HEADS + heads)[
+        :, None
+    ] * VALUE_DIM + dims[None, :]
     tl.store(output + places, attended.to(output.dtype.element_ty), mask=is_number)

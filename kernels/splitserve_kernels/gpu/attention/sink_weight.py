@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from splitserve_kernels.gpu.head_tiles import heads_per_tile
+from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
 
 
 def weigh_with_sinks(output: Tensor, log_sums: Tensor, sinks: Tensor) -> None:
@@ -27,7 +28,7 @@ def weigh_with_sinks(output: Tensor, log_sums: Tensor, sinks: Tensor) -> None:
     if num_tokens == 0:
         return
     block_h = heads_per_tile(num_heads, value_dim)
-    _sink_kernel[(num_tokens, triton.cdiv(num_heads, block_h))](
+    _sink_kernel[(num_tokens, ceil_div(num_heads, block_h))](
         output,
         log_sums,
         sinks,
@@ -35,7 +36,7 @@ def weigh_with_sinks(output: Tensor, log_sums: Tensor, sinks: Tensor) -> None:
         NUM_HEADS=num_heads,
         VALUE_DIM=value_dim,
         BLOCK_H=block_h,
-        BLOCK_E=triton.next_power_of_2(value_dim),
+        BLOCK_E=next_power_of_2(value_dim),
         num_warps=4,
     )
 

@@ -13,6 +13,7 @@ query or key head, E size of a value head, M queries of a tile (tokens times the
 
 from __future__ import annotations
 
+import functools
 from typing import TypedDict
 
 import torch
@@ -20,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from splitserve_kernels.gpu.integers import next_power_of_2
 from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.paged_batch import AttentionOptions
 
@@ -137,22 +139,49 @@ class AttentionConstants(TypedDict):
 def attention_constants(
     query: Tensor, pools: LayerPools, options: AttentionOptions
 ) -> AttentionConstants:
-    """`query`: [T, H, D]. Window and softcap 0 stand for none."""
-    head_dim, value_dim = query.shape[2], pools.value.shape[3]
+    """`query`: [T, H, D]. Window and softcap 0 stand for none. Not to be changed."""
     # Products are exact in float32, whichever two of the dtypes meet; float8 fits into all.
     is_narrow = pools.is_float8 or pools.key.dtype == pools.value.dtype == query.dtype
+    return _constants(
+        query.shape[1],
+        query.shape[2],
+        query.dtype if is_narrow else torch.float32,
+        pools.key.shape[1:3],
+        pools.value.shape[3],
+        options.sliding_window or 0,
+        options.softcap or 0.0,
+        options.sinks is not None,
+    )
+
+
+@functools.cache
+def _constants(
+    num_heads: int,
+    head_dim: int,
+    compute_dtype: torch.dtype,
+    block_shape: tuple[int, int],
+    value_dim: int,
+    window: int,
+    softcap: float,
+    has_sinks: bool,
+) -> AttentionConstants:
+    """Cached: each layer of each step asks, and the host may be what a step waits for.
+
+    `block_shape`: block size and key/value heads.
+    """
+    block_size, num_kv_heads = block_shape
     return AttentionConstants(
-        GROUP=query.shape[1] // pools.num_kv_heads,
-        NUM_KV_HEADS=pools.num_kv_heads,
-        BLOCK_SIZE=pools.block_size,
+        GROUP=num_heads // num_kv_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         VALUE_DIM=value_dim,
-        BLOCK_D=max(MIN_DOT_SIZE, triton.next_power_of_2(head_dim)),
-        BLOCK_E=max(MIN_DOT_SIZE, triton.next_power_of_2(value_dim)),
-        WINDOW=options.sliding_window or 0,
-        SOFTCAP=LOG2_E * (options.softcap or 0.0),
-        HAS_SINKS=options.sinks is not None,
-        COMPUTE_DTYPE=_TRITON_DTYPES[query.dtype if is_narrow else torch.float32],
+        BLOCK_D=max(MIN_DOT_SIZE, next_power_of_2(head_dim)),
+        BLOCK_E=max(MIN_DOT_SIZE, next_power_of_2(value_dim)),
+        WINDOW=window,
+        SOFTCAP=LOG2_E * softcap,
+        HAS_SINKS=has_sinks,
+        COMPUTE_DTYPE=_TRITON_DTYPES[compute_dtype],
     )
 
 

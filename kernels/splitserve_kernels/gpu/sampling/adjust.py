@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from splitserve_kernels.gpu.integers import ceil_div
+
 _BLOCK_V = 1024
 
 
@@ -52,7 +54,7 @@ def adjust(logits: Tensor, columns: AdjustColumns) -> Tensor:
     num_rows, vocab_size = logits.shape
     adjusted = torch.empty(num_rows, vocab_size, dtype=logits.dtype, device=logits.device)
     if num_rows:
-        adjust_kernel[(num_rows, triton.cdiv(vocab_size, _BLOCK_V))](
+        adjust_kernel[(num_rows, ceil_div(vocab_size, _BLOCK_V))](
             logits,
             adjusted,
             columns.mask_lines,

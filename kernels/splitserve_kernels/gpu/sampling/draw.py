@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
+from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
 from splitserve_kernels.gpu.sampling.bracket import gather_kernel
 from splitserve_kernels.gpu.sampling.columns import DrawColumns
 from splitserve_kernels.gpu.sampling.cut import cut_kernel
@@ -41,7 +41,7 @@ class _Survey:
     @property
     def max_blocks(self) -> int:
         """A power of 2, as many as L or more."""
-        return int(triton.next_power_of_2(self.largest.shape[1]))
+        return next_power_of_2(self.largest.shape[1])
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def draw(
 
 def _survey(logits: Tensor) -> _Survey:
     num_rows, vocab_size = logits.shape
-    num_blocks = triton.cdiv(vocab_size, _BLOCK_V)
+    num_blocks = ceil_div(vocab_size, _BLOCK_V)
     largest = logits.new_empty((num_rows, num_blocks))
     survey = _Survey(largest, torch.empty_like(largest, dtype=torch.int32))
     survey_kernel[(num_rows, num_blocks)](

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from splitserve_kernels.gpu.attention.backend import paged_attention
+from splitserve_kernels.gpu.attention.paged_decode import paged_split_prefill
 from splitserve_kernels.gpu.attention.rows_in_sight import rows_in_sight
 from splitserve_kernels.gpu.attention.sink_weight import weigh_with_sinks
 from splitserve_kernels.gpu.block_copy import copy_blocks
@@ -77,16 +78,39 @@ _PIPELINED = {
     "_decode_kernel": Bounds(registers=200, shared_bytes=80 * 1024, loads_ahead=2),
     "_prefill_kernel": Bounds(registers=240, shared_bytes=136 * 1024, loads_ahead=2),
 }
+# Outside of the loop over keys a little is spilled before Hopper.
+_SPLIT = {
+    "_decode_kernel": Bounds(
+        registers=255, spilled_bytes=64, shared_bytes=136 * 1024, loads_ahead=2
+    )
+}
 EVERYTHING = AttentionOptions(1.0, sliding_window=99, softcap=30.0, sinks=torch.zeros(32))
+_SPILLING = {"_decode_kernel": Bounds(spilled_bytes=32)}
+# What models have of these together.
+_WINDOW_AND_CAP = AttentionOptions(1.0, sliding_window=99, softcap=30.0)
+_WINDOW_AND_SINKS = AttentionOptions(1.0, sliding_window=99, sinks=torch.zeros(32))
+# New tokens of a step that has few.
+NUM_FEW = 20
 # By the name of its case, of layers whose decodes are held to their occupancy.
 ATTENTION_LAYERS: dict[str, Layer] = {
     "attention": LLAMA,
-    "attention with everything": LLAMA,
+    "attention with a window and a cap": LLAMA,
+    "attention with a window and sinks": LLAMA,
     "attention over float8": LLAMA_FLOAT8,
     "attention in float32": LLAMA_FLOAT32,
     "attention of heads of 256": GEMMA,
     "attention of heads of 512": WIDEST,
     "attention of latent heads": LATENT,
+}
+# The same of few tokens.
+FEW_TOKENS_LAYERS: dict[str, Layer] = {
+    "few tokens": LLAMA,
+    "few tokens with everything": LLAMA,
+    "few tokens over float8": LLAMA_FLOAT8,
+    "few tokens in float32": LLAMA_FLOAT32,
+    "few tokens of heads of 256": GEMMA,
+    "few tokens of heads of 512": WIDEST,
+    "few tokens of latent heads": LATENT,
 }
 
 
@@ -103,6 +127,17 @@ def _attention(layer: Layer, options: AttentionOptions = _PLAIN) -> Callable[[],
         pools = layer.pools()
         batch = _batch(num_decodes=3, num_prompt_tokens=600)
         paged_attention(layer.query(603), pools.key, pools.value, batch, options, pools.scales)
+
+    return launch
+
+
+def _few_tokens(layer: Layer, options: AttentionOptions = _PLAIN) -> Callable[[], None]:
+    """A turn of a chat, whose keys programs share."""
+
+    def launch() -> None:
+        query, pools, batch = layer.query(NUM_FEW), layer.pools(), _batch(0, NUM_FEW)
+        output = query.new_empty(NUM_FEW, layer.num_heads, layer.value_dim)
+        paged_split_prefill(query, pools, batch, options, output)
 
     return launch
 
@@ -170,11 +205,20 @@ def _sinks() -> None:
 CASES: dict[str, Case] = {
     "attention": Case(_attention(LLAMA), bounds=_PIPELINED),
     "attention with everything": Case(_attention(LLAMA, EVERYTHING), bounds=_PIPELINED),
+    "attention with a window and a cap": Case(_attention(LLAMA, _WINDOW_AND_CAP)),
+    "attention with a window and sinks": Case(_attention(LLAMA, _WINDOW_AND_SINKS)),
     "attention over float8": Case(_attention(LLAMA_FLOAT8), capabilities=_SINCE_HOPPER),
     "attention in float32": Case(_attention(LLAMA_FLOAT32)),
     "attention of heads of 256": Case(_attention(GEMMA)),
     "attention of heads of 512": Case(_attention(WIDEST)),
     "attention of latent heads": Case(_attention(LATENT)),
+    "few tokens": Case(_few_tokens(LLAMA), bounds=_SPLIT),
+    "few tokens with everything": Case(_few_tokens(LLAMA, EVERYTHING), bounds=_SPLIT),
+    "few tokens over float8": Case(_few_tokens(LLAMA_FLOAT8), capabilities=_SINCE_HOPPER),
+    "few tokens in float32": Case(_few_tokens(LLAMA_FLOAT32), bounds=_SPILLING),
+    "few tokens of heads of 256": Case(_few_tokens(GEMMA)),
+    "few tokens of heads of 512": Case(_few_tokens(WIDEST)),
+    "few tokens of latent heads": Case(_few_tokens(LATENT)),
     "rows in sight": Case(_rows),
     "sinks": Case(_sinks),
     "writes": Case(_writes(LLAMA)),

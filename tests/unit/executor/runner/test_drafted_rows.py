@@ -8,14 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from executor_service.backends.cpu import compute_on_cpu
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.runner import prompt_logprob_chunks
+from executor_service.device.kv_cache import KVCache
+from executor_service.model.input_batch import InputBatch
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import PagedModel, torch_model
+from executor_service.runner import pass_batches, prompt_logprob_chunks
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
+from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.steps import drafted_driver
 from tests.support.steps.drafted_driver import drive_drafted
 from tests.support.steps.step_driver import DrivenSequence, drive
 
@@ -68,6 +75,18 @@ def drive_both(
     return sequences, truths
 
 
+class _Counting:
+    """A model; to `joined` it adds how many lines of a pass are computed in the row before."""
+
+    def __init__(self, model: PagedModel, joined: list[int]) -> None:
+        self._model = model
+        self._joined = joined
+
+    def logits(self, batch: InputBatch) -> Tensor:
+        self._joined.append(len(batch.readout.sampling_rows) - batch.rows.num_rows)
+        return self._model.logits(batch)
+
+
 # What attends to everything; to a window in some layers, with a soft cap; with sinks.
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_oss"])
 def test_tokens_are_the_same_when_plain_torch_verifies_drafts(
@@ -76,6 +95,29 @@ def test_tokens_are_the_same_when_plain_torch_verifies_drafts(
     loaded = load_model(ModelConfig(str(make_tiny_model(architecture, tmp_path, seed=2))))
     pools = CacheConfig(block_size=4, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
     sequences, truths = drive_both(lambda: build_runner(loaded, pools), chunk_size=50)
+    for sequence, truth in zip(sequences, truths, strict=True):
+        assert sequence.output == truth.output
+        np.testing.assert_allclose(sequence.logprobs, truth.logprobs, atol=2e-4)
+        assert sequence.prompt_logprobs.keys() == truth.prompt_logprobs.keys()
+
+
+@pytest.mark.parametrize("max_joined", [32, 2])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_oss"])
+def test_tokens_are_the_same_when_a_device_computes_drafts_in_the_row_before(
+    tmp_path: Path, architecture: str, max_joined: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A device with memory of its own lets no row run on that has drafts.
+    monkeypatch.setattr(drafted_driver, "_MAX_RUN_ON", 0)
+    monkeypatch.setattr(pass_batches, "MOST_PROMPTS", max_joined)
+    loaded = load_model(ModelConfig(str(make_tiny_model(architecture, tmp_path, seed=2))))
+    pools = CacheConfig(block_size=4, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
+    joined: list[int] = []
+
+    def make_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+        return _Counting(torch_model(loaded, cache), joined)
+
+    sequences, truths = drive_both(lambda: late_runner(loaded, pools, LateStreams(), make_model))
+    assert (max(joined) > 5) == (max_joined == 32)
     for sequence, truth in zip(sequences, truths, strict=True):
         assert sequence.output == truth.output
         np.testing.assert_allclose(sequence.logprobs, truth.logprobs, atol=2e-4)

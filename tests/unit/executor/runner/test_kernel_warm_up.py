@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.runner.kernel_warm_up import compile_kernels, step_sizes
+from executor_service.runner.kernel_warm_up import compile_kernels, full_step_sizes, step_sizes
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from tests.support.models.tiny_models import make_tiny_model
 
@@ -31,9 +31,16 @@ def test_steps_are_decodes_and_prompts_and_both() -> None:
     assert any(min(new) == 1 < max(new) for new in sizes)
 
 
+def test_full_steps_have_prompts_of_all_lengths_and_as_many_as_fit() -> None:
+    small = {max(new) for new in step_sizes(8192, 256) if max(new) > 1}
+    full = list(full_step_sizes(8192, 256))
+    assert {max(new) for new in full} == small
+    assert all(len(new) == min(256, 8192 // new[0]) for new in full)
+
+
 @pytest.mark.parametrize(("most_tokens", "most_rows"), [(1, 1), (4, 2), (9, 3), (40, 300)])
 def test_steps_stay_within_limits(most_tokens: int, most_rows: int) -> None:
-    sizes = list(step_sizes(most_tokens, most_rows))
+    sizes = [*step_sizes(most_tokens, most_rows), *full_step_sizes(most_tokens, most_rows)]
     assert [1] in sizes
     assert max(sum(new) for new in sizes) <= most_tokens
     assert max(len(new) for new in sizes) <= most_rows

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor_service.device.streams import HostStreams
 from executor_service.device.uploads import Uploads
+from executor_service.sampling import token_counts
 from executor_service.sampling.token_counts import IN_PROMPT, CountedRows, TokenCounts
+from tests.support.devices.no_waits import nobody_waits
 
 VOCAB_SIZE = 11
 CPU = torch.device("cpu")
@@ -109,6 +114,32 @@ def test_counts_are_taken_from_histories_when_they_were_forgotten() -> None:
     ]
 
 
+def test_counting_takes_as_many_operations_when_there_are_more_new_rows() -> None:
+    """A device takes a thousand operations ahead: beyond that, the host waits for it."""
+
+    def operations(num_rows: int) -> list[str]:
+        counts, mode = TokenCounts(VOCAB_SIZE, CPU), _Operations()
+        with mode:
+            _of_rows(counts, {row_id: [1, 2, row_id % VOCAB_SIZE] for row_id in range(num_rows)})
+        return mode.names
+
+    assert operations(300) == operations(1)
+
+
+def test_counting_waits_for_nothing_when_rows_are_new() -> None:
+    with nobody_waits():
+        _of_rows(TokenCounts(VOCAB_SIZE, CPU), {0: [1, 2, 3], 1: [4]})
+
+
+def test_counts_are_right_when_histories_are_counted_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_counts, "_TOKENS_AT_A_TIME", 8)
+    histories = {0: [1, 2, 3, 1, 1], 1: [4] * 20, 2: [5, 6], 3: [7, 7, 7]}
+    counted = _counted(_of_rows(TokenCounts(VOCAB_SIZE, CPU), histories))
+    assert counted == [_expected(history) for history in histories.values()]
+
+
 def test_part_has_the_rows_of_a_slice() -> None:
     counts = TokenCounts(VOCAB_SIZE, CPU)
     rows, row_ids = np.array([1, 3, 4]), np.array([7, 8, 9], np.int32)
@@ -117,6 +148,24 @@ def test_part_has_the_rows_of_a_slice() -> None:
     part = counts.of_rows(rows, row_ids, histories, ones, ones).part(slice(2, 4))
     assert (part.rows.tolist(), part.row_ids.tolist()) == ([1], [8])
     assert _counted(part) == [_expected([2], 1)]
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """`names`: of all operations of torch, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        _types: object,
+        args: Any = (),  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> object:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 class _Pinned(HostStreams):
@@ -142,5 +191,5 @@ def test_history_goes_to_the_device_from_pinned_memory_once() -> None:
         assert _counted(counted) == [_expected(history)]
         counts.add(counted, torch.tensor([5], dtype=torch.int32))
         history.append(5)
-    # A quarter of what may be pinned at a time.
-    assert (sum(streams.sent), max(streams.sent)) == (4 * 30_000, 2**14)
+    # With its line and two lengths; a quarter of what may be pinned at a time.
+    assert (sum(streams.sent), max(streams.sent)) == (4 * 30_000 + 3 * 8, 2**14)

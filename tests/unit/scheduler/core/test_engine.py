@@ -1,4 +1,4 @@
-"""Engines without a queue of their own: several share one."""
+"""Engines that begin requests of a queue which is not theirs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.config import Feature, PreemptionMode
 from scheduler_service.core.engine import Engine
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES, make_queue_policy
+from scheduler_service.core.queue.queue_policy import make_queue_policy
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import Request, RequestStatus, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
@@ -21,7 +21,7 @@ from tests.support.core.driver import make_config
 
 
 class SharedQueue:
-    """Some engines and the queue that they share; every step is answered at once."""
+    """Engines and the queue that they share; every step is answered at once."""
 
     def __init__(self, policy: str = "fcfs", *options: dict[str, object]) -> None:
         self.queue = WaitingQueue(make_queue_policy(policy, {}))
@@ -29,7 +29,6 @@ class SharedQueue:
         self.configs = [make_config(**(values | each)) for each in options or ({}, {})]
         self.engines = [Engine(config, self.queue) for config in self.configs]
         self.begun: list[tuple[str, int]] = []
-        self.ended: list[Request] = []
         self.num_requests = 0
 
     def add(self, num_tokens: int, name: str = "", **options: object) -> Request:
@@ -50,9 +49,8 @@ class SharedQueue:
 
     def plan(self, number: int) -> StepPlan | None:
         """Plans a step of an engine."""
-        plan = self.engines[number].plan_step(self.queue.view(number))
-        for row in () if plan is None else plan.new_rows:
-            self.begun.append((row.sequence.request.request_id, number))
+        plan = self.engines[number].plan_step(self.queue)
+        self.begun += [(request.request_id, number) for request in self.queue.take_begun()]
         return plan
 
     def answer(self, number: int, plan: StepPlan, status: StepStatus = StepStatus.OK) -> StepEvents:
@@ -66,8 +64,7 @@ class SharedQueue:
         return events
 
     def take(self, events: StepEvents) -> None:
-        """Takes note of what has ended."""
-        self.ended += events.finished
+        """Removes what has ended from the queue."""
         for request in events.finished:
             self.queue.ended(request.request_id)
 
@@ -89,14 +86,6 @@ class SharedQueue:
             check_requests(engine.placement)
             check_rows(engine.placement)
         assert max(places.values(), default=1) == 1
-
-    def run(self, max_rounds: int = 1000) -> None:
-        """Lets engines plan in turn until all requests have ended."""
-        for _ in range(max_rounds):
-            plans = [self.step(number) for number in range(len(self.engines))]
-            if not any(plans) and not len(self.queue):
-                return
-        raise AssertionError("still running")
 
 
 def running(engine: Engine) -> list[str]:
@@ -153,7 +142,8 @@ def test_begin_preempts_the_less_urgent_when_no_row_is_free() -> None:
     assert fleet.engines[0].begin(urgent) is None
     assert patient.status is RequestStatus.PREEMPTED
     assert fleet.engines[0].begin(fleet.add(5, priority=1)) is AdmissionBlocker.OTHERS_FIRST
-    fleet.run()
+    while not (patient.is_finished and urgent.is_finished):
+        assert fleet.step(0) is not None
 
 
 def test_begin_ends_a_request_when_it_was_resumed_with_all_its_tokens() -> None:
@@ -205,32 +195,6 @@ def test_suspect_that_was_just_met_is_tried_when_the_one_before_it_ends_in_its_t
 # -- several engines -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", list(QUEUE_POLICIES))
-@pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
-def test_every_request_begins_once_and_ends_when_engines_with_few_blocks_share_a_queue(
-    policy: str, mode: PreemptionMode
-) -> None:
-    options: dict[str, object] = {
-        "num_device_blocks": 14,
-        "num_host_blocks": 14,
-        "max_num_seqs": 4,
-        "preemption_mode": mode,
-    }
-    fleet = SharedQueue(policy, options, options)
-    requests = [
-        fleet.add(5 + n % 4, tenant=f"t{n % 3}", priority=n % 2, max_tokens=20) for n in range(24)
-    ]
-    fleet.run()
-    assert {request.request_id for request in fleet.ended} == {r.request_id for r in requests}
-    assert all(request.error is None for request in requests)
-    assert sum(engine.num_preemptions for engine in fleet.engines) > 0
-    where: dict[str, set[int]] = {}
-    for name, number in fleet.begun:
-        where.setdefault(name, set()).add(number)
-    assert all(len(numbers) == 1 for numbers in where.values()), "preempted, and begun elsewhere"
-    assert {number for numbers in where.values() for number in numbers} == {0, 1}
-
-
 @pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
 def test_preempted_request_stays_with_its_engine_when_another_has_room(
     mode: PreemptionMode,
@@ -243,23 +207,6 @@ def test_preempted_request_stays_with_its_engine_when_another_has_room(
     while not request.is_finished:
         fleet.step(0)
     assert {number for _, number in fleet.begun} == {0}
-
-
-def test_tenant_that_was_served_by_one_engine_waits_for_others_at_every_engine() -> None:
-    one_row: dict[str, object] = {"max_num_seqs": 1, "max_num_batched_tokens": 100}
-    fleet = SharedQueue("fair", one_row, one_row)
-    fleet.add(80, "a0", tenant="a", max_tokens=1)
-    fleet.step(0)
-    for number in (1, 2):
-        fleet.add(20, f"a{number}", tenant="a", max_tokens=1)
-    for number in range(4):
-        fleet.add(20, f"b{number}", tenant="b", max_tokens=1)
-    fleet.queue.charge({"b": 1})
-    fleet.run()
-    # Tenant b begins level with a. Each pays 22 for a request, whichever engine has it.
-    names = [name for name, _ in fleet.begun]
-    assert names == ["a0", "a1", "b0", "a2", "b1", "b2", "b3"]
-    assert [number for _, number in fleet.begun[1:]] == [0, 1, 0, 1, 0, 1]
 
 
 def test_request_is_charged_once_when_an_engine_is_lost_and_another_begins_it() -> None:
@@ -287,33 +234,6 @@ def test_turn_comes_once_for_all_engines_when_urgent_requests_keep_arriving() ->
         fleet.add(3, f"urgent {number}", priority=-1, max_tokens=1)
         fleet.step(number % 2)
     assert [name for name, _ in fleet.begun].index("patient") == 8
-
-
-def test_reserved_request_is_left_alone_by_other_engines() -> None:
-    fleet = SharedQueue()
-    reserved = fleet.add(3, "reserved")
-    fleet.add(3, "free")
-    fleet.queue.reserve(reserved, 1)
-    fleet.step(0)
-    assert running(fleet.engines[0]) == ["free"]
-    fleet.step(1)
-    assert running(fleet.engines[1]) == ["reserved"]
-    other = fleet.add(3, "other")
-    fleet.queue.reserve(other, 1)
-    fleet.queue.release_reservations(1)
-    fleet.step(0)
-    assert running(fleet.engines[0]) == ["free", "other"]
-
-
-def test_engine_begins_only_what_fits_it_when_requests_are_in_groups() -> None:
-    fleet = SharedQueue("fair")
-    for number in range(200):
-        fleet.queue.set_group(fleet.add(3, tenant=f"t{number % 3}"), "large")
-    fits = fleet.add(3, "fits", tenant="t0")
-    engine = fleet.engines[0]
-    assert engine.plan_step(fleet.queue.view(0, groups=("",))) is not None
-    assert running(engine) == ["fits"]
-    assert fits.status is RequestStatus.RUNNING
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
@@ -366,9 +286,7 @@ def test_prefix_is_found_when_an_engine_with_other_blocks_has_looked_at_the_requ
     fleet.add(17, max_tokens=1)
     fleet.step(0)
     request = fleet.add(17)
-    assert fleet.engines[0].num_cached_tokens(request) == 16
     for engine in (*fleet.engines, *fleet.engines):
         assert engine.find_blocker(request) is None
-    assert fleet.engines[1].num_cached_tokens(request) == 0
     assert fleet.engines[0].begin(request) is None
     assert request.num_cached_tokens == 16

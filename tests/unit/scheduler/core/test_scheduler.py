@@ -8,8 +8,8 @@ import pytest
 
 from scheduler_service.core.config import BatchPolicyName
 from scheduler_service.core.request import FinishReason, SequenceStatus
-from scheduler_service.core.scheduler import Scheduler
 from tests.support.core.driver import EOS, CoreDriver, make_config
+from tests.support.core.engine_with_queue import EngineWithQueue
 
 
 def waiting(status: SequenceStatus) -> bool:
@@ -129,7 +129,7 @@ def test_schedule_sends_a_snapshot_only_when_it_is_the_first() -> None:
 
 def test_schedule_numbers_steps_on_when_the_executor_was_sent_some_before() -> None:
     driver = CoreDriver()
-    driver.core = Scheduler(make_config(), last_step_id=41)
+    driver.core = EngineWithQueue(make_config(), last_step_id=41)
     driver.add(3)
     plan = driver.plan()
     assert plan
@@ -178,7 +178,7 @@ def test_num_unfinished_tokens_is_zero_when_all_have_ended() -> None:
 def test_core_takes_no_memory_of_blocks_when_nobody_used_them() -> None:
     tracemalloc.start()
     try:
-        core = Scheduler(make_config(num_device_blocks=2**24, num_host_blocks=2**24))
+        core = EngineWithQueue(make_config(num_device_blocks=2**24, num_host_blocks=2**24))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -8,8 +8,6 @@ from collections.abc import Awaitable
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.executors.drains import Drained
 from scheduler_service.request_names import RequestName
@@ -19,15 +17,14 @@ from tests.support.core.stepped_fleet import Fleet, turns
 
 
 async def test_requests_that_wait_go_at_once_and_those_that_run_stay() -> None:
-    fleet = Fleet(ClusterConfig(max_num_seqs=1))
+    fleet = Fleet(ClusterConfig(max_num_seqs=2))
     going, staying = Machine("going:1"), Machine("staying:1")
     await fleet.join(going)
     fleet.submit(1, 2, 3)
     await turns()
-    # Nobody's, so that it waits where otherwise only what was preempted does.
-    waiting = Request.create("waits", [9], SamplingParams(max_tokens=1), arrival=9, seed=9)
-    fleet.cluster.executors[0].engine.readmit(waiting)
-    assert fleet.requests_at(going) == ["r1", "waits"]
+    placement = fleet.cluster.executors[0].engine.placement
+    placement.preempt(placement.requests["r2"], PreemptionCause.BLOCKS)
+    assert fleet.requests_at(going) == ["r1", "r2"]
     draining = fleet.drain(going)
     await turns()
     assert fleet.requests_at(going) == ["r1"]
@@ -112,27 +109,6 @@ async def test_executor_without_requests_goes_at_once_and_aborted_ones_hold_nobo
     await fleet.cluster.drain(0)
 
 
-async def test_idle_executor_takes_what_was_preempted_at_another() -> None:
-    fleet = Fleet(ClusterConfig(max_num_seqs=2))
-    busy, idle = Machine("busy:1"), Machine("idle:1")
-    await fleet.join(busy)
-    fleet.submit(1, 2)
-    await fleet.join(idle)
-    (engine, _) = fleet.cluster.executors
-    while engine.engine.num_running < 2:
-        await turns()
-    busy.link.release()  # type: ignore[union-attr]
-    await turns()
-    core = engine.engine
-    core.placement.preempt(core.placement.requests["r2"], PreemptionCause.BLOCKS)
-    core.placement.rows.run_limit[:] = 0  # nothing begins there
-    fleet.now_ns = 10**9
-    await fleet.finish(busy)
-    assert fleet.requests_at(idle) == ["r2"]
-    await fleet.finish(idle)
-    await fleet.cluster.drain(0)
-
-
 async def refusal(joining: Awaitable[object]) -> str:
     with pytest.raises(DomainError) as refused:
         await joining
@@ -151,6 +127,8 @@ async def test_executor_that_still_drains_serves_on_when_it_is_taken_back() -> N
     assert fleet.requests_at(machine) == ["r1"]
 
     fleet.cluster.undrain_executor(machine.address)
+    machine.link.release()  # type: ignore[union-attr]
+    await turns()
     assert fleet.requests_at(machine) == ["r1", "r2"]
     assert await refusal(draining) == "DRAIN_UNDONE"
     await fleet.finish(machine)

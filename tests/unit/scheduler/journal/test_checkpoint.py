@@ -11,9 +11,10 @@ import pytest
 
 from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.config import BatchPolicyName, FleetConfig
-from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.engine import Engine
+from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES, make_queue_policy
+from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.sampling_params import BeamParams
-from scheduler_service.core.scheduler import Scheduler as Engine
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal import checkpoint
 from scheduler_service.journal.__main__ import main
@@ -100,11 +101,11 @@ def test_checkpoint_is_small_when_rows_are_short_and_may_become_long() -> None:
     rows = driver.core.placement.rows
     assert rows.token_ids.nbytes + rows.block_tables.nbytes > 3_000_000
 
-    data = dump_state(driver.core)
+    data = dump_state(vars(driver.core))
 
     # Two numbers for each block, and little else.
     assert len(data) < 200_000
-    copy = load_state(data, Engine).placement.rows
+    copy = load_state(data, dict)["placement"].rows
     assert copy.token_ids.shape == rows.token_ids.shape
     assert copy.block_tables.shape == rows.block_tables.shape
     row_id = rows.order[0]
@@ -120,14 +121,18 @@ def test_beam_search_is_restored_when_its_beams_are_longer_than_a_pickle_may_be_
         search.advance([[(step % 90, -0.1), (step % 90 + 1, -0.2)]] * len(search.state.live))
     request.search = search
 
-    (restored,) = load_state(dump_state(driver.core), Engine).evacuate()
+    (restored,) = driver.core.restored().evacuate()
 
     assert restored.search is not None
     assert restored.search.state == search.state
 
 
+def an_engine(queue_policy: str = "fcfs", **config: object) -> Engine:
+    return Engine(make_config(**config), WaitingQueue(make_queue_policy(queue_policy, {})))
+
+
 def test_prefix_cache_evicts_to_the_host_when_the_engine_was_restored() -> None:
-    engine = Engine(make_config(num_host_blocks=4))
+    engine = an_engine(num_host_blocks=4)
     blocks = load_state(dump_state(engine), Engine).placement.blocks
     evicted = blocks.device.allocate(1)
     blocks.device.publish(evicted[0], b"contents")
@@ -141,7 +146,7 @@ def test_prefix_cache_evicts_to_the_host_when_the_engine_was_restored() -> None:
 def test_all_queue_and_batch_policies_are_restored_when_nothing_has_happened() -> None:
     for queue in QUEUE_POLICIES:
         for batch in BatchPolicyName:
-            engine = Engine(make_config(queue_policy=queue, batch_policy=batch))
+            engine = an_engine(queue_policy=queue, batch_policy=batch)
             assert load_state(dump_state(engine), Engine).num_waiting == 0
 
 
@@ -180,8 +185,8 @@ def by_name(module: str, name: str, *arguments: str) -> bytes:
         pickle.dumps(pickle.loads),
         pickle.dumps(type("x", (), {}).__class__),
         by_name("posix", "system", "true"),
-        by_name("scheduler_service.core.scheduler", "np.save", "x"),
-        by_name("scheduler_service.core.scheduler", "np"),
+        by_name("scheduler_service.core.placement", "np.save", "x"),
+        by_name("scheduler_service.core.placement", "np"),
         by_name("scheduler_service.core.placement", "attrgetter", "__class__"),
         by_name("scheduler_service.core.request", "array", "i"),
         by_name("scheduler_service.core.nothing", "x"),
@@ -213,7 +218,7 @@ def test_load_runs_nothing_when_a_pickle_calls_something(tmp_path: Path) -> None
     for data in (
         pickle.dumps(Calls(os.mkdir, str(witness))),
         by_name("posix", "mkdir", str(witness)),
-        by_name("scheduler_service.core.scheduler", "np.lib.format.os.mkdir", str(witness)),
+        by_name("scheduler_service.core.placement", "np.lib.format.os.mkdir", str(witness)),
     ):
         with pytest.raises(CheckpointUnusable, match="is not admitted"):
             load_state(data, Scheduler)

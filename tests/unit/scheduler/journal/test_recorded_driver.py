@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.core.params_sets import ParamsSet
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import SegmentReader
 from tests.support.core.machines import Machine
@@ -15,30 +14,28 @@ from tests.support.core.stepped_fleet import Fleet, turns
 async def test_effects_are_recorded_when_the_driver_fails_to_execute_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_params_set: ParamsSet) -> None:
+    failed: list[object] = []
+
+    def fail(events: object) -> None:
         monkeypatch.undo()
+        failed.append(events)
         raise RuntimeError("a fault of the driver")
 
     journal = open_file(path)
     fleet = Fleet(journal=journal)
     machine = Machine("executor:1")
     await fleet.join(machine)
-
-    monkeypatch.setattr("scheduler_service.driver.encode_once", fail)
-
-    with pytest.raises(RuntimeError, match="a fault of the driver"):
-        fleet.submit(1)
-    fleet.cluster.look_again()
+    monkeypatch.setattr(fleet.cluster.delivery, "deliver", fail)
+    fleet.submit(1)
     await turns()
     await fleet.finish(machine)
     await fleet.cluster.drain(0)
     journal.close()
 
     entries = list(SegmentReader(path))
-    (submitted,) = [entry for entry in entries if entry.HasField("request_submitted")]
-    assert submitted.effects[0].request_assigned.address == "executor:1"
-    steps = [
-        effect for entry in entries for effect in entry.effects if effect.HasField("send_step")
+    delivered = [
+        effect for entry in entries for effect in entry.effects if effect.HasField("deliver_tokens")
     ]
-    assert steps
+    assert len(failed) == 1
+    assert delivered
     assert replay(path).difference is None

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.core.blocks.block_pool import BlockPool
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.plan import StepEvents, StepOutcome
+from scheduler_service.core.queue.waiting_queue import Waiting
 from scheduler_service.core.request import Request
-from scheduler_service.core.scheduler import Scheduler as Engine
 from scheduler_service.journal.__main__ import main
 from scheduler_service.journal.replay import Difference, replay
 from scheduler_service.journal.segment_file import SegmentReader
@@ -49,7 +50,7 @@ def difference_of(path: Path) -> Difference:
 
 
 def test_replay_is_identical_when_nothing_has_changed(tmp_path: Path) -> None:
-    path = record(tmp_path / "everything.journal", seed=10)
+    path = record(tmp_path / "everything.journal", seed=4)
     report = replay(path)
 
     entries = list(SegmentReader(path))
@@ -117,10 +118,10 @@ def aborts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def schedule(engine: Engine) -> None:
+    def plan_step(_engine: Engine, _waiting: Waiting) -> None:
         raise AssertionError("it is broken")
 
-    monkeypatch.setattr(Engine, "schedule", schedule)
+    monkeypatch.setattr(Engine, "plan_step", plan_step)
 
 
 def raises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from scheduler_service.core.blocks.prefix_cache import PrefixCache
+from scheduler_service.core.config import FleetConfig
 from scheduler_service.core.endings import Endings
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
-from scheduler_service.core.planning.growing_rows import GrowingRows
+from scheduler_service.core.planning.room import Room
 from scheduler_service.core.request import Request
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import BeamParams
-from scheduler_service.core.scheduler import Scheduler as Engine
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.scheduler.effects import (
     DeliverTokens,
@@ -42,29 +43,32 @@ TAKE, PUBLISH, CHARGE = (
     (Results, "charge_tenant"),
 )
 
+_MAX_ROUNDS = 100
+
 
 def a_machine(address: str = "executor:1") -> Machine:
-    """Its engine charges tenants for every token."""
-    return Machine(address, max_num_seqs=8, queue_policy="fair")
+    return Machine(address, max_num_seqs=8)
 
 
 def a_fleet(*requests: Request) -> tuple[PureFleet, Machine]:
-    """One executor has all `requests`."""
-    fleet, machine = PureFleet(), a_machine()
+    """One executor gets all `requests`. Tenants are charged for every token."""
+    fleet, machine = PureFleet(FleetConfig(queue_policy="fair")), a_machine()
     fleet.join(machine)
     fleet.submit(*requests)
     return fleet, machine
 
 
 def break_one(fleet: PureFleet) -> ExecutorGone:
-    """Lets executors answer until one is gone."""
-    while not fleet.effects_of(ExecutorGone):
+    """Lets executors answer until another one is gone."""
+    num_gone = len(fleet.effects_of(ExecutorGone))
+    for _ in range(_MAX_ROUNDS):
         fleet.settle()
         for address in [address for address, held in fleet.held.items() if held]:
             if fleet.held.get(address):
                 fleet.answer(fleet.machines[address])
-    (gone,) = fleet.effects_of(ExecutorGone)
-    return gone
+        if len(fleet.effects_of(ExecutorGone)) > num_gone:
+            return fleet.effects_of(ExecutorGone)[-1]
+    raise AssertionError("no executor is gone")
 
 
 def finish_elsewhere(fleet: PureFleet) -> None:
@@ -89,7 +93,7 @@ def raise_after_take(monkeypatch: pytest.MonkeyPatch, step_id: int) -> None:
 # -- what the scheduler says -----------------------------------------------------------------------
 
 
-def test_executor_is_removed_blameless_when_schedule_raises(
+def test_executor_is_removed_blameless_when_no_step_can_be_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = Broken(monkeypatch, RowColumns, "plan_work")
@@ -97,8 +101,8 @@ def test_executor_is_removed_blameless_when_schedule_raises(
 
     found = fleet.settle()
 
-    failed, gone = found[0], found[1]
-    assert failed == EngineFailed(machine.address, "schedule", broken.error)
+    failed, gone = (e for e in found if isinstance(e, EngineFailed | ExecutorGone))
+    assert failed == EngineFailed(machine.address, "plan_step", broken.error)
     assert isinstance(gone, ExecutorGone)
     assert (gone.cause, gone.why) == (LossCause.BLAMELESS, "its engine failed")
     assert [request.is_finished for request in gone.requests] == [False]
@@ -110,7 +114,8 @@ def test_executor_is_removed_blameless_when_schedule_raises(
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("readmit", lambda fleet: fleet.submit(a_request(2))),
+        ("plan_step", lambda fleet: fleet.answer(fleet.machines["executor:1"])),
+        ("apply", lambda fleet: fleet.answer(fleet.machines["executor:1"])),
         ("abort", lambda fleet: fleet.abort("r1")),
         ("take_ended", lambda fleet: fleet.abort("r1")),
     ],
@@ -209,22 +214,23 @@ def test_clients_get_prompt_logprobs_once_when_apply_raises(
     assert fleet.prompt_positions == {1: [1, 2]}
 
 
-def test_request_ends_when_every_engine_that_gets_it_fails(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(RowColumns, "plan_work"), (Room, "find_blocker"), (Results, "take")],
+)
+def test_request_ends_when_every_engine_that_gets_it_or_looks_at_it_fails(
+    part: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = PureFleet()
     fleet.handle(RequestSubmitted(a_request(1)))
     num_engines = 0
     while not fleet.finished:
         num_engines += 1
+        assert num_engines <= MAX_FRUITLESS_LOSSES
         with monkeypatch.context() as context:
-            Broken(context, GrowingRows, "grow")
+            Broken(context, part, name)
             fleet.join(a_machine(f"executor:{num_engines}"))
-            while fleet.scheduler.executors:
-                fleet.settle()
-                for machine in list(fleet.machines.values()):
-                    if fleet.held.get(machine.address):
-                        fleet.answer(machine)
+            break_one(fleet)
 
     assert num_engines == MAX_FRUITLESS_LOSSES
     assert fleet.finished["r1"].error == (REASON, MESSAGE)
@@ -294,7 +300,7 @@ def test_requests_end_with_an_error_when_the_evacuation_fails_too(
 
     fleet.settle()
 
-    assert [failed.call for failed in fleet.effects_of(EngineFailed)] == ["schedule", "evacuate"]
+    assert [failed.call for failed in fleet.effects_of(EngineFailed)] == ["plan_step", "evacuate"]
     assert fleet.finished["r1"].error == (REASON, MESSAGE)
     assert fleet.scheduler.places == {}
 
@@ -371,6 +377,7 @@ def check_completions(fleet: PureFleet) -> None:
 def test_no_step_is_sent_to_an_executor_after_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     Broken(monkeypatch, Results, "take").at_call = 2
     fleet, machine = a_fleet(a_request(1), a_request(2))
+    fleet.settle()
     fleet.join(a_machine("executor:2"))
     fleet.run()
     index = next(i for i, each in enumerate(fleet.effects) if isinstance(each, ExecutorGone))

@@ -8,11 +8,10 @@ import pytest
 
 from scheduler_service.assignment import AssignedFor
 from scheduler_service.core.config import Feature, FleetConfig
+from scheduler_service.core.engine import Engine
 from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.planning.lateness import MAX_REFUSALS
 from scheduler_service.core.request import FinishReason, SchedulingParams
-from scheduler_service.core.scheduler import Scheduler as Engine
-from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.fleet.executor_losses import RETURN_NS, LossCause
 from scheduler_service.scheduler import events
 from scheduler_service.scheduler.effects import (
@@ -73,6 +72,12 @@ def _submit(fleet: PureFleet) -> list[Effect]:
     return fleet.submit(a_request(2))
 
 
+def _submit_to_idle(fleet: PureFleet) -> list[Effect]:
+    fleet.join(a_machine(2))
+    fleet.settle()
+    return fleet.submit(a_request(2))
+
+
 def _tick(fleet: PureFleet) -> list[Effect]:
     fleet.join(a_machine(2))
     fleet.submit(a_request(2))
@@ -122,8 +127,9 @@ def _weigh(fleet: PureFleet) -> list[Effect]:
     [
         (_join, []),
         (_connect, [ExecutorServes, WakeAt]),
-        (_submit, [RequestAssigned, WakeAt]),
-        (_tick, [SendStep, SendStep]),
+        (_submit, []),
+        (_submit_to_idle, [WakeAt]),
+        (_tick, [RequestAssigned, SendStep, SendStep]),
         (_answer, [SendStep, DeliverTokens]),
         (_abort, [DeliverTokens, WakeAt]),
         (_abort_unknown, []),
@@ -195,7 +201,9 @@ def test_nothing_changes_when_no_engine_can_be_made_for_a_new_life(
 
 def test_nothing_changes_when_a_request_is_refused() -> None:
     fleet = a_fleet(a_machine(max_num_seqs=1), max_num_waiting=1)
-    fleet.submit(a_request(1), a_request(2))
+    fleet.submit(a_request(1))
+    fleet.settle()
+    fleet.submit(a_request(2))
     with pytest.raises(DomainError, match="1 requests wait; allowed: 1"):
         fleet.submit(a_request(3))
     with pytest.raises(DomainError):
@@ -270,7 +278,8 @@ def test_executor_gets_no_requests_before_it_is_connected() -> None:
     fleet.submit(a_request(1))
     fleet.settle()
     assert fleet.scheduler.num_waiting == 1
-    assert kinds(fleet.connect(machine)) == [ExecutorServes, RequestAssigned, WakeAt]
+    assert kinds(fleet.connect(machine)) == [ExecutorServes, WakeAt]
+    assert kinds(fleet.settle()) == [RequestAssigned, SendStep, SendStep]
 
 
 def test_no_step_is_planned_when_an_executor_was_lost_before_the_tick() -> None:
@@ -290,7 +299,7 @@ def test_requests_move_to_the_new_life_when_an_executor_is_replaced_at_its_addre
 
     found = fleet.join(machine)
 
-    assert kinds(found) == [ExecutorGone, WakeAt, ExecutorServes, RequestAssigned, WakeAt]
+    assert kinds(found) == [ExecutorGone, WakeAt, ExecutorServes, WakeAt]
     gone = found[0]
     assert isinstance(gone, ExecutorGone)
     assert (gone.epoch, gone.cause) == (1, LossCause.DIED)
@@ -341,6 +350,7 @@ def test_executor_that_drains_keeps_what_runs_and_gets_nothing_new() -> None:
     fleet.settle()
     assert fleet.requests_at(going) == ["r1"]
     fleet.join(staying)
+    fleet.settle()
     assert fleet.requests_at(staying) == ["r2"]
     fleet.run()
     (gone,) = fleet.effects_of(ExecutorGone)
@@ -366,6 +376,7 @@ def test_requests_move_when_the_time_of_a_drain_is_over() -> None:
     ]
     (gone,) = fleet.effects_of(ExecutorGone)
     assert (gone.is_drained, gone.num_moved, gone.cause) == (True, 2, LossCause.BLAMELESS)
+    fleet.settle()
     assert fleet.requests_at(staying) == ["r1", "r2"]
     fleet.run()
     assert fleet.tokens == {1: tokens_of(1), 2: tokens_of(2)}
@@ -401,8 +412,10 @@ def test_executor_gets_nothing_new_while_it_is_doubtful_and_keeps_what_it_has() 
     fleet.settle()
     fleet.handle(events.ExecutorDoubted(late.address, is_doubtful=True))
     fleet.submit(a_request(2))
+    fleet.settle()
     assert fleet.scheduler.num_waiting == 1
     fleet.join(other)
+    fleet.settle()
     assert (fleet.requests_at(late), fleet.requests_at(other)) == (["r1"], ["r2"])
 
 
@@ -412,8 +425,8 @@ def test_request_begins_when_the_only_executor_is_no_longer_doubtful() -> None:
     fleet.handle(events.ExecutorDoubted(machine.address, is_doubtful=True))
     fleet.submit(a_request(1))
     fleet.settle()
-    found = fleet.handle(events.ExecutorDoubted(machine.address, is_doubtful=False))
-    assert RequestAssigned in kinds(found)
+    fleet.handle(events.ExecutorDoubted(machine.address, is_doubtful=False))
+    assert RequestAssigned in kinds(fleet.settle())
     assert fleet.handle(events.ExecutorDoubted(machine.address, is_doubtful=False)) == []
 
 
@@ -601,7 +614,7 @@ def a_failed_row() -> tuple[PureFleet, Machine, Machine]:
 def test_request_that_failed_is_retried_where_it_did_not_fail() -> None:
     fleet, sick, late = a_failed_row()
     fleet.handle(events.ExecutorDoubted(late.address, is_doubtful=False))
-    found = fleet.answer(sick)
+    found = fleet.answer(sick) + fleet.settle()
     moved = next(effect for effect in found if isinstance(effect, RequestMoved))
     assigned = next(effect for effect in found if isinstance(effect, RequestAssigned))
     assert found.index(moved) < found.index(assigned)
@@ -615,11 +628,28 @@ def test_request_that_failed_waits_for_an_executor_that_is_doubtful() -> None:
     fleet, sick, late = a_failed_row()
     fleet.answer(sick)
     fleet.settle()
-    assert (fleet.scheduler.num_waiting, fleet.scheduler.num_queued) == (1, 0)
-    found = fleet.handle(events.ExecutorDoubted(late.address, is_doubtful=False))
-    assert RequestAssigned in kinds(found)
+    assert fleet.scheduler.num_queued == 1
+    fleet.handle(events.ExecutorDoubted(late.address, is_doubtful=False))
+    assert RequestAssigned in kinds(fleet.settle())
+    assert fleet.requests_at(late) == ["r1"]
     fleet.run()
     assert fleet.tokens == {1: tokens_of(1)}
+
+
+def test_request_that_failed_does_not_wait_for_the_executor_where_it_did() -> None:
+    fleet, sick, busy = a_failed_row()
+    fleet.handle(events.ExecutorDoubted(busy.address, is_doubtful=False))
+    fleet.handle(events.ExecutorDoubted(sick.address, is_doubtful=True))
+    fleet.submit(a_request(2), a_request(3))
+    fleet.settle()
+    fleet.handle(events.ExecutorDoubted(sick.address, is_doubtful=False))
+
+    fleet.answer(sick)
+    fleet.answer(sick)
+    fleet.settle()  # the first executor is idle, and would be sooner to compute it
+    fleet.answer(busy)
+
+    assert fleet.requests_at(busy) == ["r1", "r2", "r3"]
 
 
 def test_request_that_waits_to_be_retried_ends_when_it_is_aborted() -> None:
@@ -644,24 +674,84 @@ def test_nobody_is_blamed_when_batches_were_too_large_to_be_sent() -> None:
     assert fleet.requests_at(machine) == ["r1"]
 
 
-def test_preempted_request_moves_to_an_idle_executor_that_can_begin_it_sooner() -> None:
-    full, free = a_machine(1), a_machine(2)
-    fleet = a_fleet(full)
-    fleet.submit(a_request(1), a_request(2))
-    fleet.settle()
-    fleet.join(free)
-    engine = fleet.executor(full).engine
-    engine.placement.preempt(engine.placement.requests["r2"], PreemptionCause.BLOCKS)
-    engine.placement.rows.run_limit[:] = 0  # nothing begins there
-    fleet.now_ns = 10**9
+def test_executor_that_fails_takes_no_more_suspects_than_it_has_rows() -> None:
+    machine = a_machine()
+    fleet = a_fleet(machine)
+    machine.fails, machine.sick_every = True, 2
+    engine, num_rows = fleet.executor(machine).engine, machine.config.max_num_seqs
+    most = 0
+    for number in range(1, 61):
+        if fleet.scheduler.num_queued < 12:
+            fleet.submit(a_request(number))
+        fleet.settle()
+        fleet.answer(machine)
+        most = max(most, engine.num_unfinished)
+    assert num_rows < most <= 2 * num_rows
+    machine.fails = False
+    fleet.run()
 
-    for _ in range(2):
+
+# -- preempted requests ----------------------------------------------------------------------------
+
+
+def a_preemption() -> tuple[PureFleet, Machine, Machine]:
+    """The first executor lacks blocks for r2, and goes on with r1; the second one is idle."""
+    full, idle = a_machine(1, num_device_blocks=8), a_machine(2)
+    fleet = a_fleet(full)
+    fleet.submit(a_request(1, max_tokens=24), a_request(2, max_tokens=24))
+    fleet.settle()
+    for _ in range(24):
+        if fleet.executor(full).engine.preempted_request_ids:
+            break
         fleet.answer(full)
+    fleet.answer(full)  # the last step that computes r2
+    assert [r.request_id for r in fleet.executor(full).engine.movable_requests] == ["r2"]
+    fleet.join(idle)
+    fleet.settle()
+    return fleet, full, idle
+
+
+@pytest.mark.parametrize(("token_ns", "patience_ms"), [(0, 10), (MS, 17)])
+def test_preempted_request_moves_to_an_idle_executor_when_it_has_waited_as_long_as_it_computes(
+    token_ns: int, patience_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "recompute_ns", lambda _, num_tokens: num_tokens * token_ns)
+    fleet, full, idle = a_preemption()
+    fleet.now_ns = patience_ms * MS - 1
+    fleet.answer(full)
+    fleet.settle()
+    assert fleet.requests_at(full) == ["r1", "r2"]
+
+    fleet.now_ns += 1
+    fleet.answer(full)
 
     (moved,) = fleet.effects_of(RequestMoved)
     assert (moved.request.request_id, moved.address) == ("r2", full.address)
     assert moved.reason is MoveReason.BEGINS_SOONER_ELSEWHERE
-    assert "r2" in fleet.requests_at(free)
+    assert (fleet.requests_at(full), fleet.requests_at(idle)) == (["r1"], ["r2"])
+    fleet.run()
+    assert fleet.tokens == {1: tokens_of(1, 24), 2: tokens_of(2, 24)}
+
+
+def test_preempted_request_moves_when_nothing_happens_where_it_waits() -> None:
+    fleet, full, idle = a_preemption()
+    fleet.pass_time(0.009)
+    assert fleet.requests_at(full) == ["r1", "r2"]
+    fleet.pass_time(0.002)
+    assert (fleet.requests_at(full), fleet.requests_at(idle)) == (["r1"], ["r2"])
+
+
+def test_preempted_request_stays_when_no_other_executor_has_room_for_it() -> None:
+    fleet, full, _ = a_preemption()
+    fleet.handle(events.ExecutorDoubted("executor:2", is_doubtful=True))
+    fleet.join(a_machine(3, num_device_blocks=4))
+    fleet.pass_time(1)
+    fleet.answer(full)
+    fleet.settle()
+    assert fleet.requests_at(full) == ["r1", "r2"]
+    assert fleet.wakes_at_ns is None
+    fleet.run()
+    assert fleet.tokens == {1: tokens_of(1, 24), 2: tokens_of(2, 24)}
 
 
 # -- time ------------------------------------------------------------------------------------------
@@ -680,10 +770,8 @@ def test_all_overdue_requests_end_when_there_is_no_step_to_end_them_in() -> None
 
 
 def test_next_request_begins_when_the_one_before_it_ended_before_its_first_step() -> None:
-    machine = a_machine(max_num_seqs=1, queue_policy="deadline")
-    fleet = a_fleet(machine, queue_policy="deadline")
+    fleet = a_fleet(a_machine(max_num_seqs=1), queue_policy="deadline")
     fleet.submit(a_request(1, SchedulingParams(deadline_ns=MS)), a_request(2))
-    assert fleet.requests_at(machine) == ["r1"]
     fleet.now_ns = 2 * MS
     fleet.run()
     assert fleet.finished["r1"].error is not None
@@ -693,7 +781,9 @@ def test_next_request_begins_when_the_one_before_it_ended_before_its_first_step(
 def test_waiting_request_ends_soon_after_its_deadline() -> None:
     machine = a_machine(max_num_seqs=1)
     fleet = a_fleet(machine, queue_policy="deadline")
-    fleet.submit(a_request(1), a_request(2, SchedulingParams(deadline_ns=50 * MS)))
+    fleet.submit(a_request(1))
+    fleet.settle()
+    fleet.submit(a_request(2, SchedulingParams(deadline_ns=50 * MS)))
     fleet.settle()
     assert fleet.wakes_at_ns is not None
     assert 50 * MS <= fleet.wakes_at_ns <= 60 * MS
@@ -740,7 +830,7 @@ def test_aborted_request_ends_once_wherever_it_is() -> None:
 
 def order_of_tenants(fleet: PureFleet, tenants: str) -> str:
     """Tenants in the order in which their requests, submitted as `tenants`, begin one by one."""
-    fleet.join(a_machine(max_num_seqs=1, queue_policy="fair"))
+    fleet.join(a_machine(max_num_seqs=1))
     for number, tenant in enumerate(tenants, 1):
         fleet.submit(a_request(number, SchedulingParams(tenant=tenant)))
     fleet.run()

@@ -189,32 +189,6 @@ def test_add_refuses_an_adapter_when_no_step_may_have_one() -> None:
     assert message.startswith("FEATURE_UNSUPPORTED")
 
 
-# -- the queue ---------------------------------------------------------------------------------
-
-
-def test_add_refuses_and_says_when_to_retry_when_the_queue_is_full() -> None:
-    driver = CoreDriver(max_num_waiting=2)
-    driver.add(3)
-    driver.add(3)
-    with pytest.raises(DomainError) as refusal:
-        driver.add(3)
-    assert refusal.value.reason == "QUEUE_FULL"
-    assert refusal.value.message == "2 requests wait; allowed: 2"
-    assert refusal.value.retry_delay_s
-    driver.step()
-    driver.add(3)
-
-
-def test_readmit_takes_a_request_when_the_queue_is_full() -> None:
-    driver, other = CoreDriver(max_num_waiting=1), CoreDriver()
-    driver.add(3)
-    other.add(3, "moved")
-    (moved,) = other.core.evacuate()
-    moved.arrival = 5
-    driver.core.readmit(moved)
-    assert driver.core.num_waiting == 2
-
-
 @pytest.mark.parametrize(("resume", "reason"), [([[1, EOS]], "stop"), ([[1, 2, 3, 4]], "length")])
 def test_add_finishes_a_request_at_once_when_it_has_all_its_tokens(
     resume: list[list[int]], reason: str

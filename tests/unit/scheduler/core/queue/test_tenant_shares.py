@@ -7,9 +7,6 @@ import pytest
 from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES, make_queue_policy
 from scheduler_service.core.queue.tenant_shares import ACTIVE_NS, HELD_PER_LEFT, TenantShares
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
-from scheduler_service.core.request import SchedulingParams
-from splitserve_rpc.domain_error import DomainError
-from tests.support.core.driver import CoreDriver
 from tests.support.core.queue_driver import make_queue, make_request
 
 
@@ -106,18 +103,3 @@ def test_has_place_ends_with_the_places_when_tenants_have_no_shares(name: str) -
 @pytest.mark.parametrize("name", sorted(set(QUEUE_POLICIES) - {"fair"}))
 def test_shares_are_none_when_the_policy_is_not_fair(name: str) -> None:
     assert make_queue_policy(name, {}).shares is None
-
-
-def test_core_refuses_the_flood_and_takes_others_when_its_places_are_full() -> None:
-    driver = CoreDriver(queue_policy="fair", max_num_waiting=4)
-
-    def add(tenant: str) -> None:
-        driver.add(3, scheduling=SchedulingParams(tenant=tenant))
-
-    for tenant in ("b", "a", "a"):
-        add(tenant)
-    with pytest.raises(DomainError, match="3 requests wait; allowed: 4, of which some") as caught:
-        add("a")
-    add("c")
-    assert caught.value.reason == "QUEUE_FULL"
-    assert driver.core.num_waiting == 4

@@ -1,76 +1,62 @@
-"""An engine with a waiting queue of its own: the scheduler of one executor.
-
-Its owner gives it requests before it can begin them, by `readmit`, and asks `openings` which it
-could begin. Both end when one queue serves all engines: then this module and
-`planning/openings.py` go.
-"""
+"""An engine with a waiting queue of its own, for tests that have one engine and no scheduler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from typing import Any
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.engine import Engine
 from scheduler_service.core.outcomes.evacuation import detach
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
-from scheduler_service.core.planning.openings import Openings
+from scheduler_service.core.planning.arrival_checks import check_request
 from scheduler_service.core.queue.queue_policy import make_queue_policy
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import FinishReason, Request, RequestStatus
+from scheduler_service.journal.checkpoint import dump_state, load_state
 from splitserve_rpc.domain_error import DomainError
 
-QUEUE_FULL_RETRY_S = 1.0
-_NUMBER = 0
 
-
-class Scheduler(Engine):
-    """Waiting, running and preempted requests of one executor."""
+class EngineWithQueue(Engine):
+    """Waiting, running and preempted requests of one executor; does what a scheduler does."""
 
     def __init__(self, config: SchedulerConfig, last_step_id: int = 0) -> None:
         policy = make_queue_policy(config.queue_policy, config.tenant_weights)
         self.queue = WaitingQueue(policy)
         super().__init__(config, self.queue, last_step_id)
-        # What it could begin, for whoever has requests for several cores.
-        self.openings = Openings(config, self.placement)
+
+    def restored(self) -> EngineWithQueue:
+        """Returns another engine in the state of this one, by way of a checkpoint."""
+        copy: Any = object.__new__(EngineWithQueue)
+        vars(copy).update(load_state(dump_state(vars(self)), dict))
+        assert copy.queue is copy.placement.queue
+        return copy  # type: ignore[no-any-return]
 
     # -- state -------------------------------------------------------------------------------------
 
     @property
-    def queued(self) -> Iterator[Request]:
-        """Requests that wait for a row and have no KV: preempted ones, then the queue."""
-        preempted = self.placement.preempted
-        return chain((r for r in preempted if r.status is RequestStatus.PREEMPTED), self.queue)
-
-    @property
     def num_waiting(self) -> int:
         """Requests that wait for a row and have no KV."""
-        return len(self.queue) + self.num_preempted - self.num_swapped
+        return len(self.queue) + super().num_waiting
 
     @property
     def num_unfinished(self) -> int:
-        """Requests it has."""
-        return len(self.queue) + len(self.placement.requests)
-
-    @property
-    def queued_request_ids(self) -> list[str]:
-        """Requests that have no row: preempted ones, then those that wait."""
-        return [request.request_id for request in chain(self.placement.preempted, self.queue)]
+        """Requests that it has or that wait."""
+        return len(self.queue) + super().num_unfinished
 
     @property
     def unfinished_request_ids(self) -> list[str]:
-        """Requests it has: those that began, then those that wait."""
-        return [*self.placement.requests, *(request.request_id for request in self.queue)]
+        """Requests that began, then those that wait."""
+        return [*super().unfinished_request_ids, *(request.request_id for request in self.queue)]
 
     @property
     def num_unfinished_tokens(self) -> int:
-        """Tokens of all unfinished sequences; the load a router compares."""
+        """Tokens of all unfinished sequences."""
         waiting = (s for request in self.queue for s in request.unfinished)
         return super().num_unfinished_tokens + sum(len(s.token_ids) for s in waiting)
 
     @property
     def is_queue_full(self) -> bool:
-        """Whether `add` refuses whatever comes."""
+        """Whether `add` refuses any request."""
         return len(self.queue) >= self._config.max_num_waiting
 
     def find(self, request_id: str) -> Request | None:
@@ -78,7 +64,7 @@ class Scheduler(Engine):
         return self.queue.get(request_id) or self.placement.requests.get(request_id)
 
     def has_place(self, request: Request) -> bool:
-        """Returns whether the queue takes `request`, if it is a new one."""
+        """Returns whether the queue takes a new request."""
         return self.queue.has_place(request.scheduling.tenant, self._config.max_num_waiting)
 
     # -- events in ---------------------------------------------------------------------------------
@@ -88,6 +74,10 @@ class Scheduler(Engine):
         super().tick(now_ns)
         self.queue.tick(now_ns)
 
+    def check(self, request: Request) -> None:
+        """Raises DomainError if `request` can never run here."""
+        check_request(request, self._config)
+
     def add(self, request: Request) -> None:
         """Takes a new request. Raises DomainError if it can never run, or if the queue is full.
 
@@ -95,10 +85,7 @@ class Scheduler(Engine):
         """
         self.check(request)
         if not self.has_place(request):
-            message = f"{len(self.queue)} requests wait; allowed: {self._config.max_num_waiting}"
-            if not self.is_queue_full:
-                message += ", of which some are left to tenants that have fewer"
-            raise DomainError("QUEUE_FULL", message, retry_delay_s=QUEUE_FULL_RETRY_S)
+            raise DomainError("QUEUE_FULL", f"{len(self.queue)} requests wait")
         self.readmit(request)
 
     def readmit(self, request: Request) -> None:
@@ -111,20 +98,18 @@ class Scheduler(Engine):
             request.status = RequestStatus.WAITING
             self.queue.push(request)
             self.prepare(request)
-        self.openings.given(request)
 
     def abort(self, request_id: str) -> Request | None:
-        """Ends a request in whatever state it is; None if there is no such request."""
+        """Ends a request in any state and returns it; None for an unknown id."""
         self._check_open()
         request = self.find(request_id)
         if request is not None:
             self.placement.finish(request, FinishReason.ABORTED)
             self.queue.ended(request.request_id)
-            self.openings.changed()
         return request
 
     def withdraw(self, request_id: str) -> Request | None:
-        """Gives a request away in whatever state it is; None if there is no such request."""
+        """Removes a request in any state and returns it; None for an unknown id."""
         self._check_open()
         request = self.find(request_id)
         if request is None:
@@ -132,7 +117,6 @@ class Scheduler(Engine):
         moved = detach(request, self.placement)
         self.placement.remove(request)
         self.queue.ended(request.request_id)
-        self.openings.changed()
         return moved
 
     def evacuate(self) -> list[Request]:
@@ -146,16 +130,15 @@ class Scheduler(Engine):
     # -- steps -------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
-        """Decides the next step; None if there is nothing to compute now."""
-        plan = self.plan_step(self.queue.view(_NUMBER))
-        self.openings.step_planned(self.placement.draft.lacks if plan is None else plan.lacks)
+        """Plans the next step; None if there is nothing to compute now."""
+        plan = self.plan_step(self.queue)
+        self.queue.take_begun()
         return plan
 
     def apply(self, outcome: StepOutcome) -> StepEvents:
         """Learns from a result; see `Engine.apply`."""
         events = super().apply(outcome)
         self.queue.charge(events.num_sampled)
-        self.openings.changed()
         return events
 
     def _add_ended(self, events: StepEvents) -> StepEvents:
