@@ -150,7 +150,7 @@ def main() -> int:
 
 
 def _why_no_flash_attention_3() -> str | None:
-    """What keeps flash-attn 3 from this machine; None if nothing does."""
+    """Returns the reason why flash-attn 3 cannot run on this machine; None if it can."""
     # It imports all that computes, which takes seconds.
     from benchmarks.gpu_check.backends import FLASH_ATTENTION_3, why_absent
 

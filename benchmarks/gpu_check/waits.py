@@ -132,7 +132,7 @@ class _BeginTimes:
 
     @property
     def waited_ms(self) -> float | None:
-        """What the busy device adds; the rest is the host's own work. None: it cannot begin."""
+        """Time to begin a step that the busy device adds, in ms; None if the step cannot begin."""
         return None if self.busy_ms is None else max(0.0, self.busy_ms - self.idle_ms)
 
 

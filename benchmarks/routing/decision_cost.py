@@ -150,7 +150,7 @@ def _measure(prepare: Callable[[int], Callable[[], object]]) -> list[float]:
 
 
 def measure_decisions() -> None:
-    """Prints what the choice itself takes, and what the scheduler does for an arrival or a result.
+    """Prints CPU times of a choice, of an arrival and of a result.
 
     An arrival at open executors is timed until steps are planned with it.
     """

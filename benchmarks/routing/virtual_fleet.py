@@ -46,7 +46,7 @@ class Fate:
 
 @dataclass(slots=True, eq=False)
 class _Executor:
-    """What steps take, and the steps in flight with the time at which each is done."""
+    """Simulated executor: duration of its steps, and steps in flight with their end times."""
 
     address: str
     number: int

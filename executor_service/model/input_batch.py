@@ -234,7 +234,7 @@ def lay_out(
 
 
 def _first_lines(step: StepInput, selected: Int64Array, max_joined: int) -> Int64Array:
-    """With which of the `selected` rows of `step` the rows of a pass begin."""
+    """Finds the `selected` rows of `step` with which rows of a pass begin."""
     every = np.arange(len(selected))
     if step.follows is None or max_joined == 0:
         return every

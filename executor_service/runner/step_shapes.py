@@ -73,7 +73,7 @@ def decode_shapes(max_num_rows: int) -> list[StepShape]:
 
 
 def prompt_shapes(max_num_rows: int, max_num_tokens: int) -> list[StepShape]:
-    """Of steps with prompts, rising, 21 at most; none for `max_num_tokens` below 2."""
+    """Returns sizes of recorded steps with prompts, rising, 21 at most; none below 2 tokens."""
     if max_num_tokens < 2:
         return []
     last = min(MAX_PROMPT_SIZE, max_num_tokens)

@@ -39,7 +39,7 @@ _US_NS = 1000
 
 
 class Obstacle(Enum):
-    """What keeps a request from an executor, besides what it lacks there.
+    """Reasons why a request does not begin at an executor, besides missing rows and blocks.
 
     UNFIT: it could never run there. OTHERS_WAIT_THERE: it waits for room at another one. NONE: it
     could begin, and will. BETTER_IS_BUSY: it could begin, and waits for another executor where it
@@ -89,7 +89,7 @@ class _Before(NamedTuple):
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass through the queue, by the executor that is about to plan a step, if there is one.
+    """One pass through the queue. `executor`: about to plan a step; None for all idle ones.
 
     `held`: requests that wait for busy executors. `num_passes_left`: how many may yet begin before
     all of these.
@@ -169,7 +169,7 @@ class Routing:
         self.is_stale = True
 
     def _kind_of(self, executor: ExecutorState) -> int:
-        """The number of executors with the same configuration; a new one for the first of them."""
+        """Returns the number of a configuration; a new number for a new configuration."""
         if executor.config in self._kinds:
             return self._kinds.index(executor.config)
         self._kinds.append(executor.config)
@@ -309,7 +309,7 @@ class Routing:
 
     @property
     def next_hold_end_ns(self) -> int | None:
-        """When the first hold ends; None if there is none."""
+        """Time in ns at which the first hold ends; None without holds."""
         holds = self._holds.values()
         return min((hold.until_ns for hold in holds if not hold.is_over), default=None)
 
@@ -321,7 +321,7 @@ class Routing:
                 self.is_stale |= hold.is_over
 
     def obstacle(self, request: Request, executor: ExecutorState) -> AdmissionBlocker | Obstacle:
-        """Returns what keeps a request of the queue from an executor, as far as that is known."""
+        """Returns the known reason why a waiting request does not begin at an executor."""
         if not executor.engine.fits(request):
             return Obstacle.UNFIT
         lack = executor.lacks.get(request)
@@ -515,7 +515,7 @@ class Routing:
             self._expect(request, self._states[executor], num_cached)
 
     def _takes_the_last(self, request: Request, executor: ExecutorState) -> bool:
-        """Whether the last executor with room for other tenants would be left to one.
+        """Returns whether a tenant would take the last executor with room for other tenants.
 
         A tenant that has nothing at other executors may take any, so that nobody waits for ever.
         """
@@ -631,7 +631,7 @@ class EngineQueue:
 
     @property
     def waits_since_ns(self) -> int | None:
-        """When the request that has waited longest was queued; None if none waits."""
+        """Time in ns at which the oldest waiting request was queued; None for an empty queue."""
         return self._queue.waits_since_ns
 
     def candidates(self, open_lanes: OpenLanes) -> Iterator[Request]:
@@ -649,7 +649,7 @@ def _is_worth_waiting(best: Choice, own: Choice) -> bool:
 
 
 def _reason(best: Choice, next_best: Choice) -> AssignedFor:
-    """Why the best executor is the best."""
+    """Returns what decided for the best executor."""
     if are_alike(best, next_best):
         return AssignedFor.AS_GOOD
     if best.num_cached > next_best.num_cached:

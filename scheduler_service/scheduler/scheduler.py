@@ -276,7 +276,7 @@ class Scheduler:
         ]
 
     def obstacle(self, request: Request, executor: ExecutorState) -> AdmissionBlocker | Obstacle:
-        """Returns what keeps a request of the queue from an executor, as far as that is known."""
+        """Returns the known reason why a waiting request does not begin at an executor."""
         return self._routing.obstacle(request, executor)
 
     def check(self, request: Request) -> None:
@@ -596,7 +596,7 @@ class Scheduler:
         return moved
 
     def _adopt(self, executor: ExecutorState, request: Request) -> None:
-        """Gives an executor a request that is to be tried apart from others."""
+        """Gives a quarantined request to an executor, which runs it in steps of its own."""
         self._ask(executor, "adopt", lambda: executor.engine.adopt(request))
         self._deliver_ended(executor)
         self._wake(executor)

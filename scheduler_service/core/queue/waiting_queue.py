@@ -30,7 +30,7 @@ class Waiting(Protocol):
 
     @property
     def waits_since_ns(self) -> int | None:
-        """When the request that has waited longest was queued; None if none waits."""
+        """Time in ns at which the oldest waiting request was queued; None for an empty queue."""
 
     def candidates(self, open_lanes: OpenLanes) -> Iterator[Request]:
         """Iterates over the requests that the engine may begin, in the order of the queue.
@@ -103,7 +103,7 @@ class WaitingQueue:
 
     @property
     def waits_since_ns(self) -> int | None:
-        """When the request that has waited longest was queued; None if none waits."""
+        """Time in ns at which the oldest waiting request was queued; None for an empty queue."""
         first = next(iter(self._requests.values()), None)
         return None if first is None else first.queued_at_ns
 

@@ -134,7 +134,7 @@ def row_of_tile(
 
 @triton.jit
 def row_of_token(query_starts: tl.tensor, num_rows: tl.tensor, token: tl.tensor) -> tl.tensor:
-    """The row that `token` belongs to, or the last if it comes behind all; -1 before all."""
+    """Finds the row of a token; the last row for tokens behind all, -1 for tokens before all."""
     num_before = 0
     for first in range(0, num_rows, _QUERY_ROWS_AT_A_TIME):
         rows = first + tl.arange(0, _QUERY_ROWS_AT_A_TIME)
@@ -147,7 +147,7 @@ def row_of_token(query_starts: tl.tensor, num_rows: tl.tensor, token: tl.tensor)
 def place_in_row(
     tile: tl.tensor, num_key_tiles: tl.tensor, IS_DECODE: tl.constexpr, BLOCK_Q: tl.constexpr
 ) -> tl.tensor:
-    """Of the `tile`-th tile of a row: its tile of keys, and the first token of its queries."""
+    """Finds the tile of keys of the `tile`-th tile of a row, and the first token of its queries."""
     key_tile = tile
     first_token = 0
     if not IS_DECODE:

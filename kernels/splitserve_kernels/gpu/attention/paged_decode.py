@@ -317,7 +317,7 @@ def _queries_of_tile(
     num_new: tl.tensor,
     IS_DECODE: tl.constexpr,
 ) -> tl.tensor:
-    """Which lines of a tile are queries, and the positions of these, both [M]."""
+    """Finds the lines of a tile that hold queries, and their positions; both [M]."""
     is_query = is_line
     positions = tl.zeros_like(token_of_tile) + num_computed
     # A decode is told nothing that it does not need: this decides how many run at a time.

@@ -47,7 +47,7 @@ class SharedRows:
 
 @dataclass(frozen=True, slots=True)
 class ShareSums:
-    """What each program saw of tiles of queries that are not its alone: its first and its last.
+    """Partial softmax sums of each program for tiles that it shares: its first tile and its last.
 
     `parts`: [P, 2, Q, H, E], weighted sums of values, `total`, `largest`: [P, 2, Q, H], the
     weights' sums and the largest scores; all float32. Weights are powers of two of score - largest.
@@ -131,7 +131,7 @@ def _merge_kernel(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> None:
-    """One token, some query heads: all parts. Writes `output` [T, H, E]."""
+    """Merges the parts of one token for some query heads. Writes `output` [T, H, E]."""
     num_computed_tokens += first_row
     query_starts += first_row
     row = tl.program_id(0)
