@@ -76,6 +76,13 @@ async def test_charge_ends_when_no_executor_has_the_request() -> None:
     await setting.cluster.drain(0)
 
 
+def submit_many(setting: Setting, charges: list[CountedCharge]) -> None:
+    """More requests than fit into queue and rows, each with a charge of its own."""
+    for handle in range(1000):
+        charges.append(CountedCharge())
+        setting.submit(handle, charges[-1])
+
+
 @pytest.mark.parametrize("is_connected", [True, False])
 async def test_nothing_is_charged_when_the_queue_is_full(is_connected: bool) -> None:
     setting = Setting()
@@ -86,9 +93,7 @@ async def test_nothing_is_charged_when_the_queue_is_full(is_connected: bool) -> 
         await turns()
     charges: list[CountedCharge] = []
     with pytest.raises(DomainError, match="requests wait; allowed") as caught:
-        for handle in range(1000):
-            charges.append(CountedCharge())
-            setting.submit(handle, charges[-1])
+        submit_many(setting, charges)
     *taken, refused = charges
     assert len(taken) >= NUM_WAITING
     assert caught.value.reason == "QUEUE_FULL"
