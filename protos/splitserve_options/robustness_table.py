@@ -12,7 +12,7 @@ ROBUSTNESS_OPTIONS: tuple[Option, ...] = (
     Option(
         "max-num-waiting",
         Kind.INTEGER,
-        "most requests that wait, per executor; further ones are refused with QUEUE_FULL",
+        "most requests that wait for a row, per executor; further ones are refused with QUEUE_FULL",
         _ROBUST,
         _SERVE_SCHEDULER,
         1024,

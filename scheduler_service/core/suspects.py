@@ -126,7 +126,7 @@ class Suspects:
 
     @contextmanager
     def trial_of(self, request: Request) -> Iterator[None]:
-        """Within it, `may_run` allows this suspect alone."""
+        """Restricts `may_run` to one suspect while the context is open."""
         self._on_trial = frozenset({request.request_id})
         try:
             yield

@@ -89,7 +89,7 @@ class _Before(NamedTuple):
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass through the queue. `executor`: about to plan a step; None for all idle ones.
+    """State of a pass through the queue, by one `executor` that plans, or for all idle ones.
 
     `held`: requests that wait for busy executors. `num_passes_left`: how many may yet begin before
     all of these.
@@ -236,7 +236,7 @@ class Routing:
         for request in self._fitting([each for each in self._planning if self.has_room(each)]):
             if walk.held and not self._may_pass(request, walk):
                 return
-            if self._choose(request, walk) is not None:
+            if self._assign_best(request, walk) is not None:
                 return
 
     def _choose_again(self, idle: Collection[ExecutorState]) -> None:
@@ -246,7 +246,7 @@ class Routing:
             if request is None:
                 continue
             self._planning = dict.fromkeys(each for each in idle if each not in declined)
-            if self._choose(request, _Walk()) is not None:
+            if self._assign_best(request, _Walk()) is not None:
                 return
 
     def has_room(self, executor: ExecutorState) -> bool:
@@ -416,9 +416,8 @@ class Routing:
 
     def _is_closed(self, executor: ExecutorState, request: Request) -> bool:
         """Returns whether a request does not fit an executor, or must not begin there."""
-        if self._states[executor].kind not in self._kinds_for(request):
-            return True
-        return executor.life in self._closed_to(request)
+        kinds, closed = self._kinds_for(request), self._closed_to(request)
+        return not _is_allowed(executor, self._states[executor], kinds, closed)
 
     def _options(self, request: Request) -> dict[ExecutorState, HostState]:
         """Executors that could begin a request now or soon."""
@@ -428,12 +427,11 @@ class Routing:
             executor: state
             for executor, state in self._states.items()
             if state.is_open_soon
-            and state.kind in kinds
             and executor not in declined
-            and not (closed and executor.life in closed)
+            and _is_allowed(executor, state, kinds, closed)
         }
 
-    def _choose(self, request: Request, walk: _Walk) -> ExecutorState | None:
+    def _assign_best(self, request: Request, walk: _Walk) -> ExecutorState | None:
         """Assigns a request to an executor that can plan a step for it in this turn."""
         if request.request_id in self._assigned:
             return None
@@ -641,6 +639,16 @@ class EngineQueue:
     def waits_here(self, request: Request) -> bool:
         """Returns whether a request that lacks room here keeps others waiting, in the end."""
         return self._routing.waits_at(request, self._executor)
+
+
+def _is_allowed(
+    executor: ExecutorState,
+    state: HostState,
+    kinds: Collection[int],
+    closed: Collection[Hashable],
+) -> bool:
+    """Returns whether a request that fits `kinds` and failed at `closed` may begin there."""
+    return state.kind in kinds and not (closed and executor.life in closed)
 
 
 def _is_worth_waiting(best: Choice, own: Choice) -> bool:
