@@ -57,6 +57,7 @@ class Load:
         self._num_requests = num_requests
         self._lengths = lengths
         self._to_send: asyncio.Queue[int] = asyncio.Queue()
+        self._takes_submissions = False
         self.num_tokens = self.num_ended = 0
 
     async def run(self) -> None:
@@ -66,6 +67,7 @@ class Load:
         async with grpc.aio.insecure_channel(self._address, channel_options()) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             async for response in stub.Session(self._requests()):
+                self._takes_submissions |= response.takes_submissions
                 self.num_tokens += len(response.token_ids)
                 for event in response.events:
                     if event.HasField("finish"):
@@ -76,8 +78,10 @@ class Load:
 
     async def _requests(self) -> AsyncIterator[api.SessionRequest]:
         while True:
-            handle = await self._to_send.get()
-            yield api.SessionRequest(submit=self._submit(handle))
+            message = api.SessionRequest(submit=self._submit(await self._to_send.get()))
+            while self._takes_submissions and not self._to_send.empty():
+                message.submissions.append(self._submit(self._to_send.get_nowait()))
+            yield message
 
     def _submit(self, handle: int) -> api.SessionSubmit:
         most = self._lengths.max_tokens

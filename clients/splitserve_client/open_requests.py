@@ -14,10 +14,12 @@ class Outgoing:
     """What one stream has still to send; each handle once, so that aborting what waits frees it.
 
     `left`: is set once nothing more is submitted over it, though what it has goes on there.
+    `takes_submissions`: the server reads several requests in one message.
     """
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
+        self.takes_submissions = False
         self.to_submit: dict[int, None] = {}
         self.to_abort: dict[int, None] = {}
         self._is_changed = asyncio.Event()

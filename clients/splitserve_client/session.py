@@ -248,6 +248,7 @@ class Session:
     def _receive(self, response: api.SessionResponse, stream: Outgoing) -> None:
         """Raises ServerUnreachable if it cannot be understood: the stream is opened again."""
         self._num_responses += 1
+        stream.takes_submissions |= response.takes_submissions
         handles, token_ids = response.handles, response.token_ids
         if len(handles) != len(token_ids):
             raise ServerUnreachable("a response has not one token for each handle")

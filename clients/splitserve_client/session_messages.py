@@ -10,6 +10,8 @@ from splitserve_client.open_requests import OpenRequests, Outgoing
 
 # Every server takes a message of this size.
 _SMALL_MESSAGE_BYTES = 256 * 1024
+# Tag and length of a submission in a message.
+_FIELD_BYTES = 8
 
 
 class SessionMessages:
@@ -34,26 +36,47 @@ class SessionMessages:
                 yield api.SessionRequest(abort=api.SessionAbort(handle=handle))
                 continue
             handle = next(iter(outgoing.to_submit))
-            try:
-                message = self._submission(handle)
-            except (TypeError, ValueError, OverflowError) as error:
-                self._fail(handle, InvalidRequest(f"the request cannot be encoded: {error}"))
+            submit = self._submission(handle)
+            if submit is None or not await self._is_small_enough(handle, submit):
                 continue
-            if await self._is_small_enough(handle, message) and handle in outgoing.to_submit:
-                del outgoing.to_submit[handle]
-                self._open.wanted[handle].sent_over = outgoing
+            if handle in outgoing.to_submit:
+                self._sent(handle, outgoing)
+                message = api.SessionRequest(submit=submit)
+                if outgoing.takes_submissions:
+                    self._add_submissions(message, outgoing)
                 yield message
 
-    def _submission(self, handle: int) -> api.SessionRequest:
-        opened = self._open.wanted[handle]
-        submit = api.SessionSubmit(
-            handle=handle, request=opened.request.message(), credential=opened.credential
-        )
-        return api.SessionRequest(submit=submit)
-
-    async def _is_small_enough(self, handle: int, message: api.SessionRequest) -> bool:
-        """Ends the request if not."""
+    def _add_submissions(self, message: api.SessionRequest, outgoing: Outgoing) -> None:
+        """Adds what else is to be submitted, as far as the message stays small."""
         num_bytes = message.ByteSize()
+        for handle in list(outgoing.to_submit):
+            submit = self._submission(handle)
+            if submit is None:
+                continue
+            num_bytes += submit.ByteSize() + _FIELD_BYTES
+            if num_bytes > _SMALL_MESSAGE_BYTES:
+                return
+            self._sent(handle, outgoing)
+            message.submissions.append(submit)
+
+    def _sent(self, handle: int, outgoing: Outgoing) -> None:
+        del outgoing.to_submit[handle]
+        self._open.wanted[handle].sent_over = outgoing
+
+    def _submission(self, handle: int) -> api.SessionSubmit | None:
+        """Encodes a request; ends it and returns None if that is not possible."""
+        opened = self._open.wanted[handle]
+        try:
+            return api.SessionSubmit(
+                handle=handle, request=opened.request.message(), credential=opened.credential
+            )
+        except (TypeError, ValueError, OverflowError) as error:
+            self._fail(handle, InvalidRequest(f"the request cannot be encoded: {error}"))
+            return None
+
+    async def _is_small_enough(self, handle: int, submit: api.SessionSubmit) -> bool:
+        """Returns whether the server takes a request of this size; ends it if not."""
+        num_bytes = submit.ByteSize() + _FIELD_BYTES
         if num_bytes <= _SMALL_MESSAGE_BYTES or num_bytes <= await self._max_message_bytes():
             return True
         refusal = f"the request has {num_bytes} bytes, which is more than the server takes"

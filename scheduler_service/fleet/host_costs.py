@@ -9,10 +9,10 @@ host's own measured times, so that executors of different speeds and sizes are c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_state import HostState
-from scheduler_service.fleet.prefix_index import Prefixes
 
 # What is computed keeps others waiting, too: a cached token is worth more than one of waiting.
 _NEW_TOKEN_WEIGHT = 1.25
@@ -22,54 +22,63 @@ _EVICTED_RATIO = 0.125
 _ADAPTER_TOKENS = 256
 
 
-class HostCosts:
-    """What was seen of each host last, in columns by its number.
+class _Seen(NamedTuple):
+    """What a cost needs of a host. `num_blank`, `num_free`: tokens that such blocks hold."""
 
-    One request is compared with all hosts in one pass over lists: for a fleet of 64 that takes half
-    the time of arrays, or of a look at each state. `_blank`, `_free`: tokens that such blocks hold.
-    """
+    ahead_ns: float
+    token_ns: float
+    num_blank: int
+    num_free: int
+
+
+class HostCosts:
+    """What was seen of each host last, by its number."""
 
     def __init__(self) -> None:
-        self._ahead_ns: list[float] = []
-        self._token_ns: list[float] = []
-        self._blank: list[int] = []
-        self._free: list[int] = []
+        self._seen: dict[int, _Seen] = {}
 
     def seen(self, state: HostState) -> None:
         """Takes over what is known of a host."""
-        number = state.number
-        while number >= len(self._ahead_ns):
-            self._ahead_ns.append(0.0)
-            self._token_ns.append(0.0)
-            self._blank.append(0)
-            self._free.append(0)
-        self._ahead_ns[number] = state.ahead_ns
-        self._token_ns[number] = state.token_ns
-        self._blank[number] = state.num_blank_blocks * state.block_size
-        self._free[number] = state.num_free_blocks * state.block_size
+        num_blank = state.num_blank_blocks * state.block_size
+        num_free = state.num_free_blocks * state.block_size
+        self._seen[state.number] = _Seen(state.ahead_ns, state.token_ns, num_blank, num_free)
 
-    def of(self, request: Request, states: Sequence[HostState], prefixes: Prefixes) -> list[float]:
-        """What a request costs at each of `states`, which were seen, in ns."""
-        num_new = [len(request.unfinished[0].token_ids)] * len(self._ahead_ns)
-        for number, num_cached in zip(prefixes.numbers, prefixes.num_tokens, strict=True):
-            num_new[number] -= num_cached
-        num_brought = dict[int, int]()
-        if any(prefixes.num_host_blocks):
-            num_brought = dict(zip(prefixes.numbers, prefixes.num_host_blocks, strict=True))
-        all_ns = self._of_new(num_new, _with_brought(num_new, states, num_brought))
-        costs_ns = [all_ns[state.number] for state in states]
-        for index, state in enumerate(states if num_brought else ()):
-            costs_ns[index] += num_brought.get(state.number, 0) * state.block_ns
+    def of(
+        self,
+        request: Request,
+        states: Sequence[HostState],
+        num_cached: Mapping[int, int],
+        num_in_host_pool: Mapping[int, int],
+    ) -> list[float]:
+        """Returns what a request costs at each of `states`, which were seen, in ns.
+
+        By number of the host, where there are any: `num_cached` tokens of the request, and
+        `num_in_host_pool` blocks of it.
+        """
+        numbers = [state.number for state in states]
+        num_tokens = len(request.unfinished[0].token_ids)
+        num_new = [num_tokens] * len(states)
+        if num_cached:
+            num_new = [num_tokens - num_cached.get(number, 0) for number in numbers]
+        num_placed = num_new
+        if num_in_host_pool:
+            brought = [num_in_host_pool.get(number, 0) for number in numbers]
+            columns = zip(num_new, brought, states, strict=True)
+            num_placed = [new + blocks * state.block_size for new, blocks, state in columns]
+        costs_ns = self._of_new(numbers, num_new, num_placed)
+        for index, state in enumerate(states if num_in_host_pool else ()):
+            costs_ns[index] += num_in_host_pool.get(state.number, 0) * state.block_ns
         adapter = request.scheduling.adapter
         for index, state in enumerate(states if adapter else ()):
             if adapter not in state.host.adapters:
                 costs_ns[index] += _ADAPTER_TOKENS * state.token_ns
         return costs_ns
 
-    def _of_new(self, num_new: Sequence[int], num_placed: Sequence[int]) -> list[float]:
-        """By number, for so many tokens that are computed, and so many that need room."""
-        times_ns, places = (self._ahead_ns, self._token_ns), (self._blank, self._free)
-        columns = zip(num_new, num_placed, *times_ns, *places, strict=True)
+    def _of_new(
+        self, numbers: Sequence[int], num_new: Sequence[int], num_placed: Sequence[int]
+    ) -> list[float]:
+        """Returns costs for so many tokens that are computed, and so many that need room."""
+        hosts = map(self._seen.__getitem__, numbers)
         # What is not blank is evicted; what is not even free is taken from those that run.
         return [
             ahead_ns + token_ns * new * _NEW_TOKEN_WEIGHT
@@ -77,16 +86,7 @@ class HostCosts:
             else ahead_ns
             + token_ns * (new * _NEW_TOKEN_WEIGHT + (placed - blank) * _EVICTED_RATIO)
             + token_ns * (placed - free if placed > free else 0)
-            for new, placed, ahead_ns, token_ns, blank, free in columns
+            for (ahead_ns, token_ns, blank, free), new, placed in zip(
+                hosts, num_new, num_placed, strict=True
+            )
         ]
-
-
-def _with_brought(
-    num_new: list[int], states: Sequence[HostState], num_brought: Mapping[int, int]
-) -> list[int]:
-    if not num_brought:
-        return num_new
-    num_placed = num_new.copy()
-    for state in states:
-        num_placed[state.number] += num_brought.get(state.number, 0) * state.block_size
-    return num_placed

@@ -54,8 +54,11 @@ class PrefixRouter:
             yield from map(Choice, states)
             return
         prefixes = self._index.find(request)
-        costs_ns = self._costs.of(request, states, prefixes)
         cached = dict(zip(prefixes.numbers, prefixes.num_tokens, strict=True))
+        in_host_pool: dict[int, int] = {}
+        if any(prefixes.num_host_blocks):
+            in_host_pool = dict(zip(prefixes.numbers, prefixes.num_host_blocks, strict=True))
+        costs_ns = self._costs.of(request, states, cached, in_host_pool)
         first = _first(states, costs_ns, prefixes.family)
         yield _choice(states[first], costs_ns[first], cached)
         for index in sorted(range(len(states)), key=costs_ns.__getitem__):

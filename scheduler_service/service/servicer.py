@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 64 * 1024
 # It has no fields, and a call keeps its message as long as it is open.
 _MAX_TOKENIZER_REQUEST_BYTES = 1024
+# Requests of one message that are submitted before steps go on.
+_SUBMITTED_AT_ONCE = 8
 # Who has one of them submits for many, of whom none may slow down another.
 _FOR_OTHERS = frozenset({Scope.GATEWAY, Scope.TENANTS})
 
@@ -151,15 +153,26 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 return
             match message.WhichOneof("action"):
                 case "submit":
-                    await opener.pause.after(self._submit(message.submit, stream, opener))
+                    await self._submit_in_turn([message.submit], stream, opener)
                 case "abort":
                     name = stream.names.get(message.abort.handle)
                     if name is not None:
                         self._cluster.abort(name)
-                case _:
+                case _ if not message.submissions:
                     raise DomainError("SESSION_PROTOCOL", "a message has no action")
+            await self._submit_in_turn(message.submissions, stream, opener)
+
+    async def _submit_in_turn(
+        self, submissions: Sequence[api.SessionSubmit], stream: SessionStream, opener: Opener
+    ) -> None:
+        for number, submit in enumerate(submissions, 1):
+            if stream.outbox.has_ended:
+                return
+            await opener.pause.after(self._submit(submit, stream, opener))
             # Whoever does not read what was refused cannot have more refused.
             await stream.outbox.wait_for_room()
+            if number % _SUBMITTED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # steps do not wait for all of them
 
     def _submit(
         self, submit: api.SessionSubmit, stream: SessionStream, opener: Opener

@@ -277,12 +277,14 @@ class RequestError(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., schedulers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("submit", "abort")
+    __slots__ = ("submit", "abort", "submissions")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSIONS_FIELD_NUMBER: _ClassVar[int]
     submit: SessionSubmit
     abort: SessionAbort
-    def __init__(self, submit: _Optional[_Union[SessionSubmit, _Mapping]] = ..., abort: _Optional[_Union[SessionAbort, _Mapping]] = ...) -> None: ...
+    submissions: _containers.RepeatedCompositeFieldContainer[SessionSubmit]
+    def __init__(self, submit: _Optional[_Union[SessionSubmit, _Mapping]] = ..., abort: _Optional[_Union[SessionAbort, _Mapping]] = ..., submissions: _Optional[_Iterable[_Union[SessionSubmit, _Mapping]]] = ...) -> None: ...
 
 class SessionSubmit(_message.Message):
     __slots__ = ("handle", "request", "credential")
@@ -301,14 +303,16 @@ class SessionAbort(_message.Message):
     def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("handles", "token_ids", "events")
+    __slots__ = ("handles", "token_ids", "events", "takes_submissions")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_SUBMISSIONS_FIELD_NUMBER: _ClassVar[int]
     handles: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     events: _containers.RepeatedCompositeFieldContainer[SessionEvent]
-    def __init__(self, handles: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., events: _Optional[_Iterable[_Union[SessionEvent, _Mapping]]] = ...) -> None: ...
+    takes_submissions: bool
+    def __init__(self, handles: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., events: _Optional[_Iterable[_Union[SessionEvent, _Mapping]]] = ..., takes_submissions: bool = ...) -> None: ...
 
 class SessionEvent(_message.Message):
     __slots__ = ("handle", "tokens", "finish", "rejected", "sequence_finish")

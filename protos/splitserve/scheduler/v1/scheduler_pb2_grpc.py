@@ -101,8 +101,8 @@ class SchedulerServiceServicer(object):
         the session are aborted.
         Ordering: per request as in Generate; `tokens` of a message come before its `events`.
         Errors: what concerns one request arrives as an event and leaves the others alone. The stream
-        itself ends with INVALID_ARGUMENT (SESSION_PROTOCOL) if a message has no action or reuses the
-        handle of an unfinished request, with MESSAGE_UNDECODABLE, MESSAGE_TOO_LARGE and
+        itself ends with INVALID_ARGUMENT (SESSION_PROTOCOL) if a message asks for nothing or reuses
+        the handle of an unfinished request, with MESSAGE_UNDECODABLE, MESSAGE_TOO_LARGE and
         STREAM_NOT_READ as above, and with UNAVAILABLE (DRAINING) at shutdown, if a request is
         unfinished then; a request submitted during the shutdown is rejected by an event.
         """
