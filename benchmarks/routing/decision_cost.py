@@ -15,6 +15,7 @@ from scheduler_service.core.request import Int32Array, Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.fleet.host_state import HostState
 from scheduler_service.fleet.prefix_router import PrefixRouter
+from scheduler_service.fleet.router import Choice
 from scheduler_service.scheduler import effects, events
 from scheduler_service.scheduler.scheduler import Scheduler
 from tests.support.core.virtual_load import StepCosts, outcome_of
@@ -98,6 +99,11 @@ class _Loaded:
             f"r{self._num_requests}", prompt, params, arrival=self._num_requests, seed=0
         )
 
+    def best(self, request: Request) -> Choice | None:
+        """Returns the best executor for a request."""
+        prefixes = self.router.find(request)
+        return next(self.router.rank(request, self.router.states, prefixes), None)
+
     # -- events --------------------------------------------------------------------------------
 
     def handle(self, event: events.Event) -> None:
@@ -155,18 +161,17 @@ def measure_decisions() -> None:
     An arrival at open executors is timed until steps are planned with it.
     """
     idle = _Loaded(_CONFIG)
-    states = idle.router.states
 
     def choose(_number: int) -> Callable[[], object]:
         request = idle.request()
-        return lambda: next(idle.router.rank(request, states), None)
+        return lambda: idle.best(request)
 
     _emit("choice among 64 open executors, prompt of 2088 tokens seen for the first time", choose)
 
     def choose_again(_number: int) -> Callable[[], object]:
         request = idle.request()
-        next(idle.router.rank(request, states), None)
-        return lambda: next(idle.router.rank(request, states), None)
+        idle.best(request)
+        return lambda: idle.best(request)
 
     _emit("the same, looked up before", choose_again)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_costs import HostCosts
 from scheduler_service.fleet.host_state import HostState
-from scheduler_service.fleet.prefix_index import PrefixIndex
+from scheduler_service.fleet.prefix_index import PrefixIndex, Prefixes
 from scheduler_service.fleet.router import Choice
 
 # Costs that differ by no more than so many tokens, or so much of them, are alike.
@@ -47,13 +47,17 @@ class PrefixRouter:
     def seen(self, state: HostState) -> None:
         self._costs.seen(state)
 
-    def rank(self, request: Request, states: Sequence[HostState]) -> Iterator[Choice]:
+    def find(self, request: Request) -> Prefixes:
+        return self._index.find(request) if request.unfinished else Prefixes()
+
+    def rank(
+        self, request: Request, states: Sequence[HostState], prefixes: Prefixes
+    ) -> Iterator[Choice]:
         if not states:
             return
         if not request.unfinished:
             yield from map(Choice, states)
             return
-        prefixes = self._index.find(request)
         cached = dict(zip(prefixes.numbers, prefixes.num_tokens, strict=True))
         in_host_pool: dict[int, int] = {}
         if any(prefixes.num_host_blocks):

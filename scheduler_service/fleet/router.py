@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_state import HostState
+from scheduler_service.fleet.prefix_index import Prefixes
 
 
 class Choice(NamedTuple):
@@ -38,8 +39,13 @@ class Router(Protocol):
     def seen(self, state: HostState) -> None:
         """A host was looked at."""
 
-    def rank(self, request: Request, states: Sequence[HostState]) -> Iterator[Choice]:
-        """Hosts for a request, the best one first."""
+    def find(self, request: Request) -> Prefixes:
+        """Returns which hosts have computed a prefix of a waiting request."""
+
+    def rank(
+        self, request: Request, states: Sequence[HostState], prefixes: Prefixes
+    ) -> Iterator[Choice]:
+        """Iterates over hosts for a request, the best one first. `prefixes`: as `find` says."""
 
 
 class LeastLoaded:
@@ -60,7 +66,12 @@ class LeastLoaded:
     def seen(self, state: HostState) -> None:
         pass
 
-    def rank(self, request: Request, states: Sequence[HostState]) -> Iterator[Choice]:
+    def find(self, request: Request) -> Prefixes:
+        return Prefixes()
+
+    def rank(
+        self, request: Request, states: Sequence[HostState], prefixes: Prefixes
+    ) -> Iterator[Choice]:
         return map(Choice, sorted(states, key=_load))
 
 

@@ -25,6 +25,7 @@ from scheduler_service.core.queue.lanes import OpenLanes
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
 from scheduler_service.core.request import Request, RequestStatus
 from scheduler_service.fleet.host_state import ASSUMED_TOKEN_NS, HostState
+from scheduler_service.fleet.prefix_index import Prefixes
 from scheduler_service.fleet.prefix_router import are_alike
 from scheduler_service.fleet.router import Choice, Router
 from scheduler_service.scheduler.executor_state import ExecutorState
@@ -54,10 +55,14 @@ class Obstacle(Enum):
 
 @dataclass(slots=True)
 class _Hold:
-    """A request waits for `executor`, which is busy, until `until_ns` at most."""
+    """A request waits for `executor`, which is busy, until `until_ns` at most.
+
+    `prefixes`: of the request, when executors were compared last.
+    """
 
     executor: ExecutorState
     until_ns: int
+    prefixes: Prefixes
     num_passed: int = 0
     is_over: bool = False
 
@@ -408,7 +413,8 @@ class Routing:
         hold.end(self._queue.now_ns)
         if hold.is_over or state is None or not state.is_open_soon:
             return False
-        best, own = self._router.rank(request, (state, self._states[executor]))
+        both = (state, self._states[executor])
+        best, own = self._router.rank(request, both, hold.prefixes)
         if best.state is not state or not _is_worth_waiting(best, own):
             return False
         walk.wait(request, hold)
@@ -455,7 +461,8 @@ class Routing:
 
         Compares what it costs at the executors that could begin it soon.
         """
-        ranked = self._router.rank(request, list(options.values()))
+        prefixes = self._router.find(request)
+        ranked = self._router.rank(request, list(options.values()), prefixes)
         best, following = next(ranked), next(ranked, None)
         elsewhere = [] if following is None else [following]
         for own in chain([best], elsewhere, ranked):
@@ -469,7 +476,7 @@ class Routing:
             why = AssignedFor.ONLY_ONE if following is None else _reason(best, following)
             self._assign(request, executor, why, best, following, is_other=is_other)
             return executor
-        hold = self._hold(request, own, best)
+        hold = self._hold(request, own, best, prefixes)
         if hold is not None and not hold.is_over:
             walk.wait(request, hold)
             return None
@@ -477,16 +484,19 @@ class Routing:
         self._assign(request, executor, why, own, best, is_other=is_other)
         return executor
 
-    def _hold(self, request: Request, own: Choice, best: Choice) -> _Hold | None:
+    def _hold(
+        self, request: Request, own: Choice, best: Choice, prefixes: Prefixes
+    ) -> _Hold | None:
         """Returns the hold of a request that saves enough by waiting for the best executor."""
         if not _is_worth_waiting(best, own):
             return None
         hold = self._holds.get(request.request_id)
         if hold is not None:
             hold.executor = self._by_number[best.state.number]
+            hold.prefixes = prefixes
         else:
             until_ns = self._queue.now_ns + int(own.cost_ns - best.cost_ns)
-            hold = _Hold(self._by_number[best.state.number], until_ns)
+            hold = _Hold(self._by_number[best.state.number], until_ns, prefixes)
             self._holds[request.request_id] = hold
         hold.end(self._queue.now_ns)
         return hold
@@ -591,7 +601,8 @@ class Routing:
             for executor, state in self._states.items()
             if executor not in self._reserving and not self._is_closed(executor, request)
         ]
-        best = next(iter(self._router.rank(request, states)), None)
+        prefixes = self._router.find(request)
+        best = next(iter(self._router.rank(request, states, prefixes)), None)
         return None if best is None else self._by_number[best.state.number]
 
     # -- what is known of executors ------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from scheduler_service.core.engine import Engine
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_state import HostState
+from scheduler_service.fleet.prefix_index import Prefixes
 from scheduler_service.fleet.router import Choice, LeastLoaded
 from scheduler_service.scheduler import events
 from scheduler_service.scheduler.routing import MAX_PASSED
@@ -175,7 +176,9 @@ class Priced(LeastLoaded):
     def __init__(self, **costs_ns: float) -> None:
         self._costs_ns = costs_ns
 
-    def rank(self, request: Request, states: Sequence[HostState]) -> Iterator[Choice]:
+    def rank(
+        self, request: Request, states: Sequence[HostState], prefixes: Prefixes
+    ) -> Iterator[Choice]:
         first_ns = self._costs_ns.get(request.request_id, 1000.0)
         choices = [Choice(s, 1000.0 if s.number else first_ns) for s in states]
         return iter(sorted(choices, key=lambda choice: (choice.cost_ns, choice.state.number)))
