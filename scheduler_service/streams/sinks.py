@@ -174,7 +174,7 @@ class SessionStream:
         self.number = 0
         self.outbox = outbox
         self.names: dict[int, RequestName] = {}
-        # The first message says what the stream takes.
+        # What the first step brings says what the stream takes.
         self._pending = api.SessionResponse(takes_submissions=True)
         self._has_only_ends = True
         # Handles that are free again, which clients may not have been told yet.

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from splitserve.scheduler.v1 import scheduler_pb2 as pb
-from tests.contract.stranger.client import Param, Session, read_error, request_of
+from tests.contract.stranger.client import Completion, Param, Session, read_error, request_of
 from tests.contract.stranger.executor import StrangerExecutor
 from tests.contract.stranger.process import Driver, running_cluster
 from tests.contract.stranger.truth import expected_scores, expected_tokens
@@ -41,6 +41,33 @@ async def test_session_ends_when_all_have_finished_after_half_close(cluster: Dri
     await session.read_all()
     assert {h: c.tokens for h, c in session.completions.items()} == truth
     assert {c.reason for c in session.completions.values()} == {"LENGTH"}
+    await cluster.wait_idle()
+    cluster.check_contract()
+
+
+async def test_one_message_submits_several_requests(cluster: Driver) -> None:
+    session = cluster.client.session()
+    truth = {1: await submit(session, 1)}
+    await session.read_until_ended(1)
+    assert any(message.takes_submissions for message in session.messages)
+    message = pb.SessionRequest()
+    for handle in range(2, 30):
+        truth[handle] = expected_tokens(prompt_of(handle), handle, 1, 6, 1000)
+        request = request_of(prompt_of(handle), seed=handle, temperature=1, max_tokens=6)
+        message.submissions.add(handle=handle, request=request)
+        session.completions[handle] = Completion()
+    session.completions |= {30: Completion(), 31: Completion()}
+    message.submissions.add(handle=30, request=request_of([], max_tokens=1))
+    message.submit.CopyFrom(pb.SessionSubmit(handle=31, request=request_of([], max_tokens=1)))
+
+    await session.send(message)
+    await session.half_close()
+    await session.read_all()
+
+    assert {h: c.tokens for h, c in session.completions.items() if c.tokens} == truth
+    assert {h: r.reason for h, r in session.rejected.items()} == dict.fromkeys(
+        (30, 31), "PROMPT_EMPTY"
+    )
     await cluster.wait_idle()
     cluster.check_contract()
 

@@ -74,6 +74,8 @@ class FakeScheduler(
     num_tokens: int = 0
     max_message_bytes: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    takes_submissions: bool = False
+    session_messages: list[scheduler_pb2.SessionRequest] = field(default_factory=list)
 
     async def Generate(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
         try:
@@ -90,11 +92,12 @@ class FakeScheduler(
 
         async def read() -> None:
             async for message in request_iterator:
-                if message.HasField("submit"):
-                    handle = message.submit.handle
-                    work = self._run_in_session(message.submit, out)
-                    running[handle] = asyncio.create_task(work)
-                else:
+                self.session_messages.append(message)
+                submissions = [message.submit] if message.HasField("submit") else []
+                for submit in (*submissions, *message.submissions):
+                    work = self._run_in_session(submit, out)
+                    running[submit.handle] = asyncio.create_task(work)
+                if message.HasField("abort"):
                     handle = message.abort.handle
                     running[handle].cancel()
                     try:
@@ -114,6 +117,7 @@ class FakeScheduler(
                 response = await out.get()
                 if isinstance(response, Cut):
                     await response.end(context)
+                response.takes_submissions = self.takes_submissions
                 yield response
         finally:
             for task in (reader, *running.values()):

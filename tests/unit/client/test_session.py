@@ -33,6 +33,34 @@ async def test_session_keeps_requests_apart_when_many_run_at_once(client: AsyncC
         assert finish.reason is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize(("takes_submissions", "num_messages"), [(False, 7), (True, 2)])
+async def test_session_submits_together_what_the_server_takes_together(
+    client: AsyncClient, fake: FakeScheduler, *, takes_submissions: bool, num_messages: int
+) -> None:
+    fake.takes_submissions = takes_submissions
+    async with client.session() as session:
+        await collect(session.submit([1], SamplingParams(seed=1, max_tokens=2)))
+        streams = [session.submit([n], SamplingParams(seed=n, max_tokens=3)) for n in range(6)]
+        results = await asyncio.gather(*map(collect, streams))
+
+    assert len(fake.session_messages) == num_messages
+    for n, (token_ids, _) in enumerate(results):
+        assert token_ids == expected_tokens([n], n, 3)
+
+
+async def test_session_submits_large_requests_in_messages_of_their_own(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    fake.takes_submissions = True
+    prompt = [2**28] * 40_000
+    async with client.session() as session:
+        await collect(session.submit([1], SamplingParams(seed=1, max_tokens=2)))
+        streams = [session.submit(prompt, SamplingParams(seed=1, max_tokens=2)) for _ in range(3)]
+        await asyncio.gather(*map(collect, streams))
+
+    assert len(fake.session_messages) == 4
+
+
 async def test_session_continues_all_requests_when_its_stream_breaks(
     client: AsyncClient, fake: FakeScheduler
 ) -> None:

@@ -1185,8 +1185,8 @@ export type SessionResponse = Message<"splitserve.scheduler.v1.SessionResponse">
   events: SessionEvent[];
 
   /**
-   * Whether this stream takes `SessionRequest.submissions`; said by its first message. Servers of
-   * earlier versions never say it.
+   * Whether this stream takes `SessionRequest.submissions`. One message says it for the rest of the
+   * stream; servers of earlier versions never do.
    *
    * @generated from field: bool takes_submissions = 4;
    */
