@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_state import HostState
-from scheduler_service.fleet.prefix_router import PrefixRouter
 from scheduler_service.fleet.prefix_index import Prefixes
+from scheduler_service.fleet.prefix_router import PrefixRouter
 from scheduler_service.fleet.router import Choice, LeastLoaded, Router
 
 

@@ -33,6 +33,7 @@ from scheduler_service.core.plan import (
 )
 from scheduler_service.core.planning.arrival_checks import fits
 from scheduler_service.core.planning.lateness import Lateness
+from scheduler_service.core.planning.room import Room
 from scheduler_service.core.planning.step_planner import StepPlanner
 from scheduler_service.core.preemption_costs import PreemptionCosts
 from scheduler_service.core.queue.waiting_queue import Waiting, WaitingQueue
@@ -274,21 +275,11 @@ class Engine:
         self._planner.admitter.prepare(request)
 
     def find_blocker(self, request: Request) -> AdmissionBlocker | None:
-        """Returns what keeps a waiting request from beginning now; None if nothing does.
+        """Returns what keeps a waiting or preempted request from a row now; None if nothing does.
 
-        The rule of `begin`, but nobody is preempted for it.
+        Changes nothing; that others would be preempted for it does not count.
         """
-        self.prepare(request)
-        return None if request.is_finished else self._planner.admitter.find_blocker(request)
-
-    def begin(self, request: Request) -> AdmissionBlocker | None:
-        """Gives a request of the waiting queue a row and blocks, or returns what it lacks.
-
-        The next step computes its tokens, as far as they are not cached. Less urgent requests may
-        be preempted for it. A request that has all its tokens ends.
-        """
-        self.prepare(request)
-        return None if request.is_finished else self._planner.admitter.begin(request)
+        return Room(self._config, self.placement).find_lack(request)
 
     def adopt(self, request: Request) -> None:
         """Takes a suspect (`request.trial_size`) to try it apart; the queue must not have it."""

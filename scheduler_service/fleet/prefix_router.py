@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_costs import HostCosts
 from scheduler_service.fleet.host_state import HostState
-from scheduler_service.fleet.prefix_index import PrefixIndex, Prefixes
+from scheduler_service.fleet.prefix_index import Prefixes, PrefixIndex
 from scheduler_service.fleet.router import Choice
 
 # Costs that differ by no more than so many tokens, or so much of them, are alike.

@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.engine import Engine
-from scheduler_service.core.planning.room import Room
 from scheduler_service.core.request import Int64Array, Request, RequestStatus
 from scheduler_service.scheduler.effects import ExecutorGone, SendStep
 from scheduler_service.scheduler.executor_state import ExecutorState
@@ -58,7 +57,7 @@ def why_unassigned(request: Request, scheduler: Scheduler) -> Iterator[live.Live
             obstacle = scheduler.obstacle(request, executor)
             if obstacle is Obstacle.NONE:
                 # Its next step, which decides, waits for results.
-                obstacle = _what_lacks(executor.engine, request) or obstacle
+                obstacle = executor.engine.find_blocker(request) or obstacle
             yield _reason(address, executor.engine, request, obstacle)
         else:
             yield live.LiveReason(address=address, lack=live.LIVE_LACK_OPEN_EXECUTOR)
@@ -72,24 +71,7 @@ def why_waiting(address: str, core: Engine) -> live.LiveReason | None:
     request = next(iter(placement.preempted), None)
     if request is None:
         return None
-    return _reason(address, core, request, _what_lacks(core, request) or Obstacle.NONE)
-
-
-def _what_lacks(core: Engine, request: Request) -> AdmissionBlocker | None:
-    placement = core.placement
-    room = Room(core.config, placement)
-    if not placement.is_settled(request):
-        return AdmissionBlocker.RESULTS
-    if not room.has_adapter_slot(request):
-        return AdmissionBlocker.ADAPTER_SLOT
-    if request.status is RequestStatus.SWAPPED:
-        if room.exceeds_share(request):
-            return AdmissionBlocker.SHARE
-        return None if room.can_swap_in(request) else AdmissionBlocker.BLOCKS
-    if not request.unfinished:
-        return None
-    leader = request.unfinished[0]
-    return room.find_blocker(request, leader, placement.blocks.prefixes.find(leader))
+    return _reason(address, core, request, core.find_blocker(request) or Obstacle.NONE)
 
 
 def _reason(

@@ -121,36 +121,9 @@ class Admitter:
             if resumed.num_output_tokens > 0 and request.params.beam is None:
                 self._endings.finish_if_stopped(resumed)
 
-    def find_blocker(self, request: Request) -> AdmissionBlocker | None:
-        """Returns what keeps a waiting request from a row and blocks; None if nothing does.
-
-        Nobody is preempted for it.
-        """
-        self._room.begin_step()
-        self._keeps_bytes = False
-        found = self._find_room(request, may_preempt=False)
-        return found if isinstance(found, AdmissionBlocker) else None
-
     def takes_over(self, request: Request) -> bool:
         """Returns whether a waiting request would leave too little here to other tenants."""
         return self._room.takes_over(request)
-
-    def begin(self, request: Request) -> AdmissionBlocker | None:
-        """Gives a row and blocks to a waiting request, or returns what it lacks.
-
-        Its tokens are computed by the next step. Requests that `make_way` for it are preempted.
-        Preempted requests of this engine go first, unless it may preempt or pass them.
-        """
-        self._room.begin_step()
-        self._keeps_bytes = False
-        first = self._first_to_return if self._room.is_divided else self._first_preempted
-        if first is not None and not self._queue.may_go_before(request, first):
-            return AdmissionBlocker.OTHERS_FIRST
-        found = self._find_room(request, may_preempt=True)
-        if isinstance(found, AdmissionBlocker):
-            return found
-        self._start(request, found)
-        return None
 
     def _find_room(self, request: Request, *, may_preempt: bool) -> PrefixHit | AdmissionBlocker:
         """Returns what exists of a request that can have a row and blocks now, or what it lacks.

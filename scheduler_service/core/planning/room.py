@@ -185,6 +185,22 @@ class Room:
                 return AdmissionBlocker.SHARE
         return None
 
+    def find_lack(self, request: Request) -> AdmissionBlocker | None:
+        """Returns what keeps a waiting or preempted request from a row; None if nothing does."""
+        placement = self._placement
+        if not placement.is_settled(request):
+            return AdmissionBlocker.RESULTS
+        if not self.has_adapter_slot(request):
+            return AdmissionBlocker.ADAPTER_SLOT
+        if request.status is RequestStatus.SWAPPED:
+            if self.exceeds_share(request):
+                return AdmissionBlocker.SHARE
+            return None if self.can_swap_in(request) else AdmissionBlocker.BLOCKS
+        if not request.unfinished:
+            return None
+        leader = request.unfinished[0]
+        return self.find_blocker(request, leader, placement.blocks.prefixes.find(leader))
+
     def waits_for_its_own(self, request: Request) -> bool:
         """Whether other requests of its tenant have the room that a queued request needs.
 

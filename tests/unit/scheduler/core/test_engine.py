@@ -96,17 +96,16 @@ def running(engine: Engine) -> list[str]:
 # -- one engine ------------------------------------------------------------------------------------
 
 
-def test_begin_gives_a_row_and_the_next_step_computes_it_when_there_is_room() -> None:
+def test_request_gets_a_row_when_there_is_room() -> None:
     fleet = SharedQueue()
     request = fleet.add(5)
     assert fleet.engines[0].find_blocker(request) is None
     assert request in fleet.queue
-    assert fleet.engines[0].begin(request) is None
-    assert request not in fleet.queue
-    assert request.status is RequestStatus.RUNNING
     plan = fleet.plan(0)
     assert plan is not None
     assert plan.work.num_new_tokens.tolist() == [5]
+    assert request not in fleet.queue
+    assert request.status is RequestStatus.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -120,39 +119,42 @@ def test_begin_gives_a_row_and_the_next_step_computes_it_when_there_is_room() ->
         ),
     ],
 )
-def test_begin_says_what_a_request_lacks_when_it_cannot_have_a_row(
+def test_engine_says_what_a_request_lacks_when_it_cannot_have_a_row(
     options: dict[str, object], blocker: AdmissionBlocker
 ) -> None:
     fleet = SharedQueue("fcfs", options)
     names = ("a", "b") if blocker is AdmissionBlocker.ADAPTER_SLOT else ("", "")
     fleet.add(9, adapter=names[0])
     second = fleet.add(9, adapter=names[1])
-    assert fleet.engines[0].begin(next(iter(fleet.queue))) is None
+    fleet.step(0)
+    assert len(running(fleet.engines[0])) == 1
     assert fleet.engines[0].find_blocker(second) is blocker
-    assert fleet.engines[0].begin(second) is blocker
     assert second in fleet.queue
 
 
-def test_begin_preempts_the_less_urgent_when_no_row_is_free() -> None:
+def test_less_urgent_request_is_preempted_when_no_row_is_free() -> None:
     fleet = SharedQueue("priority", {"max_num_seqs": 1})
     patient = fleet.add(5, priority=1)
     fleet.step(0)
-    urgent = fleet.add(5, priority=0)
+    urgent, third = fleet.add(5, priority=0), fleet.add(5, priority=1)
     assert fleet.engines[0].find_blocker(urgent) is AdmissionBlocker.ROWS
-    assert fleet.engines[0].begin(urgent) is None
+    fleet.step(0)
+    assert running(fleet.engines[0]) == [urgent.request_id]
     assert patient.status is RequestStatus.PREEMPTED
-    assert fleet.engines[0].begin(fleet.add(5, priority=1)) is AdmissionBlocker.OTHERS_FIRST
-    while not (patient.is_finished and urgent.is_finished):
-        assert fleet.step(0) is not None
+    while not urgent.is_finished:
+        fleet.step(0)
+    fleet.step(0)
+    assert running(fleet.engines[0]) == [patient.request_id]
+    assert third in fleet.queue
 
 
-def test_begin_ends_a_request_when_it_was_resumed_with_all_its_tokens() -> None:
+def test_request_ends_when_it_was_resumed_with_all_its_tokens() -> None:
     fleet = SharedQueue()
     request = Request.create(
         "done", [1, 2], SamplingParams(max_tokens=2), arrival=1, seed=0, resume_token_ids=[[5, 6]]
     )
     fleet.queue.push(request)
-    assert fleet.engines[0].begin(request) is None
+    assert fleet.plan(0) is None
     assert fleet.engines[0].take_ended().finished == [request]
     assert len(fleet.queue) == 0
 
@@ -274,9 +276,10 @@ def test_request_is_prepared_anew_when_another_engine_has_other_limits() -> None
     fleet.add(3, max_tokens=100)
     request = fleet.add(3, max_tokens=100)
     fleet.step(0)
-    assert fleet.engines[0].find_blocker(request) is AdmissionBlocker.ROWS
+    fleet.engines[0].prepare(request)
     assert request.stop_len == 103
-    assert fleet.engines[1].begin(request) is None
+    fleet.step(1)
+    assert running(fleet.engines[1]) == [request.request_id]
     assert request.stop_len == 20
 
 
@@ -287,6 +290,6 @@ def test_prefix_is_found_when_an_engine_with_other_blocks_has_looked_at_the_requ
     fleet.step(0)
     request = fleet.add(17)
     for engine in (*fleet.engines, *fleet.engines):
-        assert engine.find_blocker(request) is None
-    assert fleet.engines[0].begin(request) is None
+        engine.prepare(request)
+    fleet.step(0)
     assert request.num_cached_tokens == 16

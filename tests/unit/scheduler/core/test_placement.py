@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.request import RequestStatus, SequenceStatus
 from scheduler_service.core.sampling_params import BeamParams
@@ -48,7 +49,8 @@ def test_preempt_recomputes_when_the_row_was_placed_by_the_step_being_planned() 
     # What it was given is only moved by that very step.
     driver = make_driver()
     request = driver.add(9)
-    assert driver.core.begin(request) is None
+    driver.core.prepare(request)
+    driver.core.placement.start(request.sequence, NO_HIT)
     driver.preempt(request)
     assert request.status is RequestStatus.PREEMPTED
     assert not driver.core.placement.draft.moves
