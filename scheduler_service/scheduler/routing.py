@@ -302,9 +302,9 @@ class Routing:
         return next(self._fitting(executors), None)
 
     def _fitting(self, executors: Collection[ExecutorState]) -> Iterator[Request]:
-        if not executors:
+        kinds = {self._states[each].kind for each in executors if each in self._states}
+        if not kinds or not len(self._queue):
             return iter(())
-        kinds = {self._states[each].kind for each in executors}
         return self._queue.candidates(OpenLanes(groups=self._groups_for(kinds)))
 
     def is_held(self, request_id: str) -> bool:
@@ -634,9 +634,9 @@ class EngineQueue:
         self._executor = executor
 
     @property
-    def num_waiting(self) -> int:
-        """Waiting requests, whichever executor they begin at."""
-        return len(self._queue)
+    def is_empty(self) -> bool:
+        """Whether no waiting request could ever begin at this executor."""
+        return self._routing.first_of([self._executor]) is None
 
     @property
     def waits_since_ns(self) -> int | None:

@@ -28,10 +28,11 @@ class StepShape:
 class QueueState(NamedTuple):
     """What a batch policy looks at. `oldest_wait_us`: 0 if nothing waits.
 
+    `has_prompts`: a waiting request could begin here, or a preempted one is to be computed again.
     `num_swapped`: 0, too, if waiting requests go before all that are swapped out.
     """
 
-    num_waiting: int
+    has_prompts: bool
     num_swapped: int
     oldest_wait_us: float
     prefill_us: float
@@ -73,7 +74,7 @@ class PrefillFirst:
 
     def shapes(self, state: QueueState) -> tuple[StepShape, ...]:
         gathers = state.oldest_wait_us < self._delay_factor * state.prefill_us
-        if state.num_waiting == 0 or state.num_swapped or gathers:
+        if not state.has_prompts or state.num_swapped or gathers:
             return (_DECODES, _PREFILLS)
         return (_PREFILLS, _DECODES)
 

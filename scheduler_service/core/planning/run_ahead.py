@@ -7,6 +7,7 @@ import numpy as np
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import Drafts, StepOutcome, StepPlan
+from scheduler_service.core.queue.waiting_queue import Waiting
 from scheduler_service.core.request import Int32Array, Int64Array, SequenceStatus
 from scheduler_service.core.row_columns import ONE
 
@@ -36,14 +37,22 @@ class RunAhead:
         self._turn_us = average + _NEWEST_WEIGHT * (turn_us - average)
 
     def num_run_on(
-        self, row_ids: Int64Array, num_new_tokens: Int32Array, most: int, drafts: Drafts | None
+        self,
+        row_ids: Int64Array,
+        num_new_tokens: Int32Array,
+        waiting: Waiting,
+        *,
+        most: int,
+        drafts: Drafts | None,
     ) -> Int32Array | None:
         """How many tokens each row of a step may get by running on, [R]; None for none.
 
         `most`: with the one that it gets anyway.
         """
         most = min(most, self.most_tokens)
-        if most <= 1 or len(row_ids) == 0 or self._somebody_waits(row_ids, num_new_tokens):
+        if most <= 1 or len(row_ids) == 0 or not waiting.is_empty:
+            return None
+        if self._has_other_work(row_ids, num_new_tokens):
             return None
         rows = self._placement.rows
         num_slots = rows.run_limit[row_ids] - rows.num_computed[row_ids]
@@ -64,11 +73,11 @@ class RunAhead:
             in_time /= 2
         return max(int(min(self._config.max_run_ahead, in_time)), 1)
 
-    def _somebody_waits(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> bool:
-        """Whether something else is to be done than to go on with the tokens of these rows."""
+    def _has_other_work(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> bool:
+        """Returns whether there is more to do than to go on with the tokens of these rows."""
         placement = self._placement
         rows = placement.rows
-        if len(placement.queue) or placement.preempted or placement.suspects:
+        if placement.preempted or placement.suspects:
             return True
         if rows.num_without_promise or int(num_new_tokens.max()) > 1:
             return True

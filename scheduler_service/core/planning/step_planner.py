@@ -72,9 +72,9 @@ class StepPlanner:
             for shape in self._batch_policy.shapes(self._queue_state(waiting)):
                 row_ids, num_new_tokens = self._fill(shape, waiting)
                 if len(row_ids) and self._is_time_for(row_ids):
-                    return self._plan(row_ids, num_new_tokens, is_snapshot=is_snapshot)
+                    return self._plan(row_ids, num_new_tokens, waiting, is_snapshot=is_snapshot)
             if draft.moves:
-                return self._plan(_NO_ROWS, _NO_TOKENS, is_snapshot=is_snapshot)
+                return self._plan(_NO_ROWS, _NO_TOKENS, waiting, is_snapshot=is_snapshot)
             # Whoever yielded may have been the only one who ran.
             if not draft.has_preempted:
                 return None
@@ -100,11 +100,11 @@ class StepPlanner:
         preempted = list(filter(placement.suspects.may_run, placement.preempted))
         num_swapped = sum(each.status is RequestStatus.SWAPPED for each in preempted)
         # What was preempted to be computed again is a prompt, as what waits.
-        num_waiting = waiting.num_waiting + len(preempted) - num_swapped
+        has_prompts = len(preempted) > num_swapped or not waiting.is_empty
         if num_swapped and self.admitter.yields_to_waiting(waiting):
             num_swapped = 0
         waited_us = self._oldest_wait_us(waiting) if self._config.delay_factor else 0.0
-        return QueueState(num_waiting, num_swapped, waited_us, self._costs.prefill_us)
+        return QueueState(has_prompts, num_swapped, waited_us, self._costs.prefill_us)
 
     def _oldest_wait_us(self, waiting: Waiting) -> float:
         """How long a prompt has waited, in the queue or since it was preempted."""
@@ -120,15 +120,15 @@ class StepPlanner:
         self._growing.grow()
         self._growing.join_siblings()
         num_tokens = self._config.max_num_batched_tokens
-        num_waiting = waiting.num_waiting
-        if not num_waiting and not self._placement.preempted:
+        is_empty = waiting.is_empty
+        if is_empty and not self._placement.preempted:
             return self._running.pick(
                 num_tokens,
                 decodes=shape.runs_decodes,
                 prompts=self._limit_of_prompts(shape),
             )
         budget = Budget(num_tokens, shape.splits_prompts)
-        admitted = self.admitter.admit_urgent(shape, budget, waiting) if num_waiting else []
+        admitted = self.admitter.admit_urgent(shape, budget, waiting) if not is_empty else []
         row_ids, num_new_tokens = self._running.pick(
             budget.num_tokens,
             decodes=shape.runs_decodes,
@@ -168,7 +168,12 @@ class StepPlanner:
     # -- the plan ------------------------------------------------------------------------------
 
     def _plan(
-        self, row_ids: Int64Array, num_new_tokens: Int32Array, *, is_snapshot: bool
+        self,
+        row_ids: Int64Array,
+        num_new_tokens: Int32Array,
+        waiting: Waiting,
+        *,
+        is_snapshot: bool,
     ) -> StepPlan:
         placement = self._placement
         step_id = placement.last_planned_step_id + 1
@@ -184,7 +189,9 @@ class StepPlanner:
         drafts, num_run_on = self._drafting.drafts(row_ids, num_new_tokens), None
         if drafts is None or self._drafting.runs_on:
             most = self._drafting.most_run_ahead(row_ids)
-            num_run_on = self._run_ahead.num_run_on(row_ids, num_new_tokens, most, drafts)
+            num_run_on = self._run_ahead.num_run_on(
+                row_ids, num_new_tokens, waiting, most=most, drafts=drafts
+            )
         work = placement.rows.plan_work(row_ids, num_new_tokens, step_id, num_run_on, drafts)
         if Feature.CROSS_ATTENTION in self._config.features:
             for row_id in row_ids.tolist():

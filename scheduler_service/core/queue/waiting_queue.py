@@ -25,8 +25,8 @@ class Waiting(Protocol):
     """What an engine that plans a step sees of the waiting queue."""
 
     @property
-    def num_waiting(self) -> int:
-        """Waiting requests, whichever engine they begin at."""
+    def is_empty(self) -> bool:
+        """Whether no waiting request could ever begin at this engine."""
 
     @property
     def waits_since_ns(self) -> int | None:
@@ -108,9 +108,9 @@ class WaitingQueue:
         return None if first is None else first.queued_at_ns
 
     @property
-    def num_waiting(self) -> int:
-        """Waiting requests."""
-        return len(self._requests)
+    def is_empty(self) -> bool:
+        """Whether no request waits."""
+        return not self._requests
 
     @property
     def tenants(self) -> Collection[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
+from scheduler_service.core.config import Feature
 from scheduler_service.core.engine import Engine
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_state import HostState
@@ -14,6 +15,7 @@ from scheduler_service.fleet.router import Choice, LeastLoaded
 from scheduler_service.scheduler import events
 from scheduler_service.scheduler.routing import MAX_PASSED
 from scheduler_service.step_codec import decode_result
+from tests.support.core.driver import make_config
 from tests.unit.scheduler.core.test_cost_of_a_step import num_lines
 from tests.unit.scheduler.scheduler.routed_fleet import (
     LONG,
@@ -246,6 +248,22 @@ def test_scheduler_wakes_at_the_end_of_the_first_of_several_waits() -> None:
     fleet.abort("short")
     assert fleet.begun() == []
     assert hold_ends_ns(fleet) == 900
+
+
+def test_rows_run_ahead_while_somebody_waits_for_another_executor_only() -> None:
+    features = make_config().features | {Feature.SEVERAL_TOKENS}
+    small = {"features": features, "max_run_ahead": 4, "max_run_ahead_ms": 1000}
+    fleet = RoutedFleet(small | {"max_model_len": 30}, small | {"max_num_seqs": 1})
+    fleet.push("long", 40)
+    fleet.push("short", max_tokens=20)
+    assert fleet.begun() == [("long", 1), ("short", 0)]
+    fleet.push("next long", 41)
+    fleet.settle()
+    for _ in range(3):
+        fleet.step()
+    plans = [fleet.held[machine.address][0][0] for machine in fleet.numbered]
+    assert plans[0].work.num_run_on_tokens is not None
+    assert plans[1].work.num_run_on_tokens is None
 
 
 def test_request_does_not_wait_for_a_busy_executor_when_that_saves_little() -> None:

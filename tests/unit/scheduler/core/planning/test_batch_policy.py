@@ -19,12 +19,12 @@ PREFILL_FIRST = BatchPolicyName.PREFILL_FIRST
 def begins_with_decodes(
     policy: BatchPolicy,
     *,
-    num_waiting: int = 1,
+    has_prompts: bool = True,
     num_swapped: int = 0,
     oldest_wait_us: float = 0.0,
     prefill_us: float = 0.0,
 ) -> bool:
-    state = QueueState(num_waiting, num_swapped, oldest_wait_us, prefill_us)
+    state = QueueState(has_prompts, num_swapped, oldest_wait_us, prefill_us)
     return policy.shapes(state)[0].runs_decodes
 
 
@@ -33,7 +33,9 @@ def begins_with_decodes(
 
 def test_mixed_batches_do_everything_in_one_step_when_all_kinds_wait() -> None:
     policy = make_batch_policy(make_config(batch_policy=BatchPolicyName.MIXED))
-    (shape,) = policy.shapes(QueueState(3, 2, 0.0, 0.0))
+    (shape,) = policy.shapes(
+        QueueState(has_prompts=True, num_swapped=2, oldest_wait_us=0.0, prefill_us=0.0)
+    )
     assert shape.runs_decodes
     assert shape.takes_swapped
     assert shape.takes_waiting
@@ -45,7 +47,7 @@ def test_prefill_first_computes_prompts_before_decodes_when_some_wait() -> None:
 
 
 def test_prefill_first_decodes_when_nothing_waits() -> None:
-    assert begins_with_decodes(PrefillFirst(0.0), num_waiting=0)
+    assert begins_with_decodes(PrefillFirst(0.0), has_prompts=False)
 
 
 def test_prefill_first_decodes_when_somebody_is_swapped_out() -> None:
@@ -54,7 +56,11 @@ def test_prefill_first_decodes_when_somebody_is_swapped_out() -> None:
 
 def test_prefill_first_tries_the_other_kind_when_the_first_gives_nothing_to_do() -> None:
     for num_swapped in (0, 1):
-        shapes = PrefillFirst(0.0).shapes(QueueState(1, num_swapped, 0.0, 0.0))
+        shapes = PrefillFirst(0.0).shapes(
+            QueueState(
+                has_prompts=True, num_swapped=num_swapped, oldest_wait_us=0.0, prefill_us=0.0
+            )
+        )
         assert {shape.runs_decodes for shape in shapes} == {True, False}
 
 
