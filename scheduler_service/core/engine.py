@@ -23,7 +23,7 @@ from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.outcomes.outcome_checks import OutcomeChecks
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.outcomes.shortfalls import Shortfalls
-from scheduler_service.core.placement import Placement, num_rows_wanted
+from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
     ContractBroken,
     StepEvents,
@@ -134,7 +134,7 @@ class Engine:
         num_blocks = self._config.num_blocks_for(num_tokens) + placement.blocks.watermark
         return (
             self.fits(request)
-            and placement.num_unreserved_rows >= num_rows_wanted(request)
+            and placement.num_unreserved_rows >= request.num_rows_wanted
             and self.num_free_blocks >= num_blocks
         )
 

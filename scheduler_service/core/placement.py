@@ -413,12 +413,6 @@ def running(request: Request) -> Iterator[Sequence]:
     return (s for s in request.sequences if s.status is SequenceStatus.RUNNING)
 
 
-def num_rows_wanted(request: Request) -> int:
-    """Rows that a running request has or is going to need."""
-    beam = request.params.beam
-    return beam.width if beam is not None else len(request.unfinished)
-
-
 def _num_rows_lacking(request: Request) -> int:
     """Rows that a running request is going to need besides those it has."""
-    return num_rows_wanted(request) - sum(1 for _ in running(request))
+    return request.num_rows_wanted - sum(1 for _ in running(request))

@@ -293,6 +293,12 @@ class Request:
         return [s for s in self.sequences if s.status is not SequenceStatus.FINISHED]
 
     @property
+    def num_rows_wanted(self) -> int:
+        """Rows that it has or is going to need where it runs."""
+        beam = self.params.beam
+        return beam.width if beam is not None else len(self.unfinished)
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.finish_reason is not None

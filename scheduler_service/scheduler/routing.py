@@ -19,7 +19,6 @@ from scheduler_service.assignment import AssignedFor, Assignment
 from scheduler_service.core.admission_blocker import AdmissionBlocker
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.engine import Engine
-from scheduler_service.core.placement import num_rows_wanted
 from scheduler_service.core.planning.arrival_checks import fits
 from scheduler_service.core.queue.lanes import OpenLanes
 from scheduler_service.core.queue.waiting_queue import WaitingQueue
@@ -552,7 +551,7 @@ class Routing:
         if len(self._states) == 1 or not request.unfinished:
             return
         num_new = max(0, len(request.unfinished[0].token_ids) - num_cached)
-        state.expect(num_rows_wanted(request), num_new)
+        state.expect(request.num_rows_wanted, num_new)
         self._router.seen(state)
 
     def assignment(self, request: Request, executor: ExecutorState) -> Assignment:

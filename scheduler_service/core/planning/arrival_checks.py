@@ -109,14 +109,14 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
 def _check_length(request: Request, config: SchedulerConfig) -> None:
     num_prompt_tokens = request.sequence.num_prompt_tokens
     check_prompt_length(num_prompt_tokens, config)
-    num_sequences = request.params.num_sequences
+    num_sequences = request.num_rows_wanted
     if num_sequences > config.max_num_seqs:
         raise DomainError(
             "SAMPLING_PARAMS_INVALID",
             f"n, best_of or beam_search.width asks for {num_sequences} sequences; allowed: at most "
             f"max_num_seqs {config.max_num_seqs}",
         )
-    most = max(len(sequence.token_ids) for sequence in request.sequences) + 1
+    most = max((len(each.token_ids) for each in request.unfinished), default=0) + 1
     if request.params.max_tokens is not None:
         most = max(most, num_prompt_tokens + request.params.max_tokens)
     most = min(most, config.max_model_len)
@@ -130,9 +130,9 @@ def _check_length(request: Request, config: SchedulerConfig) -> None:
 
 
 def max_len_of(request: Request, config: SchedulerConfig) -> int:
-    """Most tokens a sequence of `request` may have under `config`."""
+    """Returns the most tokens that an unfinished sequence of `request` may have under `config`."""
     encoder = request.encoder_token_ids
     num_cross_blocks = 0 if encoder is None else config.num_blocks_for(len(encoder))
     return config.max_len_for(
-        request.sequence.num_prompt_tokens, request.params.num_sequences, num_cross_blocks
+        request.sequence.num_prompt_tokens, max(1, request.num_rows_wanted), num_cross_blocks
     )

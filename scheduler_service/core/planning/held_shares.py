@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.placement import Placement, num_rows_wanted
+from scheduler_service.core.placement import Placement
 from scheduler_service.core.queue.tenant_shares import HELD_PER_LEFT
 from scheduler_service.core.request import Request
 
@@ -60,7 +60,7 @@ class HeldShares:
         """Returns whether rows for `request` leave too few to other tenants."""
         shares, tenant = self._shares, request.scheduling.tenant
         num_rows = len(self._placement.rows_of_tenants.get(tenant, ()))
-        num_rows_left = self._placement.num_unreserved_rows - num_rows_wanted(request)
+        num_rows_left = self._placement.num_unreserved_rows - request.num_rows_wanted
         return shares is not None and not shares.may_take(tenant, num_rows, num_rows_left)
 
     def takes_over(self, request: Request, num_blocks: int) -> bool:
@@ -71,7 +71,7 @@ class HeldShares:
         shares, tenant = self._shares, request.scheduling.tenant
         if shares is None:
             return False
-        num_rows = num_rows_wanted(request)
+        num_rows = request.num_rows_wanted
         num_rows_left = self._placement.num_unreserved_rows - num_rows
         num_blocks_left = self._blocks.device.num_free - num_blocks
         takes_rows = num_rows > 1 and not shares.leaves_enough(tenant, num_rows, num_rows_left)
@@ -88,7 +88,7 @@ class HeldShares:
             return False
         num_rows_left = self._config.max_num_seqs - num_rows
         num_blocks_left = self._blocks.device.num_blocks - self._num_blocks_of(tenant)
-        if num_rows_left >= num_rows_wanted(request) and num_blocks_left >= num_blocks:
+        if num_rows_left >= request.num_rows_wanted and num_blocks_left >= num_blocks:
             return False
         self._exceeding.add(tenant)
         return True

@@ -10,7 +10,7 @@ from scheduler_service.core.blocks.block_manager import Allocation
 from scheduler_service.core.blocks.prefix_cache import NO_HIT, PrefixHit
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.params_sets import ParamsSet
-from scheduler_service.core.placement import Placement, num_rows_wanted
+from scheduler_service.core.placement import Placement
 from scheduler_service.core.planning.held_shares import HeldShares
 from scheduler_service.core.request import Request, RequestStatus, Sequence
 from scheduler_service.core.tally import PreemptionCause
@@ -37,7 +37,7 @@ class _Shortage:
 
     def yields(self, victim: Request, num_blocks: int) -> None:
         """A running request is to yield, and `num_blocks` that it alone has."""
-        self.num_rows -= num_rows_wanted(victim)
+        self.num_rows -= victim.num_rows_wanted
         self.num_blocks -= num_blocks
         params_set = victim.params_set
         self.num_yielding[params_set] += 1
@@ -46,7 +46,7 @@ class _Shortage:
 
     def stays(self, victim: Request, num_blocks: int) -> None:
         """It is not to yield after all."""
-        self.num_rows += num_rows_wanted(victim)
+        self.num_rows += victim.num_rows_wanted
         self.num_blocks += num_blocks
         params_set = victim.params_set
         if self.num_yielding[params_set] == params_set.num_running:
@@ -114,7 +114,7 @@ class Room:
             placement.is_settled(request)
             and self.has_adapter_slot(request)
             and self.num_bytes_over(request) <= 0
-            and placement.num_unreserved_rows >= num_rows_wanted(request)
+            and placement.num_unreserved_rows >= request.num_rows_wanted
             and blocks.device.num_free >= needed
         )
 
@@ -152,7 +152,7 @@ class Room:
 
     def find_row_blocker(self, request: Request) -> AdmissionBlocker | None:
         """Returns ROWS or SHARE if rows alone keep a waiting request out; needs no preparation."""
-        if self._placement.num_unreserved_rows < num_rows_wanted(request):
+        if self._placement.num_unreserved_rows < request.num_rows_wanted:
             return AdmissionBlocker.ROWS
         # Whoever was passed often enough goes before everybody's shares.
         is_overdue = request.num_bypasses >= MAX_BYPASSES
@@ -167,7 +167,7 @@ class Room:
     ) -> AdmissionBlocker | None:
         """Returns what a waiting request lacks besides a slot, if `hit` of its leader exists."""
         placement, blocks = self._placement, self._placement.blocks
-        if placement.num_unreserved_rows < num_rows_wanted(request):
+        if placement.num_unreserved_rows < request.num_rows_wanted:
             return AdmissionBlocker.ROWS
         if self.num_bytes_over(request) > 0:
             return AdmissionBlocker.BYTES
@@ -231,7 +231,7 @@ class Room:
         if placement.draft.has_swapped_in:
             return False  # whoever makes way may be swapped out
         shortage = _Shortage(
-            num_rows=num_rows_wanted(request) - placement.num_unreserved_rows,
+            num_rows=request.num_rows_wanted - placement.num_unreserved_rows,
             num_blocks=blocks.num_lacking(leader, hit)
             + self._num_more_blocks(request, leader)
             + blocks.watermark
@@ -291,7 +291,7 @@ class Room:
             return num_cross
         num_shared = (leader.num_prompt_tokens - 1) // self._config.block_size
         lengths = [len(s.token_ids) for s in request.unfinished[1:]]
-        lengths += [len(leader.token_ids)] * (num_rows_wanted(request) - 1 - len(lengths))
+        lengths += [len(leader.token_ids)] * (request.num_rows_wanted - 1 - len(lengths))
         own = [self._config.num_blocks_for(length) for length in lengths]
         if self._config.sliding_window is None:
             return num_cross + sum(own) - num_shared * len(own)

@@ -9,7 +9,7 @@ import numpy as np
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.engine import Engine
-from scheduler_service.core.placement import Placement, num_rows_wanted
+from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import (
     NO_ROW,
@@ -135,7 +135,7 @@ def check_requests(placement: Placement) -> None:
     rows_in_use = placement.rows.order.tolist()
     groups = {r for r in _at(placement, RequestStatus.RUNNING) if r.params.num_sequences > 1}
     assert set(placement.groups.values()) == groups
-    num_wanted = sum(num_rows_wanted(request) for request in groups)
+    num_wanted = sum(request.num_rows_wanted for request in groups)
     num_of_others = sum(placement.rows.sequence(i).request not in groups for i in rows_in_use)
     num_unreserved = placement.rows.max_num_rows - num_wanted - num_of_others
     assert placement.num_unreserved_rows == num_unreserved

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from scheduler_service.core.config import Feature
-from scheduler_service.core.request import SchedulingParams
-from scheduler_service.core.sampling_params import BeamParams
+from scheduler_service.core.planning.arrival_checks import fits
+from scheduler_service.core.planning.preparation import prepare_request
+from scheduler_service.core.request import Request, SchedulingParams, SequenceStatus
+from scheduler_service.core.sampling_params import BeamParams, SamplingParams
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.driver import EOS, VOCAB_SIZE, CoreDriver
+from tests.support.core.driver import EOS, VOCAB_SIZE, CoreDriver, make_config
 
 
 def refusal_of(prompt: int | list[int], driver: CoreDriver | None = None, **request: object) -> str:
@@ -65,6 +67,18 @@ def test_add_counts_what_sequences_share_once_when_there_are_several(
         driver.run()
     else:
         assert f"for each of {width} sequences" in refusal_of(9, driver, **request)
+
+
+def test_request_fits_when_those_of_its_sequences_fit_that_go_on() -> None:
+    small = make_config(num_device_blocks=15, block_size=4, max_num_seqs=1)
+    params = SamplingParams(n=3, max_tokens=40)
+    request = Request.create("r", [1, 2, 3, 4, 5], params, arrival=1, seed=0)
+    assert not fits(request, small)
+    for sequence in request.sequences[1:]:
+        sequence.status = SequenceStatus.FINISHED
+    assert fits(request, small)
+    prepare_request(request, small)
+    assert request.stop_len == 45
 
 
 def test_add_refuses_when_the_encoder_alone_fills_the_pool() -> None:
