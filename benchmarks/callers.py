@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from typing import cast
 
 from benchmarks.report import emit, percentile
-from scheduler_service.callers.api_keys import caller_with_key
+from scheduler_service.callers.authenticator import caller_with_key
 from scheduler_service.callers.caller import Caller, Callers, OpenDoor, TenantLimits
 from scheduler_service.callers.quotas import Quotas
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.driver import Driver
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.intake import Intake
 from splitserve.scheduler.v1 import scheduler_pb2 as api

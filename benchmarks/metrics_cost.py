@@ -14,10 +14,20 @@ from itertools import count
 import numpy as np
 
 from scheduler_service.audit.audit import NoAudit
-from scheduler_service.callers.admission import Admission
-from scheduler_service.core.config import FleetConfig, SchedulerConfig
-from scheduler_service.core.notes import Began
-from scheduler_service.core.plan import (
+from scheduler_service.callers.caller import Admission
+from scheduler_service.journal.journal import NoJournal
+from scheduler_service.request_limits import RequestName
+from scheduler_service.scheduler.effects import DeliverTokens, SendStep
+from scheduler_service.scheduler.events import (
+    Event,
+    ExecutorJoined,
+    RequestSubmitted,
+    StepCompleted,
+)
+from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
+from scheduler_service.scheduler.values.plan import (
+    Began,
     BlockMoves,
     NewRow,
     RowWork,
@@ -27,18 +37,8 @@ from scheduler_service.core.plan import (
     StepStatus,
     TableWrites,
 )
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.journal.journal import NoJournal
-from scheduler_service.request_names import RequestName
-from scheduler_service.scheduler.effects import DeliverTokens, SendStep
-from scheduler_service.scheduler.events import (
-    Event,
-    ExecutorJoined,
-    RequestSubmitted,
-    StepCompleted,
-)
-from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.watching.life_recorder import LifeRecorder
 from scheduler_service.watching.live_view import LiveView
 from scheduler_service.watching.metrics import RequestWatch

@@ -19,11 +19,11 @@ import time
 import numpy as np
 
 from benchmarks.report import emit
-from scheduler_service.core.config import BatchPolicyName, Feature, SchedulerConfig
-from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.core.request import Request, SchedulingParams
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
+from scheduler_service.scheduler.values.config import BatchPolicyName, Feature, SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepStatus
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.engine_with_queue import EngineWithQueue
 
 BLOCK_SIZE = 16

@@ -25,10 +25,10 @@ from executor_service.engine_loader import LoadedEngine, load_engine
 from executor_service.service.decode_batch import decode_batch
 from executor_service.steps.step import PendingStep, StepInput, execute_step
 from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepOutcome, StepStatus
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams as CoreParams
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepOutcome, StepStatus
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams as CoreParams
 from scheduler_service.step_codec import encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_client import AsyncClient, Finish, SamplingParams, SchedulingParams, SplitserveError

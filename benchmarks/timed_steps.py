@@ -16,10 +16,10 @@ from executor_service.service.decode_batch import decode_batch
 from executor_service.service.encode_answer import encode_answer
 from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepStatus
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.step_codec import encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_kernels.cpu.library import STEP_PARTS, load_library

@@ -17,11 +17,11 @@ import time
 import grpc.aio
 
 from benchmarks.report import emit, percentile
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.executor_link import execute_method
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepPlan
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc

@@ -22,13 +22,11 @@ from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import JournalUnusable, open_journal
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
-from scheduler_service.service.caller_checks import scopes_of
-from scheduler_service.service.caller_names import CallerNames
-from scheduler_service.service.executor_addresses import ExecutorAddresses
+from scheduler_service.service.caller_checks import CallerNames, scopes_of
 from scheduler_service.service.live import LiveServicer
-from scheduler_service.service.readiness_watch import ReadinessWatch
-from scheduler_service.service.registry import RegistryServicer
-from scheduler_service.service.request_log import caller_refusals
+from scheduler_service.service.open_calls import caller_refusals
+from scheduler_service.service.readiness import ReadinessWatch
+from scheduler_service.service.registry import ExecutorAddresses, RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.watching.life_recorder import LifeRecorder
 from scheduler_service.watching.live_view import LiveView

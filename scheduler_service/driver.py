@@ -14,21 +14,20 @@ from contextlib import contextmanager, suppress
 from typing import assert_never
 
 from scheduler_service.audit.audit import Audit, NoAudit
-from scheduler_service.callers.admission import Admission
+from scheduler_service.callers.caller import Admission
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.plan import StepEvents
-from scheduler_service.core.request import Request
 from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.executors.membership import Connect, Membership
 from scheduler_service.journal.journal import Journal, NoJournal
-from scheduler_service.new_rows_codec import encode_once
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler import effects, events
 from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.plan import StepEvents
+from scheduler_service.scheduler.values.request import Request
 from scheduler_service.served import Served
-from scheduler_service.step_codec import EncodedBatch, Received
+from scheduler_service.step_codec import EncodedBatch, Received, encode_once
 from scheduler_service.streams.delivery import Delivery
 from scheduler_service.streams.outbox import Unread
 from scheduler_service.streams.sinks import Sink, Stream

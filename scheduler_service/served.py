@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.sampling_params import MAX_SEQUENCES
 from scheduler_service.executors.membership import Membership
 from scheduler_service.request_limits import message_bytes, most_message_bytes
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.sampling_params import MAX_SEQUENCES
 from splitserve.executor.v1 import executor_pb2 as executor
 
 

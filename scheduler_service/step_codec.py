@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import accumulate
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 
-from scheduler_service.core.config import Feature
-from scheduler_service.core.plan import RowWork, StepOutcome, StepPlan, StepStatus, TableWrites
-from scheduler_service.core.request import Int32Array, ScoredToken
-from scheduler_service.new_rows_codec import encode_new_rows
-from scheduler_service.score_columns import ScoreColumns
+from scheduler_service.scheduler.values.config import Feature
+from scheduler_service.scheduler.values.plan import (
+    NewRow,
+    RowWork,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+    TableWrites,
+)
+from scheduler_service.scheduler.values.request import Int32Array, ParamsSet, ScoredToken
+from scheduler_service.scheduler.values.sampling_params import Grammar, SamplingParams
 from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve.scheduler.v1 import scheduler_pb2 as api
 
 _I32 = np.dtype("<i4")
 _STATUSES: Mapping[int, StepStatus] = MappingProxyType(
@@ -212,3 +222,205 @@ def _duration(us: int) -> int:
 def decode_features(features: Iterable[int]) -> frozenset[Feature]:
     """The features this scheduler knows; later ones are none of its business."""
     return frozenset(_FEATURES[feature] for feature in features if feature in _FEATURES)
+
+
+# -- Rows that join, and what their sequences ask for, as the step contract has them ---------------
+
+# The numbers among the parameters of sampling, which have the names of the core's; None is absent.
+_NUMBERS = tuple(
+    field.name
+    for field in executor.SamplingParams.DESCRIPTOR.fields
+    if field.has_presence and field.message_type is None
+)
+_NEW_ROWS = executor.ScheduleBatch.NEW_ROWS_FIELD_NUMBER
+_SAMPLING_PARAMS = executor.NewRows.SAMPLING_PARAMS_FIELD_NUMBER
+_LENGTH_DELIMITED = 2  # the wire type
+_NO_TOKENS = np.empty(0, np.int32)
+
+
+def encode_new_rows(rows: Items[NewRow]) -> list[bytes]:
+    """The field `new_rows` of a batch, in parts.
+
+    Parameters were encoded before, and are long: they are put where protobuf has them, not copied
+    from message to message.
+    """
+    distinct: dict[ParamsSet, int] = {}
+    adapters: dict[str, int] = {"": -1}
+    indexes, histories = [], []
+    for row in rows:
+        request = row.sequence.request
+        indexes.append(distinct.setdefault(request.params_set, len(distinct)))
+        histories.append(row.token_ids if request.params_set.needs_history else _NO_TOKENS)
+        adapters.setdefault(request.scheduling.adapter, len(adapters) - 1)
+    block_offsets, block_ids = _csr([row.block_table for row in rows])
+    history_offsets, history = _csr(histories)
+    message = executor.NewRows(
+        row_ids=_i32([row.row_id for row in rows]),
+        sampling_params_indexes=_i32(indexes),
+        seeds=np.array([row.sequence.seed for row in rows], "<i8").tobytes(),
+        num_prompt_tokens=_i32([row.sequence.num_prompt_tokens for row in rows]),
+        block_offsets=block_offsets,
+        block_ids=block_ids,
+        history_offsets=history_offsets,
+        history_token_ids=history,
+    )
+    if len(adapters) > 1:
+        message.adapter_indexes = _i32(
+            [adapters[row.sequence.request.scheduling.adapter] for row in rows]
+        )
+        message.adapters.extend(list(adapters)[1:])
+    if any(row.cross_blocks for row in rows):
+        _encode_cross_attention(rows, message)
+    parts = [message.SerializeToString()]
+    for params_set in distinct:
+        params = encode_once(params_set)
+        parts += _field_head(_SAMPLING_PARAMS, len(params)), params
+    return [_field_head(_NEW_ROWS, sum(map(len, parts))), *parts]
+
+
+def _field_head(number: int, num_bytes: int) -> bytes:
+    """What precedes the bytes of a message that is field `number` of another."""
+    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(num_bytes)
+
+
+def _varint(value: int) -> bytes:
+    """7 bits to a byte, the lowest first; all bytes but the last have bit 7."""
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _encode_cross_attention(rows: Items[NewRow], message: executor.NewRows) -> None:
+    encoders = [row.sequence.request.encoder_token_ids for row in rows]
+    message.num_encoder_tokens = _i32([0 if e is None else len(e) for e in encoders])
+    message.cross_block_offsets, message.cross_block_ids = _csr(
+        [np.array(row.cross_blocks, np.int32) for row in rows]
+    )
+    message.encoder_offsets, message.encoder_token_ids = _csr(
+        [_NO_TOKENS if row.encoder_token_ids is None else row.encoder_token_ids for row in rows]
+    )
+
+
+def encode_once(params_set: ParamsSet) -> bytes:
+    """What executors are told of a set, encoded when it is first asked for."""
+    if params_set.encoded is None:
+        params_set.encoded = encode_params(params_set.params, params_set.stop_token_ids)
+    return params_set.encoded
+
+
+def encode_params(params: SamplingParams, stop_token_ids: Collection[int] = ()) -> bytes:
+    """A message SamplingParams; equal maps give equal bytes. `stop_token_ids`: if they are told."""
+    # Most has no meaning in a beam search, and is left out.
+    names = _NUMBERS if params.beam is None else ("temperature", "num_logprobs")
+    message = executor.SamplingParams(
+        **{name: getattr(params, name) for name in names},
+        logit_bias=params.logit_bias,
+        suppressed_token_ids=sorted(params.stop_token_ids) if params.min_tokens > 0 else (),
+        allowed_token_ids=sorted(params.allowed_token_ids),
+        bad_words_token_ids=[
+            executor.TokenSequence(token_ids=tokens) for tokens in params.bad_words_token_ids
+        ],
+        stop_token_ids=sorted(stop_token_ids),
+    )
+    if params.grammar is not None:
+        encode_grammar(params.grammar, message.grammar)
+    return message.SerializeToString(deterministic=True)
+
+
+def _i32(values: list[int]) -> bytes:
+    return np.array(values, "<i4").tobytes()
+
+
+def _csr(parts: Items[Int32Array]) -> tuple[bytes, bytes]:
+    """The offsets and data columns of `parts`."""
+    offsets = _i32([0, *accumulate(map(len, parts))])
+    return offsets, np.concatenate(parts).astype("<i4", copy=False).tobytes()
+
+
+# --------------------------------------------------------------------------------------------------
+# A grammar in protobuf: the messages of the step contract, the client API and the journal.
+
+
+def encode_grammar(grammar: Grammar, message: executor.Grammar | api.Grammar) -> None:
+    """Sets the kind of `message` that `grammar` has."""
+    if grammar.kind == "choices":
+        message.choices.texts.extend(grammar.texts)
+    else:
+        setattr(message, grammar.kind, grammar.texts[0])
+
+
+def decode_grammar(message: api.Grammar) -> Grammar:
+    """What `message` says, which is not validated. Raises ValueError if it has no kind."""
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise ValueError("grammar has no kind; allowed: json_schema, regex, lark or choices")
+    if kind == "choices":
+        return Grammar(kind, tuple(message.choices.texts))
+    return Grammar(kind, (getattr(message, kind),))
+
+
+# -- The scores in a StepResult, made into objects only for rows that somebody looks at ------------
+
+# Scores and alternatives of one row; more than a step of the largest kind has.
+_MAX_OF_ROW = 2**20
+
+
+class ScoreColumns(Mapping[int, list[ScoredToken]]):
+    """By row index, in the order they came. Rows with more than could be true have none.
+
+    Raises ValueError if the columns contradict each other.
+    """
+
+    def __init__(self, columns: executor.Logprobs) -> None:
+        rows = np.frombuffer(columns.row_indexes, "<i4")
+        self._positions = np.frombuffer(columns.positions, "<i4")
+        self._token_ids = np.frombuffer(columns.token_ids, "<i4")
+        self._logprobs = np.frombuffer(columns.logprobs, "<f4")
+        self._ranks = np.frombuffer(columns.ranks, "<i4")
+        self._offsets = _checked_offsets(np.frombuffer(columns.top_offsets, "<i4"), len(rows))
+        self._top_ids = np.frombuffer(columns.top_token_ids, "<i4")
+        self._top_logprobs = np.frombuffer(columns.top_logprobs, "<f4")
+        lengths = {len(self._positions), len(self._token_ids), len(self._logprobs), len(rows)}
+        if lengths != {len(self._ranks)}:
+            raise ValueError(f"columns of scores have different lengths: {sorted(lengths)}")
+        if len(self._top_ids) != self._offsets[-1] or len(self._top_logprobs) != self._offsets[-1]:
+            raise ValueError(f"{len(self._top_ids)} alternatives, offsets {self._offsets[-1]}")
+        self._order: npt.NDArray[np.intp] = np.argsort(rows, kind="stable")
+        self._rows: Int32Array = rows[self._order]
+
+    def __getitem__(self, row_index: int) -> list[ScoredToken]:
+        first, end = np.searchsorted(self._rows, [row_index, row_index + 1]).tolist()
+        chosen = self._order[first:end]
+        num_top = int((self._offsets[chosen + 1] - self._offsets[chosen]).sum())
+        if first == end or len(chosen) + num_top > _MAX_OF_ROW:
+            raise KeyError(row_index)
+        return [self._score(index) for index in chosen.tolist()]
+
+    def __iter__(self) -> Iterator[int]:
+        rows = sorted(set(self._rows.tolist()))
+        return (row for row in rows if row in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _score(self, index: int) -> ScoredToken:
+        start, end = self._offsets[index : index + 2].tolist()
+        top_ids: list[int] = self._top_ids[start:end].tolist()
+        return ScoredToken(
+            int(self._positions[index]),
+            int(self._token_ids[index]),
+            float(self._logprobs[index]),
+            int(self._ranks[index]),
+            list(zip(top_ids, self._top_logprobs[start:end].tolist(), strict=True)),
+        )
+
+
+def _checked_offsets(offsets: Int32Array, count: int) -> Int32Array:
+    if count == 0 and len(offsets) == 0:
+        return np.zeros(1, np.int32)
+    if len(offsets) != count + 1 or offsets[0] != 0 or np.any(np.diff(offsets) < 0):
+        raise ValueError(f"top_offsets do not delimit {count} things")
+    return offsets

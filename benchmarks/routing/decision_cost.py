@@ -9,15 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.report import emit, percentile
-from scheduler_service.core.config import FleetConfig, SchedulerConfig
-from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.request import Int32Array, Request
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.fleet.host_state import HostState
-from scheduler_service.fleet.prefix_router import PrefixRouter
-from scheduler_service.fleet.router import Choice
 from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.routing.router import Choice, HostState, PrefixRouter
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepPlan
+from scheduler_service.scheduler.values.request import Int32Array, Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.virtual_load import StepCosts, outcome_of
 
 NUM_EXECUTORS = 64

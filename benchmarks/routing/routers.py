@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from scheduler_service.core.request import Request
-from scheduler_service.fleet.host_state import HostState
-from scheduler_service.fleet.prefix_index import Prefixes
-from scheduler_service.fleet.prefix_router import PrefixRouter
-from scheduler_service.fleet.router import Choice, LeastLoaded, Router
+from scheduler_service.scheduler.routing.prefix_index import Prefixes
+from scheduler_service.scheduler.routing.router import (
+    Choice,
+    HostState,
+    LeastLoaded,
+    PrefixRouter,
+    Router,
+)
+from scheduler_service.scheduler.values.request import Request
 
 
 class RoundRobin(LeastLoaded):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.routing.virtual_fleet import Turn
-from scheduler_service.core.request import Int32Array
+from scheduler_service.scheduler.values.request import Int32Array
 from tests.support.core.virtual_load import SAMPLED
 
 _VOCAB = 2**20

@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from scheduler_service.core.config import FleetConfig, SchedulerConfig
-from scheduler_service.core.plan import StepEvents, StepPlan
-from scheduler_service.core.request import Int32Array, Request
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.fleet.router import Router
 from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.routing.router import Router
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
+from scheduler_service.scheduler.values.request import Int32Array, Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.virtual_load import StepCosts, outcome_of
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
-from scheduler_service.callers.api_keys import caller_with_key
 from scheduler_service.callers.caller import Caller, TenantLimits
-from scheduler_service.callers.refusals import missing, not_valid
+from scheduler_service.callers.quotas import UsageBucket
 from scheduler_service.callers.tenants_file import NO_TENANTS, Tenants
-from splitserve_keys.api_key import PREFIX
-from splitserve_keys.key_file import Keys
+from splitserve_keys.api_key import PREFIX, ApiKey
+from splitserve_keys.key_file import KeyFileUnusable, Keys, read_keys
 from splitserve_rpc.bearer import is_credential
-from splitserve_rpc.watched_files import WatchedFiles
+from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles
 
 
 class Authenticator:
@@ -52,3 +53,90 @@ class Authenticator:
     def limits(self, tenant: str) -> TenantLimits:
         tenants = NO_TENANTS if self._tenants is None else self._tenants.value
         return tenants.limits(tenant)
+
+
+# -- Callers by their API keys ---------------------------------------------------------------------
+
+# Compared with where there is no such key, so that this takes as long.
+_OF_NO_KEY = "0" * 64
+
+
+def read_key_file(path: Path) -> Keys:
+    """Raises FilesUnusable."""
+    try:
+        return read_keys(path)
+    except KeyFileUnusable as error:
+        raise FilesUnusable(str(error)) from error
+
+
+def caller_with_key(keys: Keys, text: str, now: datetime) -> Caller:
+    """Whose key `text` is. Raises DomainError(CALLER_UNKNOWN)."""
+    key = ApiKey.parse(text)
+    if key is None:
+        raise not_valid()
+    entry = keys.get(key.key_id)
+    is_genuine = key.has(_OF_NO_KEY if entry is None else entry.sha256)
+    if entry is None or not is_genuine or entry.revoked is not None:
+        raise not_valid()
+    if entry.expires is not None and entry.expires <= now:
+        raise expired()
+    return Caller(f"key:{entry.key_id}", entry.tenant, entry.scopes)
+
+
+# -- How many tokens of nobody are verified: each takes its time, and all others wait for it -------
+
+# One takes 0.1 to 0.3 ms; so all of them take at most 6 % of the time.
+MAX_AT_ONCE = 200
+_PER_MINUTE = 60.0 * MAX_AT_ONCE
+# The bucket would let a minute's worth come at once.
+_LESS = MAX_AT_ONCE - _PER_MINUTE
+# All of the budget is back by then.
+_RETRY_DELAY_S = 1.0
+
+
+class StrangerBudget:
+    """Counts tokens that turned out to be nobody's: so many may come at once, and each second."""
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
+        self._refused = UsageBucket()
+
+    def check(self) -> None:
+        """Raises DomainError(QUOTA_EXCEEDED) while there were too many."""
+        if self._refused.delay_s(_PER_MINUTE, self._now_ns(), debt=_LESS) > 0:
+            raise too_many_strangers(_RETRY_DELAY_S)
+
+    def count(self) -> None:
+        """One more was nobody's."""
+        self._refused.use(1.0, _PER_MINUTE, self._now_ns())
+
+
+# -- What is said to whom is not known: never which part of a credential was wrong -----------------
+
+_REASON = "CALLER_UNKNOWN"
+
+
+def missing() -> DomainError:
+    """No credential was given."""
+    return DomainError(_REASON, "a credential is needed, and none was given")
+
+
+def not_valid() -> DomainError:
+    """Unknown, revoked, not ours, wrong: which of them is nobody's business."""
+    return DomainError(_REASON, "the credential is not valid")
+
+
+def expired() -> DomainError:
+    """Only for one that is genuine."""
+    return DomainError(_REASON, "the credential has expired")
+
+
+def no_tenant(claim: str) -> DomainError:
+    """Of a genuine token, whose issuer has to be told to say it."""
+    return DomainError(_REASON, f"the token has no claim {claim!r} that names a tenant")
+
+
+def too_many_strangers(retry_delay_s: float) -> DomainError:
+    """Whether the token is good is not looked at, after so many that were not."""
+    message = "too many tokens that are nobody's are shown; this one was not looked at, try again"
+    return DomainError("QUOTA_EXCEEDED", message, retry_delay_s=retry_delay_s)

@@ -9,21 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from scheduler_service.audit.audit import Audit
-from scheduler_service.audit.events import KeysReloaded
-from scheduler_service.callers.api_keys import read_key_file
-from scheduler_service.callers.authenticator import Authenticator
+from scheduler_service.audit.audit import Audit, KeysReloaded
+from scheduler_service.callers.authenticator import Authenticator, read_key_file
 from scheduler_service.callers.caller import Caller, Callers, OpenDoor
-from scheduler_service.callers.fetched import CannotFetch, Fetched
-from scheduler_service.callers.issuer import fetch, fetch_keys_of
-from scheduler_service.callers.refreshed import Refreshed
 from scheduler_service.callers.tenants_file import Tenants, read_tenants
-from scheduler_service.callers_config import CallersConfig, TokensConfig
+from scheduler_service.callers.tokens import CannotFetch, Fetched, Refreshed, fetch, fetch_keys_of
+from scheduler_service.config import CallersConfig, TokensConfig
 from splitserve_keys.key_file import Keys
 from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles
 
 if TYPE_CHECKING:
-    from scheduler_service.callers.token_keys import TokenKeys
+    from scheduler_service.callers.tokens import TokenKeys
 
 _log = logging.getLogger(__name__)
 
@@ -127,12 +123,13 @@ def _watched(option: str, path: Path, read: Callable[[Path], T]) -> WatchedFiles
 
 def _tokens(config: TokensConfig) -> tuple[Refreshed[TokenKeys], Callable[[str], Caller]]:
     try:
-        from scheduler_service.callers.token_keys import (
+        from scheduler_service.callers.tokens import (
             NO_TOKEN_KEYS,
+            TokenRules,
+            TokenVerifier,
             parse_token_keys,
             read_token_keys,
         )
-        from scheduler_service.callers.tokens import TokenRules, TokenVerifier
     except ImportError as error:
         problem = "--jwt-issuer needs joserfc: pip install 'splitserve[security]'"
         raise ValueError(problem) from error

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
+import io
+import logging
+import socket
 import time
+import urllib.error
+import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from email.message import Message
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Generic, Protocol, TypeVar, cast
 
 from joserfc import jwt
 from joserfc.errors import ExpiredTokenError, UnsupportedAlgorithmError
-from joserfc.jwk import GuestProtocol
+from joserfc.jwk import ECKey, GuestProtocol, JWKRegistry, OKPKey, RSAKey
 from joserfc.jws import JWSRegistry
 from joserfc.jwt import JWTClaimsRegistry
 
+from scheduler_service.callers.authenticator import StrangerBudget, expired, no_tenant, not_valid
 from scheduler_service.callers.caller import Caller, Scope
-from scheduler_service.callers.refreshed import Refreshed
-from scheduler_service.callers.refusals import expired, no_tenant, not_valid
-from scheduler_service.callers.stranger_budget import StrangerBudget
-from scheduler_service.callers.token_keys import TokenKey, TokenKeys
+from scheduler_service.config import SAFE_URLS, is_safe_url
 from splitserve_keys.tenant_names import is_tenant_name
 from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.json_text import parse_json
+from splitserve_rpc.watched_files import FilesUnusable, read_bytes
 
 # All of them with a public key: with any other kind whoever verifies could sign, too.
 ALGORITHMS = (
@@ -174,3 +183,288 @@ def _scope_names(claims: Mapping[str, Any]) -> Iterator[str]:
             yield from names.split()
         elif isinstance(names, list):
             yield from (name for name in names if isinstance(name, str))
+
+
+# -- The public keys of an issuer of tokens: a JWK set. Needs joserfc ------------------------------
+
+MAX_SET_BYTES = 2**20
+_MAX_KEYS = 100
+# Whoever knows a key of the kind `oct` can sign, too.
+_KINDS = ("RSA", "EC", "OKP")
+# Base64 of the modulus of the shortest RSA key that counts as safe, 2048 bits.
+_MIN_MODULUS_CHARS = 342
+
+TokenKey = RSAKey | ECKey | OKPKey
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKeys:
+    """Those of an issuer that verify."""
+
+    keys: tuple[TokenKey, ...]
+
+    def find(self, kid: object) -> TokenKey | None:
+        """The key that a token names by `kid`; a token without one means the only key there is."""
+        if kid is None:
+            return self.keys[0] if len(self.keys) == 1 else None
+        return next((key for key in self.keys if key.kid == kid), None)
+
+
+NO_TOKEN_KEYS = TokenKeys(())
+
+
+def read_token_keys(path: Path) -> TokenKeys:
+    """Raises FilesUnusable."""
+    try:
+        return parse_token_keys(read_bytes(path, MAX_SET_BYTES))
+    except ValueError as error:
+        raise FilesUnusable(f"{path}: {error}") from error
+
+
+def parse_token_keys(content: bytes) -> TokenKeys:
+    """The keys of a set that verify; RFC 7517 has others left out. Raises ValueError."""
+    if len(content) > MAX_SET_BYTES:
+        raise ValueError(f"is too large; allowed: {MAX_SET_BYTES} bytes")
+    try:
+        document = parse_json(content)
+    except ValueError as error:
+        raise ValueError(f"is not valid JSON: {error}") from error
+    entries = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(entries, list) or len(entries) > _MAX_KEYS:
+        raise ValueError(f"is no JWK set; allowed: an object whose `keys` are at most {_MAX_KEYS}")
+    keys = tuple(key for key in map(_key, entries) if key is not None)
+    if not keys:
+        raise ValueError(f"has no key that verifies signatures; allowed: {', '.join(_KINDS)}")
+    return TokenKeys(keys)
+
+
+def _key(entry: object) -> TokenKey | None:
+    if not isinstance(entry, dict) or entry.get("kty") not in _KINDS:
+        return None
+    if entry.get("use", "sig") != "sig" or not _may_verify(entry.get("key_ops")):
+        return None
+    if entry["kty"] == "RSA" and len(str(entry.get("n"))) < _MIN_MODULUS_CHARS:
+        return None
+    try:
+        key = JWKRegistry.import_key(entry)
+    except Exception:
+        # Of another curve, or broken: the library says so in many ways, and others are of use.
+        return None
+    return key if isinstance(key, TokenKey) else None
+
+
+def _may_verify(operations: object) -> bool:
+    return operations is None or (isinstance(operations, list) and "verify" in operations)
+
+
+# -- What an issuer of tokens publishes over HTTP: where its keys are, and the keys ----------------
+
+_MAX_BYTES = 2**20
+_TIMEOUT_S = 5.0
+_WELL_KNOWN = "/.well-known/openid-configuration"
+
+
+def fetch_keys_of(issuer: str) -> bytes:
+    """The key set of `issuer`, as OpenID Connect Discovery finds it. Raises CannotFetch."""
+    url = issuer.rstrip("/") + _WELL_KNOWN
+    try:
+        document = parse_json(fetch(url))
+        said, keys_url = document["issuer"], document["jwks_uri"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CannotFetch(f"{url}: is no configuration of OpenID Connect") from error
+    if said != issuer:
+        raise CannotFetch(f"{url}: is that of the issuer {str(said)[:200]!r}; allowed: {issuer!r}")
+    if not isinstance(keys_url, str) or not is_safe_url(keys_url):
+        raise CannotFetch(f"{url}: jwks_uri is {str(keys_url)[:200]!r}; allowed: {SAFE_URLS}")
+    return fetch(keys_url)
+
+
+def fetch(url: str) -> bytes:
+    """What is there, within seconds and 1 MiB; no redirects. Raises CannotFetch."""
+    try:
+        with hurried_opener(_TIMEOUT_S).open(url, timeout=_TIMEOUT_S) as response:
+            content: bytes = response.read(_MAX_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise CannotFetch(f"{url}: answers {error.code}") from error
+    except TimeoutError as error:
+        raise CannotFetch(f"{url}: takes too long; allowed: {_TIMEOUT_S:g} s") from error
+    except urllib.error.URLError as error:
+        raise CannotFetch(f"{url}: {error.reason}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise CannotFetch(f"{url}: {error or type(error).__name__}") from error
+    if len(content) > _MAX_BYTES:
+        raise CannotFetch(f"{url}: is too large; allowed: {_MAX_BYTES} bytes")
+    return content
+
+
+# -- A value that is fetched now and then, and at once if something in it was missed ---------------
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# Issuers announce keys long before they sign with them.
+PERIOD_S = 300.0
+# Whoever sends tokens of unknown keys makes us ask the issuer no more often than that.
+LEAST_PAUSE_S = 10.0
+
+
+class CannotFetch(Exception):
+    """The message says from where, and why; one line."""
+
+
+class Fetched(Generic[T]):
+    """`value`: what `fetch` brought last; it raises CannotFetch. Implements `Refreshed`."""
+
+    def __init__(
+        self, initial: T, fetch: Callable[[], T], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.value = initial
+        self._fetch = fetch
+        self._now_s = now_s
+        self._tried_at: float | None = None
+        self._is_wanted = True
+        self._problem = ""
+
+    def want(self) -> None:
+        """Something was looked for in the value, and was not there."""
+        self._is_wanted = True
+
+    def refresh(self) -> bool:
+        if not self._is_due():
+            return False
+        self._tried_at, self._is_wanted = self._now_s(), False
+        try:
+            value = self._fetch()
+        except CannotFetch as error:
+            self._is_wanted = True
+            if str(error) != self._problem:
+                _log.warning("token_keys_unavailable problem=%r", str(error))
+            self._problem = str(error)
+            return False
+        self._problem = ""
+        if value == self.value:
+            return False
+        self.value = value
+        return True
+
+    def _is_due(self) -> bool:
+        if self._tried_at is None:
+            return True
+        pause_s = self._now_s() - self._tried_at
+        return pause_s >= (LEAST_PAUSE_S if self._is_wanted else PERIOD_S)
+
+
+# -- HTTP whose answers come within a time as a whole, and not only each of their bytes ------------
+
+
+def hurried_opener(
+    within_s: float, now_s: Callable[[], float] = time.monotonic
+) -> urllib.request.OpenerDirector:
+    """For one request: what is read after `within_s` from now is a TimeoutError, or a URLError.
+
+    That counts for headers and bodies, and for the answer of a proxy, however they trickle. No
+    redirects; proxies of the environment for https alone.
+    """
+    ends_at_s = now_s() + within_s
+
+    def left_s() -> float:
+        left_s = ends_at_s - now_s()
+        if left_s <= 0:
+            raise TimeoutError("it takes too long")
+        return left_s
+
+    return urllib.request.build_opener(
+        _NoRedirects, urllib.request.ProxyHandler(_proxies()), _Http(left_s), _Https(left_s)
+    )
+
+
+class _Reads(io.RawIOBase):
+    """Of a socket, each with the time that is left."""
+
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, left_s: Callable[[], float]) -> None:
+        self._raw = raw
+        self._sock = sock
+        self._left_s = left_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:  # noqa: ANN401
+        self._sock.settimeout(self._left_s())
+        return cast(Any, self._raw).readinto(buffer)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Answer(http.client.HTTPResponse):
+    def __init__(
+        self, sock: socket.socket, method: str | None = None, *, left_s: Callable[[], float]
+    ) -> None:
+        super().__init__(sock, method=method)
+        self.fp = io.BufferedReader(_Reads(self.fp.detach(), sock, left_s))
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, left_s: Callable[[], float]) -> None:
+        super().__init__()
+        self._left_s = left_s
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(_connection, http.client.HTTPConnection, self._left_s), req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, left_s: Callable[[], float]) -> None:
+        super().__init__()
+        self._left_s = left_s
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(_connection, http.client.HTTPSConnection, self._left_s), req)
+
+
+def _connection(
+    kind: type[http.client.HTTPConnection], left_s: Callable[[], float], host: str, timeout: float
+) -> http.client.HTTPConnection:
+    connection = kind(host, timeout=timeout)
+    answer: Any = partial(_Answer, left_s=left_s)
+    connection.response_class = answer
+    return connection
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect could lead to where nobody has looked whether it is safe."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: Message,
+        newurl: str,
+    ) -> None:
+        return None
+
+
+def _proxies() -> dict[str, str]:
+    """Those of the environment, but for this machine itself."""
+    return {kind: url for kind, url in urllib.request.getproxies().items() if kind == "https"}
+
+
+# -- A value that comes from elsewhere, and from time to time is a new one -------------------------
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Refreshed(Protocol[T_co]):
+    """`value`: the last one of use; another object when it has changed."""
+
+    @property
+    def value(self) -> T_co: ...
+
+    def refresh(self) -> bool:
+        """Looks whether there is a new one; whether there was. Blocks, in any thread."""
+        ...

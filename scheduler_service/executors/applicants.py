@@ -5,14 +5,16 @@ Nothing that Register says is believed before GetInfo at that address has said t
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
+from scheduler_service.executors.answer_watch import FleetPulse
 from scheduler_service.executors.drains import Drains
 from scheduler_service.executors.executor_link import ExecutorLost, Link
+from scheduler_service.executors.executor_session import ExecutorSession, Life
 from scheduler_service.executors.handshake import check_same
-from scheduler_service.executors.lives import Life
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
@@ -74,3 +76,70 @@ class Applicants:
             )
             return None
         return answer
+
+
+# --------------------------------------------------------------------------------------------------
+# Signs of life of executors that have nothing to answer: they are asked whether they are there.
+
+
+class IdleChecks:
+    """Asks each of `sessions()` once at a time, and shows `pulse` who answers."""
+
+    def __init__(
+        self,
+        pulse: FleetPulse,
+        now_ns: Callable[[], int],
+        sessions: Callable[[], Iterable[ExecutorSession]],
+    ) -> None:
+        self._pulse = pulse
+        self._now_ns = now_ns
+        self._sessions = sessions
+        self._asked: set[str] = set()
+        self._tasks = Tasks()
+
+    def begin(self, doubted: str) -> None:
+        """Asks all that are idle, but for the executor at `doubted`."""
+        for session in self._sessions():
+            address = session.address
+            is_idle = session.is_connected and session.steps.watch.is_idle
+            if address != doubted and is_idle and address not in self._asked:
+                self._asked.add(address)
+                self._tasks.begin(self._ask(session))
+
+    async def _ask(self, session: ExecutorSession) -> None:
+        info = session.info
+        try:
+            with suppress(ExecutorLost):  # its stream breaks, too, or it is only busy
+                answer = await session.link.get_info(VERIFY_TIMEOUT_S)
+                if answer.executor_epoch == info.executor_epoch and session in self._sessions():
+                    self._pulse.show(info.address, self._now_ns())
+        finally:
+            self._asked.discard(info.address)
+
+    async def close(self) -> None:
+        """Asks nobody any more."""
+        await self._tasks.close()
+
+
+# -- Tasks that somebody began, and ends -----------------------------------------------------------
+
+
+class Tasks:
+    """Keeps each until it is done; a loop alone does not."""
+
+    def __init__(self) -> None:
+        # In order, so that the same happens each time that they are ended.
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def begin(self, coroutine: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Its task, which may be cancelled by whoever wants."""
+        task = asyncio.create_task(coroutine)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return task
+
+    async def close(self) -> None:
+        """Ends those that are left; whatever they raise is nobody's any more."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

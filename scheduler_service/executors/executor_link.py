@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
@@ -14,8 +15,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from scheduler_service.executors.listening import is_refused
-from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.step_codec import EncodedBatch
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.executor.v1 import executor_pb2_grpc
@@ -370,3 +370,32 @@ def _check_name(file_name: str) -> None:
     except ValueError as error:
         shown = printable(file_name[:_MAX_SHOWN_CHARS])
         raise ExecutorLost(f"its tokenizer has a file named '{shown}': {error}") from error
+
+
+# -- Whether anybody listens at an address, as the machine there says by itself --------------------
+
+_TIMEOUT_S = 1.0
+
+
+async def is_refused(target: str, timeout_s: float = _TIMEOUT_S) -> bool:
+    """Whether every address that `target` (`host:port`) stands for refuses connections.
+
+    Nobody listens there then, and whoever did is gone. False where that is not certain: there is
+    somebody, or no answer in time, no way there, no such name.
+    """
+    host, _, port = target.rpartition(":")
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, address in found:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setblocking(False)
+                    try:
+                        await loop.sock_connect(probe, address)
+                    except ConnectionRefusedError:
+                        continue
+                return False
+    except (OSError, ValueError, OverflowError):  # TimeoutError, too
+        return False
+    return bool(found)

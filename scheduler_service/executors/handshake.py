@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import Feature, SchedulerConfig
-from scheduler_service.executors.step_patience import MeasuredStep, StepSize
+from scheduler_service.executors.answer_watch import MeasuredStep, StepSize
+from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
 from scheduler_service.step_codec import decode_features
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.addresses import is_reachable_address

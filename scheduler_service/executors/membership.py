@@ -12,23 +12,25 @@ from dataclasses import replace
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
-from scheduler_service.executors.applicants import VERIFY_TIMEOUT_S, Applicants
+from scheduler_service.executors.applicants import VERIFY_TIMEOUT_S, Applicants, IdleChecks, Tasks
 from scheduler_service.executors.drains import Drained, Drains
 from scheduler_service.executors.executor_link import ExecutorLost, Link, LinkConfig
-from scheduler_service.executors.executor_session import ExecutorSession, Report
+from scheduler_service.executors.executor_session import (
+    ExecutorSession,
+    Life,
+    Lives,
+    Report,
+    StepAlarm,
+)
 from scheduler_service.executors.handshake import (
     check_model,
     core_config,
     epoch_for,
     measured_step,
 )
-from scheduler_service.executors.idle_checks import IdleChecks
-from scheduler_service.executors.lives import Life, Lives
-from scheduler_service.executors.step_alarm import StepAlarm
-from scheduler_service.executors.tasks import Tasks
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.scheduler import events
 from scheduler_service.scheduler.effects import ExecutorGone
+from scheduler_service.scheduler.executor_losses import LossCause
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.peer_watch import TICK_S, PeerState

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler_service.journal.difference import NOTHING
-from scheduler_service.journal.replay import Difference, Report, replay
+from scheduler_service.journal.replay import NOTHING, Difference, Report, replay
 from scheduler_service.journal.segment_file import JournalUnreadable
 
 _DESCRIPTION = """\

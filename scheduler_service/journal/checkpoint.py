@@ -24,20 +24,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-import scheduler_service.assignment
-import scheduler_service.core
-import scheduler_service.fleet
 import scheduler_service.scheduler
-from scheduler_service.core.row_columns import RowColumns
+from scheduler_service.scheduler.engine.row_columns import RowColumns
 
-# Packages and modules whose classes a scheduler consists of.
-_PURE = (
-    scheduler_service.core,
-    scheduler_service.fleet,
-    scheduler_service.scheduler,
-    scheduler_service.assignment,
-)
-_PURE_NAMES = frozenset(module.__name__ for module in _PURE)
+# The package whose classes a scheduler consists of.
+_PURE = scheduler_service.scheduler
 _PROTOCOL = 5
 _NUMBERS = frozenset({"<i4", "<i8", "<u4", "<u8", "<f4", "<f8", "|b1", "|u1"})
 # Columns of rows that are as long as a sequence may become; only what is in use is written.
@@ -93,13 +84,11 @@ def scheduler_structure() -> str:
 
 
 def _modules() -> Iterator[tuple[str, Path]]:
-    """Files of the pure packages, each with a name that is the same wherever they are."""
-    for module in _PURE:
-        assert module.__file__ is not None
-        file = Path(module.__file__)
-        is_package = hasattr(module, "__path__")
-        for path in sorted(file.parent.rglob("*.py")) if is_package else [file]:
-            yield f"{module.__name__}/{path.relative_to(file.parent).as_posix()}", path
+    """Yields the files of the pure package, each with a name that is the same wherever they are."""
+    assert _PURE.__file__ is not None
+    folder = Path(_PURE.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        yield f"{_PURE.__name__}/{path.relative_to(folder).as_posix()}", path
 
 
 def check_structure(recorded: str) -> None:
@@ -159,7 +148,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _is_pure(module_name: str) -> bool:
     package = ".".join(module_name.split(".")[:2])
-    return package in _PURE_NAMES
+    return package == _PURE.__name__
 
 
 # -- what pickles in its own way ---------------------------------------------------------------

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
+from zlib import crc32
 
-from scheduler_service.core.plan import StepOutcome, StepStatus
-from scheduler_service.fleet.executor_losses import LossCause
-from scheduler_service.journal.params_codec import (
+import numpy as np
+
+from scheduler_service.journal.request_codec import (
     NO_CONVERTERS,
     Converters,
     decode_config,
     decode_fields,
+    decode_request,
     encode_fields,
+    encode_request,
 )
-from scheduler_service.journal.request_codec import decode_request, encode_request
-from scheduler_service.scheduler import events
+from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepStatus
+from scheduler_service.scheduler.values.request import Int32Array, Request
 from scheduler_service.step_codec import Received, ResultUnusable, decode_result
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal
+from splitserve_rpc.domain_error import DomainError
 
 # Events whose messages have fields of the same names, and what converts their values.
 _PLAIN_EVENTS: Mapping[type[Any], tuple[str, Converters]] = MappingProxyType(
@@ -118,3 +124,135 @@ def _decode_joined(message: journal.ExecutorJoined) -> events.ExecutorJoined:
         message.last_step_id,
         message.identity.scheduler_epoch,
     )
+
+
+# -- Effects of the scheduler as messages of the journal -------------------------------------------
+#
+# A replay compares effects, so what is long is written as a checksum, and texts for people are left
+# out: they may be reworded.
+
+# Effects whose messages have fields of the same names.
+_PLAIN_EFFECTS: Mapping[type[Any], str] = MappingProxyType(
+    {
+        effects.ExecutorServes: "executor_serves",
+        effects.ExecutorHealthChanged: "executor_health_changed",
+        effects.WakeAt: "wake_at",
+    }
+)
+
+
+def encode_effect(
+    effect: effects.Effect, message: journal.JournaledEffect, batch: bytes = b""
+) -> None:
+    """Sets `message`, which is empty. `batch`: the encoded ScheduleBatch of a `SendStep`."""
+    match effect:
+        case effects.SendStep(address, _):
+            message.send_step.address = address
+            message.send_step.batch = batch
+        case effects.DeliverTokens(events):
+            _describe_delivery(events, message.deliver_tokens)
+        case effects.ExecutorGone():
+            message.executor_gone.CopyFrom(_describe_gone(effect))
+        case effects.EngineFailed(address, call, error):
+            message.engine_failed.address = address
+            message.engine_failed.call = call
+            message.engine_failed.error = describe_error(error)
+        case effects.ExecutorServes() | effects.ExecutorHealthChanged() | effects.WakeAt():
+            encode_fields(effect, getattr(message, _PLAIN_EFFECTS[type(effect)]))
+        case _:
+            _encode_of_request(effect, message)
+
+
+def _encode_of_request(effect: effects.Effect, message: journal.JournaledEffect) -> None:
+    match effect:
+        case effects.RequestAssigned(request, address, assignment):
+            message.request_assigned.request_id = request.request_id
+            message.request_assigned.address = address
+            encode_fields(assignment, message.request_assigned.assignment)
+        case effects.RequestFinished(request):
+            message.request_finished.CopyFrom(_describe_end(request))
+        case effects.RequestMoved(request, address, reason):
+            message.request_moved.request.CopyFrom(_describe_state(request))
+            message.request_moved.address = address
+            message.request_moved.reason = reason.value
+        case effects.RequestQuarantined(request):
+            message.request_quarantined.request_id = request.request_id
+            message.request_quarantined.num_trials_left = request.num_trials_left
+        case effects.RequestAcquitted(request, reason):
+            message.request_acquitted.request_id = request.request_id
+            message.request_acquitted.reason = reason.value
+        case effects.RequestBlamed(request):
+            message.request_blamed.request_id = request.request_id
+        case _:
+            raise TypeError(f"{type(effect).__name__} has no message")
+
+
+def describe_error(error: Exception) -> str:
+    """What a call raised, without the message."""
+    name = type(error).__name__
+    return f"{name} {error.reason}" if isinstance(error, DomainError) else name
+
+
+def _describe_delivery(events: StepEvents, message: journal.DeliverTokens) -> None:
+    checksum = crc32(events.token_ids.data, crc32(events.client_keys.data))
+    for event in events.tokens:
+        request_id = event.sequence.request.request_id
+        text = f"{request_id} {event.sequence.index} {event.token_id}"
+        checksum = crc32(text.encode(), checksum)
+    message.SetInParent()
+    message.num_tokens = len(events.token_ids) + len(events.tokens)
+    message.tokens_crc32 = checksum
+    for _, scored in events.prompt_logprobs:
+        message.num_prompt_logprobs += len(scored)
+    for sequence in events.finished_sequences:
+        message.finished_sequences.append(f"{sequence.request.request_id} {sequence.index}")
+    for request in events.finished:
+        message.finished.append(_describe_end(request))
+
+
+def _describe_end(request: Request) -> journal.EndedRequest:
+    assert request.finish_reason is not None
+    checksum, num_tokens = 0, 0
+    for tokens in _outputs(request):
+        checksum = crc32(tokens.tobytes(), checksum)
+        num_tokens += len(tokens)
+    return journal.EndedRequest(
+        request_id=request.request_id,
+        finish_reason=request.finish_reason.value,
+        error_reason=_error_reason(request),
+        num_output_tokens=num_tokens,
+        output_crc32=checksum,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+    )
+
+
+def _outputs(request: Request) -> Iterable[Int32Array]:
+    if request.completions:
+        return [np.array(c.token_ids, np.int32) for c in request.completions]
+    return [s.token_ids[s.num_prompt_tokens :] for s in request.sequences]
+
+
+def _describe_gone(gone: effects.ExecutorGone) -> journal.ExecutorGone:
+    return journal.ExecutorGone(
+        address=gone.address,
+        executor_epoch=gone.epoch,
+        cause=gone.cause.value,
+        requests=map(_describe_state, gone.requests),
+        last_step_id=gone.last_step_id,
+        is_drained=gone.is_drained,
+        num_moved=gone.num_moved,
+    )
+
+
+def _describe_state(request: Request) -> journal.RequestState:
+    return journal.RequestState(
+        request_id=request.request_id,
+        num_tokens=sum(len(sequence.token_ids) for sequence in request.sequences),
+        error_reason=_error_reason(request),
+        state_crc32=crc32(encode_request(request).SerializeToString(deterministic=True)),
+    )
+
+
+def _error_reason(request: Request) -> str:
+    return "" if request.error is None else request.error[0]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from scheduler_service.assignment import Assignment
-from scheduler_service.core.plan import StepEvents, StepPlan
-from scheduler_service.core.request import Request
-from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.values.admission import Assignment
+from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
+from scheduler_service.scheduler.values.request import Request
 
 
 class MoveReason(Enum):

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepOutcome
-from scheduler_service.core.request import Request
-from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepOutcome
+from scheduler_service.scheduler.values.request import Request
 
 
 @dataclass(frozen=True, slots=True)

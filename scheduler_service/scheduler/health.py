@@ -14,14 +14,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from scheduler_service.core.config import Feature
-from scheduler_service.core.outcomes.losses import is_lost_too_often
-from scheduler_service.core.plan import RowStatus, StepOutcome, StepStatus
-from scheduler_service.core.request import Request, SchedulingParams
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.fleet.circuit_breaker import MAX_EXECUTORS_PER_REQUEST, CircuitBreakers
+from scheduler_service.scheduler.circuit_breaker import MAX_EXECUTORS_PER_REQUEST, CircuitBreakers
 from scheduler_service.scheduler.effects import HealthChange
+from scheduler_service.scheduler.engine.outcomes.losses import is_lost_too_often
 from scheduler_service.scheduler.executor_state import ExecutorState, Life
+from scheduler_service.scheduler.values.config import Feature
+from scheduler_service.scheduler.values.plan import RowStatus, StepOutcome, StepStatus
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 
 # No client can name a request so.
 _PROBE = "\0probe"

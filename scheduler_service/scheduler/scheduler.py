@@ -12,21 +12,6 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar, assert_never
 
-from scheduler_service.assignment import AssignedFor, Assignment
-from scheduler_service.core.admission_blocker import AdmissionBlocker
-from scheduler_service.core.config import FleetConfig, SchedulerConfig
-from scheduler_service.core.engine import Engine
-from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
-from scheduler_service.core.planning.arrival_checks import check_request, fits
-from scheduler_service.core.planning.preparation import prepare_request
-from scheduler_service.core.queue.queue_policy import make_queue_policy
-from scheduler_service.core.queue.waiting_queue import WaitingQueue
-from scheduler_service.core.request import Request, RequestStatus
-from scheduler_service.fleet.executor_losses import Loss, LossCause
-from scheduler_service.fleet.overdue import end_overdue
-from scheduler_service.fleet.prefix_router import PrefixRouter
-from scheduler_service.fleet.quarantine import Quarantine, Verdict
-from scheduler_service.fleet.router import Router
 from scheduler_service.scheduler.effects import (
     AcquittalReason,
     DeliverTokens,
@@ -46,6 +31,12 @@ from scheduler_service.scheduler.effects import (
     SendStep,
     WakeAt,
 )
+from scheduler_service.scheduler.engine.engine import Engine
+from scheduler_service.scheduler.engine.planning.arrival_checks import (
+    check_request,
+    fits,
+    prepare_request,
+)
 from scheduler_service.scheduler.events import (
     Event,
     ExecutorConnected,
@@ -62,7 +53,13 @@ from scheduler_service.scheduler.events import (
     TenantsWeighed,
     Tick,
 )
-from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.executor_losses import Loss, LossCause
+from scheduler_service.scheduler.executor_state import (
+    ExecutorState,
+    end_with_fault,
+    rescue,
+    saw_too_many_break,
+)
 from scheduler_service.scheduler.health import (
     Changed,
     ExecutorHealth,
@@ -70,8 +67,20 @@ from scheduler_service.scheduler.health import (
     Withdraw,
     make_suspect,
 )
-from scheduler_service.scheduler.rescue import end_with_fault, rescue, saw_too_many_break
-from scheduler_service.scheduler.routing import Obstacle, Routing
+from scheduler_service.scheduler.quarantine import Quarantine, Verdict, end_overdue
+from scheduler_service.scheduler.queue.queue_policy import make_queue_policy
+from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
+from scheduler_service.scheduler.routing.router import PrefixRouter, Router
+from scheduler_service.scheduler.routing.routing import Obstacle, Routing
+from scheduler_service.scheduler.values.admission import AdmissionBlocker, AssignedFor, Assignment
+from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
+from scheduler_service.scheduler.values.plan import (
+    ContractBroken,
+    StepEvents,
+    StepOutcome,
+    StepStatus,
+)
+from scheduler_service.scheduler.values.request import Request, RequestStatus
 from splitserve_rpc.domain_error import DomainError
 
 # A deadline is past when the clock is beyond it.

@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 
 import grpc.aio
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from scheduler_service.audit.audit import Audit, NoAudit
-from scheduler_service.audit.events import OperatorCalled
+from scheduler_service.audit.audit import Audit, NoAudit, OperatorCalled
 from scheduler_service.driver import Driver
+from scheduler_service.executors.drains import MAX_TIMEOUT_S
 from scheduler_service.journal.journal import software_version
-from scheduler_service.service.caller_names import CallerNames
-from scheduler_service.service.drain_timeout import read_timeout_s
+from scheduler_service.service.caller_checks import CallerNames
 from scheduler_service.watching.explanation import explain, explain_queue
 from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
+from splitserve_rpc.domain_error import DomainError
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -137,3 +138,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 def _equal_parts(total: int, num_parts: int) -> list[int]:
     """Of `total`; the first are larger by one if it cannot be divided."""
     return [(total + num_parts - 1 - index) // num_parts for index in range(num_parts)]
+
+
+# -- How long an executor that leaves may take, as a message says it -------------------------------
+
+_NS_PER_S = 1e9
+
+
+def read_timeout_s(timeout: Duration) -> float:
+    """Seconds. Raises DomainError(DRAIN_TIMEOUT_INVALID)."""
+    timeout_s = timeout.seconds + timeout.nanos / _NS_PER_S
+    if not 0 <= timeout_s <= MAX_TIMEOUT_S:
+        message = f"timeout is {timeout_s:g} s; allowed: 0 to {MAX_TIMEOUT_S:g}"
+        raise DomainError("DRAIN_TIMEOUT_INVALID", message)
+    return timeout_s

@@ -5,16 +5,14 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
-from scheduler_service.callers.admission import Admission
-from scheduler_service.callers.caller import Caller, Callers, Scope, TenantLimits
+from scheduler_service.callers.caller import Admission, Caller, Callers, Scope, TenantLimits
 from scheduler_service.callers.quotas import Quotas
-from scheduler_service.callers.tenant_limits import check_model, check_prompt, check_request
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.planning.arrival_checks import max_len_of
-from scheduler_service.core.request import Request
+from scheduler_service.callers.tenants_file import check_model, check_prompt, check_request
 from scheduler_service.driver import Driver
-from scheduler_service.request_limits import check_lengths
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName, check_lengths
+from scheduler_service.scheduler.engine.planning.arrival_checks import max_len_of
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.request import Request
 from scheduler_service.streams.client_codec import (
     SamplingDecoder,
     check_names,

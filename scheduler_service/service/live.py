@@ -7,10 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import grpc.aio
 
-from scheduler_service.audit.audit import Audit, NoAudit
-from scheduler_service.audit.events import OperatorCalled
+from scheduler_service.audit.audit import Audit, NoAudit, OperatorCalled
 from scheduler_service.driver import Driver
-from scheduler_service.service.caller_names import CallerNames
+from scheduler_service.service.caller_checks import CallerNames
 from scheduler_service.watching.live_view import MAX_MOMENTS_PER_SECOND, LiveView
 from splitserve.scheduler.v1 import live_pb2, live_pb2_grpc
 from splitserve_rpc.domain_error import DomainError

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from prometheus_client import GCCollector, ProcessCollector
 
 from scheduler_service.audit.audit import Audit
-from scheduler_service.core.blocks.block_pool import BlockPool
-from scheduler_service.core.engine import Engine
 from scheduler_service.driver import Driver
+from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
+from scheduler_service.scheduler.engine.engine import Engine
 from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.watching.metrics import CountedAudit, RequestWatch

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import unquote
+
 import grpc.aio
 
-from scheduler_service.audit.audit import Audit, NoAudit
-from scheduler_service.audit.events import ExecutorRefused
+from scheduler_service.audit.audit import Audit, ExecutorRefused, NoAudit
 from scheduler_service.driver import Driver
 from scheduler_service.executors.handshake import check_address, check_executor_info
-from scheduler_service.service.drain_timeout import read_timeout_s
-from scheduler_service.service.executor_addresses import ExecutorAddresses
-from scheduler_service.service.places import Places
+from scheduler_service.service.admin import read_timeout_s
+from scheduler_service.service.open_calls import Places
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from splitserve_rpc.address_rules import AddressRules, IpAddress, read_ip
 from splitserve_rpc.addresses import peer_host
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
 from splitserve_rpc.domain_error import DomainError
@@ -74,3 +79,90 @@ def _busy(host: str) -> DomainError:
 def _too_many_leave(host: str) -> DomainError:
     message = f"{MAX_LEAVING_OF_A_HOST} executors of {host} wait until they may go"
     return DomainError("REGISTRY_BUSY", message, retry_delay_s=_BUSY_RETRY_S)
+
+
+# -- Where an executor is dialled: only where it may say that it is --------------------------------
+#
+# Whoever may register could otherwise have the scheduler dial any address that it reaches.
+
+# An executor waits 5 s for Register, of which the look at its address takes up to 3.
+_TIMEOUT_S = 1.5
+# Threads that a name server without an answer can hold; those of everything else are not these.
+_MAX_LOOKUPS = 4
+
+Resolve = Callable[[str], Awaitable[Sequence[str]]]
+
+
+class Resolver:
+    """The addresses of a host name, from the system."""
+
+    def __init__(
+        self, look_up: Callable[[str], Sequence[str]] | None = None, timeout_s: float = _TIMEOUT_S
+    ) -> None:
+        """`look_up` may take its time: it is called in a thread."""
+        self._look_up = look_up or _look_up
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(_MAX_LOOKUPS, "resolve-executor")
+
+    async def __call__(self, host: str) -> Sequence[str]:
+        """Raises OSError, TimeoutError too."""
+        loop = asyncio.get_running_loop()
+        looking = loop.run_in_executor(self._threads, self._look_up, host)
+        return await asyncio.wait_for(looking, self._timeout_s)
+
+
+def _look_up(host: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a label that is too long
+        raise OSError(f"{error}") from error
+    return [str(target[0]) for *_, target in found]
+
+
+class ExecutorAddresses:
+    """Decides by `rules`, on the address that is then dialled: a name may mean another later."""
+
+    def __init__(self, rules: AddressRules, resolve: Resolve | None = None) -> None:
+        self._rules = rules
+        self._resolve = resolve or Resolver()
+
+    async def target(self, address: str, peer: str) -> str:
+        """`address` (`host:port`) with an address that may be dialled in place of the host.
+
+        `peer`: who says it, as gRPC calls it. Raises DomainError(EXECUTOR_INFO_INVALID).
+        """
+        host, _, port = address.rpartition(":")
+        asking = _address_of(peer)
+        addresses = await self._addresses(address, host.strip("[]"))
+        # Of several that a name stands for, the one that is certainly that executor's.
+        for found in sorted(addresses, key=lambda found: found != asking):
+            if self._rules.allows(host.strip("[]"), found, asking):
+                return f"[{found}]:{port}" if found.version == 6 else f"{found}:{port}"
+        origin = "this machine" if asking is None else str(asking)
+        raise _refusal(
+            address,
+            f"an executor that registers from {origin} may not be dialled there; allowed: "
+            f"{self._rules} (--executor-addresses)",
+        )
+
+    async def _addresses(self, address: str, host: str) -> list[IpAddress]:
+        try:
+            return [read_ip(host)]
+        except ValueError:
+            pass
+        try:
+            return [read_ip(text) for text in await self._resolve(host)]
+        except (OSError, ValueError) as error:
+            raise _refusal(address, "the name of its host cannot be resolved") from error
+
+
+def _address_of(peer: str) -> IpAddress | None:
+    """From `ipv4:127.0.0.1:1234` or `ipv6:%5B::1%5D:1234`; None for a socket of this machine."""
+    kind, _, rest = unquote(peer).partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return None
+    return read_ip(rest.rpartition(":")[0].strip("[]"))
+
+
+def _refusal(address: str, problem: str) -> DomainError:
+    return DomainError("EXECUTOR_INFO_INVALID", f"address is {address!r}: {problem}")

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_service.core.grammar import check_num_texts
-from scheduler_service.core.plan import TokenEvent
-from scheduler_service.core.request import (
+from scheduler_service.scheduler.values.plan import TokenEvent
+from scheduler_service.scheduler.values.request import (
     Completion,
     FinishReason,
     Int32Array,
@@ -19,14 +18,15 @@ from scheduler_service.core.request import (
     ScoredToken,
     Sequence,
 )
-from scheduler_service.core.sampling_params import (
+from scheduler_service.scheduler.values.sampling_params import (
     BeamParams,
     EarlyStopping,
     SamplingParams,
     check_bad_words,
+    check_num_texts,
     check_sizes,
 )
-from scheduler_service.grammar_codec import decode_grammar
+from scheduler_service.step_codec import decode_grammar
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from scheduler_service.core.plan import StepEvents
-from scheduler_service.core.request import Int32Array, Request
+from scheduler_service.scheduler.values.plan import StepEvents
+from scheduler_service.scheduler.values.request import Int32Array, Request
 from scheduler_service.streams.outbox import Outbox, Unread
 from scheduler_service.streams.sinks import Sink, Stream, split_keys
 from splitserve_rpc.domain_error import DomainError

@@ -6,9 +6,15 @@ from typing import Protocol
 
 import numpy as np
 
-from scheduler_service.core.plan import TokenEvent
-from scheduler_service.core.request import Int32Array, Int64Array, Request, ScoredToken, Sequence
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
+from scheduler_service.scheduler.values.plan import TokenEvent
+from scheduler_service.scheduler.values.request import (
+    Int32Array,
+    Int64Array,
+    Request,
+    ScoredToken,
+    Sequence,
+)
 from scheduler_service.streams.client_codec import (
     encode_completion,
     encode_completion_finish,

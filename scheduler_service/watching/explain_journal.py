@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler_service.callers.admission import Admission
+from scheduler_service.callers.caller import Admission
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import JournalUnreadable
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.effects import Effect
 from scheduler_service.scheduler.events import Event, RequestSubmitted
 from scheduler_service.scheduler.scheduler import Scheduler

@@ -6,13 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias, assert_never
 
-from scheduler_service.assignment import AssignedFor, Assignment
-from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
-from scheduler_service.core.plan import StepOutcome, StepPlan
-from scheduler_service.core.request import Request
-from scheduler_service.fleet.executor_losses import LossCause
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.effects import (
     AcquittalReason,
     DeliverTokens,
@@ -28,9 +22,21 @@ from scheduler_service.scheduler.effects import (
     SendStep,
 )
 from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.scheduler import Place
-from scheduler_service.watching.life import NO_NUMBERS, Life, LifeEvent, LifeKind, Phase
-from scheduler_service.watching.life_rows import StepRows
+from scheduler_service.scheduler.values.admission import AssignedFor, Assignment
+from scheduler_service.scheduler.values.config import PreemptionMode
+from scheduler_service.scheduler.values.plan import (
+    Began,
+    KvLost,
+    Note,
+    Preempted,
+    StepOutcome,
+    StepPlan,
+    SwappedIn,
+)
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.watching.life import NO_NUMBERS, Life, LifeEvent, LifeKind, Phase, StepRows
 from scheduler_service.watching.turn import RequestRefused, Submission, Turn
 
 

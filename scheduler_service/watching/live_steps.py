@@ -10,7 +10,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_service.core.plan import (
+from scheduler_service.scheduler.engine.row_columns import NO_STAY, RowColumns
+from scheduler_service.scheduler.values.plan import (
     BlockMoves,
     NewRow,
     RowWork,
@@ -18,8 +19,7 @@ from scheduler_service.core.plan import (
     StepPlan,
     StepStatus,
 )
-from scheduler_service.core.request import Int32Array, Int64Array, Request, Sequence
-from scheduler_service.core.row_columns import NO_STAY, RowColumns
+from scheduler_service.scheduler.values.request import Int32Array, Int64Array, Request, Sequence
 from scheduler_service.watching.live_names import Names
 from splitserve.scheduler.v1 import live_pb2 as live
 

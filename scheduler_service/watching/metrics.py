@@ -11,8 +11,8 @@ import numpy.typing as npt
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
-from scheduler_service.audit.audit import Audit
-from scheduler_service.audit.events import (
+from scheduler_service.audit.audit import (
+    Audit,
     AuditEvent,
     CallerRefused,
     ExecutorDrained,
@@ -25,9 +25,6 @@ from scheduler_service.audit.events import (
     RequestQuarantined,
     RequestRefused,
 )
-from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan, StepStatus, TokenEvent
-from scheduler_service.core.request import FinishReason, Request
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.scheduler.effects import (
     DeliverTokens,
     ExecutorGone,
@@ -35,6 +32,15 @@ from scheduler_service.scheduler.effects import (
     SendStep,
 )
 from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.values.plan import (
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+    TokenEvent,
+)
+from scheduler_service.scheduler.values.request import FinishReason, Request
 from scheduler_service.watching.turn import Turn
 from splitserve_metrics.bulk_histogram import BulkHistogram, BulkValues
 from splitserve_metrics.instruments import Instruments

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from scheduler_service.audit import events as audit_events
+from scheduler_service.audit import audit as audit_events
 from scheduler_service.audit.audit import Audit
 from scheduler_service.callers.quotas import num_computed_outputs
-from scheduler_service.core.request import Request
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.journal import Journal
 from scheduler_service.scheduler import effects
 from scheduler_service.scheduler.effects import HealthChange
 from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.values.request import Request
 from scheduler_service.watching.turn import RequestRefused, Submission, Turn
 from splitserve_rpc.log_context import LogContext, logging_about
 

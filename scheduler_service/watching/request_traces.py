@@ -11,12 +11,7 @@ import grpc.aio
 import numpy as np
 from opentelemetry.trace import Span
 
-from scheduler_service.assignment import Assignment
 from scheduler_service.callers.quotas import num_computed_outputs
-from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
-from scheduler_service.core.plan import NewRow, RowWork, StepEvents, StepOutcome, StepPlan
-from scheduler_service.core.request import Int64Array, Request
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.scheduler.effects import (
     DeliverTokens,
     Effect,
@@ -28,6 +23,21 @@ from scheduler_service.scheduler.effects import (
     RequestQuarantined,
     SendStep,
 )
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.values.admission import Assignment
+from scheduler_service.scheduler.values.plan import (
+    Began,
+    KvLost,
+    NewRow,
+    Note,
+    Preempted,
+    RowWork,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    SwappedIn,
+)
+from scheduler_service.scheduler.values.request import Int64Array, Request
 from scheduler_service.watching.request_trace import AnsweredStep, RequestTrace
 from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import scheduler_pb2 as api

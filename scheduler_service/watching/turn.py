@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from scheduler_service.callers.admission import Admission
-from scheduler_service.fleet.executor_losses import LossCause
-from scheduler_service.request_names import RequestName
+from scheduler_service.callers.caller import Admission
+from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.effects import Effect, ExecutorGone
 from scheduler_service.scheduler.events import Event, StepCompleted
+from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.scheduler import Scheduler
 
 

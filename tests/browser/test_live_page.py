@@ -21,7 +21,7 @@ from playwright.async_api import Page, ViewportSize, expect
 from starlette.requests import Request
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import PolicyConfig, PreemptionMode
+from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
 from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve_client import AsyncClient, SamplingParams, SchedulingParams
 from splitserve_live.state import LiveState

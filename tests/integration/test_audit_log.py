@@ -12,8 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from scheduler_service.audit.event_file import EventFile
-from scheduler_service.audit.file_audit import FileAudit
+from scheduler_service.audit.file_audit import EventFile, FileAudit
 from scheduler_service.callers.caller import Scope, TenantLimits
 from splitserve.scheduler.v1 import (
     admin_pb2,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from scheduler_service.core.beam_search import BeamSearch, Hypothesis
-from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
+from scheduler_service.scheduler.values.beam_search import BeamSearch, Hypothesis
+from scheduler_service.scheduler.values.sampling_params import BeamParams, EarlyStopping
 from tests.support.covering import covering
 from tests.support.models.hugging_face import BeamQuestion, generate_beams, load_reference
 from tests.support.models.tiny_models import make_tiny_model

@@ -13,9 +13,9 @@ from enum import Enum
 
 import pytest
 
-from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.request import FinishReason, Request
-from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
+from scheduler_service.scheduler.values.config import PreemptionMode
+from scheduler_service.scheduler.values.request import FinishReason, Request
+from scheduler_service.scheduler.values.sampling_params import BeamParams, EarlyStopping
 from tests.support.core.observed_engine import ObservedEngine, make_request
 from tests.support.covering import covering
 from tests.support.models.hugging_face import BeamQuestion, generate_beams

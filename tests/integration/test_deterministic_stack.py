@@ -15,8 +15,8 @@ import pytest
 from executor_service.backends.choose import AUTO, choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.plan import StepEvents
+from scheduler_service.scheduler.values.config import PreemptionMode
+from scheduler_service.scheduler.values.plan import StepEvents
 from splitserve_kernels.cpu.library import NativeLibrary
 from tests.support.core.observed_engine import ObservedEngine, make_request
 from tests.support.models.model_pair import ModelPair

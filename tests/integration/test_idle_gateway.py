@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx2
 
-from scheduler_service.audit.events import CallerRefused
+from scheduler_service.audit.audit import CallerRefused
 from scheduler_service.callers.caller import Caller, Scope
 from splitserve_gateway.config import GatewayConfig
 from tests.contract.stranger.process import poll

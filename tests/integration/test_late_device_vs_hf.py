@@ -20,9 +20,9 @@ from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.runner.recorded_models import RecordedModels
 from executor_service.service.step_worker import Encode, StepWorker
 from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.core.config import Feature, SchedulerConfig
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.engine_with_queue import EngineWithQueue

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import PolicyConfig, PreemptionMode
 from scheduler_service.driver import Driver
 from scheduler_service.scheduler.effects import SendStep
+from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
 from scheduler_service.watching.live_view import MAX_WATCHERS, LiveView, LiveWatcher, Pace
 from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import live_pb2 as live

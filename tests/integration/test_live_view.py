@@ -12,14 +12,14 @@ import grpc.aio
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import PolicyConfig, PreemptionMode
-from scheduler_service.core.engine import Engine
-from scheduler_service.core.request import SequenceStatus
 from scheduler_service.driver import Driver
 from scheduler_service.scheduler.effects import SendStep
+from scheduler_service.scheduler.engine.engine import Engine
 from scheduler_service.scheduler.events import RequestSubmitted
-from scheduler_service.watching.live_blocks import BlockState
+from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
+from scheduler_service.scheduler.values.request import SequenceStatus
 from scheduler_service.watching.live_history import POINT_NS
+from scheduler_service.watching.live_moment import BlockState
 from scheduler_service.watching.live_steps import RowKind
 from scheduler_service.watching.live_view import MAX_WATCHERS, LiveView, LiveWatcher, Pace
 from scheduler_service.watching.turn import Turn

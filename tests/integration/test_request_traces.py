@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import grpc.aio
 import pytest
 
-from scheduler_service.callers.admission import Admission
-from scheduler_service.callers.caller import OpenDoor, Scope
+from scheduler_service.callers.caller import Admission, OpenDoor, Scope
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import PolicyConfig, PreemptionMode
-from scheduler_service.core.request import Request
+from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
+from scheduler_service.scheduler.values.request import Request
 from scheduler_service.service.caller_checks import CallerChecks
 from scheduler_service.streams.sinks import Sink
 from scheduler_service.watching.request_traces import RequestTraces

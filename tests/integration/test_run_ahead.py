@@ -17,10 +17,10 @@ from executor_service.speculation.load_draft import load_draft
 from executor_service.speculation.proposer import LoadedProposer
 from executor_service.speculation.speculating_runner import SpeculatingRunner
 from executor_service.steps.step import Runner
-from scheduler_service.core.config import Feature, SchedulerConfig, Speculation
-from scheduler_service.core.plan import StepEvents
-from scheduler_service.core.request import Request, ScoredToken
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.values.config import Feature, SchedulerConfig, Speculation
+from scheduler_service.scheduler.values.plan import StepEvents
+from scheduler_service.scheduler.values.request import Request, ScoredToken
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.in_process import InProcessEngine, output_token_ids
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model

@@ -11,8 +11,8 @@ from enum import Enum
 
 import pytest
 
-from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.request import Request
+from scheduler_service.scheduler.values.config import PreemptionMode
+from scheduler_service.scheduler.values.request import Request
 from tests.support.core.observed_engine import ObservedEngine, ObservedScheduler, make_request
 from tests.support.covering import covering
 from tests.support.models.model_pair import ModelPair

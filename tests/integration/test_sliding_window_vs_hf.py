@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import BeamParams
+from scheduler_service.scheduler.values.config import PreemptionMode
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import BeamParams
 from tests.support.core.observed_engine import ObservedEngine, make_request
 from tests.support.covering import covering
 from tests.support.models.hugging_face import BeamQuestion, generate_beams

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.core.request import FinishReason
+from scheduler_service.scheduler.values.request import FinishReason
 from tests.support.core.observed_engine import ObservedEngine, make_request
 from tests.support.covering import covering
 from tests.support.models.model_pair import ModelPair

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from tests.mutants.mutant import Mutant
 
-_QUEUE = "scheduler_service.core.queue."
+_QUEUE = "scheduler_service.scheduler.queue."
 _GOLDEN = "tests/simulation/golden/test_golden.py::test_fleet_means_what_was_recorded"
 
 RULE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(

@@ -22,13 +22,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from executor_service.steps.step import RowStatus
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.outcomes.results import Results
-from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.request import Request, SequenceStatus
-from scheduler_service.core.tally import PreemptionCause
-from scheduler_service.scheduler.executor_state import ExecutorState
-from scheduler_service.scheduler.rescue import rescue
+from scheduler_service.scheduler.engine.outcomes.results import Results
+from scheduler_service.scheduler.executor_state import ExecutorState, rescue
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import (
+    ContractBroken,
+    PreemptionCause,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
+from scheduler_service.scheduler.values.request import Request, SequenceStatus
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
 from tests.support.core.checks import check_core, check_emptied, check_published

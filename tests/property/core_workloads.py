@@ -7,17 +7,21 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from scheduler_service.core.config import (
+from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
+from scheduler_service.scheduler.values.config import (
     BatchPolicyName,
     Feature,
     PreemptionMode,
     SchedulerConfig,
     Speculation,
 )
-from scheduler_service.core.grammar import Grammar
-from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.core.request import SchedulingParams
-from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
+from scheduler_service.scheduler.values.request import SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import (
+    BeamParams,
+    EarlyStopping,
+    Grammar,
+    SamplingParams,
+)
 from tests.support.core.truth import Spec
 
 VOCAB_SIZE = 50

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.config import Feature, SchedulerConfig
-from scheduler_service.core.plan import StepStatus
-from scheduler_service.core.queue.key_order import TURN_EVERY
-from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.core.request import Request, SchedulingParams
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.queue.key_order import TURN_EVERY
+from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
+from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepStatus
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import MAX_MODEL_LEN, VOCAB_SIZE, configs, fit, random_spec
 from tests.support.core.driver import make_config

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.step_codec import encode_plan
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, random_spec

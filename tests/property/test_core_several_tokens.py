@@ -14,9 +14,14 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.config import Feature, PreemptionMode, SchedulerConfig, Speculation
-from scheduler_service.core.request import SchedulingParams
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.values.config import (
+    Feature,
+    PreemptionMode,
+    SchedulerConfig,
+    Speculation,
+)
+from scheduler_service.scheduler.values.request import SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.property.core_machine import CoreMachine
 from tests.property.core_workloads import EOS, VOCAB_SIZE
 from tests.support.core.truth import Spec

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.planning.lateness import MAX_REFUSALS, MIN_SMALLEST_STEPS
-from scheduler_service.core.request import Request, SchedulingParams
+from scheduler_service.scheduler.engine.planning.lateness import MAX_REFUSALS, MIN_SMALLEST_STEPS
+from scheduler_service.scheduler.values.plan import StepPlan
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from tests.support.core.driver import CoreDriver
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))

@@ -11,9 +11,9 @@ from random import Random
 
 import pytest
 
-from scheduler_service.core.plan import StepPlan
-from scheduler_service.fleet.quarantine import REASON
 from scheduler_service.scheduler import effects
+from scheduler_service.scheduler.quarantine import REASON
+from scheduler_service.scheduler.values.plan import StepPlan
 from tests.support.core.machines import Machine
 from tests.support.core.pure_fleet import PureFleet, a_request, tokens_of
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.sampling_params import BeamParams, SamplingParams
-from scheduler_service.fleet.executor_losses import (
+from scheduler_service.scheduler.executor_losses import (
     FORGIVING_TOKENS,
     NUM_ALONE_IN_A_STORM,
     LossCause,
 )
-from scheduler_service.fleet.quarantine import REASON
+from scheduler_service.scheduler.quarantine import REASON
+from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
 from tests.support.core.poisoned_fleet import AtRandom, EveryStep, PoisonedFleet, Widening
 
 MAX_TOKENS = 130

@@ -8,9 +8,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.queue.lanes import OpenLanes
-from scheduler_service.core.queue.waiting_queue import WaitingQueue
-from scheduler_service.core.request import Request
+from scheduler_service.scheduler.queue.ordered_queue import OpenLanes
+from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
+from scheduler_service.scheduler.values.request import Request
 from tests.support.core.queue_driver import make_queue, make_request
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))

@@ -9,15 +9,14 @@ from random import Random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.config import FleetConfig, PreemptionMode, Speculation
-from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.journal.checkpoint import dump_state, load_state
-from scheduler_service.journal.entries import Entries
 from scheduler_service.journal.event_codec import decode_event
-from scheduler_service.journal.journal import Recording
+from scheduler_service.journal.journal import Entries, Recording
 from scheduler_service.scheduler.effects import Effect
 from scheduler_service.scheduler.events import Event
+from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.config import FleetConfig, PreemptionMode, Speculation
 from scheduler_service.step_codec import EncodedBatch, Received
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.recorded_run import RandomRun, run_config

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.config import Feature
-from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.core.request import Request, SchedulingParams
+from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
+from scheduler_service.scheduler.values.config import Feature
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from tests.support.core.driver import CoreDriver
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "60"))

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from scheduler_service.core.request import Request, Sequence
-from scheduler_service.core.row_columns import RowColumns
-from scheduler_service.core.sampling_params import BeamParams, SamplingParams
+from scheduler_service.scheduler.engine.row_columns import RowColumns
+from scheduler_service.scheduler.values.request import Request, Sequence
+from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
 from tests.support.core.recorded_run import RandomRun, RecordedScheduler, open_file, run_config
 
 FOLDER = Path(__file__).parent

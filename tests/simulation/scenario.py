@@ -7,8 +7,13 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode, Speculation
-from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
+from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
+from scheduler_service.scheduler.values.config import (
+    BatchPolicyName,
+    PolicyConfig,
+    PreemptionMode,
+    Speculation,
+)
 from tests.simulation.executor_process import ExecutorShape
 from tests.simulation.faults import (
     Fault,

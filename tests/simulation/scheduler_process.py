@@ -10,14 +10,12 @@ from pathlib import Path
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_service.service.registration import REGISTRY_SERVICE
-from scheduler_service.audit.events import AuditEvent, ExecutorLost
+from scheduler_service.audit.audit import AuditEvent, ExecutorLost
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
 from scheduler_service.journal.journal import FileJournal, Journal, NoJournal
-from scheduler_service.service.executor_addresses import ExecutorAddresses
-from scheduler_service.service.readiness import Readiness
-from scheduler_service.service.readiness_watch import ReadinessWatch
-from scheduler_service.service.registry import RegistryServicer
+from scheduler_service.service.readiness import Readiness, ReadinessWatch
+from scheduler_service.service.registry import ExecutorAddresses, RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve.scheduler.v1 import registry_pb2_grpc, scheduler_pb2_grpc

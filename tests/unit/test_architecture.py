@@ -38,7 +38,7 @@ def mapped(package: str) -> dict[str, set[str]]:
             "executor_service",
             {"__main__", "config", "engine_loader", "errors", "second_start"},
         ),
-        ("scheduler_service/core", {"engine"}),
+        ("scheduler_service/scheduler", set()),
         (
             "clients/splitserve_gateway",
             {

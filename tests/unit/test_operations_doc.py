@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scheduler_service.core.request import FinishReason
+from scheduler_service.scheduler.values.request import FinishReason
 from scheduler_service.service.readiness import Readiness
 from splitserve_metrics.executor_table import EXECUTOR_METRICS
 from splitserve_metrics.gateway_table import GATEWAY_METRICS

@@ -74,7 +74,7 @@ def test_tests_touch_nothing_private(folder: str) -> None:
         ("getattr(core, '_growing')", "_growing"),
         ("monkeypatch.setattr(Scheduler, '_plan', plan)", "_plan"),
         ("monkeypatch.setattr('service.core._plan', plan)", "service.core._plan"),
-        ("from scheduler_service.core.request import _has_run", "_has_run"),
+        ("from scheduler_service.scheduler.values.request import _has_run", "_has_run"),
     ],
 )
 def test_private_name_is_found_when_a_test_touches_it(source: str, name: str) -> None:

@@ -13,7 +13,12 @@ from random import Random
 from types import MappingProxyType
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode, Speculation
+from scheduler_service.scheduler.values.config import (
+    BatchPolicyName,
+    PolicyConfig,
+    PreemptionMode,
+    Speculation,
+)
 from splitserve_client import BeamSearch, Choices, SamplingParams, SchedulingParams
 from tests.simulation import faults
 from tests.simulation.executor_process import ExecutorShape

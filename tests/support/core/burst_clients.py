@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from scheduler_service.callers.quotas import num_computed_outputs
-from scheduler_service.core.plan import TokenEvent
-from scheduler_service.core.request import (
+from scheduler_service.scheduler.values.plan import TokenEvent
+from scheduler_service.scheduler.values.request import (
     FinishReason,
     Int32Array,
     Request,
     ScoredToken,
 )
-from scheduler_service.core.request import Sequence as CoreSequence
+from scheduler_service.scheduler.values.request import Sequence as CoreSequence
 from scheduler_service.streams.outbox import Outbox
 
 

@@ -12,18 +12,14 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from scheduler_service.callers.admission import Admission
+from scheduler_service.callers.caller import Admission
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import PolicyConfig
-from scheduler_service.core.request import (
-    Request,
-    SchedulingParams,
-    sequence_seed,
-)
-from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.driver import Driver
 from scheduler_service.executors.executor_link import LinkConfig
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
+from scheduler_service.scheduler.values.config import PolicyConfig
+from scheduler_service.scheduler.values.request import Request, SchedulingParams, sequence_seed
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.sinks import client_key
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from executor_service.steps.step import StepInput
-from scheduler_service.core.beam_search import BeamSearch, Hypothesis
-from scheduler_service.core.config import Feature, PreemptionMode
-from scheduler_service.core.plan import StepEvents
-from scheduler_service.core.request import Request, SchedulingParams
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.tally import PreemptionCause
+from scheduler_service.scheduler.values.beam_search import BeamSearch, Hypothesis
+from scheduler_service.scheduler.values.config import Feature, PreemptionMode
+from scheduler_service.scheduler.values.plan import PreemptionCause, StepEvents
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import make_config
 from tests.support.core.in_process import InProcessEngine

@@ -6,20 +6,20 @@ from collections import Counter
 
 import numpy as np
 
-from scheduler_service.core.blocks.block_pool import BlockPool
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.engine import Engine
-from scheduler_service.core.placement import Placement
-from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.request import (
+from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
+from scheduler_service.scheduler.engine.engine import Engine
+from scheduler_service.scheduler.engine.placement import Placement
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepPlan
+from scheduler_service.scheduler.values.request import (
     NO_ROW,
     Request,
     RequestStatus,
     Sequence,
     SequenceStatus,
 )
-from scheduler_service.core.sampling_params import ID_BYTES
-from scheduler_service.new_rows_codec import encode_params
+from scheduler_service.scheduler.values.sampling_params import ID_BYTES
+from scheduler_service.step_codec import encode_params
 from tests.support.fakes.fake_runner import FakeRunner
 
 _STATUS_OF_REQUEST = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
-from scheduler_service.core.request import FinishReason, Request, ScoredToken
+from scheduler_service.scheduler.engine.outcomes.losses import MAX_FRUITLESS_LOSSES
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.request import FinishReason, Request, ScoredToken
 from tests.support.core.engine import Delivery
 from tests.support.core.truth import Spec, Truth
 from tests.support.fakes.fake_logprobs import fake_logprob

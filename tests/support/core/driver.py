@@ -7,11 +7,17 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import RowStatus, StepEvents, StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.request import DEFAULT_SCHEDULING, Request, SchedulingParams
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.tally import PreemptionCause
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import (
+    PreemptionCause,
+    RowStatus,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
+from scheduler_service.scheduler.values.request import DEFAULT_SCHEDULING, Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.engine_with_queue import EngineWithQueue
 
 VOCAB_SIZE = 100

@@ -10,9 +10,9 @@ from typing import Generic, Protocol, TypeVar
 from executor_service.service.decode_batch import decode_batch
 from executor_service.service.encode_answer import encode_answer
 from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.request import Request, ScoredToken
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan, StepStatus
+from scheduler_service.scheduler.values.request import Request, ScoredToken
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.checks import check_charges, check_plan, lengths_of

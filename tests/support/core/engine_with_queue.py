@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.engine import Engine
-from scheduler_service.core.outcomes.evacuation import detach
-from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
-from scheduler_service.core.planning.arrival_checks import check_request
-from scheduler_service.core.queue.queue_policy import make_queue_policy
-from scheduler_service.core.queue.waiting_queue import WaitingQueue
-from scheduler_service.core.request import FinishReason, Request, RequestStatus
 from scheduler_service.journal.checkpoint import dump_state, load_state
+from scheduler_service.scheduler.engine.engine import Engine
+from scheduler_service.scheduler.engine.outcomes.losses import detach
+from scheduler_service.scheduler.engine.planning.arrival_checks import check_request
+from scheduler_service.scheduler.queue.queue_policy import make_queue_policy
+from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan
+from scheduler_service.scheduler.values.request import FinishReason, Request, RequestStatus
 from splitserve_rpc.domain_error import DomainError
 
 

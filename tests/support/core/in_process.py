@@ -10,10 +10,9 @@ from executor_service.service.encode_answer import encode_answer
 from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, Feature, ModelInfo
 from executor_service.steps.step import Runner
 from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepEvents, StepPlan
-from scheduler_service.core.request import Request
-from scheduler_service.core.tally import PreemptionCause
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import PreemptionCause, StepEvents, StepPlan
+from scheduler_service.scheduler.values.request import Request
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.engine_with_queue import EngineWithQueue

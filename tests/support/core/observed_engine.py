@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 from executor_service.backends.compute import Compute
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepEvents, StepPlan
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.engine_with_queue import EngineWithQueue
 from tests.support.core.in_process import InProcessEngine

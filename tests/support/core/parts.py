@@ -6,13 +6,18 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from scheduler_service.core.blocks.block_manager import BlockManager
-from scheduler_service.core.blocks.prefix_cache import NO_HIT, PrefixHit
-from scheduler_service.core.planning.growing_rows import GrowingRows
-from scheduler_service.core.request import DEFAULT_SCHEDULING, Request, SchedulingParams, Sequence
-from scheduler_service.core.row_columns import RowColumns
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.siblings import Siblings
+from scheduler_service.scheduler.engine.blocks.block_manager import BlockManager
+from scheduler_service.scheduler.engine.blocks.prefix_cache import NO_HIT, PrefixHit
+from scheduler_service.scheduler.engine.planning.rows import GrowingRows
+from scheduler_service.scheduler.engine.row_columns import RowColumns
+from scheduler_service.scheduler.engine.sequences import Siblings
+from scheduler_service.scheduler.values.request import (
+    DEFAULT_SCHEDULING,
+    Request,
+    SchedulingParams,
+    Sequence,
+)
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.driver import CoreDriver, make_config
 
 

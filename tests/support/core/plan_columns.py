@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from executor_service.steps.step import BlockMoves, Int32Array, LogprobColumns
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.request import ScoredToken
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepPlan
+from scheduler_service.scheduler.values.request import ScoredToken
 
 NOTHING = np.empty(0, np.int32)
 

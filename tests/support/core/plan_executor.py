@@ -14,9 +14,9 @@ import numpy as np
 from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams
 from executor_service.steps.step import CrossInput, Int32Array, RowStatus, StepInput, StepOutput
 from executor_service.steps.token_runs import TokenRuns
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.request import Request
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import NewRow, StepOutcome, StepPlan, StepStatus
+from scheduler_service.scheduler.values.request import Request
 from tests.support.core.plan_columns import (
     NOTHING,
     check_moves,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from scheduler_service.core.engine import Engine
-from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.fleet.executor_losses import RETURN_NS, Loss, LossCause
-from scheduler_service.fleet.quarantine import Quarantine
+from scheduler_service.scheduler.engine.engine import Engine
+from scheduler_service.scheduler.executor_losses import RETURN_NS, Loss, LossCause
+from scheduler_service.scheduler.quarantine import Quarantine
+from scheduler_service.scheduler.values.plan import StepPlan
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.clients import Client
 from tests.support.core.driver import make_config
 from tests.support.core.engine import CoreEngine

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from scheduler_service.core.config import FleetConfig
-from scheduler_service.core.plan import StepEvents, StepPlan
-from scheduler_service.core.request import Request, SchedulingParams
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.config import FleetConfig
+from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.step_codec import ResultUnusable, decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.machines import VOCAB_SIZE, Machine

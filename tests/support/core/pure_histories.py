@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable
 from random import Random
 
-from scheduler_service.core.config import FleetConfig
-from scheduler_service.core.request import SchedulingParams
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.values.config import FleetConfig
+from scheduler_service.scheduler.values.request import SchedulingParams
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.machines import Machine

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from scheduler_service.core.queue.queue_policy import make_queue_policy
-from scheduler_service.core.queue.waiting_queue import WaitingQueue
-from scheduler_service.core.request import FinishReason, Request, SchedulingParams
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.queue.queue_policy import make_queue_policy
+from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
+from scheduler_service.scheduler.values.request import FinishReason, Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 
 
 def make_request(

@@ -13,16 +13,15 @@ from executor_service.service.decode_batch import decode_batch
 from executor_service.service.encode_answer import encode_answer
 from executor_service.steps.step import StepInput
 from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.core.config import Feature, FleetConfig, SchedulerConfig
-from scheduler_service.core.grammar import Grammar
-from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.request import Request, SchedulingParams
-from scheduler_service.core.sampling_params import BeamParams, SamplingParams
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.journal import FileJournal, Journal
 from scheduler_service.journal.segment_file import SegmentFile
 from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.config import Feature, FleetConfig, SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepStatus
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import BeamParams, Grammar, SamplingParams
 from scheduler_service.step_codec import EncodedBatch, Received, decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.scheduler.v1 import journal_pb2

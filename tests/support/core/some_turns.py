@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from scheduler_service.callers.admission import Admission
-from scheduler_service.core.config import FleetConfig
-from scheduler_service.core.request import Request
-from scheduler_service.request_names import RequestName
+from scheduler_service.callers.caller import Admission
+from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.effects import Effect
 from scheduler_service.scheduler.events import Event, RequestSubmitted, Tick
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.config import FleetConfig
+from scheduler_service.scheduler.values.request import Request
 from scheduler_service.watching.turn import Submission, Turn
 
 _SCHEDULER = Scheduler(FleetConfig())

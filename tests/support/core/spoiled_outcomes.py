@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from executor_service.steps.step import RowStatus
-from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.request import ScoredToken
+from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepStatus
+from scheduler_service.scheduler.values.request import ScoredToken
 
 _UNKNOWN_STATUS = 9
 

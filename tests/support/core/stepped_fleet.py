@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from scheduler_service.callers.admission import Admission
+from scheduler_service.callers.caller import Admission
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.request import Request, SchedulingParams
-from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.driver import Driver
 from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.executor_link import LinkConfig
 from scheduler_service.journal.journal import Journal
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.sinks import RequestSink, SessionStream
 from scheduler_service.watching.turn import Watcher
 from splitserve.executor.v1 import executor_pb2 as pb

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from scheduler_service.callers.admission import Admission
+from scheduler_service.callers.caller import Admission
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.journal.journal import Journal
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.sinks import RequestSink
 from scheduler_service.watching.life import Life, LifeEvent, LifeKind
 from scheduler_service.watching.life_recorder import LifeRecorder

@@ -9,12 +9,21 @@ import numpy as np
 
 from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.sampling_params import SamplingParams as ExecutorParams
-from scheduler_service.core.beam_search import BeamSearch
-from scheduler_service.core.blocks.block_hashes import boundary_of, extend_chain, root_hash
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.planning.arrival_checks import max_len_of
-from scheduler_service.core.request import FinishReason, Request, SchedulingParams, sequence_seed
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.engine.blocks.prefix_cache import (
+    boundary_of,
+    extend_chain,
+    root_hash,
+)
+from scheduler_service.scheduler.engine.planning.arrival_checks import max_len_of
+from scheduler_service.scheduler.values.beam_search import BeamSearch
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.request import (
+    FinishReason,
+    Request,
+    SchedulingParams,
+    sequence_seed,
+)
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.fakes.fake_chain import (
     adapter_chain,
     encoder_chain,

@@ -12,12 +12,12 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from scheduler_service.core.config import FleetConfig, SchedulerConfig
-from scheduler_service.core.plan import StepEvents, StepPlan
-from scheduler_service.core.request import Request, SchedulingParams
-from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.scheduler import effects, events
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.virtual_load import Arrival, Fate, StepCosts, outcome_of
 

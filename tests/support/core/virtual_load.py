@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.request import Request, SchedulingParams
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepStatus
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.engine_with_queue import EngineWithQueue
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.sampling_params import SamplingParams as ExecutorParams
-from scheduler_service.core.beam_search import BeamSearch, Hypothesis
-from scheduler_service.core.request import sequence_seed
-from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
+from scheduler_service.scheduler.values.beam_search import BeamSearch, Hypothesis
+from scheduler_service.scheduler.values.request import sequence_seed
+from scheduler_service.scheduler.values.sampling_params import BeamParams, EarlyStopping
 from splitserve_client import Choices, Completion, FinishReason, Regex, SamplingParams
 from tests.support.fakes.fake_chain import expected_tokens
 from tests.support.fakes.fake_constraints import choose_allowed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service.audit.events import AuditEvent
+from scheduler_service.audit.audit import AuditEvent
 
 
 class ListedAudit:

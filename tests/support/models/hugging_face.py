@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
+from scheduler_service.scheduler.values.sampling_params import BeamParams, EarlyStopping
 
 _EARLY_STOPPING: Mapping[EarlyStopping, bool | str] = MappingProxyType(
     {

@@ -14,13 +14,10 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
-from scheduler_service.service.caller_checks import scopes_of
-from scheduler_service.service.caller_names import CallerNames
-from scheduler_service.service.executor_addresses import ExecutorAddresses
+from scheduler_service.service.caller_checks import CallerNames, scopes_of
 from scheduler_service.service.live import LiveServicer
-from scheduler_service.service.refusal_pause import Sleep
-from scheduler_service.service.registry import RegistryServicer
-from scheduler_service.service.request_log import caller_refusals
+from scheduler_service.service.open_calls import Sleep, caller_refusals
+from scheduler_service.service.registry import ExecutorAddresses, RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.watching.life_recorder import LifeRecorder
 from scheduler_service.watching.live_view import LiveView, Pace

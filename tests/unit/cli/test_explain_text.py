@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_service.assignment import AssignedFor
-from scheduler_service.core.admission_blocker import AdmissionBlocker
-from scheduler_service.scheduler import routing
 from scheduler_service.scheduler.effects import AcquittalReason, MoveReason
+from scheduler_service.scheduler.routing import routing
+from scheduler_service.scheduler.values.admission import AdmissionBlocker, AssignedFor
 from splitserve_cli.explain_text import describe_explanation, describe_queue, summary
 from splitserve_cli.explain_words import because, details_of, seconds
 from splitserve_client.explanations import (

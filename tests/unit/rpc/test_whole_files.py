@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.callers.api_keys import read_key_file
+from scheduler_service.callers.authenticator import read_key_file
 from scheduler_service.callers.tenants_file import read_tenants
-from scheduler_service.callers.token_keys import read_token_keys
+from scheduler_service.callers.tokens import read_token_keys
 from splitserve_rpc.tls import Tls, TlsFiles
 from splitserve_rpc.watched_files import FilesUnusable, read_bytes
 from splitserve_rpc.whole_files import read_whole

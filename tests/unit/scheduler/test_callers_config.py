@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.callers_config import CallersConfig, TokensConfig, is_safe_url
+from scheduler_service.config import CallersConfig, TokensConfig, is_safe_url
 from splitserve_options import options
 
 ISSUER = "--jwt-issuer=https://issuer.example"

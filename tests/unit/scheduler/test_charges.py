@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from scheduler_service.callers.admission import Admission
+from scheduler_service.callers.caller import Admission
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.driver import Driver
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.sinks import RequestSink, SessionStream
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.burst_clients import CountedCharge

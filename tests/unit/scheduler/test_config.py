@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.config import FleetConfig
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.config import FleetConfig
 from tests.support.core.driver import make_config
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.callers.admission import Admission
+from scheduler_service.callers.caller import Admission
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import PolicyConfig
-from scheduler_service.core.plan import StepEvents
-from scheduler_service.core.request import Request, SchedulingParams
-from scheduler_service.core.row_columns import RowColumns
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.effects import Effect
+from scheduler_service.scheduler.engine.row_columns import RowColumns
 from scheduler_service.scheduler.events import Event
+from scheduler_service.scheduler.values.config import PolicyConfig
+from scheduler_service.scheduler.values.plan import StepEvents
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.sinks import RequestSink
 from splitserve_rpc.json_lines import JsonFormatter
 from tests.support.core.machines import VOCAB_SIZE, Machine

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from scheduler_service.config import SchedulerServiceConfig
-from scheduler_service.service.executor_addresses import ExecutorAddresses, Resolver
+from scheduler_service.service.registry import ExecutorAddresses, Resolver
 from splitserve_options import options
 from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.domain_error import DomainError

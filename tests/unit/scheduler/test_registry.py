@@ -9,8 +9,11 @@ from typing import Any, cast
 import pytest
 
 from scheduler_service.driver import Driver
-from scheduler_service.service.executor_addresses import ExecutorAddresses
-from scheduler_service.service.registry import MAX_PENDING_OF_A_HOST, RegistryServicer
+from scheduler_service.service.registry import (
+    MAX_PENDING_OF_A_HOST,
+    ExecutorAddresses,
+    RegistryServicer,
+)
 from splitserve.scheduler.v1 import registry_pb2
 from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.domain_error import DomainError

@@ -14,11 +14,16 @@ import pytest
 from google.protobuf.message import Message
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import MAX_BAD_WORD_TOKENS, MAX_ENTRIES, MAX_SEQUENCES
 from scheduler_service.driver import Driver
 from scheduler_service.request_limits import check_lengths, message_bytes, most_message_bytes
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_CHOICES,
+    MAX_ENTRIES,
+    MAX_GRAMMAR_BYTES,
+    MAX_SEQUENCES,
+)
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.streams.client_codec import decode_sampling_params
 from scheduler_service.streams.delivery import Delivery

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-from scheduler_service.audit.events import AuditEvent
+from scheduler_service.audit.audit import AuditEvent
 from scheduler_service.audit.file_audit import event_name
 
 ROOT = Path(__file__).parents[4]

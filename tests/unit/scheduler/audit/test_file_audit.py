@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.audit.audit import NoAudit
-from scheduler_service.audit.event_file import EventFile
-from scheduler_service.audit.events import CallerRefused, ExecutorLost, RequestEnded, RequestRefused
-from scheduler_service.audit.file_audit import AuditUnusable, FileAudit, open_audit
-from scheduler_service.audit.refused_peers import MAX_PEERS
+from scheduler_service.audit.audit import (
+    MAX_PEERS,
+    CallerRefused,
+    ExecutorLost,
+    NoAudit,
+    RequestEnded,
+    RequestRefused,
+)
+from scheduler_service.audit.file_audit import AuditUnusable, EventFile, FileAudit, open_audit
 from tests.support.processes.patience import PATIENCE_S
 
 ENDED = RequestEnded("acme", "r1", "stop", 12)

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.callers.api_keys import read_key_file
-from scheduler_service.callers.authenticator import Authenticator
+from scheduler_service.callers.authenticator import Authenticator, read_key_file
 from scheduler_service.callers.caller import NO_LIMITS, Caller, Scope, TenantLimits
 from scheduler_service.callers.tenants_file import read_tenants
 from splitserve_keys.api_key import ApiKey

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.audit.events import KeysReloaded
+from scheduler_service.audit.audit import KeysReloaded
 from scheduler_service.callers.caller import ANYBODY, OpenDoor, TenantLimits
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
-from scheduler_service.callers_config import CallersConfig, TokensConfig
+from scheduler_service.config import CallersConfig, TokensConfig
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.watched_files import FilesUnusable
 from tests.support.fakes.listed_audit import ListedAudit

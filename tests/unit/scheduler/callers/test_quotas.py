@@ -10,11 +10,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_service.callers.admission import FREE, Charge
-from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
+from scheduler_service.callers.caller import FREE, NO_LIMITS, Charge, TenantLimits
 from scheduler_service.callers.quotas import Quotas, num_computed_outputs
-from scheduler_service.core.request import Completion, FinishReason, Request
-from scheduler_service.core.sampling_params import BeamParams, SamplingParams
+from scheduler_service.scheduler.values.request import Completion, FinishReason, Request
+from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
 from splitserve_rpc.domain_error import DomainError
 
 MINUTE = 60 * 10**9

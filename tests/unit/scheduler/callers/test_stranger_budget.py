@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scheduler_service.callers.stranger_budget import MAX_AT_ONCE, StrangerBudget
-from scheduler_service.callers.token_keys import TokenKeys, parse_token_keys
-from scheduler_service.callers.tokens import TokenRules, TokenVerifier
+from scheduler_service.callers.authenticator import MAX_AT_ONCE, StrangerBudget
+from scheduler_service.callers.tokens import TokenKeys, TokenRules, TokenVerifier, parse_token_keys
 from splitserve_rpc.domain_error import DomainError
 from tests.support.security.issuer import AUDIENCE, NAME, Issuer, encode
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
-from scheduler_service.callers.tenant_limits import (
+from scheduler_service.callers.tenants_file import (
     check_model,
     check_prompt,
     check_request,
     may_use_model,
 )
-from scheduler_service.core.request import Request, SchedulingParams
-from scheduler_service.core.sampling_params import BeamParams, SamplingParams
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 

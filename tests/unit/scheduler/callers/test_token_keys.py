@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.callers.token_keys import parse_token_keys, read_token_keys
+from scheduler_service.callers.tokens import parse_token_keys, read_token_keys
 from splitserve_rpc.watched_files import FilesUnusable
 from tests.support.security.issuer import Issuer, ec_key, jwk, rsa_key
 

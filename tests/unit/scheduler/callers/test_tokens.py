@@ -15,10 +15,15 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler_service.callers.authenticator import StrangerBudget
 from scheduler_service.callers.caller import Caller, Scope
-from scheduler_service.callers.stranger_budget import StrangerBudget
-from scheduler_service.callers.token_keys import TokenKeys, parse_token_keys
-from scheduler_service.callers.tokens import LEEWAY_S, TokenRules, TokenVerifier
+from scheduler_service.callers.tokens import (
+    LEEWAY_S,
+    TokenKeys,
+    TokenRules,
+    TokenVerifier,
+    parse_token_keys,
+)
 from splitserve_rpc.domain_error import DomainError
 from tests.support.security.issuer import (
     AUDIENCE,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.callers.usage_bucket import UsageBucket
+from scheduler_service.callers.quotas import UsageBucket
 
 SECOND = 10**9
 MINUTE = 60 * SECOND

@@ -6,13 +6,15 @@ from collections.abc import Collection
 
 import pytest
 
-from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse, Verdict
-from scheduler_service.executors.step_patience import (
+from scheduler_service.executors.answer_watch import (
     BELIEVED_STEPS,
     FIRST_LENIENCE,
+    AnswerWatch,
+    FleetPulse,
     MeasuredStep,
     StepPatience,
     StepSize,
+    Verdict,
 )
 
 FLOOR_S = 2.0

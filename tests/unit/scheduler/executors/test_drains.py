@@ -8,9 +8,9 @@ from collections.abc import Awaitable
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.executors.drains import Drained
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
+from scheduler_service.scheduler.values.plan import PreemptionCause
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns

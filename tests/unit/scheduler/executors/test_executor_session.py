@@ -9,14 +9,16 @@ from collections.abc import AsyncGenerator
 import numpy as np
 import pytest
 
-from scheduler_service.core.plan import StepPlan, StepStatus
-from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
+from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse, StepPatience
 from scheduler_service.executors.executor_link import ExecutorLost, ExecutorSilent
-from scheduler_service.executors.executor_session import MAX_REPEATED, ExecutorSession
-from scheduler_service.executors.lives import Life
-from scheduler_service.executors.step_alarm import StepAlarm
-from scheduler_service.executors.step_patience import StepPatience
+from scheduler_service.executors.executor_session import (
+    MAX_REPEATED,
+    ExecutorSession,
+    Life,
+    StepAlarm,
+)
 from scheduler_service.scheduler import events
+from scheduler_service.scheduler.values.plan import StepPlan, StepStatus
 from scheduler_service.step_codec import EncodedBatch, Received
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import CoreDriver

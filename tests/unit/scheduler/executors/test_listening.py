@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from scheduler_service.executors.listening import is_refused
+from scheduler_service.executors.executor_link import is_refused
 from tests.support.processes.addresses import reserve_address
 
 

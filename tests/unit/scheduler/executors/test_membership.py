@@ -8,18 +8,18 @@ from contextlib import suppress
 
 import pytest
 
-from scheduler_service.callers.admission import Admission
+from scheduler_service.callers.caller import Admission
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.planning.arrival_checks import check_request
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.driver import Driver
+from scheduler_service.executors.answer_watch import FACTOR, FIRST_LENIENCE
 from scheduler_service.executors.applicants import MAX_PENDING_JOINS
 from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
 from scheduler_service.executors.handshake import check_executor_info, core_config, epoch_for
-from scheduler_service.executors.step_patience import FACTOR, FIRST_LENIENCE
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
+from scheduler_service.scheduler.engine.planning.arrival_checks import check_request
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.sinks import GenerateStream, RequestSink
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError

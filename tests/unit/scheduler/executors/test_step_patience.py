@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core.plan import BlockMoves, RowWork, StepPlan, TableWrites
-from scheduler_service.executors.step_patience import (
+from scheduler_service.executors.answer_watch import (
     BELIEVED_STEPS,
     FACTOR,
     FIRST_LENIENCE,
@@ -20,6 +19,7 @@ from scheduler_service.executors.step_patience import (
     StepPatience,
     StepSize,
 )
+from scheduler_service.scheduler.values.plan import BlockMoves, RowWork, StepPlan, TableWrites
 
 FLOOR_S = 2.0
 CEILING_S = 500.0

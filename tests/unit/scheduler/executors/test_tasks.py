@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from scheduler_service.executors.tasks import Tasks
+from scheduler_service.executors.applicants import Tasks
 
 
 async def test_task_goes_on_when_nobody_else_keeps_it_and_ends_with_its_owner() -> None:

@@ -9,13 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_service.core.beam_search import BeamSearch
-from scheduler_service.core.config import BatchPolicyName, FleetConfig
-from scheduler_service.core.engine import Engine
-from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES, make_queue_policy
-from scheduler_service.core.queue.waiting_queue import WaitingQueue
-from scheduler_service.core.sampling_params import BeamParams
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal import checkpoint
 from scheduler_service.journal.__main__ import main
 from scheduler_service.journal.checkpoint import (
@@ -25,10 +18,10 @@ from scheduler_service.journal.checkpoint import (
     load_state,
     scheduler_structure,
 )
-from scheduler_service.journal.entries import Entries
-from scheduler_service.journal.journal import JOURNAL_VERSION, NoJournal
+from scheduler_service.journal.journal import JOURNAL_VERSION, Entries, NoJournal
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import JournalUnreadable
+from scheduler_service.scheduler.engine.engine import Engine
 from scheduler_service.scheduler.events import (
     Event,
     ExecutorLost,
@@ -36,8 +29,14 @@ from scheduler_service.scheduler.events import (
     RequestSubmitted,
     Tick,
 )
+from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES, make_queue_policy
+from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.beam_search import BeamSearch
+from scheduler_service.scheduler.values.config import BatchPolicyName, FleetConfig
+from scheduler_service.scheduler.values.sampling_params import BeamParams
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.driver import CoreDriver, make_config
 from tests.support.core.recorded_run import RandomRun, plain_request, run_config, write_entries
@@ -185,16 +184,16 @@ def by_name(module: str, name: str, *arguments: str) -> bytes:
         pickle.dumps(pickle.loads),
         pickle.dumps(type("x", (), {}).__class__),
         by_name("posix", "system", "true"),
-        by_name("scheduler_service.core.placement", "np.save", "x"),
-        by_name("scheduler_service.core.placement", "np"),
-        by_name("scheduler_service.core.placement", "attrgetter", "__class__"),
-        by_name("scheduler_service.core.request", "array", "i"),
-        by_name("scheduler_service.core.nothing", "x"),
-        by_name("scheduler_service.executors.lives", "Lives"),
+        by_name("scheduler_service.scheduler.engine.placement", "np.save", "x"),
+        by_name("scheduler_service.scheduler.engine.placement", "np"),
+        by_name("scheduler_service.scheduler.engine.placement", "attrgetter", "__class__"),
+        by_name("scheduler_service.scheduler.values.request", "array", "i"),
+        by_name("scheduler_service.scheduler.nothing", "x"),
+        by_name("scheduler_service.executors.executor_session", "Lives"),
         by_name("scheduler_service.driver", "Driver"),
-        by_name("scheduler_service.core", "os"),
-        by_name("scheduler_service.assignment", "dataclass"),
-        by_name("scheduler_service.fleet_of_others", "x"),
+        by_name("scheduler_service.scheduler", "os"),
+        by_name("scheduler_service.scheduler.values.admission", "dataclass"),
+        by_name("scheduler_service.scheduler_of_others", "x"),
         by_name("scheduler_service.journal.checkpoint", "importlib.import_module", "os"),
         by_name("scheduler_service.journal.checkpoint", "dump_state", "x"),
         by_name("builtins", "__import__", "os"),
@@ -218,7 +217,9 @@ def test_load_runs_nothing_when_a_pickle_calls_something(tmp_path: Path) -> None
     for data in (
         pickle.dumps(Calls(os.mkdir, str(witness))),
         by_name("posix", "mkdir", str(witness)),
-        by_name("scheduler_service.core.placement", "np.lib.format.os.mkdir", str(witness)),
+        by_name(
+            "scheduler_service.scheduler.engine.placement", "np.lib.format.os.mkdir", str(witness)
+        ),
     ):
         with pytest.raises(CheckpointUnusable, match="is not admitted"):
             load_state(data, Scheduler)

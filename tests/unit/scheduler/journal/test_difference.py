@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from scheduler_service.journal.difference import find_difference
+from scheduler_service.journal.replay import find_difference
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as pb
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.core.config import FleetConfig
-from scheduler_service.core.engine import Engine
-from scheduler_service.core.plan import StepOutcome
 from scheduler_service.journal import journal as journal_module
 from scheduler_service.journal.journal import FileJournal, NoJournal, open_journal
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import SegmentFile, SegmentReader
 from scheduler_service.scheduler import events
+from scheduler_service.scheduler.engine.engine import Engine
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.config import FleetConfig
+from scheduler_service.scheduler.values.plan import StepOutcome
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.recorded_run import (
     RandomRun,

@@ -7,9 +7,21 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from scheduler_service.assignment import Assignment
-from scheduler_service.core.beam_search import BeamSearch
-from scheduler_service.core.config import (
+from scheduler_service.journal.event_codec import decode_event, encode_effect, encode_event
+from scheduler_service.journal.request_codec import (
+    decode_config,
+    decode_fleet_config,
+    decode_request,
+    decode_sampling_params,
+    decode_scheduling_params,
+    encode_fields,
+    encode_request,
+)
+from scheduler_service.scheduler import effects, events
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.values.admission import Assignment
+from scheduler_service.scheduler.values.beam_search import BeamSearch
+from scheduler_service.scheduler.values.config import (
     BatchPolicyName,
     Feature,
     FleetConfig,
@@ -17,9 +29,8 @@ from scheduler_service.core.config import (
     SchedulerConfig,
     Speculation,
 )
-from scheduler_service.core.grammar import Grammar
-from scheduler_service.core.plan import StepOutcome, StepStatus
-from scheduler_service.core.request import (
+from scheduler_service.scheduler.values.plan import StepOutcome, StepStatus
+from scheduler_service.scheduler.values.request import (
     FinishReason,
     Request,
     SchedulingParams,
@@ -27,19 +38,12 @@ from scheduler_service.core.request import (
     Sequence,
     SequenceStatus,
 )
-from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
-from scheduler_service.fleet.executor_losses import LossCause
-from scheduler_service.journal.effect_codec import encode_effect
-from scheduler_service.journal.event_codec import decode_event, encode_event
-from scheduler_service.journal.params_codec import (
-    decode_config,
-    decode_fleet_config,
-    decode_sampling_params,
-    decode_scheduling_params,
-    encode_fields,
+from scheduler_service.scheduler.values.sampling_params import (
+    BeamParams,
+    EarlyStopping,
+    Grammar,
+    SamplingParams,
 )
-from scheduler_service.journal.request_codec import decode_request, encode_request
-from scheduler_service.scheduler import effects, events
 from scheduler_service.step_codec import Received, decode_result
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal

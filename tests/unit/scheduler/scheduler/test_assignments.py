@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.assignment import AssignedFor, Assignment
+from scheduler_service.scheduler.values.admission import AssignedFor, Assignment
 from tests.unit.scheduler.scheduler.routed_fleet import (
     LONG,
     SYSTEM,

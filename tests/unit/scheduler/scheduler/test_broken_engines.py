@@ -8,18 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_service.core.blocks.prefix_cache import PrefixCache
-from scheduler_service.core.config import FleetConfig
-from scheduler_service.core.endings import Endings
-from scheduler_service.core.engine import Engine
-from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
-from scheduler_service.core.outcomes.results import Results
-from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
-from scheduler_service.core.planning.room import Room
-from scheduler_service.core.request import Request
-from scheduler_service.core.row_columns import RowColumns
-from scheduler_service.core.sampling_params import BeamParams
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.scheduler.effects import (
     DeliverTokens,
     EngineFailed,
@@ -27,8 +15,20 @@ from scheduler_service.scheduler.effects import (
     RequestFinished,
     SendStep,
 )
+from scheduler_service.scheduler.engine.blocks.prefix_cache import PrefixCache
+from scheduler_service.scheduler.engine.engine import Engine
+from scheduler_service.scheduler.engine.outcomes.losses import MAX_FRUITLESS_LOSSES
+from scheduler_service.scheduler.engine.outcomes.results import Results
+from scheduler_service.scheduler.engine.planning.room import Room
+from scheduler_service.scheduler.engine.row_columns import RowColumns
+from scheduler_service.scheduler.engine.sequences import Endings
 from scheduler_service.scheduler.events import RequestSubmitted
-from scheduler_service.scheduler.rescue import MESSAGE, REASON
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.executor_state import MESSAGE, REASON
+from scheduler_service.scheduler.values.config import FleetConfig
+from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import BeamParams
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.checked_engine import expected_hypotheses
 from tests.support.core.machines import VOCAB_SIZE, Machine

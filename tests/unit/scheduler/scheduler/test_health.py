@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler_service.assignment import AssignedFor
 from scheduler_service.config import ClusterConfig
-from scheduler_service.fleet.circuit_breaker import FIRST_PROBE_NS
+from scheduler_service.scheduler.circuit_breaker import FIRST_PROBE_NS
 from scheduler_service.scheduler.effects import MoveReason
 from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.values.admission import AssignedFor
 from scheduler_service.watching.life import LifeKind
 from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve.scheduler.v1 import scheduler_pb2 as api

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.config import Feature
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.scheduler import events
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.values.config import Feature
 from tests.unit.scheduler.scheduler.routed_fleet import MS, ONE_ROW, RoutedFleet
 
 POLICIES = ["fcfs", "priority", "fair", "deadline"]

@@ -6,13 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduler_service.assignment import AssignedFor
-from scheduler_service.core.config import Feature, FleetConfig
-from scheduler_service.core.engine import Engine
-from scheduler_service.core.plan import StepOutcome, StepStatus
-from scheduler_service.core.planning.lateness import MAX_REFUSALS
-from scheduler_service.core.request import FinishReason, SchedulingParams
-from scheduler_service.fleet.executor_losses import RETURN_NS, LossCause
 from scheduler_service.scheduler import events
 from scheduler_service.scheduler.effects import (
     AcquittalReason,
@@ -32,6 +25,13 @@ from scheduler_service.scheduler.effects import (
     SendStep,
     WakeAt,
 )
+from scheduler_service.scheduler.engine.engine import Engine
+from scheduler_service.scheduler.engine.planning.lateness import MAX_REFUSALS
+from scheduler_service.scheduler.executor_losses import RETURN_NS, LossCause
+from scheduler_service.scheduler.values.admission import AssignedFor
+from scheduler_service.scheduler.values.config import Feature, FleetConfig
+from scheduler_service.scheduler.values.plan import StepOutcome, StepStatus
+from scheduler_service.scheduler.values.request import FinishReason, SchedulingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.machines import CONFIG, VOCAB_SIZE, Machine
 from tests.support.core.pure_fleet import Broken, PureFleet, a_request, tokens_of

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.core.admission_blocker import AdmissionBlocker
-from scheduler_service.core.config import FleetConfig, PreemptionMode
-from scheduler_service.core.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.core.request import Request, SchedulingParams
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.scheduler.effects import RequestAssigned, RequestMoved
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
+from scheduler_service.scheduler.values.admission import AdmissionBlocker
+from scheduler_service.scheduler.values.config import FleetConfig, PreemptionMode
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.checks import check_blocks, check_requests, check_rows
 from tests.support.core.machines import VOCAB_SIZE, Machine

@@ -6,10 +6,10 @@ from itertools import islice
 
 import pytest
 
-from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.planning.room import MAX_BYPASSES
-from scheduler_service.core.request import Request, RequestStatus
-from scheduler_service.core.tally import PreemptionCause
+from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES
+from scheduler_service.scheduler.values.config import PreemptionMode
+from scheduler_service.scheduler.values.plan import PreemptionCause
+from scheduler_service.scheduler.values.request import Request, RequestStatus
 from tests.unit.scheduler.scheduler.routed_fleet import RoutedFleet
 
 SWAPPING = {

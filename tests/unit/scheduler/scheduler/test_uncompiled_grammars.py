@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler_service.core.config import Feature
-from scheduler_service.core.grammar import Grammar
 from scheduler_service.scheduler.effects import SendStep
+from scheduler_service.scheduler.values.config import Feature
+from scheduler_service.scheduler.values.sampling_params import Grammar
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.machines import Machine
 from tests.support.core.pure_fleet import PureFleet, a_request

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scheduler_service.core.grammar import Grammar
+from scheduler_service.scheduler.values.sampling_params import Grammar
 from scheduler_service.streams.client_codec import (
     SamplingDecoder,
     decode_sampling_params,

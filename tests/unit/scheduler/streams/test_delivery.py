@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core.plan import StepEvents
-from scheduler_service.core.request import Int32Array
+from scheduler_service.scheduler.values.plan import StepEvents
+from scheduler_service.scheduler.values.request import Int32Array
 from scheduler_service.streams.delivery import Delivery
 from scheduler_service.streams.outbox import Outbox, Unread
 from scheduler_service.streams.sinks import client_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
 from scheduler_service.streams.outbox import Outbox, Unread
 from scheduler_service.streams.sinks import SessionStream
 from splitserve.scheduler.v1 import scheduler_pb2 as api

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service.audit.events import (
+from scheduler_service.audit.audit import (
     AuditEvent,
     CallerRefused,
     ExecutorLost,

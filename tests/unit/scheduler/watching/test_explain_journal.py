@@ -6,8 +6,8 @@ import itertools
 from pathlib import Path
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import PolicyConfig, PreemptionMode
 from scheduler_service.journal.journal import FileJournal
+from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
 from scheduler_service.watching.explain_journal import lives_of
 from scheduler_service.watching.explanation import explain
 from scheduler_service.watching.life import Life, LifeKind, Part, Phase

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.watching.explanation import MAX_FOUND, find_lives, near_ids
 from scheduler_service.watching.life_recorder import LifeRecorder
 from tests.support.core.some_turns import submitted

@@ -9,11 +9,11 @@ import pytest
 
 from scheduler_service.callers.caller import Caller, Scope
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import PolicyConfig, PreemptionMode
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.request_names import RequestName
-from scheduler_service.service.request_log import RequestLog
+from scheduler_service.request_limits import RequestName
+from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.service.open_calls import RequestLog
 from scheduler_service.watching.life import Life, LifeEvent, LifeKind, Part, Phase
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError

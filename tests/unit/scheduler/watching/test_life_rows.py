@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_service.core.plan import (
+from scheduler_service.scheduler.values.plan import (
     BlockMoves,
     Drafts,
     NewRow,
@@ -14,10 +14,9 @@ from scheduler_service.core.plan import (
     StepStatus,
     TableWrites,
 )
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.watching.life import Life
-from scheduler_service.watching.life_rows import StepRows
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.watching.life import Life, StepRows
 
 EMPTY = np.empty(0, np.int32)
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core.blocks.block_pool import BlockPool
-from scheduler_service.watching.live_blocks import BlockState, PoolMap, block_states
+from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
+from scheduler_service.watching.live_moment import BlockState, PoolMap, block_states
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_live.state import Pool
 

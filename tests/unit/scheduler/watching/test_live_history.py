@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_service.core.plan import StepEvents
 from scheduler_service.scheduler.effects import DeliverTokens, Effect, RequestFinished, SendStep
 from scheduler_service.scheduler.events import Event, RequestSubmitted
+from scheduler_service.scheduler.values.plan import StepEvents
 from scheduler_service.watching.live_history import NUM_POINTS, POINT_NS, Durations, History
 from splitserve.scheduler.v1 import live_pb2 as live
 from tests.support.core.some_turns import turn

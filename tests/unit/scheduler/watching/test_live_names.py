@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.callers.admission import Admission
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.request_names import RequestName
+from scheduler_service.callers.caller import Admission
+from scheduler_service.request_limits import RequestName
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.watching.live_names import Names, NamesMark
 from scheduler_service.watching.turn import Submission
 from splitserve.scheduler.v1 import live_pb2 as live

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core.plan import NewRow
-from scheduler_service.core.request import Request
-from scheduler_service.core.row_columns import RowColumns
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.engine.row_columns import RowColumns
+from scheduler_service.scheduler.values.plan import NewRow
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.watching.live_steps import RowOwners
 
 NUM_ROWS = 4

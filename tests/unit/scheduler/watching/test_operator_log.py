@@ -6,12 +6,9 @@ import logging
 
 import pytest
 
-from scheduler_service.audit import events as audit_events
-from scheduler_service.core.request import FinishReason, Request
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.audit import audit as audit_events
 from scheduler_service.journal.journal import NoJournal
-from scheduler_service.request_names import RequestName
+from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.effects import (
     EngineFailed,
     ExecutorGone,
@@ -21,6 +18,9 @@ from scheduler_service.scheduler.effects import (
     RequestFinished,
     RequestQuarantined,
 )
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.values.request import FinishReason, Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.watching.operator_log import OperatorLog
 from tests.support.core.some_turns import submitted, turn
 from tests.support.fakes.listed_audit import ListedAudit

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_service.core.plan import StepEvents, TokenEvent
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.values.plan import StepEvents, TokenEvent
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.watching.metrics import RequestTimes
 from splitserve_metrics.instruments import Instruments, Page
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core.plan import (
+from scheduler_service.scheduler.values.plan import (
     BlockMoves,
     NewRow,
     RowWork,
@@ -19,8 +19,8 @@ from scheduler_service.core.plan import (
     StepStatus,
     TableWrites,
 )
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.watching.request_traces import TracedRows
 
 NUM_ROWS = 3

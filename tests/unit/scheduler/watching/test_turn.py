@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.plan import StepOutcome, StepStatus
-from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.scheduler.effects import ExecutorGone
 from scheduler_service.scheduler.events import StepCompleted
+from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.values.plan import StepOutcome, StepStatus
 from tests.support.core.some_turns import turn
 
 ADDRESS = "executor:1"

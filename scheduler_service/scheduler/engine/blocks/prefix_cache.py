@@ -1,0 +1,300 @@
+"""Which blocks of a sequence exist already, on the device or in the host pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+
+from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
+from scheduler_service.scheduler.engine.row_columns import RowColumns
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.request import (
+    Int32Array,
+    Int64Array,
+    Request,
+    RequestStatus,
+    Sequence,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """The KV of the first `num_tokens` tokens exists.
+
+    `blocks` are those from logical block `first_index` on: the ones before lie behind the sliding
+    window. Device block b is b, host block b is ~b, which is negative.
+    """
+
+    num_tokens: int = 0
+    first_index: int = 0
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def device_blocks(self) -> list[int]:
+        """Those of the blocks that are on the device."""
+        return [block for block in self.blocks if block >= 0]
+
+    @property
+    def host_blocks(self) -> list[int]:
+        """Those of the blocks that are in the host pool only."""
+        return [~block for block in self.blocks if block < 0]
+
+
+NO_HIT = PrefixHit()
+
+
+class PrefixCache:
+    """Finds and publishes blocks by what they hold, in the device pool and the host pool."""
+
+    def __init__(self, config: SchedulerConfig, device: BlockPool, host: BlockPool) -> None:
+        self._config = config
+        self._device = device
+        self._host = host
+
+    def find(self, sequence: Sequence) -> PrefixHit:
+        """The longest prefix of a sequence that exists. At least one token stays to be computed."""
+        if not may_skip_prefix(self._config, sequence):
+            return NO_HIT
+        block_size = self._config.block_size
+        num_blocks = num_findable_blocks(self._config, sequence)
+        hashes = self.chain(sequence, sequence.token_ids, num_blocks)[1 : num_blocks + 1]
+        if self._config.sliding_window is None:
+            blocks = self._find_run(hashes)
+            return PrefixHit(len(blocks) * block_size, 0, tuple(blocks))
+        end, blocks = self._find_window(hashes)
+        return PrefixHit(end * block_size, end - len(blocks), tuple(blocks))
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Reuses block hashes of a sequence of no engine, where this engine names blocks alike."""
+        status = sequence.request.status
+        assert status in (RequestStatus.ABSENT, RequestStatus.WAITING), (
+            "its hashes are another engine's"
+        )
+        sequence.block_hashes = sequence.chains.setdefault(self._config.hash_kind, [])
+
+    def publish(
+        self, sequence: Sequence, token_ids: Int32Array, block_ids: list[int], first_index: int
+    ) -> list[int]:
+        """Makes full blocks of a sequence findable, from logical block `first_index` on.
+
+        `token_ids`: its tokens, at least to the end of the last of these blocks. Returns those that
+        are findable by this. Blocks that were released (-1) are left out.
+        """
+        if not self.is_used_by(sequence):
+            return []
+        hashes = self.chain(sequence, token_ids, first_index + len(block_ids))
+        return [
+            block_id
+            for index, block_id in enumerate(block_ids, first_index + 1)
+            if block_id >= 0 and self._device.publish(block_id, hashes[index])
+        ]
+
+    def publish_rows(self, rows: RowColumns, row_ids: Int64Array, indexes: Int64Array) -> None:
+        """Makes one block of each row findable, `indexes` in its table. Its tokens are known.
+
+        Of released blocks only the hash is kept, for those that follow.
+        """
+        block_size = self._config.block_size
+        blocks = rows.block_tables[row_ids, indexes].tolist()
+        # Mostly of few rows: slices take less time than one index of all.
+        for row_id, index, block_id in zip(row_ids.tolist(), indexes.tolist(), blocks, strict=True):
+            sequence = rows.sequence(row_id)
+            if sequence.request.scheduling.uses_prefix_cache:
+                chain = sequence.block_hashes
+                if len(chain) <= index:
+                    # The result of an earlier block came while the sequence had no row.
+                    self.chain(sequence, rows.known_tokens(row_id), index)
+                if len(chain) == index + 1:
+                    parent = chain[index]
+                    if sequence.request.scheduling.num_public_prefix_tokens:
+                        parent = boundary_of(self._config, sequence.request).parent(chain)
+                    start = index * block_size
+                    tokens = rows.token_ids[row_id, start : start + block_size]
+                    chain.append(hash_block(parent, tokens.tobytes()))
+                if block_id >= 0:
+                    self._device.publish(block_id, chain[index + 1])
+
+    def chain(self, sequence: Sequence, token_ids: Int32Array, num_blocks: int) -> list[bytes]:
+        """The hashes of a sequence: its root, and those of `num_blocks` blocks or more."""
+        chain = sequence.block_hashes
+        grow_chain(chain, self._config, sequence.request, token_ids, num_blocks)
+        return chain
+
+    def is_used_by(self, sequence: Sequence) -> bool:
+        """Whether the blocks of a sequence are to be findable."""
+        return _uses_cache(self._config, sequence)
+
+    def _find_run(self, hashes: list[bytes]) -> list[int]:
+        """The blocks of the first hashes, up to one that is nowhere."""
+        blocks = self._device.find_run(hashes)
+        for block_hash in islice(hashes, len(blocks), None):
+            block = self._find_block(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def _find_window(self, hashes: list[bytes]) -> tuple[int, list[int]]:
+        """The largest end, in blocks, before which the whole window is there, and the window."""
+        end = len(hashes)
+        index = end - 1
+        blocks: list[int] = []
+        while index >= self.first_block_needed(end * self._config.block_size):
+            block = self._find_block(hashes[index])
+            if block is None:
+                end = index
+                blocks.clear()
+            else:
+                blocks.append(block)
+            index -= 1
+        return end, blocks[::-1]
+
+    def _find_block(self, block_hash: bytes) -> int | None:
+        block = self._device.find(block_hash)
+        if block is None:
+            block = self._host.find(block_hash)
+            if block is not None:
+                return ~block
+        return block
+
+    def first_block_needed(self, num_computed: int) -> int:
+        """The first logical block that a token at position `num_computed` attends to."""
+        return first_block_needed(self._config, num_computed)
+
+
+def may_skip_prefix(config: SchedulerConfig, sequence: Sequence) -> bool:
+    """Whether a sequence may begin behind a prefix that exists."""
+    # Logprobs of prompt tokens come from computing them.
+    request = sequence.request
+    wants_all = (
+        request.params.num_prompt_logprobs is not None
+        and request.num_prompt_logprobs_sent < sequence.num_prompt_tokens - 1
+    )
+    return _uses_cache(config, sequence) and not wants_all
+
+
+def num_findable_blocks(config: SchedulerConfig, sequence: Sequence) -> int:
+    """How many blocks of a sequence without a row are of use: not that of its last token."""
+    return (len(sequence.token_ids) - 1) // config.block_size
+
+
+def first_block_needed(config: SchedulerConfig, num_computed: int) -> int:
+    """The first logical block that a token at position `num_computed` attends to."""
+    window = config.sliding_window
+    return 0 if window is None else max(0, num_computed - window + 1) // config.block_size
+
+
+def _uses_cache(config: SchedulerConfig, sequence: Sequence) -> bool:
+    return config.prefix_caching and sequence.request.scheduling.uses_prefix_cache
+
+
+# -- Names of blocks by what they hold: hashes chained from block to block -------------------------
+#
+# A block's keys and values depend on all tokens before it, on the model, on the adapter and, for
+# encoder-decoder models, on the encoder's input. Tenant and cache salt keep apart who may not learn
+# of each other. Each is hashed as a field of its own, so that no two different contexts have the
+# same name. Blocks that lie wholly within what a request says is public are named without its
+# tenant; the tenant is mixed in before the first block after them, so whatever follows is its own.
+#
+# BLAKE2b: more collision resistant than SHA-256, and not slow on processors without instructions
+# for that; a parent and 16 tokens are one of its input blocks.
+
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The blocks before `num_public` are named without the tenant; `tenant` is mixed in there."""
+
+    num_public: int = 0
+    tenant: bytes = b""
+
+    def parent(self, chain: list[bytes]) -> bytes:
+        """What the next block of `chain` is named after."""
+        if not self.num_public or len(chain) - 1 != self.num_public:
+            return chain[-1]
+        return blake2b(chain[-1] + self.tenant, person=b"tenant").digest()
+
+
+ALL_PRIVATE = Boundary()
+
+
+def boundary_of(config: SchedulerConfig, request: Request) -> Boundary:
+    """Where the blocks of a request begin to be its tenant's own.
+
+    What is put into the encoder comes before every token of the prompt and is nobody else's
+    business, so beside it nothing is public.
+    """
+    scheduling = request.scheduling
+    if not scheduling.num_public_prefix_tokens or not config.separates_tenants:
+        return ALL_PRIVATE
+    if request.encoder_token_ids is not None:
+        return ALL_PRIVATE
+    num_tokens = min(scheduling.num_public_prefix_tokens, request.sequence.num_prompt_tokens)
+    return Boundary(num_tokens // config.block_size, scheduling.tenant.encode())
+
+
+def root_hash(config: SchedulerConfig, request: Request) -> bytes:
+    """The parent of the first block: everything but tokens that tells contexts apart.
+
+    The size of blocks is no part of a context, but chains of other sizes are no use to each other.
+
+    That of a public block is told apart from that of the tenant without a name.
+    """
+    encoder, scheduling = request.encoder_token_ids, request.scheduling
+    is_public = boundary_of(config, request).num_public > 0
+    is_separate = config.separates_tenants and not is_public
+    fields = (
+        config.model_digest.encode(),
+        config.block_size.to_bytes(_LENGTH_BYTES, "little"),
+        scheduling.tenant.encode() if is_separate else b"",
+        scheduling.adapter.encode(),
+        scheduling.cache_salt.encode(),
+        b"" if encoder is None else encoder.tobytes(),
+    )
+    parts = [len(content).to_bytes(_LENGTH_BYTES, "little") + content for content in fields]
+    return blake2b(b"".join(parts), person=b"public" if is_public else b"root").digest()
+
+
+def extend_chain(
+    chain: list[bytes],
+    token_ids: Int32Array,
+    num_blocks: int,
+    block_size: int,
+    boundary: Boundary = ALL_PRIVATE,
+) -> None:
+    """Extends `chain`, which begins with a root hash, to the first `num_blocks` blocks.
+
+    `token_ids`: [T] int32, T >= num_blocks * block_size. Afterwards `chain[i + 1]` names block i.
+    """
+    num_known = len(chain) - 1
+    if num_known >= num_blocks:
+        return
+    data = token_ids[num_known * block_size : num_blocks * block_size].tobytes()
+    parent, step = boundary.parent(chain), block_size * token_ids.itemsize
+    for index, start in enumerate(range(0, len(data), step), num_known + 1):
+        parent = hash_block(parent, data[start : start + step])
+        chain.append(parent)
+        if index == boundary.num_public:
+            parent = boundary.parent(chain)
+
+
+def grow_chain(
+    chain: list[bytes],
+    config: SchedulerConfig,
+    request: Request,
+    token_ids: Int32Array,
+    num_blocks: int,
+) -> None:
+    """Extends the chain of a request, which may be empty, to its root and `num_blocks` blocks."""
+    if not chain:
+        chain.append(root_hash(config, request))
+    if len(chain) <= num_blocks:
+        boundary = boundary_of(config, request)
+        extend_chain(chain, token_ids, num_blocks, config.block_size, boundary)
+
+
+def hash_block(parent: bytes, token_data: bytes) -> bytes:
+    """The name of the block that holds `token_data` after the block named `parent`."""
+    return blake2b(parent + token_data).digest()

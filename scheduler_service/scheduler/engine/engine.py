@@ -1,0 +1,454 @@
+"""The state of one executor: rows, blocks, preempted requests, steps in flight.
+
+`begin` and `plan_step` decide, `apply` learns from a result. An engine has no waiting queue: what
+waits is in the queue that all engines share, and `plan_step` begins what it can of it.
+
+Deterministic: no I/O, no randomness, and no clock but `tick`. There is no prefill phase and no
+decode phase: each step a sequence catches up from `num_computed` to `num_tokens` under the token
+budget. Steps are pipelined: a token that a step in flight samples is *promised*, and the next step
+may build on it. Where a row may get several tokens, as many are promised as may come at most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Container
+
+from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
+from scheduler_service.scheduler.engine.outcomes.losses import Losses, detach, evacuate, take_back
+from scheduler_service.scheduler.engine.outcomes.outcome_checks import OutcomeChecks
+from scheduler_service.scheduler.engine.outcomes.results import Results, Shortfalls
+from scheduler_service.scheduler.engine.placement import Placement
+from scheduler_service.scheduler.engine.planning.arrival_checks import fits
+from scheduler_service.scheduler.engine.planning.lateness import Lateness
+from scheduler_service.scheduler.engine.planning.room import Room
+from scheduler_service.scheduler.engine.planning.step_planner import StepPlanner
+from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
+from scheduler_service.scheduler.engine.sequences import Endings, Siblings
+from scheduler_service.scheduler.engine.speculation.draft_lengths import DraftTotals
+from scheduler_service.scheduler.queue.waiting_queue import Waiting, WaitingQueue
+from scheduler_service.scheduler.values.admission import AdmissionBlocker
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import (
+    ContractBroken,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
+from scheduler_service.scheduler.values.request import FinishReason, Request
+
+
+class Engine:
+    """Running and preempted requests of one executor; `placement` says where each is.
+
+    `queue`: the waiting queue, shared by all engines. It orders requests and is told which have
+    begun. `last_step_id`: the latest step that this life of the executor was ever sent; steps are
+    numbered on from it. Raises ValueError for a configuration that makes no sense.
+    """
+
+    def __init__(self, config: SchedulerConfig, queue: WaitingQueue, last_step_id: int = 0) -> None:
+        self._config = config
+        self._costs = PreemptionCosts(config)
+        self.placement = Placement(config, queue, self._costs, last_step_id)
+        self._in_flight: deque[StepPlan] = deque()
+        self._losses = Losses(self.placement, self._in_flight)
+        self._checks = OutcomeChecks(config, self.placement)
+        siblings = Siblings(self.placement)
+        endings = Endings(self.placement, siblings)
+        shortfalls = Shortfalls(self.placement, self._in_flight)
+        self._results = Results(config, self.placement, self._losses, endings, shortfalls)
+        self._lateness = Lateness(config, self.placement)
+        self._planner = StepPlanner(
+            config, self.placement, self._costs, self._lateness, siblings, endings
+        )
+        self._needs_snapshot = True
+        self._is_closed = False
+        self.num_steps = 0
+
+    # -- state -------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """Configuration of the engine and limits of its executor."""
+        return self._config
+
+    @property
+    def pools(self) -> tuple[BlockPool, BlockPool]:
+        """The blocks on the device and on the host, to be looked at."""
+        return self.placement.blocks.device, self.placement.blocks.host
+
+    @property
+    def adapters(self) -> Container[str]:
+        """Adapters that its rows use."""
+        return self.placement.adapters
+
+    @property
+    def num_swapped(self) -> int:
+        """Requests in the host pool."""
+        return len(self.placement.swapped)
+
+    @property
+    def num_preempted(self) -> int:
+        """Requests without a row that were preempted: swapped out, or to be computed again."""
+        return len(self.placement.preempted)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests it has."""
+        return len(self.placement.requests)
+
+    @property
+    def preempted_request_ids(self) -> list[str]:
+        """Requests that were preempted, in the order in which they return."""
+        return [request.request_id for request in self.placement.preempted]
+
+    @property
+    def movable_requests(self) -> list[Request]:
+        """Preempted requests of which nothing is yet to come from a step in flight."""
+        placement = self.placement
+        preempted = placement.preempted
+        return [r for r in preempted if placement.is_settled(r) and not r.trial_size]
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows that no running request has or is going to need."""
+        return self.placement.num_unreserved_rows
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a row and more blocks than the watermark are free, and few suspects wait."""
+        placement = self.placement
+        if placement.is_full_of_suspects:
+            return False
+        num_kept = placement.blocks.watermark if len(placement.rows) else 0
+        return placement.num_unreserved_rows > 0 and self.num_free_blocks > num_kept
+
+    def has_room_for(self, request: Request) -> bool:
+        """Returns whether rows and blocks are free for a request that no step concerns."""
+        placement = self.placement
+        num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
+        num_blocks = self._config.num_blocks_for(num_tokens) + placement.blocks.watermark
+        return (
+            self.fits(request)
+            and placement.num_unreserved_rows >= request.num_rows_wanted
+            and self.num_free_blocks >= num_blocks
+        )
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Prompt tokens of running requests that are yet to be computed."""
+        rows = self.placement.rows
+        order = rows.order
+        pending = rows.num_tokens[order] - rows.num_computed[order]
+        return int(pending[pending > 1].sum())
+
+    def takes_over(self, request: Request) -> bool:
+        """Returns whether a waiting request would leave too little here to other tenants."""
+        return bool(request.unfinished) and self._planner.admitter.takes_over(request)
+
+    def has_requests_of(self, tenant: str) -> bool:
+        """Returns whether a tenant has rows here."""
+        return tenant in self.placement.rows_of_tenants
+
+    @property
+    def unfinished_request_ids(self) -> list[str]:
+        """Ids of unfinished requests, in the order in which they first began here."""
+        return list(self.placement.requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that were preempted and are to be computed again."""
+        return self.num_preempted - self.num_swapped
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a row."""
+        return len(self.placement.rows)
+
+    @property
+    def num_running_requests(self) -> int:
+        """Requests of which some sequence has a row."""
+        return len(self.placement.requests) - len(self.placement.preempted)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Number of preemptions so far."""
+        return self.placement.tally.num_preemptions
+
+    @property
+    def draft_totals(self) -> DraftTotals:
+        """Counts of steps with draft tokens, and of draft tokens verified and accepted."""
+        return self._planner.draft_totals
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Device blocks nobody refers to."""
+        return self.placement.blocks.device.num_free
+
+    @property
+    def num_free_host_blocks(self) -> int:
+        """Host blocks no swapped request refers to."""
+        return self.placement.blocks.host.num_free
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Device blocks that can be found by what they hold."""
+        return self.placement.blocks.device.num_published
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps without a result."""
+        return len(self._in_flight)
+
+    @property
+    def oldest_step_in_flight(self) -> int | None:
+        """The step whose result comes next."""
+        return self._in_flight[0].step_id if self._in_flight else None
+
+    @property
+    def last_step_id(self) -> int:
+        """The latest step planned."""
+        return self.placement.last_planned_step_id
+
+    @property
+    def num_unfinished_tokens(self) -> int:
+        """Tokens of all its unfinished sequences; the load a router compares."""
+        rows = self.placement.rows
+        return self.placement.num_queued_tokens + int(rows.num_known[rows.order].sum())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether overdue requests are left for the next `plan_step` to end.
+
+        Requests end late in portions, so that no step waits for all of them.
+        """
+        return self._lateness.is_behind
+
+    @property
+    def ask_again_at_ns(self) -> int | None:
+        """Time in ns at which `plan_step` may find work without another event; None for never.
+
+        All there was to do is to ask rows whose grammar was not compiled a moment ago.
+        """
+        return self._planner.ask_again_at_ns
+
+    def oldest_rows(self) -> list[Request | None]:
+        """Requests of the rows of the step whose result comes next; None where one has ended."""
+        return self._losses.rows_of(self._in_flight[0]) if self._in_flight else []
+
+    def checked(self, outcome: StepOutcome) -> StepOutcome:
+        """`outcome`, the next result, with rows FAILED that break the contract.
+
+        Changes nothing. Raises ContractBroken.
+        """
+        if self.oldest_step_in_flight != outcome.step_id:
+            raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
+        return self._checks.check(self._in_flight[0], outcome)
+
+    # -- what a request costs here -----------------------------------------------------------------
+
+    def fits(self, request: Request) -> bool:
+        """Returns whether `request`, if it is valid, could ever run here."""
+        return fits(request, self._config)
+
+    def recompute_ns(self, num_tokens: int) -> int:
+        """Returns the estimated time in ns to compute `num_tokens`; 0 before any measurement."""
+        return self._costs.recompute_ns(num_tokens)
+
+    def move_ns(self, num_blocks: int) -> int:
+        """Returns what bringing so many blocks from the host pool takes here, as far as known."""
+        return self._costs.move_ns(num_blocks)
+
+    # -- requests come and go ----------------------------------------------------------------------
+
+    def tick(self, now_ns: int) -> None:
+        """Sets the time; deadlines and waiting times are measured by it."""
+        self.placement.now_ns = now_ns
+
+    def prepare(self, request: Request) -> None:
+        """Prepares a waiting request for this engine; one that has all its tokens ends."""
+        self._check_open()
+        self._planner.admitter.prepare(request)
+
+    def find_blocker(self, request: Request) -> AdmissionBlocker | None:
+        """Returns what keeps a waiting or preempted request from a row now; None if nothing does.
+
+        Changes nothing; that others would be preempted for it does not count.
+        """
+        return Room(self._config, self.placement).find_lack(request)
+
+    def adopt(self, request: Request) -> None:
+        """Takes a suspect (`request.trial_size`) to try it apart; the queue must not have it."""
+        self.prepare(request)
+        if not request.is_finished:
+            self.placement.adopt(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """Aborts a request, running or preempted, and returns it; None for an unknown id."""
+        self._check_open()
+        request = self.placement.requests.get(request_id)
+        if request is not None:
+            self.placement.finish(request, FinishReason.ABORTED)
+        return request
+
+    def withdraw(self, request_id: str) -> Request | None:
+        """Removes a request, running or preempted, so that it can move; None for an unknown id.
+
+        What is returned is a copy as `evacuate` returns them, and nobody is to blame: no loss is
+        counted. What steps in flight bring the request is dropped; it is computed again.
+        """
+        self._check_open()
+        request = self.placement.requests.get(request_id)
+        if request is None:
+            return None
+        moved = detach(request, self.placement)
+        self.placement.remove(request)
+        return moved
+
+    def evacuate(self) -> list[Request]:
+        """Returns all its requests, ready for the waiting queue: the executor is lost.
+
+        They are copies with the tokens so far and without any KV, and this engine is closed:
+        whatever it is asked from now on raises. `was_in_flight` says during whose steps it was.
+        """
+        self._check_open()
+        self._is_closed = True
+        return evacuate(self.placement, self.requests_in_flight)
+
+    @property
+    def requests_in_flight(self) -> set[str]:
+        """Requests that steps in flight compute, even if they have left since."""
+        gone = {part.request_id for part in self.placement.departures.table_parts}
+        return gone.union(
+            request.request_id
+            for plan in self._in_flight
+            for request in self._losses.requests_of(plan)
+        )
+
+    def take_ended(self) -> StepEvents:
+        """Returns what has ended since the last call or `apply`, by a decision."""
+        self._check_open()
+        return self._add_ended(StepEvents())
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("a scheduler that has given its requests away was asked again")
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def plan_step(self, waiting: Waiting) -> StepPlan | None:
+        """Plans the next step; returns None if no row has anything to compute.
+
+        Begins requests of `waiting`, in its order, as far as there is room.
+        """
+        self._check_open()
+        self._planner.ask_again_at_ns = None
+        if self._needs_snapshot and self._in_flight:
+            return None
+        self._lateness.refuse_overdue()
+        had_suspects = bool(self.placement.suspects)
+        plan = self._plan_in_turn(waiting) if had_suspects else self._plan(waiting)
+        if plan is None and self.placement.suspects and not had_suspects:
+            plan = self._plan_in_turn(waiting)  # some were met in the queue
+        if plan is not None:
+            self._planner.ask_again_at_ns = None
+        return plan
+
+    def _plan_in_turn(self, waiting: Waiting) -> StepPlan | None:
+        """Plans a trial of suspects, or a step of all other requests.
+
+        A trial is planned only while no other step is in flight.
+        """
+        suspects = self.placement.suspects
+        if suspects.is_trial_in_flight:
+            return None
+        request_ids = suspects.request_ids
+        for turn in suspects.turns:
+            if turn.is_trial and self._in_flight:
+                return None
+            with suspects.turn(turn):
+                plan = self._plan(waiting)
+            if plan is not None:
+                # One without rows only makes room for the trial, whose turn it still is.
+                is_trial = turn.is_trial and len(plan.work.row_ids) > 0
+                suspects.step_planned(plan.step_id, is_trial=is_trial)
+                return plan
+        if suspects.request_ids != request_ids:
+            # The one whose turn it was has ended, for want of time, say, or others were met.
+            return self._plan_in_turn(waiting) if suspects else self._plan(waiting)
+        return None if self._in_flight else self._plan_any_trial(waiting)
+
+    def _plan_any_trial(self, waiting: Waiting) -> StepPlan | None:
+        """Plans a trial of any running suspect, where suspects before it lack blocks.
+
+        Else all would wait for ever, as it may be what holds that room.
+        """
+        suspects = self.placement.suspects
+        for request in suspects.running:
+            with suspects.trial_of(request):
+                plan = self._plan(waiting)
+            if plan is not None:
+                suspects.step_planned(plan.step_id, is_trial=True)
+                return plan
+        return None
+
+    def _plan(self, waiting: Waiting) -> StepPlan | None:
+        plan = self._planner.next_step(waiting, is_snapshot=self._needs_snapshot)
+        if plan is not None:
+            self._needs_snapshot = False
+            self._in_flight.append(plan)
+        return plan
+
+    def apply(self, outcome: StepOutcome) -> StepEvents:
+        """Learns from a result; results come in the order of the steps. Raises ContractBroken.
+
+        The caller charges the waiting queue for `StepEvents.num_sampled`.
+        """
+        self._check_open()
+        if not self._in_flight or self._in_flight[0].step_id != outcome.step_id:
+            raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
+        plan = self._in_flight[0]
+        if plan.base_step_id is None and outcome.status is StepStatus.NEED_SNAPSHOT:
+            raise ContractBroken(f"step {plan.step_id} was a snapshot, and it wants a snapshot")
+        if outcome.status is StepStatus.OK:
+            outcome = self._checks.check(plan, outcome)
+        self._in_flight.popleft()
+        placement, events = self.placement, StepEvents()
+        self.num_steps += 1
+        if outcome.status is StepStatus.OK:
+            self._costs.observe(
+                num_moves=len(plan.moves),
+                move_us=outcome.move_us,
+                num_rows=len(plan.work.row_ids),
+                num_tokens=plan.num_tokens,
+                compute_us=outcome.compute_us,
+            )
+            self._lateness.observe(plan, outcome.compute_us)
+            self._planner.observe(plan, outcome)
+            if placement.suspects:
+                events.acquitted = self._losses.survive(plan, outcome.counts)
+            try:
+                self._results.take(plan, outcome, events)
+            except Exception:
+                # Its events reach nobody; who goes on elsewhere must get them again.
+                take_back(placement, plan, events)
+                raise
+        else:
+            self._needs_snapshot |= outcome.status is not StepStatus.FAILED
+            is_fruitless = outcome.status is not StepStatus.NEED_SNAPSHOT
+            if is_fruitless:
+                self._losses.fail_step(plan, is_refused=outcome.status is StepStatus.REFUSED)
+            else:
+                self._losses.lose_step(plan, is_fruitless=False)
+        placement.suspects.step_answered(plan.step_id)
+        placement.step_answered(plan.step_id)
+        return self._add_ended(events)
+
+    def _add_ended(self, events: StepEvents) -> StepEvents:
+        placement = self.placement
+        events.finished, placement.ended = placement.ended, []
+        events.finished_sequences, placement.ended_sequences = placement.ended_sequences, []
+        if placement.num_sampled:
+            events.num_sampled, placement.num_sampled = placement.num_sampled, Counter()
+        return events

@@ -1,0 +1,440 @@
+"""What the rows of a step bring: tokens, ends, logprobs, full blocks."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_service.scheduler.engine.outcomes.losses import Losses, RowFailures
+from scheduler_service.scheduler.engine.placement import Placement
+from scheduler_service.scheduler.engine.row_columns import ONE, ZERO
+from scheduler_service.scheduler.engine.sequences import Endings
+from scheduler_service.scheduler.values.beam_search import BeamSearch
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import (
+    RowWork,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    TokenEvent,
+)
+from scheduler_service.scheduler.values.request import (
+    BoolArray,
+    Completion,
+    FinishReason,
+    Int32Array,
+    Int64Array,
+    Request,
+    ScoredToken,
+    Sequence,
+    SequenceStatus,
+)
+
+
+class Results:
+    """Applies results of executed steps to rows and requests."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        placement: Placement,
+        losses: Losses,
+        endings: Endings,
+        shortfalls: Shortfalls,
+    ) -> None:
+        self._config = config
+        self._block_size: Int32Array = np.array(config.block_size, np.int32)
+        self._placement = placement
+        self._shortfalls = shortfalls
+        self._rows = placement.rows
+        self._failures = RowFailures(placement, losses)
+        self._endings = endings
+        self._beams = Beams(config, placement)
+
+    def take(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
+        """Takes what an executed step brought, and `OutcomeChecks` let through."""
+        work, rows, sampling = plan.work, self._rows, plan.work.samples
+        if outcome.row_statuses is not None:
+            sampling = self._failures.take(plan, outcome, np.asarray(outcome.row_statuses))
+        tokens = StepTokens.of(outcome)
+        if work.num_more_tokens is not None:
+            self._shortfalls.settle(work, outcome.counts)
+        is_current = rows.stay_ids[work.row_ids] == work.stay_ids
+        all_current = np.count_nonzero(is_current) == len(work.row_ids)
+        departed = {} if all_current else self._departed(work, sampling)
+        indexes: Int64Array | None = None
+        row_ids = work.row_ids
+        if not all_current or sampling is not None:
+            indexes = np.flatnonzero(is_current if sampling is None else is_current & sampling)
+            row_ids, tokens = row_ids[indexes], tokens.take(indexes)
+        special = {} if not rows.num_not_plain else self._special(row_ids, indexes)
+        if special:
+            is_plain = rows.is_plain[row_ids]
+            row_ids, tokens = row_ids[is_plain], tokens.take(np.flatnonzero(is_plain))
+        if outcome.prompt_logprobs:
+            self._take_prompt_logprobs(plan, outcome, events)
+        # Ends come last: whoever ends gives up its row.
+        self._append(row_ids, tokens)
+        if special:
+            self._append_special(special, outcome)
+        if self._config.prefix_caching:
+            self._publish_decoded(plan, outcome, None if all_current else is_current)
+        if special:
+            self._take_special(special, outcome, events)
+        self._take_tokens(row_ids, tokens, events)
+        if departed:
+            self._take_departed(departed, outcome, events)
+
+    # -- whose they are ------------------------------------------------------------------------
+
+    def _special(self, row_ids: Int64Array, indexes: Int64Array | None) -> dict[int, Sequence]:
+        """Beams, and sequences of requests with several or with logprobs, by index in the step."""
+        positions = np.flatnonzero(~self._rows.is_plain[row_ids])
+        in_step = positions if indexes is None else indexes[positions]
+        each = zip(in_step.tolist(), row_ids[positions].tolist(), strict=True)
+        return {index: self._rows.sequence(row_id) for index, row_id in each}
+
+    def _departed(self, work: RowWork, sampling: BoolArray | None) -> dict[int, Sequence]:
+        """Sequences that were preempted while the step sampled for them, by index in it."""
+        found = self._placement.departures.sequences
+        return {
+            index: found[stay_id]
+            for index, stay_id in enumerate(work.stay_ids.tolist())
+            if stay_id in found and (sampling is None or sampling[index])
+        }
+
+    # -- tokens --------------------------------------------------------------------------------
+
+    def _take_tokens(self, row_ids: Int64Array, tokens: StepTokens, events: StepEvents) -> None:
+        """Tokens of plain requests in their rows, which have them."""
+        keys = self._rows.client_keys[row_ids]
+        events.client_keys = keys if tokens.counts is None else np.repeat(keys, tokens.counts)
+        events.token_ids = tokens.token_ids
+        self._finish_stopped(row_ids, tokens.last)
+
+    def _append(self, row_ids: Int64Array, tokens: StepTokens) -> None:
+        """Appends tokens to sequences in rows."""
+        rows = self._rows
+        if self._placement.queue.charges_outputs:
+            self._charge(row_ids, tokens.counts)
+        if tokens.counts is not None:
+            rows.append_tokens(row_ids, tokens.counts, tokens.token_ids)
+        else:
+            num_known = rows.num_known[row_ids]
+            rows.token_ids[row_ids, num_known.astype(np.int64)] = tokens.token_ids
+            rows.num_known[row_ids] = num_known + ONE
+        if rows.num_without_promise:
+            rows.keep_promises(row_ids)
+
+    def _finish_stopped(self, row_ids: Int64Array, last_token_ids: Int32Array) -> None:
+        """Ends sequences in rows that end with their last token."""
+        rows = self._rows
+        may_end = self._placement.may_stop[last_token_ids.astype(np.int64)]
+        may_end |= rows.num_known[row_ids] >= rows.stop_len[row_ids]
+        if np.count_nonzero(may_end):
+            for row_id in row_ids[may_end].tolist():
+                self._endings.finish_if_stopped(rows.sequence(row_id))
+
+    def _append_special(self, special: Mapping[int, Sequence], outcome: StepOutcome) -> None:
+        """Tokens of requests with several sequences or logprobs; beams choose theirs later."""
+        indexes = [i for i, s in special.items() if s.request.params.beam is None]
+        if indexes:
+            row_ids = np.array([special[index].row_id for index in indexes], np.int64)
+            self._append(row_ids, StepTokens.of(outcome).take(np.array(indexes, np.int64)))
+
+    def _take_special(
+        self, special: Mapping[int, Sequence], outcome: StepOutcome, events: StepEvents
+    ) -> None:
+        """What the tokens of requests mean that have several sequences or logprobs; and beams."""
+        indexes = [i for i, s in special.items() if not self._take_candidates(s, i, outcome)]
+        for index in indexes:
+            self._add_events(special[index], index, outcome, events)
+        if indexes:
+            row_ids = np.array([special[index].row_id for index in indexes], np.int64)
+            last = np.array([outcome.tokens_of(index)[-1] for index in indexes], np.int32)
+            self._finish_stopped(row_ids, last)
+        self._advance_beams(special.values())
+
+    def _take_departed(
+        self, departed: Mapping[int, Sequence], outcome: StepOutcome, events: StepEvents
+    ) -> None:
+        """Tokens of sequences that were preempted while the step was in flight."""
+        for index, sequence in departed.items():
+            if self._take_candidates(sequence, index, outcome):
+                continue
+            token_ids = np.array(outcome.tokens_of(index), np.int32)
+            sequence.token_ids = np.concatenate([sequence.token_ids, token_ids])
+            # The first one by a grammar was not promised.
+            sequence.num_promised = max(sequence.num_promised - len(token_ids), 0)
+            self.charge_tenant(sequence.request.scheduling.tenant, len(token_ids))
+            self._add_events(sequence, index, outcome, events)
+            self._endings.finish_if_stopped(sequence)
+        self._advance_beams(departed.values())
+
+    def _take_candidates(self, sequence: Sequence, index: int, outcome: StepOutcome) -> bool:
+        """Takes the most probable next tokens of a beam; returns False if it is none.
+
+        The tenant is charged one token for each beam, whichever of them the search keeps.
+        """
+        if sequence.request.params.beam is None:
+            return False
+        sequence.candidates = outcome.logprobs[index][0].top
+        self.charge_tenant(sequence.request.scheduling.tenant, 1)
+        return True
+
+    def _add_events(
+        self, sequence: Sequence, index: int, outcome: StepOutcome, events: StepEvents
+    ) -> None:
+        token_ids = outcome.tokens_of(index)
+        scores: Items[ScoredToken | None] = outcome.logprobs.get(index, ())
+        scores = scores or [None] * len(token_ids)
+        for token_id, scored in zip(token_ids, scores, strict=True):
+            if scored is not None:
+                sequence.cumulative_logprob += scored.logprob
+            if sequence.request.params.is_streamed:
+                events.tokens.append(TokenEvent(sequence, token_id, scored))
+            elif sequence.request.params.num_logprobs is not None and scored is not None:
+                sequence.scored.append(scored)
+
+    def _charge(self, row_ids: Int64Array, counts: Int32Array | None) -> None:
+        """Tells a fair policy whose tokens these are."""
+        tokens_of = Counter[str]()
+        each = [1] * len(row_ids) if counts is None else counts.tolist()
+        for row_id, count in zip(row_ids.tolist(), each, strict=True):
+            tokens_of[self._rows.sequence(row_id).request.scheduling.tenant] += count
+        for tenant, num_tokens in tokens_of.items():
+            self.charge_tenant(tenant, num_tokens)
+
+    def charge_tenant(self, tenant: str, num_tokens: int) -> None:
+        if self._placement.queue.charges_outputs:
+            self._placement.num_sampled[tenant] += num_tokens
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def _advance_beams(self, sequences: Iterable[Sequence]) -> None:
+        """Those of the searches of `sequences` go on of which all candidates are known."""
+        requests = {s.request: None for s in sequences if s.request.params.beam is not None}
+        for request in requests:
+            if not self._beams.advance(request):
+                continue
+            if request.completions:
+                self._placement.finish(request, request.completions[0].finish_reason)
+            else:
+                error = ("INVALID_LOGITS", "every token that may follow has probability 0")
+                self._placement.finish(request, FinishReason.ERROR, error)
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def _publish_decoded(
+        self, plan: StepPlan, outcome: StepOutcome, is_current: BoolArray | None
+    ) -> None:
+        """Blocks that were filled by sampled tokens, which are known by now, become findable."""
+        work, block_size = plan.work, self._block_size
+        if work.num_more_tokens is not None:
+            self._publish_runs(work, outcome.counts, is_current)
+            return
+        ends = work.num_computed_tokens + ONE
+        is_full = ends % block_size == ZERO
+        if not np.count_nonzero(is_full):
+            return
+        is_full &= work.sampled_steps_back > ZERO
+        if is_current is not None:
+            is_full &= is_current
+        row_ids, indexes = work.row_ids[is_full], ends[is_full] // block_size - ONE
+        self._placement.blocks.prefixes.publish_rows(self._rows, row_ids, indexes)
+
+    def _publish_runs(
+        self, work: RowWork, counts: Int32Array, is_current: BoolArray | None
+    ) -> None:
+        """The same where rows have got several tokens: all of them but the last are computed."""
+        starts = work.num_computed_tokens
+        # A block that ends with a literal token was findable before.
+        firsts = (starts + (work.sampled_steps_back == ZERO)) // self._block_size
+        ends = (starts + counts) // self._block_size
+        if is_current is not None:
+            ends = np.where(is_current, ends, firsts)
+        while np.count_nonzero(is_full := firsts < ends):
+            row_ids, indexes = work.row_ids[is_full], firsts[is_full].astype(np.int64)
+            self._placement.blocks.prefixes.publish_rows(self._rows, row_ids, indexes)
+            firsts += is_full
+
+    def _take_prompt_logprobs(
+        self, plan: StepPlan, outcome: StepOutcome, events: StepEvents
+    ) -> None:
+        work = plan.work
+        for index, scored in outcome.prompt_logprobs.items():
+            sequence = self._placement.sequence_of(
+                int(work.row_ids[index]), int(work.stay_ids[index])
+            )
+            if sequence is None:
+                continue
+            request = sequence.request
+            # After a recompute, or from a second sequence, the first of them were sent before.
+            new = [token for token in scored if token.position > request.num_prompt_logprobs_sent]
+            if new:
+                events.prompt_logprobs.append((request, new))
+                request.num_prompt_logprobs_sent += len(new)
+
+
+# --------------------------------------------------------------------------------------------------
+# Beams as sequences of a request: they advance in lockstep, and share what they have in common.
+
+
+class Beams:
+    """Turns what a beam search decides into sequences that go on, fork and end."""
+
+    def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
+        self._config = config
+        self._placement = placement
+
+    def advance(self, request: Request) -> bool:
+        """Chooses the next beams if all candidates are known; True if the search is finished.
+
+        `request.completions` then has the result.
+        """
+        live = request.unfinished
+        candidates = [sequence.candidates for sequence in live]
+        known = [tokens for tokens in candidates if tokens is not None]
+        if len(known) < len(live):
+            return False
+        search = request.search
+        assert search is not None
+        selection = search.advance(known)
+        if selection.is_finished:
+            request.completions = self._completions(request, search)
+            return True
+        request.sequences = self._continue(live, selection.beams)
+        for sequence in live:
+            if sequence not in request.sequences:
+                self._placement.finish_sequence(sequence)
+        return False
+
+    def _continue(self, live: list[Sequence], beams: Items[tuple[int, int]]) -> list[Sequence]:
+        """The sequences of the new beams: the first child of each takes the place of its parent."""
+        placement = self._placement
+        tokens_before = [placement.known_tokens(sequence).copy() for sequence in live]
+        continued: set[int] = set()
+        sequences: list[Sequence] = []
+        for parent_index, token_id in beams:
+            parent = live[parent_index]
+            if parent_index in continued:
+                tokens = np.append(tokens_before[parent_index], np.int32(token_id))
+                sequences.append(self._fork(parent, tokens))
+            else:
+                continued.add(parent_index)
+                placement.append_token(parent, token_id)
+                sequences.append(parent)
+        for sequence in live:
+            sequence.candidates = None
+        return sequences
+
+    def _fork(self, parent: Sequence, tokens: Int32Array) -> Sequence:
+        request = parent.request
+        request.num_forks += 1
+        return Sequence(
+            request,
+            request.num_forks,
+            tokens,
+            parent.num_prompt_tokens,
+            parent.seed,
+            block_hashes=parent.block_hashes[: (len(tokens) - 1) // self._config.block_size + 1],
+        )
+
+    def _completions(self, request: Request, search: BeamSearch) -> list[Completion]:
+        return [
+            Completion(
+                list(hypothesis.token_ids),
+                self._reason(request, hypothesis.stop_token_id, len(hypothesis.token_ids)),
+                hypothesis.stop_token_id,
+                hypothesis.cumulative_logprob,
+                score=hypothesis.score,
+            )
+            for hypothesis in search.hypotheses
+        ]
+
+    def _reason(
+        self, request: Request, stop_token_id: int | None, num_output_tokens: int
+    ) -> FinishReason:
+        if stop_token_id is not None:
+            return FinishReason.STOP
+        max_tokens = request.params.max_tokens
+        by_length = max_tokens is not None and num_output_tokens >= max_tokens
+        return FinishReason.LENGTH if by_length else FinishReason.MODEL_LENGTH
+
+
+# -- The tokens of some rows of a step: one each, or several ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """`counts[i]` of `token_ids` are row i's, those of a row after the other; None: one each."""
+
+    token_ids: Int32Array
+    counts: Int32Array | None
+
+    @classmethod
+    def of(cls, outcome: StepOutcome) -> StepTokens:
+        """Those of all rows of a step."""
+        return cls(outcome.token_ids, outcome.token_counts)
+
+    def take(self, rows: Int64Array) -> StepTokens:
+        """Those of `rows`, rising indexes."""
+        if self.counts is None:
+            return StepTokens(self.token_ids[rows], None)
+        is_taken = np.zeros(len(self.counts), np.bool_)
+        is_taken[rows] = True
+        return StepTokens(self.token_ids[np.repeat(is_taken, self.counts)], self.counts[rows])
+
+    @property
+    def last(self) -> Int32Array:
+        """The last token of each row, of which none is without."""
+        if self.counts is None:
+            return self.token_ids
+        return self.token_ids[np.cumsum(self.counts) - 1]
+
+
+# -- A step brought fewer tokens than it might have: what was counted on is taken back -------------
+#
+# Until the result of a step is there, rows are where they will be at most: their columns, what is
+# promised to sequences that have left their rows, and the plans behind the step.
+
+
+class Shortfalls:
+    """Puts right what was counted on. `in_flight`: the steps behind the one that is answered."""
+
+    def __init__(self, placement: Placement, in_flight: deque[StepPlan]) -> None:
+        self._placement = placement
+        self._in_flight = in_flight
+
+    def settle(self, work: RowWork, counts: Int32Array) -> None:
+        """The rows of a step have got `counts` [R] tokens. Rows without any have been seen to."""
+        num_more = work.num_more_tokens
+        assert num_more is not None
+        rows, has_tokens = self._placement.rows, counts > 0
+        missing = num_more + 1 - counts
+        is_there = (rows.stay_ids[work.row_ids] == work.stay_ids) & has_tokens
+        rows.settle(work.row_ids[is_there], num_more[is_there], missing[is_there])
+        is_short = has_tokens & (missing > 0)
+        if not np.count_nonzero(is_short):
+            return
+        stays = work.stay_ids[is_short].tolist()
+        missing_of = dict(zip(stays, missing[is_short].tolist(), strict=True))
+        for plan in self._in_flight:
+            self._move_back(plan.work, missing_of)
+        for stay_id, sequence in self._placement.departures.sequences.items():
+            num_missing = missing_of.get(stay_id, 0)
+            sequence.num_promised -= num_missing
+            if sequence.status is SequenceStatus.SWAPPED:
+                sequence.num_computed -= num_missing
+
+    def _move_back(self, work: RowWork, missing_of: dict[int, int]) -> None:
+        """The rows of a plan in flight begin earlier than was thought. Mutates it."""
+        each = enumerate(work.stay_ids.tolist())
+        found = [(index, missing_of[stay]) for index, stay in each if stay in missing_of]
+        if found:
+            indexes, missing = np.array(found, np.int64).T
+            work.num_computed_tokens[indexes] -= missing.astype(np.int32)

@@ -1,0 +1,423 @@
+"""Where every request of one engine is, and how it gets there: rows, blocks, preempted requests.
+
+A request runs or is preempted as a whole; of a running one, sequences may still wait to join.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterator
+from operator import attrgetter
+
+import numpy as np
+
+from scheduler_service.scheduler.engine.blocks.block_manager import BlockManager
+from scheduler_service.scheduler.engine.blocks.prefix_cache import PrefixHit
+from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
+from scheduler_service.scheduler.engine.row_columns import RowColumns
+from scheduler_service.scheduler.engine.step_draft import Departures, StepDraft, TablePart
+from scheduler_service.scheduler.engine.suspects import Suspects
+from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
+from scheduler_service.scheduler.values.config import PreemptionMode, SchedulerConfig
+from scheduler_service.scheduler.values.plan import (
+    Began,
+    KvLost,
+    Preempted,
+    PreemptionCause,
+    SwappedIn,
+    Tally,
+)
+from scheduler_service.scheduler.values.request import (
+    FinishReason,
+    Int32Array,
+    Int64Array,
+    ParamsSets,
+    Request,
+    RequestStatus,
+    Sequence,
+    SequenceStatus,
+)
+
+_rank = attrgetter("rank")
+_PREEMPTED = frozenset({RequestStatus.PREEMPTED, RequestStatus.SWAPPED})
+_HAS_KV = frozenset({SequenceStatus.RUNNING, SequenceStatus.SWAPPED})
+
+
+class Placement:
+    """Rows, block tables and preempted requests, and the transitions between them.
+
+    `requests`: all that this engine has begun or adopted, by id. `preempted`: those without a row,
+    by rank; their KV is in the host pool, or has to be computed again. `queue`: the waiting queue,
+    which also orders the requests here. `groups`: running requests that have, or may come to have,
+    more than one sequence. `adapters`: how many rows use each. `rows_of_tenants`: which rows each
+    has. `params_sets`: of all requests. `may_stop`: tokens that end some sequence; others need no
+    second look. `last_planned_step_id` and `last_answered_step_id` say which steps are in flight;
+    `now_ns` is the time. `ended`: requests that have ended, `ended_sequences`: sequences of
+    requests that return several; their owners are to be told. `num_sampled`: output tokens of
+    tenants that the queue is to be told of, where it charges for them. `num_queued_tokens`: tokens
+    of preempted requests. `tally`: what was done so far.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, queue: WaitingQueue, costs: PreemptionCosts, last_step: int
+    ) -> None:
+        max_blocks = config.num_blocks_for(config.max_len + config.num_lookahead_slots) + 1
+        self._config = config
+        self._costs = costs
+        self.rows = RowColumns(config.max_num_seqs, config.max_len, config.block_size, max_blocks)
+        self.blocks = BlockManager(config, self.rows)
+        self.queue = queue
+        self.preempted: list[Request] = []
+        self.requests: dict[str, Request] = {}
+        self.groups: dict[str, Request] = {}
+        # Free rows that requests of `groups` are still going to need.
+        self._num_reserved_rows = 0
+        self.adapters = Counter[str]()
+        self.rows_of_tenants: dict[str, set[int]] = {}
+        self.params_sets = ParamsSets()
+        self.may_stop = np.zeros(config.vocab_size, np.bool_)
+        self.departures = Departures()
+        self.suspects = Suspects()
+        self.last_planned_step_id = last_step
+        self.last_answered_step_id = last_step
+        self.last_answered_at_ns = 0
+        self.now_ns = 0
+        self.ended: list[Request] = []
+        self.ended_sequences: list[Sequence] = []
+        self.num_sampled = Counter[str]()
+        self.num_queued_tokens = 0
+        self.tally = Tally()
+
+    # -- what there is -------------------------------------------------------------------------
+
+    @property
+    def draft(self) -> StepDraft:
+        """What was decided for the next step."""
+        return self.blocks.draft
+
+    @property
+    def swapped(self) -> list[Request]:
+        """Preempted requests whose KV is in the host pool, by rank."""
+        return [r for r in self.preempted if r.status is RequestStatus.SWAPPED]
+
+    @property
+    def num_unreserved_rows(self) -> int:
+        """Rows that no running request has or is going to need."""
+        return self.rows.num_free - self._num_reserved_rows
+
+    @property
+    def is_full_of_suspects(self) -> bool:
+        """Whether as many suspects as there are rows wait to be tried; nobody else begins then."""
+        return len(self.suspects) >= self.rows.max_num_rows
+
+    def is_settled(self, request: Request) -> bool:
+        """Whether no step in flight concerns the request."""
+        return all(s.settles_at_step <= self.last_answered_step_id for s in request.sequences)
+
+    def known_tokens(self, sequence: Sequence) -> Int32Array:
+        """All known tokens of a sequence, wherever it is; perhaps as a view."""
+        if sequence.status is SequenceStatus.RUNNING:
+            return self.rows.known_tokens(sequence.row_id)
+        return sequence.token_ids
+
+    def append_token(self, sequence: Sequence, token_id: int) -> None:
+        """A token that no step promised becomes the last one of a sequence, wherever it is."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self.rows.append_token(sequence.row_id, token_id)
+        else:
+            sequence.token_ids = np.append(sequence.token_ids, np.int32(token_id))
+
+    def sequence_of(self, row_id: int, stay_id: int) -> Sequence | None:
+        """Who gets the results of this stay in a row; None if nobody does, in any step in flight.
+
+        A stay counts or it does not: losses end those that they spoil, wherever the sequence is.
+        """
+        if self.rows.stay_ids[row_id] == stay_id:
+            return self.rows.sequence(row_id)
+        return self.departures.sequences.get(stay_id)
+
+    # -- transitions ---------------------------------------------------------------------------
+
+    def adopt(self, request: Request) -> None:
+        """Adds a suspect as a preempted request, without a row; it is tried apart from others."""
+        self._accept(request)
+        self._move(request, RequestStatus.PREEMPTED)
+
+    def start(self, sequence: Sequence, hit: PrefixHit) -> None:
+        """Gives a row to the first sequence of a request without rows, behind the end of `hit`.
+
+        The request has left the waiting queue, or is preempted.
+        """
+        request = sequence.request
+        if request.request_id not in self.requests:
+            self._accept(request)
+        self._move(request, RequestStatus.RUNNING)
+        self._note_start(sequence, hit)
+        self._add_row(sequence, hit.num_tokens)
+        self.blocks.allocate(sequence, hit)
+        self.blocks.allocate_cross(request)
+
+    def _accept(self, request: Request) -> None:
+        """Makes a prepared request one of this engine."""
+        request.params_set = self.params_sets.take(request.params_set)
+        self.may_stop[list(request.stop_token_ids)] = True
+        for sequence in request.sequences:
+            sequence.chains = {}
+        request.rank = self.queue.rank(request)
+        request.step_class = self.queue.step_class(request)
+        self.requests[request.request_id] = request
+        self.suspects.add(request)
+
+    def join(self, sequence: Sequence, source: Sequence, num_shared: int) -> None:
+        """A waiting sequence of a running request runs, sharing what `source` has computed."""
+        self._add_row(sequence, num_shared)
+        self.blocks.fork(source.row_id, sequence, num_shared)
+
+    def join_alone(self, sequence: Sequence, hit: PrefixHit) -> None:
+        """A waiting sequence of a running request runs without any KV of the others."""
+        self._add_row(sequence, hit.num_tokens)
+        self.blocks.allocate(sequence, hit)
+
+    def preempt(self, request: Request, cause: PreemptionCause) -> None:
+        """A running request gives up rows and blocks; results of steps in flight stay valid."""
+        self.draft.yielded_tenants.add(request.scheduling.tenant)
+        request.num_preemptions += 1
+        status, request_status = SequenceStatus.WAITING, RequestStatus.PREEMPTED
+        is_encoded, kind = False, PreemptionMode.RECOMPUTE
+        if self._is_to_be_swapped(request):
+            status, request_status = SequenceStatus.SWAPPED, RequestStatus.SWAPPED
+            is_encoded, kind = request.is_encoded, PreemptionMode.SWAP
+            self.blocks.swap_out(request)
+            self.draft.has_swapped_out = True
+        self.tally.preemptions[kind, cause] += 1
+        self.draft.notes.append(Preempted(request, kind, cause))
+        for sequence in list(running(request)):
+            self._vacate(sequence, awaits_results=True)
+            sequence.status = status
+        self._move(request, request_status)
+        request.is_encoded = is_encoded
+
+    def swap_in(self, request: Request) -> None:
+        """A swapped request runs again."""
+        for sequence in request.sequences:
+            if sequence.status is SequenceStatus.SWAPPED:
+                self._add_row(sequence, sequence.num_computed)
+        self.blocks.swap_in(request)
+        self.draft.has_swapped_in = True
+        self.draft.notes.append(SwappedIn(request))
+        self._move(request, RequestStatus.RUNNING)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forgets all KV of a sequence and all that steps in flight bring it: it waits again."""
+        if sequence.status in _HAS_KV:
+            self.draft.notes.append(KvLost(sequence.request))
+        self._strip(sequence, SequenceStatus.WAITING)
+        sequence.num_promised, sequence.candidates = 0, None
+        self._update_status(sequence.request)
+
+    def finish_sequence(self, sequence: Sequence) -> None:
+        """Takes everything from a sequence; the others of its request go on."""
+        self._strip(sequence, SequenceStatus.FINISHED)
+        self._update_status(sequence.request)
+
+    def finish(
+        self, request: Request, reason: FinishReason, error: tuple[str, str] | None = None
+    ) -> None:
+        """Ends a request in whatever state it is."""
+        request.finish_reason, request.error = reason, error
+        for sequence in request.unfinished:
+            sequence.finish_reason = reason
+        self.remove(request)
+        self.ended.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Frees rows and blocks of a request, in any state, without reporting an end.
+
+        A request that has not begun is removed from the waiting queue.
+        """
+        self.suspects.acquit(request)
+        for sequence in request.sequences:
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._strip(sequence, SequenceStatus.FINISHED)
+        self._move(request, RequestStatus.ABSENT)
+        if self.requests.pop(request.request_id, None) is not None:
+            self.params_sets.give_back(request.params_set)
+        elif request in self.queue:
+            self.queue.remove(request)
+
+    def step_answered(self, step_id: int) -> None:
+        """The result of a step was applied: frees what only waited for it."""
+        self.last_answered_step_id, self.last_answered_at_ns = step_id, self.now_ns
+        self.blocks.step_answered(step_id)
+        if self.departures:
+            self.departures.step_answered(step_id)
+
+    # -- blocks that steps in flight have --------------------------------------------------------
+
+    def table_part(self, row_id: int) -> TablePart:
+        """What a row has now."""
+        rows, request = self.rows, self.rows.sequence(row_id).request
+        return TablePart(
+            request.request_id,
+            int(rows.stay_ids[row_id]),
+            int(rows.num_released[row_id]),
+            rows.held_blocks(row_id),
+            tuple(request.cross_blocks),
+            int(rows.last_step_id[row_id]),
+        )
+
+    def release_behind_windows(self, row_ids: Int64Array, ends: Int32Array) -> None:
+        """Takes back the blocks of rows before `ends`: no token still to be computed reads them."""
+        rows = self.rows
+        starts, steps = rows.num_released[row_ids], rows.last_step_id[row_ids]
+        blocks = self.blocks.release_behind_windows(row_ids, ends, self.last_answered_step_id)
+        if not (steps > self.last_answered_step_id).any():
+            return
+        stay_ids, counts = rows.stay_ids[row_ids].tolist(), (ends - starts).tolist()
+        each = zip(row_ids.tolist(), stay_ids, starts.tolist(), counts, steps.tolist(), strict=True)
+        end = 0
+        for row_id, stay_id, start, count, step_id in each:
+            first, end = end, end + count
+            if step_id > self.last_answered_step_id:
+                request, freed = rows.sequence(row_id).request, blocks[first:end]
+                cross_blocks = tuple(request.cross_blocks)
+                part = TablePart(request.request_id, stay_id, start, freed, cross_blocks, step_id)
+                self.departures.table_parts.append(part)
+
+    # -- pending blocks ------------------------------------------------------------------------
+
+    def publish_chunk(self, row_id: int, start: int, num_new_tokens: int) -> None:
+        """Blocks that known tokens of a row fill, from position `start` on, become findable.
+
+        Whoever finds them may run in the same step: it writes before it reads.
+        """
+        if not self._config.prefix_caching:
+            return
+        rows, block_size = self.rows, self._config.block_size
+        first, end = start // block_size, (start + num_new_tokens) // block_size
+        if first == end:
+            return
+        found = self.blocks.prefixes.publish(
+            rows.sequence(row_id),
+            rows.known_tokens(row_id),
+            rows.block_tables[row_id, first:end].tolist(),
+            first,
+        )
+        if found:
+            self.draft.published[int(rows.stay_ids[row_id])] = found
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _note_start(self, sequence: Sequence, hit: PrefixHit) -> None:
+        num_on_host = min(len(hit.host_blocks) * self._config.block_size, hit.num_tokens)
+        num_tokens = len(sequence.token_ids)
+        self.draft.notes.append(Began(sequence.request, num_tokens, hit.num_tokens, num_on_host))
+
+    def _add_row(self, sequence: Sequence, num_computed: int) -> None:
+        request = sequence.request
+        if num_computed < len(sequence.token_ids):
+            # It is about to compute them again; those that come then are of its last token.
+            sequence.candidates = None
+        self.rows.add(sequence, request.rank, num_computed, request.step_class)
+        self.adapters[request.scheduling.adapter] += 1
+        self.rows_of_tenants.setdefault(request.scheduling.tenant, set()).add(sequence.row_id)
+        self._num_reserved_rows -= request.request_id in self.groups
+        self.draft.add_row(sequence)
+
+    def _vacate(self, sequence: Sequence, *, awaits_results: bool) -> None:
+        row_id, scheduling = sequence.row_id, sequence.request.scheduling
+        part = self.table_part(row_id)
+        if part.last_step_id > self.last_answered_step_id:
+            self.departures.table_parts.append(part)
+            if awaits_results:
+                self.departures.expect_results(sequence, part)
+        self.blocks.release(row_id, self.last_answered_step_id)
+        self.draft.remove_row(row_id)
+        self.rows.remove(sequence)
+        self.adapters[scheduling.adapter] -= 1
+        if self.adapters[scheduling.adapter] == 0:
+            del self.adapters[scheduling.adapter]
+        self.rows_of_tenants[scheduling.tenant].remove(row_id)
+        if not self.rows_of_tenants[scheduling.tenant]:
+            del self.rows_of_tenants[scheduling.tenant]
+        self._num_reserved_rows += sequence.request.request_id in self.groups
+
+    def _strip(self, sequence: Sequence, status: SequenceStatus) -> None:
+        """Takes all KV of a sequence, and what steps in flight bring it."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._vacate(sequence, awaits_results=False)
+        elif sequence.status is SequenceStatus.SWAPPED:
+            self.blocks.drop_host_table(sequence)
+        self.departures.ignore_results(sequence)
+        is_ending = status is SequenceStatus.FINISHED and sequence.status is not status
+        if is_ending and sequence.request.params.beam is None:
+            # A beam search goes on with as many beams.
+            self._num_reserved_rows -= sequence.request.request_id in self.groups
+        sequence.status = status
+
+    def _is_to_be_swapped(self, request: Request) -> bool:
+        rows = [sequence.row_id for sequence in running(request)]
+        if any(row_id in self.draft.new_rows for row_id in rows):
+            return False  # what they were given is only moved by this very step
+        num_computed = int(self.rows.num_computed[rows].sum())
+        num_blocks = len(self.blocks.blocks_of(request))
+        return self._costs.prefers_swap(
+            num_blocks=num_blocks, num_tokens=num_computed, num_sequences=len(rows)
+        ) and self.blocks.can_swap_out(request)
+
+    def _update_status(self, request: Request) -> None:
+        """Moves a request of this engine to where its sequences are."""
+        if request.request_id not in self.requests:
+            return  # it has not begun
+        statuses = {sequence.status for sequence in request.sequences}
+        if SequenceStatus.RUNNING in statuses:
+            self._move(request, RequestStatus.RUNNING)
+        elif SequenceStatus.SWAPPED in statuses:
+            self._move(request, RequestStatus.SWAPPED)
+        elif SequenceStatus.WAITING in statuses:
+            self._move(request, RequestStatus.PREEMPTED)
+        else:
+            self._move(request, RequestStatus.ABSENT)
+
+    def _move(self, request: Request, status: RequestStatus) -> None:
+        if request.status is status:
+            return
+        self._leave(request)
+        request.status = status
+        if status in _PREEMPTED:
+            request.num_queued_tokens = sum(len(s.token_ids) for s in request.unfinished)
+            self.num_queued_tokens += request.num_queued_tokens
+            request.queued_at_ns = self.now_ns
+            insort(self.preempted, request, key=_rank)
+        if status is RequestStatus.PREEMPTED:
+            request.is_encoded = False
+        elif status is RequestStatus.RUNNING:
+            self.params_sets.start(request.params_set)
+            if request.params.num_sequences > 1:
+                self.groups[request.request_id] = request
+                self._num_reserved_rows += _num_rows_lacking(request)
+
+    def _leave(self, request: Request) -> None:
+        if request.status in _PREEMPTED:
+            self.num_queued_tokens -= request.num_queued_tokens
+            self.preempted.remove(request)
+        if request.status is RequestStatus.SWAPPED:
+            self.blocks.drop_swapped(request)
+        elif request.status is RequestStatus.RUNNING:
+            if self.groups.pop(request.request_id, None) is not None:
+                self._num_reserved_rows -= _num_rows_lacking(request)
+            self.params_sets.stop(request.params_set)
+            self.blocks.release_cross(
+                request, self.last_planned_step_id, self.last_answered_step_id
+            )
+
+
+def running(request: Request) -> Iterator[Sequence]:
+    """The sequences of a request that have a row."""
+    return (s for s in request.sequences if s.status is SequenceStatus.RUNNING)
+
+
+def _num_rows_lacking(request: Request) -> int:
+    """Rows that a running request is going to need besides those it has."""
+    return request.num_rows_wanted - sum(1 for _ in running(request))

@@ -1,0 +1,182 @@
+"""Refusal at arrival of what can never run, by name and with the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from scheduler_service.scheduler.values.beam_search import BeamSearch
+from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
+from scheduler_service.scheduler.values.request import Int32Array, ParamsSet, Request, Sequence
+from scheduler_service.scheduler.values.sampling_params import ID_BYTES
+from splitserve_rpc.domain_error import DomainError
+
+
+def check_request(request: Request, config: SchedulerConfig) -> None:
+    """Raises DomainError if `request` can never run under `config`."""
+    request.params.check_sequences()
+    sequence = request.sequence
+    if sequence.num_prompt_tokens == 0:
+        raise DomainError("PROMPT_EMPTY", "prompt_token_ids is empty; allowed: 1 or more tokens")
+    for resumed in request.sequences:
+        _check_token_ids(resumed.token_ids, config.vocab_size)
+    if request.encoder_token_ids is not None:
+        _check_token_ids(request.encoder_token_ids, config.vocab_size)
+    request.params.validate(config.vocab_size)
+    request.params.check_grammar(config.eos_token_ids)
+    if request.params.beam is None:
+        request.params.check_samplable(config.vocab_size, config.eos_token_ids)
+    _check_features(request, config)
+    _check_length(request, config)
+
+
+def fits(request: Request, config: SchedulerConfig) -> bool:
+    """Whether numbers and features allow it under `config`; tokens and parameters are not judged.
+
+    So executors of the same model can be compared without a look at a whole prompt for each.
+    """
+    try:
+        request.params.check_sequences()
+        _check_features(request, config)
+        _check_length(request, config)
+    except DomainError:
+        return False
+    return True
+
+
+def check_prompt_length(num_prompt_tokens: int, config: SchedulerConfig) -> None:
+    """Raises DomainError if no request may have so long a prompt."""
+    if num_prompt_tokens >= config.max_model_len:
+        raise DomainError(
+            "PROMPT_TOO_LONG",
+            f"the prompt has {num_prompt_tokens} tokens; allowed: at most "
+            f"{config.max_model_len - 1}, one less than max_model_len {config.max_model_len}",
+        )
+
+
+def _check_token_ids(token_ids: Int32Array, vocab_size: int) -> None:
+    # A negative number is a large one without its sign.
+    if token_ids.view(np.uint32).max() < vocab_size:
+        return
+    bad = next(token_id for token_id in token_ids.tolist() if not 0 <= token_id < vocab_size)
+    raise DomainError("TOKEN_OUT_OF_RANGE", f"token id is {bad}; allowed: 0 to {vocab_size - 1}")
+
+
+def _needed_features(request: Request) -> Iterator[Feature]:
+    """Yields the features that an executor needs for a request."""
+    params = request.params
+    if params.num_logprobs is not None or not params.is_streamed:
+        yield Feature.LOGPROBS
+    if params.num_prompt_logprobs is not None:
+        yield Feature.PROMPT_LOGPROBS
+    if params.uses_penalties:
+        yield Feature.PENALTIES
+    if params.logit_bias or (params.min_tokens > 0 and params.beam is None):
+        yield Feature.LOGIT_BIAS
+    if params.uses_constraints:
+        yield Feature.TOKEN_CONSTRAINTS
+    if params.truncates_by_min_p_after_top_p:
+        yield Feature.MIN_P_AFTER_TOP_P
+    if params.grammar is not None:
+        yield Feature.GRAMMAR
+    if request.scheduling.adapter:
+        yield Feature.ADAPTERS
+    if request.encoder_token_ids is not None:
+        yield Feature.CROSS_ATTENTION
+
+
+def _check_features(request: Request, config: SchedulerConfig) -> None:
+    params = request.params
+    for feature in _needed_features(request):
+        if feature not in config.features:
+            raise DomainError("FEATURE_UNSUPPORTED", f"the executors cannot do {feature.value}")
+    if params.min_tokens > 0:  # then all that end a sequence are told
+        params = replace(params, stop_token_ids=params.stop_tokens(config.eos_token_ids))
+    num_bytes, most = params.num_bytes, config.max_params_bytes
+    if config.most_tokens > 1:
+        num_bytes += ID_BYTES * len(params.stop_tokens(config.eos_token_ids))
+    if most is not None and num_bytes > most:
+        raise DomainError(
+            "SAMPLING_PARAMS_INVALID",
+            f"the parameters take up to {num_bytes} bytes; allowed: {most}, all that an executor "
+            "reads in one step",
+        )
+    if request.scheduling.adapter and config.max_adapters == 0:
+        raise DomainError("FEATURE_UNSUPPORTED", "max_adapters is 0: no step may have an adapter")
+
+
+def _check_length(request: Request, config: SchedulerConfig) -> None:
+    num_prompt_tokens = request.sequence.num_prompt_tokens
+    check_prompt_length(num_prompt_tokens, config)
+    num_sequences = request.num_rows_wanted
+    if num_sequences > config.max_num_seqs:
+        raise DomainError(
+            "SAMPLING_PARAMS_INVALID",
+            f"n, best_of or beam_search.width asks for {num_sequences} sequences; allowed: at most "
+            f"max_num_seqs {config.max_num_seqs}",
+        )
+    most = max((len(each.token_ids) for each in request.unfinished), default=0) + 1
+    if request.params.max_tokens is not None:
+        most = max(most, num_prompt_tokens + request.params.max_tokens)
+    most = min(most, config.max_model_len)
+    if most > max_len_of(request, config):
+        each = "" if num_sequences == 1 else f" for each of {num_sequences} sequences"
+        raise DomainError(
+            "NEVER_FITS_KV_CACHE",
+            f"prompt and max_tokens make {most} tokens{each}; the KV cache holds "
+            f"{config.num_device_slots} ({config.num_device_blocks} blocks of {config.block_size})",
+        )
+
+
+def max_len_of(request: Request, config: SchedulerConfig) -> int:
+    """Returns the most tokens that an unfinished sequence of `request` may have under `config`."""
+    encoder = request.encoder_token_ids
+    num_cross_blocks = 0 if encoder is None else config.num_blocks_for(len(encoder))
+    return config.max_len_for(
+        request.sequence.num_prompt_tokens, max(1, request.num_rows_wanted), num_cross_blocks
+    )
+
+
+# -- Prepares a waiting request for an engine: what depends on that engine's configuration ---------
+
+
+def prepare_request(request: Request, config: SchedulerConfig) -> None:
+    """Sets where the sequences of `request` end, its parameters as executors get them, its search.
+
+    Mutates `request`, which no engine has. Preparing it again for another engine is allowed.
+    """
+    sequence = request.sequence
+    request.stop_token_ids = request.params.stop_tokens(config.eos_token_ids)
+    request.stop_len = max_len_of(request, config)
+    if request.params.max_tokens is not None:
+        by_length = sequence.num_prompt_tokens + request.params.max_tokens
+        request.stop_len = min(by_length, request.stop_len)
+    if request.params.beam is not None:
+        _prepare_search(request, config.vocab_size)
+    told = request.stop_token_ids if config.most_tokens > 1 else frozenset[int]()
+    request.params_set = ParamsSet(request.row_params, told)
+    request.prepared_for = config
+
+
+def _prepare_search(request: Request, vocab_size: int) -> None:
+    """Gives a request its beam search, which goes on if it was begun on another executor.
+
+    Where sequences end at another length than there, it begins again from the prompt.
+    """
+    beam, sequence = request.params.beam, request.sequence
+    assert beam is not None
+    max_tokens = request.stop_len - sequence.num_prompt_tokens
+    if request.search is not None and request.search.max_tokens == max_tokens:
+        return
+    request.search = search = BeamSearch(
+        beam,
+        n=request.params.n,
+        max_tokens=max_tokens,
+        min_tokens=request.params.min_tokens,
+        stop_token_ids=request.stop_token_ids,
+    )
+    request.num_candidates = min(search.num_candidates, vocab_size)
+    prompt = sequence.token_ids[: sequence.num_prompt_tokens]
+    request.sequences = [Sequence(request, 0, prompt, sequence.num_prompt_tokens, sequence.seed)]

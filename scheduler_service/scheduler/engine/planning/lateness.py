@@ -1,0 +1,160 @@
+"""Requests that cannot meet their deadline any more, and the fastest that the executor ever was."""
+
+from __future__ import annotations
+
+from scheduler_service.scheduler.engine.placement import Placement
+from scheduler_service.scheduler.engine.planning.arrival_checks import prepare_request
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import StepPlan
+from scheduler_service.scheduler.values.request import FinishReason, Request
+
+# How many requests a step refuses at most; the others wait for the next, but never run.
+MAX_REFUSALS = 32
+# How many small steps must have been seen before the fastest of them is believed: the first of them
+# are slow, because something is loaded, compiled or captured.
+MIN_SMALLEST_STEPS = 8
+# How long after the latest step it is believed: without steps nobody notices that they got faster.
+BELIEVED_NS = 1_000_000_000
+_MAX_CONTEXT_BITS = 32
+
+
+class StepPace:
+    """What any step takes at least, once that is known; only what the executor itself reported.
+
+    It is learned from the smallest steps there are: of a single token of a plain request. What such
+    a step takes grows with the tokens before it, at most in proportion. So the least time behind k
+    tokens, times c / k, bounds a step behind c < k, and as it is, one behind more. One slow step,
+    or a thousand, say nothing: a smaller one may be fast.
+    """
+
+    def __init__(self) -> None:
+        self._least_ns = 0
+        self._latest_ns = 0
+        # Of the smallest steps, by the number of bits of their last position.
+        self._num_smallest = [0] * (_MAX_CONTEXT_BITS + 1)
+        self._least_smallest_ns = [0] * (_MAX_CONTEXT_BITS + 1)
+
+    def observe(self, plan: StepPlan, compute_us: int, placement: Placement) -> None:
+        """Learns from an executed step. A step without a time says nothing."""
+        if compute_us <= 0 or len(plan.work.row_ids) == 0:
+            return
+        self._latest_ns = placement.now_ns
+        # Of a step that may bring several tokens, what one of them takes at least.
+        step_ns = compute_us * 1000 // plan.work.most_tokens
+        self._least_ns = min(self._least_ns or step_ns, step_ns)
+        if plan.num_tokens == 1 and not plan.moves and _is_plain(plan, placement):
+            bits = (int(plan.work.num_computed_tokens[0]) + 1).bit_length()
+            self._num_smallest[bits] += 1
+            least_ns = self._least_smallest_ns[bits] or step_ns
+            self._least_smallest_ns[bits] = min(least_ns, step_ns)
+
+    def least_ns(self, num_tokens: int, now_ns: int) -> int:
+        """The least that a step behind `num_tokens` or more may take; 0 if nothing is known."""
+        if now_ns - self._latest_ns > BELIEVED_NS:
+            return 0
+        bounds_ns = (
+            step_ns * min(num_tokens, 2**bits) >> bits
+            for bits, step_ns in enumerate(self._least_smallest_ns)
+            if self._num_smallest[bits] >= MIN_SMALLEST_STEPS
+        )
+        return min(max(bounds_ns, default=0), self._least_ns)
+
+
+class Lateness:
+    """Refuses requests that cannot meet their deadline any more, a bounded number in a step.
+
+    `is_behind`: there are more of them, so it is to be asked again soon.
+    """
+
+    def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
+        self._refuses_late = placement.queue.refuses_late
+        self._config = config
+        self._placement = placement
+        self._num_left = MAX_REFUSALS
+        self._pace = StepPace()
+        self.is_behind = False
+
+    def observe(self, plan: StepPlan, compute_us: int) -> None:
+        """Learns from an executed step how fast the executor is, where that matters."""
+        if self._refuses_late:
+            self._pace.observe(plan, compute_us, self._placement)
+
+    def refuse_overdue(self) -> None:
+        """Ends requests whose deadline is past. A step begins with this."""
+        if not self._refuses_late:
+            return
+        placement = self._placement
+        self._num_left = MAX_REFUSALS
+        for _ in range(MAX_REFUSALS):
+            request = placement.queue.overdue()
+            if request is None:
+                break
+            if request.prepared_for is not self._config:
+                prepare_request(request, self._config)
+            self._refuse(request, self._earliest_ns(request, 0))
+        self.is_behind = placement.queue.overdue() is not None
+
+    def cannot_meet(self, request: Request) -> bool:
+        """Whether a request that waits is late, and was ended, or has to wait for its end."""
+        deadline_ns = request.scheduling.deadline_ns
+        if not self._refuses_late or deadline_ns is None:
+            return False
+        if any(s.num_output_tokens or s.num_promised for s in request.sequences):
+            return False  # one that has tokens goes on
+        sequence = request.sequence
+        num_cached = self._placement.blocks.prefixes.find(sequence).num_tokens
+        earliest_ns = self._earliest_ns(request, len(sequence.token_ids) - num_cached)
+        if earliest_ns <= deadline_ns:
+            return False
+        if self._num_left == 0:
+            self.is_behind = True
+            return True
+        self._num_left -= 1
+        self._refuse(request, earliest_ns)
+        return True
+
+    def _earliest_ns(self, request: Request, num_uncached_tokens: int) -> int:
+        tokens_per_step, now_ns = self._config.max_num_batched_tokens, self._placement.now_ns
+        smallest = min(len(request.sequence.token_ids), tokens_per_step)
+        step_ns = self._pace.least_ns(smallest, now_ns)
+        return earliest_finish_ns(request, now_ns, step_ns, num_uncached_tokens, tokens_per_step)
+
+    def _refuse(self, request: Request, earliest_ns: int) -> None:
+        late_s = (earliest_ns - (request.scheduling.deadline_ns or 0)) / 1e9
+        message = f"its last token could come {late_s:.3f} s after its deadline at the earliest"
+        self._placement.finish(request, FinishReason.ERROR, ("DEADLINE_UNREACHABLE", message))
+
+
+def earliest_finish_ns(
+    request: Request,
+    now_ns: int,
+    step_ns: int,
+    num_uncached_prompt_tokens: int,
+    tokens_per_step: int,
+) -> int:
+    """When the last token of `request`, which waits, could be there if it were admitted now.
+
+    A lower bound if a step takes at least `step_ns`, computes at most `tokens_per_step` tokens and
+    samples at most one of each sequence.
+    """
+    params = request.params
+    least = max(params.min_tokens, 1)
+    if params.max_tokens is not None and params.ignore_eos and not params.stop_token_ids:
+        least = params.max_tokens
+    if request.stop_len:
+        least = min(least, request.stop_len - request.sequence.num_prompt_tokens)
+    num_known = min(s.num_output_tokens + s.num_promised for s in request.unfinished)
+    num_decode_steps = max(least - num_known, 1) - 1
+    num_prefill_steps = max(-(-num_uncached_prompt_tokens // tokens_per_step), 1)
+    return now_ns + (num_prefill_steps + num_decode_steps) * step_ns
+
+
+def _is_plain(plan: StepPlan, placement: Placement) -> bool:
+    """Whether the only row of a step asks for nothing but tokens, and is still there."""
+    row_id = int(plan.work.row_ids[0])
+    sequence = placement.sequence_of(row_id, int(plan.work.stay_ids[0]))
+    if sequence is None:
+        return False
+    request = sequence.request
+    is_single = request.params.num_sequences == 1 and request.params.num_logprobs is None
+    return is_single and not request.scheduling.adapter and request.encoder_token_ids is None

@@ -1,0 +1,441 @@
+"""What rows compute in a step: decodes and prompts under its budget of tokens."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from scheduler_service.scheduler.engine.placement import Placement
+from scheduler_service.scheduler.engine.planning.room import HeldShares
+from scheduler_service.scheduler.engine.row_columns import NO_STAY, ONE, ZERO
+from scheduler_service.scheduler.engine.sequences import Siblings
+from scheduler_service.scheduler.queue.key_order import TURN_EVERY
+from scheduler_service.scheduler.queue.ordered_queue import Key
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import PreemptionCause
+from scheduler_service.scheduler.values.request import (
+    BoolArray,
+    FinishReason,
+    Int32Array,
+    Int64Array,
+    Request,
+    Sequence,
+)
+from scheduler_service.scheduler.values.request import SequenceStatus as Status
+
+
+def _within(chunks: Int32Array, num_most: int) -> Int32Array:
+    """As much of these, from the first on, as is `num_most` together."""
+    parts: Int32Array = np.clip(num_most - (np.cumsum(chunks) - chunks), 0, chunks)
+    return parts.astype(np.int32)
+
+
+class RunningRows:
+    """Divides the tokens of a step among the rows."""
+
+    def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
+        self._placement = placement
+        self._rows = placement.rows
+        self._ones = np.ones(config.max_num_seqs, np.int32)
+        # Steps since the last turn in which there was less for rows than they wanted.
+        self._num_contended = 0
+
+    def pick(
+        self,
+        budget: int,
+        *,
+        decodes: bool,
+        without: Items[int] = (),
+        prompts: PromptTokens | None = None,
+    ) -> tuple[Int64Array, Int32Array]:
+        """Decodes, if wanted, then prefills, most urgent first: row ids, and tokens each computes.
+
+        The last prefill may get only a chunk of what it still has to compute. If the budget is too
+        small, less urgent decodes yield to more urgent prefills; see `_served`. `without`: rows
+        that have their part of the step. `prompts`: for all prefills together, if these are
+        limited.
+        """
+        order = self._rows.order
+        is_turn = self._is_turn
+        if is_turn:
+            self._num_contended = 0
+        is_decode, wanted = self._wants(order, without, decodes=decodes)
+        if wanted is is_decode and len(order) <= budget:
+            return order, self._ones[: len(order)]
+        num_decodes, num_wanted = np.count_nonzero(is_decode), int(wanted.sum())
+        if num_decodes == num_wanted <= budget:
+            return order[is_decode], self._ones[:num_decodes]
+        is_prefill = ~is_decode & (wanted > 0)
+        if prompts is not None and num_wanted - num_decodes > prompts.num_again:
+            chunks = wanted[is_prefill].astype(np.int32)
+            requests = [self._rows.sequence(i).request for i in order[is_prefill].tolist()]
+            again = np.fromiter(map(is_again, requests), np.bool_, len(requests))
+            chunks[again] = _within(chunks[again], prompts.num_again)
+            wanted[is_prefill] = _within(chunks, prompts.num_most)
+            is_prefill &= wanted > 0
+            num_wanted = int(wanted.sum())
+        served = np.concatenate([np.flatnonzero(is_decode), np.flatnonzero(is_prefill)])
+        if num_wanted > budget:
+            served = self._served(served, is_turn=is_turn)
+        chunks = np.zeros(len(order), np.int32)
+        of_served = wanted[served].astype(np.int32)
+        chunks[served] = np.clip(budget - (np.cumsum(of_served) - of_served), 0, of_served)
+        decoding = order[is_decode & (chunks > 0)]
+        is_prefill &= chunks > 0
+        ids, chunks = order[is_prefill], chunks[is_prefill]
+        starts = self._rows.num_computed[ids].tolist()
+        for row_id, start, chunk in zip(ids.tolist(), starts, chunks.tolist(), strict=True):
+            self._placement.publish_chunk(row_id, start, chunk)
+        ones = self._ones[: len(decoding)]
+        return np.concatenate([decoding, ids]), np.concatenate([ones, chunks])
+
+    def _wants(
+        self, order: Int64Array, without: Items[int], *, decodes: bool
+    ) -> tuple[BoolArray, Int32Array | BoolArray]:
+        """Which of these rows decode, and how many tokens each could compute now.
+
+        The second is the first if all of them decode.
+        """
+        rows = self._rows
+        num_computed = rows.num_computed[order]
+        pending = rows.num_tokens[order] - num_computed
+        may_run = num_computed < rows.run_limit[order]
+        if rows.has_held_back:
+            may_run &= ~rows.is_held_back[order] | (rows.num_known[order] == rows.num_tokens[order])
+        if without:
+            may_run &= ~np.isin(order, without)
+        if suspects := self._placement.suspects:
+            requests = (rows.sequence(row_id).request for row_id in order.tolist())
+            may_run &= np.fromiter(map(suspects.may_run, requests), np.bool_, len(order))
+        is_decode = (pending == ONE) & may_run if decodes else may_run & False
+        if np.count_nonzero(is_decode) == len(order):
+            return is_decode, is_decode
+        chunks = np.minimum(pending, rows.num_slots[order] - num_computed)
+        return is_decode, np.where((pending > 1) & may_run, chunks, is_decode)
+
+    # -- who yields tokens ---------------------------------------------------------------------
+
+    @property
+    def _is_turn(self) -> bool:
+        # Whoever has waited for a turn is not in a trial.
+        is_trial = self._placement.suspects.is_planning_trial
+        return self._num_contended >= TURN_EVERY and not is_trial
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether some row may yield tokens of a step to another."""
+        return len(self._rows) > 0 and bool(self._rows.step_class(self._rows.least_urgent.row_id))
+
+    def has_less_urgent(self, step_class: Key) -> bool:
+        """Returns whether some row yields tokens of a step to a request of this class."""
+        rows = self._rows
+        return len(rows) > 0 and step_class < rows.step_class(rows.least_urgent.row_id)
+
+    def may_yield_to(self, step_class: Key) -> bool:
+        """Returns whether some row yields tokens of this step to a request of this class."""
+        return not self._is_turn and self.has_less_urgent(step_class)
+
+    def num_wanted(
+        self, step_class: Key | None = None, without: Items[int] = (), *, decodes: bool
+    ) -> int:
+        """Returns how many tokens all rows could compute now, or those of up to this class."""
+        rows, order = self._rows, self._rows.order
+        if step_class is None:
+            return int(self._wants(order, without, decodes=decodes)[1].sum())
+        end = bisect_right(order, step_class, key=rows.step_class)
+        return int(self._wants(order[:end], without, decodes=decodes)[1].sum())
+
+    def _served(self, served: Int64Array, *, is_turn: bool) -> Int64Array:
+        """Indexes in the order of the rows, in the order in which they get tokens of a scarce step.
+
+        By class, within a class as given. But nobody starves: after TURN_EVERY such steps there is
+        one in which rows are served first that were served least lately.
+        """
+        rows, order = self._rows, self._rows.order
+        if rows.step_class(order[0]) == rows.step_class(order[-1]):
+            return served
+        if is_turn:
+            return served[np.argsort(rows.last_step_id[order[served]], kind="stable")]
+        self._num_contended += not self._placement.suspects.is_planning_trial
+        step_classes = map(rows.step_class, order.tolist())
+        is_other = [one != other for one, other in pairwise(step_classes)]
+        numbers = np.cumsum([False, *is_other])
+        return served[np.argsort(numbers[served], kind="stable")]
+
+
+# -- Running requests get what they need to go on: blocks, and rows for sequences that join --------
+
+# Of the pool, one part in so many is left to others by rows that look ahead to run on.
+_SHARE_KEPT_FREE = 8
+
+
+class GrowingRows:
+    """Keeps the rows of running requests supplied; where blocks lack, the least urgent yields."""
+
+    def __init__(self, config: SchedulerConfig, placement: Placement, siblings: Siblings) -> None:
+        self._config = config
+        self._placement = placement
+        self._siblings = siblings
+        self._shares = HeldShares(config, placement)
+        self._rows = placement.rows
+        self._blocks = placement.blocks
+
+    # -- blocks --------------------------------------------------------------------------------
+
+    def grow(self) -> None:
+        """Gives a block to every row that cannot run without one."""
+        rows = self._rows
+        if self._config.sliding_window is not None:
+            self._slide_windows()
+        order = rows.order
+        num_computed = rows.num_computed[order]
+        is_stuck = num_computed >= rows.run_limit[order]
+        if np.count_nonzero(is_stuck):
+            is_stuck &= num_computed < rows.stop_len[order] - ONE
+            # Whoever may yet turn out to have slots left waits for that.
+            is_stuck &= rows.num_unsure[order] == ZERO
+            self._extend_rows(order[is_stuck])
+        if self._config.num_lookahead_slots:
+            self._look_ahead(self._config.num_lookahead_slots)
+        if self._config.most_tokens > 1:
+            num_kept = self._blocks.device.num_blocks // _SHARE_KEPT_FREE
+            self._look_ahead(self._config.most_tokens, num_kept)
+
+    def _extend_rows(self, row_ids: Int64Array) -> None:
+        device = self._blocks.device
+        while (victim := self._shares.first_to_yield_share(len(row_ids))) is not None:
+            self._placement.preempt(victim, PreemptionCause.SHARE)
+            row_ids = row_ids[self._rows.stay_ids[row_ids] != NO_STAY]
+        if len(row_ids) > device.num_free:
+            self._return_spare(len(row_ids) - device.num_free)
+        if len(row_ids) <= device.num_free:
+            self._rows.extend_each(row_ids, device.allocate(len(row_ids)))
+            return
+        for row_id in row_ids.tolist():
+            sequence = self._rows.sequences[row_id]
+            # A row may have been preempted for a more urgent one.
+            if sequence is not None and self.make_room(1, sequence.request):
+                self._blocks.extend(row_id, 1)
+
+    def make_room(self, num_blocks: int, request: Request, *, is_joining: bool = False) -> bool:
+        """Frees blocks for a running request until there are `num_blocks`.
+
+        False if they come only with the result or the moves of a step, or if the request itself had
+        to yield. Least urgent requests yield first; one that is alone and still lacks blocks fails.
+        `is_joining`: for one more sequence of it, which waits as long as another can go on.
+        """
+        placement, blocks = self._placement, self._blocks
+        while blocks.device.num_free < num_blocks:
+            if self._return_spare(num_blocks - blocks.device.num_free):
+                continue
+            if blocks.num_deferred or blocks.has_pinned:
+                return False
+            victim = self._shares.first_to_yield()
+            is_alone = self._rows.are_all_of(request)
+            if victim is request and is_joining and not (is_alone and self._is_idle()):
+                return False
+            if is_alone:
+                self._fail_alone(request)
+                return False
+            placement.preempt(victim, PreemptionCause.BLOCKS)
+            if victim is request:
+                return False
+        return True
+
+    def _is_idle(self) -> bool:
+        """Whether no row has anything to compute, nor any result to come."""
+        rows, order = self._rows, self._rows.order
+        is_settled = self._placement.last_planned_step_id == self._placement.last_answered_step_id
+        return is_settled and bool((rows.num_computed[order] == rows.num_tokens[order]).all())
+
+    def _fail_alone(self, request: Request) -> None:
+        num_blocks = self._blocks.device.num_blocks
+        message = (
+            f"its {len(request.unfinished)} sequences need more than the KV cache holds "
+            f"({num_blocks} blocks of {self._config.block_size} tokens)"
+        )
+        self._placement.finish(request, FinishReason.ERROR, ("KV_CACHE_EXHAUSTED", message))
+
+    # -- sliding window ------------------------------------------------------------------------
+
+    def _slide_windows(self) -> None:
+        """Releases what lies behind windows, and gives prompts room for their next chunk."""
+        rows, order = self._rows, self._rows.order
+        window, block_size = self._config.sliding_window, self._config.block_size
+        assert window is not None
+        num_computed = rows.num_computed[order]
+        num_sure = num_computed - rows.num_unsure[order]
+        first_read = num_sure - window + ONE - rows.may_repeat[order]
+        num_behind = np.maximum(first_read, 0) // block_size
+        is_behind = num_behind > rows.num_released[order]
+        if np.count_nonzero(is_behind):
+            self._placement.release_behind_windows(order[is_behind], num_behind[is_behind])
+        reach = num_computed + self._config.max_num_batched_tokens
+        self._extend_to(order, np.minimum(rows.num_tokens[order], reach))
+
+    def _extend_to(self, row_ids: Int64Array, num_slots: Int32Array, num_kept: int = 0) -> None:
+        """Extends tables to `num_slots` as far as blocks are free, without anybody yielding.
+
+        `num_kept`: blocks that stay free.
+        """
+        device = self._blocks.device
+        lacking = -(-(num_slots - self._rows.num_slots[row_ids]) // self._config.block_size)
+        is_short = lacking > 0
+        num_free = device.num_free - num_kept
+        if num_free <= 0 or not np.count_nonzero(is_short):
+            return
+        row_ids, counts = row_ids[is_short], lacking[is_short]
+        counts = np.minimum(counts, num_free - (np.cumsum(counts) - counts))
+        row_ids, counts = row_ids[counts > 0], counts[counts > 0].astype(np.int32)
+        blocks = device.allocate(int(counts.sum()))
+        self._rows.extend_each(row_ids, blocks, counts)
+
+    # -- lookahead -----------------------------------------------------------------------------
+
+    def _look_ahead(self, num_ahead: int, num_kept: int = 0) -> None:
+        """Extends tables so that each row has so many slots beyond its tokens, if it can."""
+        rows, order = self._rows, self._rows.order
+        reach = rows.num_tokens[order] + num_ahead
+        self._extend_to(order, np.minimum(reach, rows.stop_len[order]), num_kept)
+
+    def _return_spare(self, num_blocks: int = 1) -> bool:
+        """Takes back blocks that nothing is written to yet, as needed; False if there is none.
+
+        Without a window, the tokens that are known keep their slots: they were promised at
+        admission, so that no prompt is left without room halfway.
+        """
+        rows, order = self._rows, self._rows.order
+        if self._config.sliding_window is not None:
+            needed = rows.num_computed[order] + 1
+        elif self._config.num_lookahead_slots or self._config.most_tokens > 1:
+            needed = rows.num_tokens[order]
+        else:
+            return False
+        num_spare = np.maximum(rows.num_slots[order] - needed, 0) // self._config.block_size
+        # The least urgent first.
+        row_ids, counts = order[num_spare > 0][::-1], num_spare[num_spare > 0][::-1]
+        counts = np.minimum(counts, num_blocks - (np.cumsum(counts) - counts))
+        for row_id, count in zip(row_ids.tolist(), counts.tolist(), strict=True):
+            if count <= 0:
+                break
+            self._blocks.device.free(rows.shrink_table(row_id, count))
+        return len(row_ids) > 0
+
+    # -- sequences that join -------------------------------------------------------------------
+
+    def join_siblings(self) -> None:
+        """Waiting sequences of running requests get rows, as soon as there is KV to share."""
+        if not self._groups:
+            return
+        for request in filter(self._placement.suspects.may_run, list(self._groups.values())):
+            for sequence in request.sequences:
+                if sequence.status is Status.WAITING and request.request_id in self._groups:
+                    self._try_to_join(sequence)
+
+    @property
+    def _groups(self) -> dict[str, Request]:
+        return self._placement.groups
+
+    def _try_to_join(self, sequence: Sequence) -> None:
+        placement = self._placement
+        if sequence.settles_at_step > placement.last_answered_step_id:
+            return
+        source, num_shared = self._siblings.closest(sequence)
+        if source is None:
+            return
+        first_needed = self._blocks.prefixes.first_block_needed(num_shared)
+        if self._rows.num_released[source.row_id] > first_needed:
+            self._try_to_join_alone(sequence)
+            return
+        num_blocks = self._blocks.num_fork_blocks(sequence, num_shared)
+        if self.make_room(num_blocks, sequence.request, is_joining=True):
+            placement.join(sequence, source, num_shared)
+
+    def _try_to_join_alone(self, sequence: Sequence) -> None:
+        """What the others still have is behind their windows, but not behind that of `sequence`."""
+        prefixes, device = self._blocks.prefixes, self._blocks.device
+        lacking = self._blocks.num_lacking(sequence, prefixes.find(sequence))
+        num_blocks = device.num_free + max(lacking, 0)
+        if self.make_room(num_blocks, sequence.request, is_joining=True):
+            # Making room may have taken something of what was found.
+            hit = prefixes.find(sequence)
+            if self._blocks.num_lacking(sequence, hit) <= 0:
+                self._placement.join_alone(sequence, hit)
+
+
+# --------------------------------------------------------------------------------------------------
+# How many tokens of prompts a step has where tenants share it: few, so that it is soon over.
+#
+# Whoever comes waits for the steps in flight, and these are as long as their prompts. What does not
+# fit is computed by the next step, so only the fixed cost of a step is paid more often. What
+# yielded is computed again in smaller parts yet: it has been answered for a while, and its tenant,
+# which has most, would have others wait for what it took too much of.
+
+# Smaller steps would compute prompts slower than the device can.
+_LEAST_TOKENS = 512
+_PART_OF_STEP = 4
+
+
+# Of those, what is computed again. Half as much costs a flood of long outputs an eighth of its
+# tokens, as rows have their blocks and wait; this much costs it a fortieth.
+_PART_OF_PROMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """Tokens of prompts in a step that tenants share; `num_again`: of rows that had yielded."""
+
+    num_most: int
+    num_again: int
+
+    @classmethod
+    def of(cls, config: SchedulerConfig) -> PromptTokens:
+        """For steps of so many tokens."""
+        num_tokens = config.max_num_batched_tokens
+        num_most = min(num_tokens, max(_LEAST_TOKENS, num_tokens // _PART_OF_STEP))
+        return cls(num_most, max(1, num_most // _PART_OF_PROMPTS))
+
+
+def is_again(request: Request) -> bool:
+    """Whether what a request computes before its next token was computed before."""
+    return request.num_preemptions > 0
+
+
+class PromptLimit:
+    """What is left of those of one step for prompts that are yet to be admitted.
+
+    A tenant that is next and has none in this step is admitted even if running prompts have taken
+    all: it was served less than whoever has them, and does not wait until their prompts are done.
+    """
+
+    def __init__(self, tokens: PromptTokens, running: Iterable[tuple[Request, int]]) -> None:
+        """`running`: prompts that are in the step already, and how many tokens of each."""
+        self._num_most = tokens.num_most
+        self._num_left = tokens.num_most
+        self._num_again_left = tokens.num_again
+        self._tenants: set[str] = set()
+        for request, num_tokens in running:
+            self.take(request, num_tokens)
+        # Whether nobody has been left out, nor has got what others might have got.
+        self._is_in_turn = bool(self._tenants)
+
+    def num_for(self, request: Request, *, is_overdue: bool) -> int:
+        """Tokens for a waiting request, asked in turn. `is_overdue`: it was passed too often."""
+        if is_again(request):
+            return max(min(self._num_left, self._num_again_left), int(is_overdue))
+        is_newcomer = self._is_in_turn and request.scheduling.tenant not in self._tenants
+        if is_newcomer or is_overdue:
+            return self._num_most
+        self._is_in_turn = False
+        return max(self._num_left, 0)
+
+    def take(self, request: Request, num_tokens: int) -> None:
+        """These tokens of `request` are in the step."""
+        self._num_left -= num_tokens
+        self._num_again_left -= num_tokens * is_again(request)
+        self._tenants.add(request.scheduling.tenant)

@@ -1,0 +1,239 @@
+"""Which rows get drafts, how many, and who is held back for them until its tokens are known."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_service.scheduler.engine.placement import Placement
+from scheduler_service.scheduler.engine.row_columns import ONE, ZERO
+from scheduler_service.scheduler.engine.speculation.draft_lengths import (
+    DraftTotals,
+    PassTimes,
+    choose_lengths,
+)
+from scheduler_service.scheduler.engine.speculation.prompt_lookup import PromptLookup, Proposer
+from scheduler_service.scheduler.queue.waiting_queue import Waiting
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.plan import Drafts, StepOutcome, StepPlan
+from scheduler_service.scheduler.values.request import (
+    BoolArray,
+    Int32Array,
+    Int64Array,
+    SequenceStatus,
+)
+
+# So many tokens after its last drafts a row is expected to have some again; until then it gets so
+# many tokens in a step: more would often go beyond the place where it has a guess.
+_WARM_TOKENS = 32
+_WARM_RUN = 4
+
+
+class Drafting:
+    """Asks a proposer, and guesses where that pays.
+
+    Steps with prompts have no drafts: they take what there is of tokens in a step, and as long as
+    they come nobody is held back. `runs_on`: whether rows with the latest drafts run on behind
+    them. `totals`: what came of all drafts.
+    """
+
+    def __init__(self, config: SchedulerConfig, placement: Placement, run_ahead: RunAhead) -> None:
+        self._config = config
+        self._placement = placement
+        self._run_ahead = run_ahead
+        self._times = PassTimes()
+        self._proposer: Proposer | None = None
+        if config.speculates:
+            self._proposer = PromptLookup(placement.rows)
+        # [N]: guesses that pay, as of the latest look.
+        self._num_drafts = np.zeros(config.max_num_seqs, np.int32)
+        # [N]: how many tokens were known of the stay that is named when it last had drafts.
+        self._num_known_then = np.zeros(config.max_num_seqs, np.int32)
+        self._stay_ids = np.zeros(config.max_num_seqs, np.int64)
+        self._has_prompts = False
+        self.runs_on = False
+        self.totals = DraftTotals()
+
+    def observe(self, plan: StepPlan, outcome: StepOutcome, interval_us: float) -> None:
+        """Learns from an executed step."""
+        work = plan.work
+        if self._proposer is None or len(work.row_ids) == 0:
+            return
+        if work.drafts is not None:
+            self.totals.take(work.drafts, outcome)
+        if plan.num_tokens == len(work.row_ids) or work.drafts is not None:
+            self._times.observe(plan, outcome, interval_us)
+
+    def look(self) -> None:
+        """Finds out what is guessed now; a step begins with this. Rows may be held back by it."""
+        proposer, rows = self._proposer, self._placement.rows
+        if proposer is None or len(rows) == 0:
+            return
+        if rows.has_held_back:
+            rows.is_held_back[:] = False
+            rows.has_held_back = False
+        guessed = proposer.look(rows.order)
+        if self._has_prompts or self._placement.suspects:
+            return
+        if guessed:
+            self._choose(proposer, np.array(guessed, np.int64))
+        if not rows.has_held_back:
+            self._wait_for_guesses()
+
+    def _choose(self, proposer: Proposer, row_ids: Int64Array) -> None:
+        """How many guesses each of these rows gets, which have some; it waits for its results."""
+        rows = self._placement.rows
+        num_left = rows.stop_len[row_ids] - rows.num_tokens[row_ids]
+        most = np.minimum(num_left - ONE, np.array(self._config.max_draft_tokens, np.int32))
+        most = np.where(rows.promises[row_ids] > ZERO, np.maximum(most, ZERO), ZERO)
+        chances = proposer.chances(row_ids.tolist(), self._config.max_draft_tokens)
+        num_run_on = self._run_ahead.most_tokens - 1
+        lengths = choose_lengths(chances, most, len(rows), num_run_on, self._times)
+        if lengths is not None:
+            self._num_drafts[row_ids] = lengths.counts
+            rows.is_held_back[row_ids] = lengths.counts > ZERO
+            rows.has_held_back = True
+            self.runs_on = lengths.runs_on
+
+    def _wait_for_guesses(self) -> None:
+        """Holds rows back that have no guess, where all may soon have one.
+
+        A guess comes with the tokens of a step, and is of use in the next one: another step that
+        was planned before brings what could have been guessed. Where others go on beside it, a row
+        that waits would be in every other step only.
+        """
+        rows = self._placement.rows
+        if self._run_ahead.most_tokens > 1 and self._are_warm(rows.order).all():
+            self._num_drafts[rows.order] = 0
+            rows.is_held_back[rows.order] = True
+            rows.has_held_back = True
+
+    def _are_warm(self, row_ids: Int64Array) -> BoolArray:
+        """Which of these rows had drafts a moment ago, and so may soon have a guess again."""
+        rows = self._placement.rows
+        num_since = rows.num_tokens[row_ids] - self._num_known_then[row_ids]
+        is_same = self._stay_ids[row_ids] == rows.stay_ids[row_ids]
+        is_warm: BoolArray = is_same & (num_since < _WARM_TOKENS)
+        return is_warm
+
+    def most_run_ahead(self, row_ids: Int64Array) -> int:
+        """How many tokens a step of these rows may bring by running on.
+
+        That there is a guess is seen when tokens come: so they are to come soon where that may be.
+        """
+        most = self._config.max_run_ahead
+        if self._proposer is None or most <= 1 or self.totals.num_steps == 0:
+            return most
+        return min(most, _WARM_RUN) if self._are_warm(row_ids).any() else most
+
+    def drafts(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> Drafts | None:
+        """Those of the rows of a step; None for none."""
+        proposer, rows = self._proposer, self._placement.rows
+        if proposer is None or len(row_ids) == 0:
+            return None
+        self._has_prompts = int(num_new_tokens.max()) > 1
+        if self._has_prompts or not rows.has_held_back:
+            return None
+        num_computed, num_tokens = rows.num_computed[row_ids], rows.num_tokens[row_ids]
+        if np.count_nonzero(num_tokens - num_computed > ONE):
+            return None
+        counts = np.where(rows.is_held_back[row_ids], self._num_drafts[row_ids], ZERO)
+        counts[rows.num_known[row_ids] < num_tokens] = 0
+        num_slots = rows.run_limit[row_ids] - num_computed - ONE
+        counts = np.minimum(counts, np.maximum(num_slots, ZERO))
+        num_left = self._config.max_num_batched_tokens - len(row_ids)
+        counts = np.clip(num_left - (np.cumsum(counts) - counts), 0, counts).astype(np.int32)
+        drafted = row_ids[counts > ZERO]
+        self._stay_ids[drafted] = rows.stay_ids[drafted]
+        self._num_known_then[drafted] = rows.num_known[drafted]
+        parts = [
+            proposer.propose(row_id, count)
+            for row_id, count in zip(row_ids.tolist(), counts.tolist(), strict=True)
+            if count
+        ]
+        return Drafts(counts, np.concatenate(parts)) if parts else None
+
+
+# --------------------------------------------------------------------------------------------------
+# How many tokens rows may get in one step by running on, while nothing else could be done.
+
+_NEWEST_WEIGHT = 0.2
+
+
+class RunAhead:
+    """Permits runs to steps of decodes; nobody is kept waiting by them for long.
+
+    What such a step takes is known from those before: as often as its rows get a token, a turn.
+    """
+
+    def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
+        self._config = config
+        self._placement = placement
+        # What a turn takes, by a running average; 0 if that is not known.
+        self._turn_us = 0.0
+
+    def observe(self, plan: StepPlan, outcome: StepOutcome, interval_us: float) -> None:
+        """Learns from an executed step; from `interval_us` if the executor tells no times."""
+        num_rows, took_us = len(plan.work.row_ids), outcome.compute_us or interval_us
+        if num_rows == 0 or plan.num_tokens > num_rows or took_us <= 0:
+            return
+        most = 1 if outcome.token_counts is None else int(outcome.token_counts.max())
+        turn_us = took_us / max(most, 1)
+        average = self._turn_us or turn_us
+        self._turn_us = average + _NEWEST_WEIGHT * (turn_us - average)
+
+    def num_run_on(
+        self,
+        row_ids: Int64Array,
+        num_new_tokens: Int32Array,
+        waiting: Waiting,
+        *,
+        most: int,
+        drafts: Drafts | None,
+    ) -> Int32Array | None:
+        """How many tokens each row of a step may get by running on, [R]; None for none.
+
+        `most`: with the one that it gets anyway.
+        """
+        most = min(most, self.most_tokens)
+        if most <= 1 or len(row_ids) == 0 or not waiting.is_empty:
+            return None
+        if self._has_other_work(row_ids, num_new_tokens):
+            return None
+        rows = self._placement.rows
+        num_slots = rows.run_limit[row_ids] - rows.num_computed[row_ids]
+        if drafts is not None:
+            num_slots -= drafts.counts
+        num_run_on = np.minimum(num_slots, np.array(most, np.int32)) - ONE
+        return num_run_on if np.count_nonzero(num_run_on) else None
+
+    @property
+    def most_tokens(self) -> int:
+        """As many as take no longer than a step may."""
+        if not self._config.runs_ahead or self._turn_us == 0.0:
+            return 1
+        placement = self._placement
+        in_time = self._config.max_run_ahead_ms * 1000 / self._turn_us
+        if placement.last_planned_step_id > placement.last_answered_step_id:
+            # Whoever comes waits for the steps in flight, too.
+            in_time /= 2
+        return max(int(min(self._config.max_run_ahead, in_time)), 1)
+
+    def _has_other_work(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> bool:
+        """Returns whether there is more to do than to go on with the tokens of these rows."""
+        placement = self._placement
+        rows = placement.rows
+        if placement.preempted or placement.suspects:
+            return True
+        if rows.num_without_promise or int(num_new_tokens.max()) > 1:
+            return True
+        order = rows.order
+        num_computed = rows.num_computed[order]
+        pending = rows.num_tokens[order] - num_computed
+        may_run = num_computed < rows.run_limit[order]
+        if np.count_nonzero(may_run & (pending > 0)) != len(row_ids) or int(pending.max()) > 1:
+            return True
+        return any(
+            sequence.status is SequenceStatus.WAITING
+            for request in placement.groups.values()
+            for sequence in request.sequences
+        )

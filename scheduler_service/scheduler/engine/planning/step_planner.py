@@ -1,0 +1,246 @@
+"""What a step computes, and the plan that says so."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_service.scheduler.engine.placement import Placement
+from scheduler_service.scheduler.engine.planning.admitter import Admitter, Budget
+from scheduler_service.scheduler.engine.planning.batch_policy import (
+    QueueState,
+    StepShape,
+    make_batch_policy,
+)
+from scheduler_service.scheduler.engine.planning.lateness import Lateness
+from scheduler_service.scheduler.engine.planning.rows import (
+    GrowingRows,
+    PromptLimit,
+    PromptTokens,
+    RunningRows,
+)
+from scheduler_service.scheduler.engine.planning.run_ahead import Drafting, RunAhead
+from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
+from scheduler_service.scheduler.engine.sequences import Endings, Siblings
+from scheduler_service.scheduler.engine.speculation.draft_lengths import DraftTotals
+from scheduler_service.scheduler.queue.waiting_queue import Waiting
+from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
+from scheduler_service.scheduler.values.plan import NewRow, RowWork, StepOutcome, StepPlan
+from scheduler_service.scheduler.values.request import (
+    Int32Array,
+    Int64Array,
+    RequestStatus,
+    Sequence,
+)
+
+_NO_ROWS = np.empty(0, np.int64)
+_NO_TOKENS = np.empty(0, np.int32)
+
+
+class StepPlanner:
+    """Fills a step: first with the rows there are, then with requests that get rows.
+
+    `ask_again_at_ns`: when there is a step again that there was not, as it was too early; whoever
+    asks sets it to None before.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        placement: Placement,
+        costs: PreemptionCosts,
+        lateness: Lateness,
+        siblings: Siblings,
+        endings: Endings,
+    ) -> None:
+        self._config = config
+        self._placement = placement
+        self._costs = costs
+        self._growing = GrowingRows(config, placement, siblings)
+        self._running = RunningRows(config, placement)
+        self.admitter = Admitter(config, placement, self._running, lateness, endings)
+        self._prompt_tokens = PromptTokens.of(config)
+        self._batch_policy = make_batch_policy(config)
+        self._run_ahead = RunAhead(config, placement)
+        self._drafting = Drafting(config, placement, self._run_ahead)
+        self.ask_again_at_ns: int | None = None
+
+    @property
+    def draft_totals(self) -> DraftTotals:
+        """What came of drafts."""
+        return self._drafting.totals
+
+    def next_step(self, waiting: Waiting, *, is_snapshot: bool) -> StepPlan | None:
+        """Returns the next step; None if there is nothing to do.
+
+        Begins requests of `waiting`. `is_snapshot`: the step names all rows.
+        """
+        draft = self._placement.draft
+        self._drafting.look()
+        while True:
+            draft.yielded_tenants.clear()
+            draft.lacks.clear()
+            for shape in self._batch_policy.shapes(self._queue_state(waiting)):
+                row_ids, num_new_tokens = self._fill(shape, waiting)
+                if len(row_ids) and self._is_time_for(row_ids):
+                    return self._plan(row_ids, num_new_tokens, waiting, is_snapshot=is_snapshot)
+            if draft.moves:
+                return self._plan(_NO_ROWS, _NO_TOKENS, waiting, is_snapshot=is_snapshot)
+            # Whoever yielded may have been the only one who ran.
+            if not draft.has_preempted:
+                return None
+
+    def observe(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        """Learns from an executed step what such steps take."""
+        placement = self._placement
+        began_ns = max(plan.planned_at_ns, placement.last_answered_at_ns)
+        interval_us = (placement.now_ns - began_ns) / 1000
+        self._run_ahead.observe(plan, outcome, interval_us)
+        self._drafting.observe(plan, outcome, interval_us)
+
+    def _is_time_for(self, row_ids: Int64Array) -> bool:
+        """False if all that the step would do is ask again for what was just not there yet."""
+        ask_at_ns = self._placement.rows.ask_at_ns(row_ids)
+        if ask_at_ns <= self._placement.now_ns:
+            return True
+        self.ask_again_at_ns = min(ask_at_ns, self.ask_again_at_ns or ask_at_ns)
+        return False
+
+    def _queue_state(self, waiting: Waiting) -> QueueState:
+        placement = self._placement
+        preempted = list(filter(placement.suspects.may_run, placement.preempted))
+        num_swapped = sum(each.status is RequestStatus.SWAPPED for each in preempted)
+        # What was preempted to be computed again is a prompt, as what waits.
+        has_prompts = len(preempted) > num_swapped or not waiting.is_empty
+        if num_swapped and self.admitter.yields_to_waiting(waiting):
+            num_swapped = 0
+        waited_us = self._oldest_wait_us(waiting) if self._config.delay_factor else 0.0
+        return QueueState(has_prompts, num_swapped, waited_us, self._costs.prefill_us)
+
+    def _oldest_wait_us(self, waiting: Waiting) -> float:
+        """How long a prompt has waited, in the queue or since it was preempted."""
+        preempted = self._placement.preempted
+        since_ns = [e.queued_at_ns for e in preempted if e.status is RequestStatus.PREEMPTED]
+        if waiting.waits_since_ns is not None:
+            since_ns.append(waiting.waits_since_ns)
+        return (self._placement.now_ns - min(since_ns)) / 1000 if since_ns else 0.0
+
+    def _fill(self, shape: StepShape, waiting: Waiting) -> tuple[Int64Array, Int32Array]:
+        """Rows of a step of this shape, and how many tokens each computes."""
+        # Also where no decode runs: what they lack must not go to somebody new.
+        self._growing.grow()
+        self._growing.join_siblings()
+        num_tokens = self._config.max_num_batched_tokens
+        is_empty = waiting.is_empty
+        if is_empty and not self._placement.preempted:
+            return self._running.pick(
+                num_tokens,
+                decodes=shape.runs_decodes,
+                prompts=self._limit_of_prompts(shape),
+            )
+        budget = Budget(num_tokens, shape.splits_prompts)
+        admitted = self.admitter.admit_urgent(shape, budget, waiting) if not is_empty else []
+        row_ids, num_new_tokens = self._running.pick(
+            budget.num_tokens,
+            decodes=shape.runs_decodes,
+            without=[row_id for row_id, _ in admitted],
+            prompts=self._limit_of_prompts(shape),
+        )
+        rows = self._placement.rows
+        stay_ids = rows.stay_ids[row_ids]
+        budget.spend(int(num_new_tokens.sum()))
+        budget.prompts = self._prompt_limit(shape, row_ids, num_new_tokens)
+        admitted += self.admitter.admit(shape, budget, waiting)
+        # An urgent request may have taken the rows of others that were picked.
+        is_there = rows.stay_ids[row_ids] == stay_ids
+        columns = np.array(admitted, np.int64).reshape(-1, 2)
+        return (
+            np.concatenate([row_ids[is_there], columns[:, 0]]),
+            np.concatenate([num_new_tokens[is_there], columns[:, 1].astype(np.int32)]),
+        )
+
+    def _limit_of_prompts(self, shape: StepShape) -> PromptTokens | None:
+        """Tokens of prompts in a step, if they are limited."""
+        shares = self._placement.queue.shares
+        is_divided = shares is not None and shares.is_shared and shape.splits_prompts
+        return self._prompt_tokens if is_divided else None
+
+    def _prompt_limit(
+        self, shape: StepShape, row_ids: Int64Array, num_new_tokens: Int32Array
+    ) -> PromptLimit | None:
+        """What these rows leave of it."""
+        tokens = self._limit_of_prompts(shape)
+        if tokens is None:
+            return None
+        is_prompt = num_new_tokens > 1
+        requests = [self._placement.rows.sequence(i).request for i in row_ids[is_prompt].tolist()]
+        return PromptLimit(tokens, zip(requests, num_new_tokens[is_prompt].tolist(), strict=True))
+
+    # -- the plan ------------------------------------------------------------------------------
+
+    def _plan(
+        self,
+        row_ids: Int64Array,
+        num_new_tokens: Int32Array,
+        waiting: Waiting,
+        *,
+        is_snapshot: bool,
+    ) -> StepPlan:
+        placement = self._placement
+        step_id = placement.last_planned_step_id + 1
+        base_step_id: int | None = placement.last_planned_step_id
+        new_sequences = list(placement.draft.new_rows.values())
+        if is_snapshot:
+            placement.rows.forget_samples()
+            placement.draft.removed_row_ids.clear()
+            new_sequences = placement.rows.running
+            base_step_id = None
+        new_rows = [self._new_row(sequence) for sequence in new_sequences]
+        table_writes = placement.rows.take_table_writes([row.row_id for row in new_rows])
+        drafts, num_run_on = self._drafting.drafts(row_ids, num_new_tokens), None
+        if drafts is None or self._drafting.runs_on:
+            most = self._drafting.most_run_ahead(row_ids)
+            num_run_on = self._run_ahead.num_run_on(
+                row_ids, num_new_tokens, waiting, most=most, drafts=drafts
+            )
+        work = placement.rows.plan_work(row_ids, num_new_tokens, step_id, num_run_on, drafts)
+        if Feature.CROSS_ATTENTION in self._config.features:
+            for row_id in row_ids.tolist():
+                request = placement.rows.sequence(row_id).request
+                request.is_encoded = request.encoder_token_ids is not None
+        self._publish_singles(work)
+        draft = placement.blocks.take_draft()
+        placement.last_planned_step_id = step_id
+        return StepPlan(
+            step_id,
+            base_step_id,
+            draft.removed_row_ids,
+            new_rows,
+            table_writes,
+            draft.moves,
+            work,
+            draft.published,
+            placement.now_ns,
+            draft.notes,
+            draft.lacks,
+        )
+
+    def _new_row(self, sequence: Sequence) -> NewRow:
+        rows, request, row_id = self._placement.rows, sequence.request, sequence.row_id
+        encoder_token_ids = None if request.is_encoded else request.encoder_token_ids
+        return NewRow(
+            sequence,
+            row_id,
+            rows.block_table(row_id).copy(),
+            rows.known_tokens(row_id).copy(),
+            tuple(request.cross_blocks),
+            encoder_token_ids,
+        )
+
+    def _publish_singles(self, work: RowWork) -> None:
+        """Makes blocks findable that prompts fill of which a single token was left to compute."""
+        if len(work.token_ids) == 0:
+            return
+        is_single = (work.sampled_steps_back == 0) & (work.num_new_tokens == 1)
+        starts = work.num_computed_tokens[is_single].tolist()
+        for row_id, start in zip(work.row_ids[is_single].tolist(), starts, strict=True):
+            self._placement.publish_chunk(row_id, start, 1)

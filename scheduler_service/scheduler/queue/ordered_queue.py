@@ -1,0 +1,205 @@
+"""Items in the order of the keys they were queued with, and in lanes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Generic, TypeAlias, TypeVar
+
+from scheduler_service.scheduler.values.request import Request
+
+Key: TypeAlias = tuple[int, ...]
+Item = TypeVar("Item", bound=Hashable)
+
+BEFORE_ALL: Key = ()
+# Items are kept in pieces of at most that many, so that none costs a move of all others.
+_MAX_PIECE = 512
+
+
+class _Sorted(Generic[Item]):
+    """Keys and items in pieces, smallest first. No piece is empty. `lasts`: each piece's last."""
+
+    def __init__(self) -> None:
+        self._lasts: list[Key] = []
+        self._keys: list[list[Key]] = []
+        self._items: list[list[Item]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def __iter__(self) -> Iterator[Item]:
+        return chain.from_iterable(self._items)
+
+    def add(self, item: Item, key: Key) -> None:
+        if not self._keys:
+            self._keys.append([key])
+            self._items.append([item])
+            self._lasts.append(key)
+            return
+        piece = min(bisect_left(self._lasts, key), len(self._lasts) - 1)
+        keys = self._keys[piece]
+        index = bisect_left(keys, key)
+        assert index == len(keys) or keys[index] != key, "two items with one key"
+        keys.insert(index, key)
+        self._items[piece].insert(index, item)
+        self._lasts[piece] = keys[-1]
+        if len(keys) > _MAX_PIECE:
+            self._split(piece)
+
+    def remove(self, key: Key) -> None:
+        piece = bisect_left(self._lasts, key)
+        keys = self._keys[piece]
+        index = bisect_left(keys, key)
+        del keys[index], self._items[piece][index]
+        if keys:
+            self._lasts[piece] = keys[-1]
+        else:
+            del self._keys[piece], self._items[piece], self._lasts[piece]
+
+    def after(self, key: Key) -> tuple[Key, Item] | None:
+        piece = bisect_right(self._lasts, key)
+        if piece == len(self._lasts):
+            return None
+        index = bisect_right(self._keys[piece], key)
+        return self._keys[piece][index], self._items[piece][index]
+
+    def _split(self, piece: int) -> None:
+        middle = _MAX_PIECE // 2
+        keys, items = self._keys[piece], self._items[piece]
+        self._keys[piece : piece + 1] = keys[:middle], keys[middle:]
+        self._items[piece : piece + 1] = items[:middle], items[middle:]
+        self._lasts.insert(piece, keys[middle - 1])
+
+
+class OrderedQueue(Generic[Item]):
+    """Items by key, smallest first; keys are unique. Each item is in one lane.
+
+    It remembers each item's key, so what becomes of the item while it is here does not move it.
+    Everything costs binary searches and the move of a few hundred pointers, however many there are.
+    """
+
+    def __init__(self) -> None:
+        # Annotated, not subscripted: a checkpoint has no place for type arguments.
+        self._all: _Sorted[Item] = _Sorted()
+        self._by_lane: dict[Lane, _Sorted[Item]] = {}
+        self._places: dict[Item, tuple[Lane, Key]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._all)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._places
+
+    def lane_of(self, item: Item) -> Lane:
+        """Returns the lane of `item`, which is here."""
+        return self._places[item][0]
+
+    def add(self, item: Item, lane: Lane, key: Key) -> None:
+        """Adds `item`, which is not here."""
+        assert item not in self._places, "queued twice"
+        self._places[item] = lane, key
+        self._all.add(item, key)
+        self._by_lane.setdefault(lane, _Sorted()).add(item, key)
+
+    def remove(self, item: Item) -> None:
+        """Removes `item`, which must be here."""
+        lane, key = self._places.pop(item)
+        self._all.remove(key)
+        self._remove_from(lane, key)
+
+    def _remove_from(self, lane: Lane, key: Key) -> None:
+        self._by_lane[lane].remove(key)
+        if not self._by_lane[lane]:
+            del self._by_lane[lane]
+
+    def change_lane(self, item: Item, lane: Lane) -> None:
+        """Moves `item`, which is here, to another lane, at the same place."""
+        old, key = self._places[item]
+        self._places[item] = lane, key
+        self._remove_from(old, key)
+        self._by_lane.setdefault(lane, _Sorted()).add(item, key)
+
+    def first(self) -> Item | None:
+        """Returns the item with the smallest key, or None."""
+        entry = self._all.after(BEFORE_ALL)
+        return None if entry is None else entry[1]
+
+    def after(self, key: Key, lanes: Lanes = None) -> tuple[Key, Item] | None:
+        """Returns the first item whose key is above `key`, with its key; of these lanes only."""
+        if lanes is None:
+            return self._all.after(key)
+        open_lanes = (self._by_lane[lane] for lane in lanes if lane in self._by_lane)
+        entries = [entry for lane in open_lanes if (entry := lane.after(key)) is not None]
+        return min(entries, key=_key_of, default=None)
+
+
+def _key_of(entry: tuple[Key, Item]) -> Key:
+    return entry[0]
+
+
+# -- Lanes of the waiting queue: requests apart by their group and their adapter -------------------
+#
+# So any number of requests that an engine cannot begin is passed at once: those that do not fit it,
+# and those whose adapter has no slot there.
+
+# A group (which engines requests fit) and an adapter.
+Lane: TypeAlias = tuple[str, str]
+# The lanes to look at; None for all.
+Lanes: TypeAlias = Collection[Lane] | None
+
+
+@dataclass(slots=True)
+class OpenLanes:
+    """The adapters and groups whose requests a reader wants to see; None for all.
+
+    The reader may change it between two requests.
+    """
+
+    adapters: Collection[str] | None = None
+    groups: Collection[str] | None = None
+
+
+class WaitingLanes:
+    """The lane of each waiting request."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[Request, Lane] = {}
+        self._num_in = Counter[Lane]()
+        self._num_of_group = Counter[str]()
+
+    def put(self, request: Request, group: str) -> None:
+        """Puts a request, which has a lane or has none yet, into that of this group."""
+        if request in self._lanes:
+            self.remove(request)
+        lane = group, request.scheduling.adapter
+        self._lanes[request] = lane
+        self._num_in[lane] += 1
+        self._num_of_group[group] += 1
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request that does not wait any more."""
+        lane = self._lanes.pop(request)
+        self._num_in[lane] -= 1
+        if not self._num_in[lane]:
+            del self._num_in[lane]
+        self._num_of_group[lane[0]] -= 1
+        if not self._num_of_group[lane[0]]:
+            del self._num_of_group[lane[0]]
+
+    def of(self, request: Request) -> Lane:
+        """Returns the lane of a waiting request."""
+        return self._lanes[request]
+
+    def select(self, open_lanes: OpenLanes) -> Lanes:
+        """Returns the lanes that are open."""
+        adapters, groups = open_lanes.adapters, open_lanes.groups
+        if adapters is None:
+            return None if groups is None else [e for e in self._num_in if e[0] in groups]
+        groups = self._num_of_group if groups is None else groups
+        return [(group, adapter) for group in groups for adapter in adapters]

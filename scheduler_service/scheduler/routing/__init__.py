@@ -1,0 +1,1 @@
+"""Which executor begins a request: the one where it has its first token soonest."""

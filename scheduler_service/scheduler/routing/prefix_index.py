@@ -1,0 +1,435 @@
+"""Which executors hold the prefix of a request: one walk along its hashes answers for all.
+
+Fed by the pools themselves when a block becomes findable and when it ceases to be, so that it says
+of each executor what `PrefixCache.find` of its core would. It is no part of any core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple
+
+from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
+from scheduler_service.scheduler.engine.blocks.prefix_cache import (
+    Boundary,
+    boundary_of,
+    extend_chain,
+    first_block_needed,
+    may_skip_prefix,
+    num_findable_blocks,
+    root_hash,
+)
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.request import Int32Array, Request, Sequence
+
+# Of longer prompts no more blocks are looked for: what is found is less than what there is.
+MAX_BLOCKS = 8192
+
+
+@dataclass(slots=True)
+class Prefixes:
+    """What is cached of one request, by the numbers of those executors that have some of it.
+
+    So many tokens, of which so many blocks are in the host pool; an entry for each executor.
+    `family`: a number that prompts have in common which go on alike where the cached part ends; 0
+    if there is no block to tell them by.
+    """
+
+    numbers: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    num_host_blocks: list[int] = field(default_factory=list)
+    family: int = 0
+
+    @property
+    def cached(self) -> dict[int, CachedPrefix]:
+        """The same, for one after the other."""
+        prefixes = map(CachedPrefix, self.num_tokens, self.num_host_blocks)
+        return dict(zip(self.numbers, prefixes, strict=True))
+
+    def add(self, numbers: list[int], num_tokens: int, num_host_blocks: int) -> None:
+        """These executors have so much."""
+        self.numbers += numbers
+        self.num_tokens += [num_tokens] * len(numbers)
+        self.num_host_blocks += [num_host_blocks] * len(numbers)
+
+
+@dataclass(slots=True)
+class _Member:
+    """An executor in the index. `place`: its bits in the masks of its shelf.
+
+    `expected`: what it was given to compute since it was settled last, and before that.
+    """
+
+    shelf: _Shelf
+    place: int
+    device: BlockPool
+    host: BlockPool
+    expected: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
+
+    def listener(self, bit: int) -> _PoolBit:
+        """Sets its device bit or its host bit."""
+        return _PoolBit(self.shelf.masks, bit << NUM_BITS * self.place)
+
+
+class _Shelf:
+    """Executors whose blocks have the same names, and are found in the same way.
+
+    `masks`: by hash, a bit for each pool that has a block of that name.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.masks: dict[bytes, int] = {}
+        self.numbers: dict[int, int] = {}
+        self.places = 0
+
+    def enter(self, number: int) -> int:
+        """A place for an executor, the first that is free."""
+        place = next(at for at in range(len(self.numbers) + 1) if at not in self.numbers)
+        self.numbers[place] = number
+        self.places |= DEVICE_BIT << NUM_BITS * place
+        return place
+
+    def leave(self, place: int) -> None:
+        """Somebody else may have the place."""
+        del self.numbers[place]
+        self.places &= ~(DEVICE_BIT << NUM_BITS * place)
+
+
+@dataclass(slots=True)
+class _PoolBit:
+    """Listens to one pool.
+
+    Blocks that follow each other are mostly held by the same executors: such masks are one object,
+    which takes less memory, and less time to compare. `_last`: a mask, and what became of it.
+    """
+
+    masks: dict[bytes, int]
+    bit: int
+    _last: tuple[int, int] = (0, 0)
+
+    def published(self, block_hash: bytes) -> None:
+        mask = self.masks.get(block_hash, 0)
+        self.masks[block_hash] = self._changed(mask, mask | self.bit)
+
+    def forgotten(self, block_hash: bytes) -> None:
+        mask = self.masks.get(block_hash, 0)
+        if mask & ~self.bit:
+            self.masks[block_hash] = self._changed(mask, mask & ~self.bit)
+        else:
+            self.masks.pop(block_hash, None)
+
+    def _changed(self, mask: int, after: int) -> int:
+        if self._last != (mask, after):
+            self._last = mask, after
+        return self._last[1]
+
+
+class PrefixIndex:
+    """What the caches of all executors hold. Executors are numbered by who adds them."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[object, _Shelf] = {}
+        self._members: dict[int, _Member] = {}
+        self._names = RememberedNames()
+
+    @property
+    def num_hashes(self) -> int:
+        """Different blocks that some executor holds, by kinds of executors."""
+        return sum(len(shelf.masks) for shelf in self._shelves.values())
+
+    def add(self, number: int, config: SchedulerConfig, device: BlockPool, host: BlockPool) -> None:
+        """Listens to the pools of an executor from now on. `number` is not in use."""
+        assert number not in self._members, f"executor {number} is in the index already"
+        kind = (config.hash_kind, config.sliding_window, config.prefix_caching)
+        shelf = self._shelves.setdefault(kind, _Shelf(config))
+        place = shelf.enter(number)
+        member = self._members[number] = _Member(shelf, place, device, host)
+        device.listen(member.listener(DEVICE_BIT))
+        host.listen(member.listener(HOST_BIT))
+
+    def remove(self, number: int) -> None:
+        """Forgets an executor, and all that it held."""
+        for _ in range(2):
+            self.settle(number)
+        member = self._members.pop(number)
+        shelf = member.shelf
+        for pool, bit in ((member.device, DEVICE_BIT), (member.host, HOST_BIT)):
+            pool.listen(None)
+            for block_hash in pool.published_hashes:
+                member.listener(bit).forgotten(block_hash)
+        shelf.leave(member.place)
+        if not shelf.numbers:
+            self._shelves = {kind: kept for kind, kept in self._shelves.items() if kept.numbers}
+
+    def expect(self, number: int, request: Request) -> None:
+        """An executor is about to get a request: who comes next finds there what that computes."""
+        member, sequence = self._members[number], request.unfinished[0]
+        config = member.shelf.config
+        if not may_skip_prefix(config, sequence):
+            return
+        chain = sequence.chains.setdefault(config.hash_kind, [])
+        num_blocks = min(num_findable_blocks(config, sequence), MAX_BLOCKS)
+        self._names.grow_chain(chain, config, request, sequence.token_ids, num_blocks)
+        listener, there = member.listener(DEVICE_BIT), member.device.published_hashes
+        new = [name for name in chain[1 : num_blocks + 1] if name not in there]
+        for block_hash in new:
+            listener.published(block_hash)
+        member.expected[0].extend(new)
+
+    def settle(self, number: int) -> None:
+        """An executor is about to plan a step: what was expected of the one before is there now.
+
+        Or else it is not: then it was not begun.
+        """
+        member = self._members[number]
+        newer, older = member.expected
+        listener = member.listener(DEVICE_BIT)
+        for block_hash in older:
+            if member.device.find(block_hash) is None:
+                listener.forgotten(block_hash)
+        member.expected = [], newer
+
+    def find(self, request: Request) -> Prefixes:
+        """What executors hold of the sequence with which a request that waits would begin.
+
+        The hashes stay with the request, for the next time and for the core that gets it.
+        """
+        found, sequence = Prefixes(), request.unfinished[0]
+        for shelf in self._shelves.values():
+            if may_skip_prefix(shelf.config, sequence):
+                self._search(shelf, request, sequence, found)
+        return found
+
+    def _search(self, shelf: _Shelf, request: Request, sequence: Sequence, found: Prefixes) -> None:
+        config = shelf.config
+        chain = sequence.chains.setdefault(config.hash_kind, [])
+        num_blocks = min(num_findable_blocks(config, sequence), MAX_BLOCKS)
+        if config.sliding_window is None:
+            masks = self._masks_ahead(shelf, request, sequence, chain, num_blocks)
+            hits = walk_run(masks, shelf.places)
+        else:
+            self._names.grow_chain(chain, config, request, sequence.token_ids, num_blocks)
+            known = [shelf.masks.get(name, 0) for name in chain[1 : num_blocks + 1]]
+            hits = walk_windows(known, shelf.places, config)
+        longest = 0
+        for places, num_found, num_from_host in hits:
+            longest = max(longest, num_found)
+            numbers = [shelf.numbers[place] for place in places_in(places)]
+            found.add(numbers, num_found * config.block_size, num_from_host)
+        if longest + 1 < len(chain):
+            found.family = int.from_bytes(chain[longest + 1][:8], "little")
+
+    def _masks_ahead(
+        self,
+        shelf: _Shelf,
+        request: Request,
+        sequence: Sequence,
+        chain: list[bytes],
+        num_blocks: int,
+    ) -> Iterator[list[int]]:
+        """Who has the blocks of a request, part by part; hashes no more than are asked for."""
+        mask_of, config, token_ids = shelf.masks.get, shelf.config, sequence.token_ids
+        for start in range(0, num_blocks, RUN_BLOCKS):
+            end = min(num_blocks, start + RUN_BLOCKS)
+            if len(chain) <= end:
+                self._names.grow_chain(chain, config, request, token_ids, end)
+            yield [mask_of(name, 0) for name in chain[start + 1 : end + 1]]
+
+
+# -- How much of a prefix each executor has, from masks that say who has each of its blocks --------
+#
+# A mask has `NUM_BITS` bits for each executor: whether the block is on its device, and whether it
+# is in its host pool. A set of executors is a mask of their device bits.
+
+DEVICE_BIT, HOST_BIT = 1, 2
+NUM_BITS = 2
+# Of so many it is quicker to look at each bit than to go from one to the next.
+_MANY = 8
+
+
+class CachedPrefix(NamedTuple):
+    """The KV of the first `num_tokens` exists; `num_host_blocks` of it have to be brought back."""
+
+    num_tokens: int
+    num_host_blocks: int
+
+
+class Found(NamedTuple):
+    """These executors have so many blocks of a prefix, so many of them in the host pool only."""
+
+    places: int
+    num_blocks: int
+    num_host_blocks: int
+
+
+def places_in(places: int) -> list[int]:
+    """The places whose device bits are set."""
+    if places.bit_count() > _MANY:
+        bits = bin(places)[:1:-NUM_BITS]
+        return [place for place, bit in enumerate(bits) if bit == "1"]
+    found = []
+    while places:
+        lowest = places & -places
+        found.append((lowest.bit_length() - 1) // NUM_BITS)
+        places ^= lowest
+    return found
+
+
+def walk_run(parts: Iterable[list[int]], places: int) -> list[Found]:
+    """Who has a run of the first blocks, and how long it is; nobody of whom it is empty.
+
+    `parts`: masks of the blocks, from the first on, some at a time; asked for as long as anybody
+    has all.
+    """
+    found: list[Found] = []
+    # Who has all so far, by how many of them are in its host pool only.
+    alive = {0: places}
+    # Blocks in a row that the same executors have, since the `begin`-th.
+    same, begin, end = -1, 0, 0
+    for part in parts:
+        # Mostly the same executors have all of it, and that is quickly seen.
+        is_even = part.count(part[0]) == len(part)
+        for index, mask in enumerate(part[:1] if is_even else part, end):
+            if mask != same:
+                alive = _go_on(alive, same, index - begin)
+                same, begin = mask, index
+                _cut(alive, (mask | mask >> 1) & places, index, found)
+                if not alive:
+                    return found
+        end += len(part)
+    if end:
+        _cut(_go_on(alive, same, end - begin), 0, end, found)
+    return found
+
+
+def _go_on(alive: dict[int, int], mask: int, num_blocks: int) -> dict[int, int]:
+    """So many blocks further, all of which have this mask."""
+    only_host = mask >> 1 & ~mask
+    if not num_blocks or not any(have & only_host for have in alive.values()):
+        return alive
+    counted: dict[int, int] = {}
+    for num_host, have in alive.items():
+        for number, part in (
+            (num_host + num_blocks, have & only_host),
+            (num_host, have & ~only_host),
+        ):
+            if part:
+                counted[number] = counted.get(number, 0) | part
+    return counted
+
+
+def _cut(alive: dict[int, int], holders: int, num_blocks: int, found: list[Found]) -> None:
+    """Those of `alive` that do not hold the next block are found."""
+    for num_host, have in list(alive.items()):
+        lost = have & ~holders
+        if lost and num_blocks:
+            found.append(Found(lost, num_blocks, num_host))
+        if lost == have:
+            del alive[num_host]
+        else:
+            alive[num_host] = have & holders
+
+
+def walk_windows(masks: list[int], places: int, config: SchedulerConfig) -> list[Found]:
+    """Who has a whole window, and how far it reaches at most: the sliding window of `config`.
+
+    Of a `Found`, `num_blocks` is the end of that window; the blocks before it are not needed.
+    """
+    found: list[Found] = []
+    # By (end of the window, blocks of it in the host pool only): who has it back to `index`.
+    searching = {(len(masks), 0): places}
+    index = len(masks) - 1
+    while searching:
+        for (end, num_host), have in list(searching.items()):
+            if index < first_block_needed(config, end * config.block_size):
+                del searching[end, num_host]
+                if end:
+                    found.append(Found(have, end, num_host))
+        if searching:
+            searching = _step_back(searching, masks[index], index)
+            index -= 1
+    return found
+
+
+def _step_back(
+    searching: dict[tuple[int, int], int], mask: int, index: int
+) -> dict[tuple[int, int], int]:
+    """Who goes on with which window when block `index` is looked at."""
+    further: dict[tuple[int, int], int] = {}
+    only_host = mask >> 1 & ~mask
+    holders = mask | mask >> 1
+    for (end, num_host), have in searching.items():
+        for key, part in (
+            ((end, num_host), have & mask),
+            ((end, num_host + 1), have & only_host),
+            ((index, 0), have & ~holders),
+        ):
+            if part:
+                further[key] = further.get(key, 0) | part
+    return further
+
+
+# -- Names of blocks that many prompts begin with, so that only the first of them is hashed --------
+#
+# What is remembered by is a hash of the tokens, not the tokens: nothing of a prompt stays here.
+
+# Names are remembered together that follow each other.
+RUN_BLOCKS = 32
+# Runs; with a name of 64 bytes about 7 MiB.
+MAX_RUNS = 2048
+
+
+class RememberedNames:
+    """Runs of names, the one that was used least recently first."""
+
+    def __init__(self) -> None:
+        self._runs: dict[bytes, list[bytes]] = {}
+
+    @property
+    def num_runs(self) -> int:
+        """How many are remembered."""
+        return len(self._runs)
+
+    def grow_chain(
+        self,
+        chain: list[bytes],
+        config: SchedulerConfig,
+        request: Request,
+        token_ids: Int32Array,
+        num_blocks: int,
+    ) -> None:
+        """Does what `block_hashes.grow_chain` does."""
+        if not chain:
+            chain.append(root_hash(config, request))
+        if len(chain) > num_blocks:
+            return
+        boundary, block_size = boundary_of(config, request), config.block_size
+        while (num_known := len(chain) - 1) < num_blocks:
+            end = num_known - num_known % RUN_BLOCKS + RUN_BLOCKS
+            if end > num_blocks or end - num_known < RUN_BLOCKS:
+                extend_chain(chain, token_ids, min(end, num_blocks), block_size, boundary)
+                continue
+            key = _key(chain, token_ids[num_known * block_size : end * block_size], boundary)
+            run = self._runs.pop(key, None)
+            if run is None:
+                extend_chain(chain, token_ids, end, block_size, boundary)
+                run = chain[num_known + 1 :]
+                if len(self._runs) >= MAX_RUNS:
+                    del self._runs[next(iter(self._runs))]
+            else:
+                chain += run
+            self._runs[key] = run
+
+
+def _key(chain: list[bytes], token_ids: Int32Array, boundary: Boundary) -> bytes:
+    """What the names of these blocks follow from; the size of blocks is in that of their parent."""
+    key = blake2b(chain[-1], person=b"run")
+    if boundary.num_public:
+        # Where the tenant is mixed in, seen from here; what is known of that tenant stays its own.
+        key.update(b"%d %d " % (boundary.num_public - len(chain), len(boundary.tenant)))
+        key.update(boundary.tenant)
+    key.update(token_ids.tobytes())
+    return key.digest()

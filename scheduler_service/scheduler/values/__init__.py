@@ -1,0 +1,1 @@
+"""What the scheduler decides about and with: requests, parameters, plans, configuration."""

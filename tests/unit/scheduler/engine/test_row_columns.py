@@ -1,0 +1,195 @@
+"""The columns of running rows: order, tables, and what a step computes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_service.scheduler.engine.row_columns import NO_STAY, RowColumns
+from scheduler_service.scheduler.values.plan import RowWork, TableWrites
+from scheduler_service.scheduler.values.request import NO_ROW, Request, Sequence, SequenceStatus
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
+
+
+def make_rows() -> RowColumns:
+    return RowColumns(max_num_rows=4, max_len=40, block_size=4, max_blocks=11)
+
+
+def add(rows: RowColumns, urgency: int, *, num_blocks: int = 3) -> Sequence:
+    """A running sequence of 6 tokens; it ends with 12."""
+    request = Request.create(
+        f"r{urgency}", list(range(6)), SamplingParams(), arrival=urgency, seed=0
+    )
+    request.stop_len = 12
+    rows.add(request.sequence, (urgency,), num_computed=0)
+    rows.extend_table(request.sequence.row_id, list(range(num_blocks)))
+    return request.sequence
+
+
+def plan(rows: RowColumns, sequences: list[Sequence], counts: list[int], step_id: int) -> RowWork:
+    row_ids = np.array([sequence.row_id for sequence in sequences], np.int64)
+    return rows.plan_work(row_ids, np.array(counts, np.int32), step_id)
+
+
+def test_order_is_that_of_the_ranks_when_rows_come_and_go() -> None:
+    rows = make_rows()
+    sequences = {urgency: add(rows, urgency) for urgency in (5, 1, 9)}
+    assert rows.running == [sequences[1], sequences[5], sequences[9]]
+    rows.remove(sequences[5])
+    sequences[3] = add(rows, 3)
+    assert rows.running == [sequences[1], sequences[3], sequences[9]]
+
+
+def test_add_gives_every_stay_its_own_id_when_a_row_is_used_again() -> None:
+    rows = make_rows()
+    first = add(rows, 1)
+    row_id, stay_id = first.row_id, int(rows.stay_ids[first.row_id])
+    rows.remove(first)
+    assert rows.stay_ids[row_id] == NO_STAY
+    second = add(rows, 1)
+    assert second.row_id == row_id
+    assert rows.stay_ids[row_id] not in (stay_id, NO_STAY)
+
+
+def test_add_is_in_no_step_when_the_row_was_used_before() -> None:
+    rows = make_rows()
+    first = add(rows, 1)
+    plan(rows, [first], [6], step_id=3)
+    rows.remove(first)
+    row_id = add(rows, 1).row_id
+    assert (rows.last_step_id[row_id], rows.sampled_in_step[row_id]) == (0, 0)
+
+
+def test_remove_returns_tokens_and_promises_when_steps_are_in_flight() -> None:
+    rows = make_rows()
+    sequence = add(rows, 1)
+    plan(rows, [sequence], [6], step_id=1)
+    rows.remove(sequence)
+    assert (sequence.row_id, sequence.num_promised) == (NO_ROW, 1)
+    assert sequence.token_ids.tolist() == list(range(6))
+    assert rows.num_free == 4
+
+
+def test_held_blocks_leaves_out_blocks_when_they_were_released() -> None:
+    rows = make_rows()
+    sequence = add(rows, 1)
+    rows.num_released[sequence.row_id] = 2
+    assert rows.held_blocks(sequence.row_id) == [2]
+    assert rows.block_table(sequence.row_id).tolist() == [0, 1, 2]
+
+
+def test_run_limit_is_the_tighter_of_slots_and_end_when_tables_change() -> None:
+    rows = make_rows()
+    sequence = add(rows, 1, num_blocks=2)
+    row_id = sequence.row_id
+    assert rows.run_limit[row_id] == 8
+    rows.extend_table(row_id, [7])
+    assert rows.run_limit[row_id] == 11  # The twelfth token is the last: it is never an input.
+    assert rows.shrink_table(row_id, 1) == [7]
+    assert rows.run_limit[row_id] == 8
+
+
+def test_extend_each_appends_one_block_when_tables_differ_in_length() -> None:
+    rows = make_rows()
+    short, long = add(rows, 1, num_blocks=2), add(rows, 2, num_blocks=3)
+    row_ids = np.array([short.row_id, long.row_id], np.int64)
+    rows.extend_each(row_ids, [8, 9])
+    assert rows.block_table(short.row_id).tolist() == [0, 1, 8]
+    assert rows.block_table(long.row_id).tolist() == [0, 1, 2, 9]
+
+
+def test_extend_each_appends_blocks_in_order_when_rows_get_different_numbers() -> None:
+    rows = make_rows()
+    first, second = add(rows, 1, num_blocks=2), add(rows, 2, num_blocks=1)
+    row_ids = np.array([first.row_id, second.row_id], np.int64)
+    rows.extend_each(row_ids, [7, 8, 9], np.array([1, 2], np.int32))
+    assert rows.block_table(first.row_id).tolist() == [0, 1, 7]
+    assert rows.block_table(second.row_id).tolist() == [0, 8, 9]
+    assert rows.run_limit[row_ids].tolist() == [11, 11]
+
+
+# -- what the executor is told of tables -----------------------------------------------------------
+
+
+def columns(writes: TableWrites) -> tuple[list[int], list[int], list[int], list[int]]:
+    columns = (writes.row_ids, writes.start_indexes, writes.counts, writes.block_ids)
+    row_ids, starts, counts, blocks = (column.tolist() for column in columns)
+    return row_ids, starts, counts, blocks
+
+
+def test_take_table_writes_has_nothing_when_tables_are_those_of_new_rows() -> None:
+    rows = make_rows()
+    new = [add(rows, 1).row_id, add(rows, 2).row_id]
+    assert not rows.take_table_writes(new)
+
+
+def test_take_table_writes_joins_what_a_table_grew_by_when_it_grew_twice() -> None:
+    rows = make_rows()
+    first, second = add(rows, 2, num_blocks=2), add(rows, 1, num_blocks=1)
+    rows.take_table_writes([first.row_id, second.row_id])
+    rows.extend_table(first.row_id, [8])
+    rows.extend_table(second.row_id, [7])
+    rows.extend_table(first.row_id, [9, 5])
+    expected = ([first.row_id, second.row_id], [2, 1], [3, 1], [8, 9, 5, 7])
+    assert columns(rows.take_table_writes([])) == expected
+    assert not rows.take_table_writes([])
+
+
+def test_take_table_writes_leaves_out_blocks_when_they_were_taken_back_or_are_gone() -> None:
+    rows = make_rows()
+    first, second = add(rows, 1, num_blocks=2), add(rows, 2, num_blocks=2)
+    rows.take_table_writes([first.row_id, second.row_id])
+    for sequence in (first, second):
+        rows.extend_table(sequence.row_id, [8, 9])
+    rows.shrink_table(first.row_id, 1)
+    rows.remove(second)
+    assert columns(rows.take_table_writes([])) == ([first.row_id], [2], [1], [8])
+
+
+def test_take_table_writes_writes_a_block_again_when_the_executor_knew_another_there() -> None:
+    rows = make_rows()
+    row_id = add(rows, 1, num_blocks=3).row_id
+    rows.take_table_writes([row_id])
+    rows.shrink_table(row_id, 1)
+    assert not rows.take_table_writes([])
+    rows.extend_table(row_id, [9])
+    assert columns(rows.take_table_writes([])) == ([row_id], [2], [1], [9])
+
+
+def test_plan_work_samples_when_all_known_tokens_are_computed() -> None:
+    rows = make_rows()
+    first, second = add(rows, 1), add(rows, 2)
+    work = plan(rows, [first, second], [6, 4], step_id=1)
+    assert work.samples is not None
+    assert work.samples.tolist() == [True, False]
+    assert work.token_ids.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]
+    assert rows.num_tokens[[first.row_id, second.row_id]].tolist() == [7, 6]
+
+
+def test_plan_work_refers_to_the_step_that_samples_when_the_token_is_not_known() -> None:
+    rows = make_rows()
+    decoding, prefilling = add(rows, 1), add(rows, 2)
+    plan(rows, [decoding], [6], step_id=4)
+    work = plan(rows, [decoding, prefilling], [1, 6], step_id=6)
+    assert work.sampled_steps_back.tolist() == [2, 0]
+    assert work.token_ids.tolist() == list(range(6))
+
+
+def test_plan_work_sends_tokens_again_when_samples_are_forgotten() -> None:
+    rows = make_rows()
+    sequence = add(rows, 1)
+    plan(rows, [sequence], [6], step_id=1)
+    rows.token_ids[sequence.row_id, 6] = 30
+    rows.num_known[sequence.row_id] = 7
+    rows.forget_samples()
+    work = plan(rows, [sequence], [1], step_id=2)
+    assert (work.sampled_steps_back.tolist(), work.token_ids.tolist()) == ([0], [30])
+
+
+def test_append_token_promises_nothing_when_it_is_known_at_once() -> None:
+    rows = make_rows()
+    sequence = add(rows, 1)
+    rows.append_token(sequence.row_id, 33)
+    assert rows.known_tokens(sequence.row_id).tolist() == [0, 1, 2, 3, 4, 5, 33]
+    rows.remove(sequence)
+    assert sequence.num_promised == 0
+    assert sequence.status is SequenceStatus.RUNNING  # Whoever removes it says what it is now.

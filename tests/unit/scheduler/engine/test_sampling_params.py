@@ -1,0 +1,150 @@
+"""Validation of sampling parameters."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.streams.client_codec import decode_sampling_params
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve_rpc.domain_error import DomainError
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_k", -2),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("num_logprobs", 21),
+        ("num_prompt_logprobs", -1),
+        ("logit_bias", {3: 101.0}),
+        ("logit_bias", {100: 1.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("stop_token_ids", frozenset({100})),
+        ("stop_token_ids", frozenset(range(300))),
+        ("logit_bias", {3: float("inf")}),
+        ("logit_bias", {3: float("nan")}),
+        ("allowed_token_ids", frozenset({5, 100})),
+        ("allowed_token_ids", frozenset({-1})),
+        ("allowed_token_ids", frozenset(range(16385))),
+        ("bad_words_token_ids", ((1, 2), (3, 100))),
+        ("bad_words_token_ids", ((-1,),)),
+        ("bad_words_token_ids", ((1,), ())),
+        ("bad_words_token_ids", ((1,),) * 1025),
+        ("bad_words_token_ids", ((1,) * 4096, (2,) * 4097)),
+    ],
+)
+def test_validate_names_field_and_allowed_range_when_out_of_range(
+    field: str, value: object
+) -> None:
+    params = SamplingParams(**{field: value})  # type: ignore[arg-type]
+    with pytest.raises(DomainError, match=field) as refusal:
+        params.validate(vocab_size=100)
+    assert refusal.value.reason == "SAMPLING_PARAMS_INVALID"
+    assert "allowed" in refusal.value.message
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_top_k_is_off_when_it_is_0_or_minus_1(top_k: int) -> None:
+    message = api.SamplingParams(top_k=top_k)
+    for params in (SamplingParams(top_k=top_k), decode_sampling_params(message)):
+        params.validate(vocab_size=100)
+        assert params == SamplingParams()
+
+
+def test_validate_refuses_min_tokens_when_they_are_above_max_tokens() -> None:
+    with pytest.raises(DomainError, match="min_tokens is 5"):
+        SamplingParams(min_tokens=5, max_tokens=4).validate(vocab_size=100)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.0, top_k=1, top_p=1.0, min_p=1.0, num_logprobs=0),
+        SamplingParams(presence_penalty=-2.0, logit_bias={0: -100.0, 99: 100.0}),
+        SamplingParams(logit_bias={0: -math.inf}, allowed_token_ids=frozenset(range(100))),
+        SamplingParams(bad_words_token_ids=((99,) * 8,) * 1024),
+        SamplingParams(bad_words_token_ids=((0,) * 8192,)),
+    ],
+)
+def test_validate_accepts_values_when_they_are_at_the_edges(params: SamplingParams) -> None:
+    params.validate(vocab_size=100)
+
+
+EOS = frozenset({2, 3})
+ALL = range(100)
+
+
+@pytest.mark.parametrize(
+    ("params", "is_empty"),
+    [
+        (SamplingParams(allowed_token_ids=frozenset({7})), False),
+        (SamplingParams(allowed_token_ids=frozenset({7}), logit_bias={7: -math.inf}), True),
+        (SamplingParams(allowed_token_ids=frozenset({7}), logit_bias={7: -100.0}), False),
+        (SamplingParams(allowed_token_ids=frozenset({7}), bad_words_token_ids=((7,),)), True),
+        (SamplingParams(allowed_token_ids=frozenset({7}), bad_words_token_ids=((7, 7),)), False),
+        (SamplingParams(logit_bias=dict.fromkeys(ALL, -math.inf)), True),
+        (SamplingParams(logit_bias=dict.fromkeys(ALL[1:], -math.inf)), False),
+        # The end is all there can be, but it may not come yet.
+        (SamplingParams(allowed_token_ids=EOS), False),
+        (SamplingParams(allowed_token_ids=EOS, min_tokens=1), True),
+        (SamplingParams(allowed_token_ids=EOS, min_tokens=1, ignore_eos=True), False),
+        (SamplingParams(min_tokens=1, stop_token_ids=frozenset(ALL)), True),
+        # What ends the output is no bad word, as long as it ends it.
+        (SamplingParams(allowed_token_ids=EOS, bad_words_token_ids=((2,), (3,))), False),
+        (
+            SamplingParams(
+                allowed_token_ids=EOS, bad_words_token_ids=((2,), (3,)), ignore_eos=True
+            ),
+            True,
+        ),
+    ],
+)
+def test_check_samplable_refuses_when_no_token_is_left(
+    params: SamplingParams, is_empty: bool
+) -> None:
+    params.validate(len(ALL))
+    if not is_empty:
+        params.check_samplable(len(ALL), EOS)
+        return
+    with pytest.raises(DomainError, match="allowed_token_ids") as refusal:
+        params.check_samplable(len(ALL), EOS)
+    assert refusal.value.reason == "SAMPLING_PARAMS_INVALID"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        api.SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)),
+        api.SamplingParams(stop_token_ids=[1] * 257),
+        api.SamplingParams(allowed_token_ids=[1] * 16385),
+        api.SamplingParams(bad_words_token_ids=[api.TokenSequence(token_ids=[1])] * 1025),
+        api.SamplingParams(bad_words_token_ids=[api.TokenSequence(token_ids=[1] * 8193)]),
+        api.SamplingParams(bad_words_token_ids=[api.TokenSequence()]),
+    ],
+)
+def test_decode_refuses_before_it_converts_when_a_list_is_too_long(
+    message: api.SamplingParams,
+) -> None:
+    (field, _), *_ = message.ListFields()
+    with pytest.raises(DomainError, match=field.name) as refusal:
+        decode_sampling_params(message)
+    assert refusal.value.reason == "SAMPLING_PARAMS_INVALID"
+
+
+def test_history_is_needed_when_a_bad_word_has_several_tokens() -> None:
+    assert not SamplingParams(bad_words_token_ids=((1,), (2,))).needs_history
+    assert SamplingParams(bad_words_token_ids=((1,), (2, 3))).needs_history
