@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.scheduler.routing.prefix_index import CachedPrefix, PrefixIndex
 from scheduler_service.scheduler.routing import prefix_index
+from scheduler_service.scheduler.routing.prefix_index import CachedPrefix, PrefixIndex
 from scheduler_service.scheduler.values.request import Request
 from tests.support.core.parts import Tables
 

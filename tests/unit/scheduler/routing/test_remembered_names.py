@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from scheduler_service.scheduler.engine.blocks import prefix_cache as block_hashes
 from scheduler_service.scheduler.engine.blocks.prefix_cache import grow_chain
-from scheduler_service.scheduler.routing.prefix_index import RUN_BLOCKS, RememberedNames
 from scheduler_service.scheduler.routing import prefix_index as remembered_names
+from scheduler_service.scheduler.routing.prefix_index import RUN_BLOCKS, RememberedNames
 from scheduler_service.scheduler.values.config import SchedulerConfig
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
