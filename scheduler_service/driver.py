@@ -304,7 +304,7 @@ class Driver:
     def check_accepting(self) -> None:
         """Raises DomainError DRAINING or MODEL_NOT_READY."""
         self.check_not_draining()
-        if self.scheduler.largest_config is None:
+        if self.scheduler.capabilities.largest_config is None:
             raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
 
     def submit(self, request: Request, sink: Sink, admission: Admission) -> None:

@@ -33,7 +33,7 @@ class Served:
     @property
     def largest_config(self) -> SchedulerConfig | None:
         """Of the executor that takes the largest requests; None before the first."""
-        return self._scheduler.largest_config
+        return self._scheduler.capabilities.largest_config
 
     @property
     def max_model_len(self) -> int:
@@ -44,7 +44,7 @@ class Served:
     @property
     def max_num_sequences(self) -> int:
         """Most sequences of a request, as some connected executor allows."""
-        return min(self._scheduler.max_num_seqs, MAX_SEQUENCES)
+        return min(self._scheduler.capabilities.max_num_seqs, MAX_SEQUENCES)
 
     @property
     def max_message_bytes(self) -> int:

@@ -6,12 +6,13 @@ queue, in quarantine, among those to be retried, or at the engine of one executo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar, assert_never
 
+from scheduler_service.scheduler.capabilities import Capabilities
 from scheduler_service.scheduler.effects import (
     AcquittalReason,
     DeliverTokens,
@@ -33,7 +34,6 @@ from scheduler_service.scheduler.effects import (
 )
 from scheduler_service.scheduler.engine.engine import Engine
 from scheduler_service.scheduler.engine.planning.arrival_checks import (
-    check_request,
     fits,
     prepare_request,
 )
@@ -67,6 +67,7 @@ from scheduler_service.scheduler.health import (
     Withdraw,
     make_suspect,
 )
+from scheduler_service.scheduler.preempted_moves import PreemptedMoves
 from scheduler_service.scheduler.quarantine import Quarantine, Verdict, end_overdue
 from scheduler_service.scheduler.queue.queue_policy import make_queue_policy
 from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
@@ -87,8 +88,6 @@ from splitserve_rpc.domain_error import DomainError
 _PAST_NS = 1_000_000
 # Requests that end late in one turn; the others wait for the next.
 _MAX_OVERDUE = 32
-# A preempted request waits for its own executor for this long before another one begins it.
-_LEAST_PATIENCE_NS = 10_000_000
 _MAX_HEADS = 4
 _MAX_HEAD_EXECUTORS = 8
 QUEUE_FULL_RETRY_S = 1.0
@@ -110,14 +109,6 @@ class Place:
     executor: ExecutorState | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """Configuration of an executor that left and is expected back until `until_ns`."""
-
-    config: SchedulerConfig
-    until_ns: int
-
-
 class Scheduler:
     """Requests and executors, and which executor computes which request.
 
@@ -136,17 +127,14 @@ class Scheduler:
         )
         self._health = ExecutorHealth(self.executors)
         self._routing = Routing(self.queue, router or PrefixRouter(), self._health.closed_to)
-        self._expected: list[_Expected] = []
-        self._last_config: SchedulerConfig | None = None
+        return_ns = round(config.executor_return_s * 1e9)
+        self.capabilities = Capabilities(self.executors, return_ns)
+        self._preempted_moves = PreemptedMoves(self.queue, self._routing)
         self._effects: list[Effect] = []
         # Executors for which a step is to be planned by the next tick.
         self._awake: dict[str, None] = {}
         # Executors to which another step could be sent, if there were something to compute.
         self._idle: dict[str, None] = {}
-        # Executors at which preempted requests wait.
-        self._preempting: dict[str, None] = {}
-        # When one of these has waited long enough to begin elsewhere, if nothing happens before.
-        self._moves_at_ns: int | None = None
         # Whether executors or their requests have changed, so that any request may begin anywhere.
         self._has_changed = False
         self._broken: list[ExecutorState] = []
@@ -253,25 +241,6 @@ class Scheduler:
         """Whether a step of any executor is in flight."""
         return any(each.engine.num_in_flight for each in self.executors.values())
 
-    @property
-    def largest_config(self) -> SchedulerConfig | None:
-        """Configuration of the connected executor with the longest `max_len`, else of the last."""
-        return max(self._connected, key=lambda config: config.max_len, default=self._last_config)
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Most sequences side by side on a connected executor, or on the last to join."""
-        last = 0 if self._last_config is None else self._last_config.max_num_seqs
-        return max((config.max_num_seqs for config in self._connected), default=last)
-
-    @property
-    def _connected(self) -> list[SchedulerConfig]:
-        return [
-            executor.config
-            for executor in self.executors.values()
-            if executor.is_connected and not executor.is_draining
-        ]
-
     def first_waiting(self, limit: int) -> list[Request]:
         """The first `limit` requests of the queue."""
         return list(islice(self.queue.candidates(), limit))
@@ -294,7 +263,7 @@ class Scheduler:
         An executor is expected back for `executor_return_s` after it left. Where none is here or
         expected, the last one that joined stands for those to come.
         """
-        self._check_fits(request)
+        self.capabilities.check_fits(request)
         executors = self.taking_requests
         num_places = self._config.max_num_waiting * max(1, len(executors))
         if self.queue.has_place(request.scheduling.tenant, num_places):
@@ -307,25 +276,14 @@ class Scheduler:
                 message += ", of which some are left to tenants that have fewer"
             raise DomainError("QUEUE_FULL", message, retry_delay_s=QUEUE_FULL_RETRY_S)
 
-    def _check_fits(self, request: Request) -> None:
-        executors = self.executors.values()
-        here = [each.config for each in executors if each.takes_requests]
-        others = [each.config for each in executors if not each.takes_requests]
-        configs = [*here, *others, *(each.config for each in self._expected)]
-        fitting = next((config for config in configs if fits(request, config)), None)
-        for config in [fitting] if fitting is not None else here:
-            check_request(request, config)
-        if fitting is None and (largest := self.largest_config) is not None:
-            check_request(request, largest)
-
     # -- requests ------------------------------------------------------------------------------
 
     def _submit(self, request: Request) -> None:
         assert request.request_id not in self.places, "request id in use"
         request.submitted_ns = self.now_ns
         self.places[request.request_id] = Place(request)
-        if self._last_config is not None:
-            prepare_request(request, self._last_config)
+        if self.capabilities.last_config is not None:
+            prepare_request(request, self.capabilities.last_config)
         self._push(request)
 
     def _push(self, request: Request) -> None:
@@ -365,7 +323,7 @@ class Scheduler:
     def _queue_changed(self) -> None:
         """Has the next tick look whether those that wait may begin, or go on after preemption."""
         self._routing.is_stale = True
-        for address in self._preempting:
+        for address in self._preempted_moves.givers:
             if address in self._idle:
                 self._awake[address] = None
 
@@ -405,8 +363,7 @@ class Scheduler:
         executor = self.executors.get(address)
         if executor is None:
             return
-        self._last_config = executor.config
-        self._expected = [each for each in self._expected if each.config != executor.config]
+        self.capabilities.serves(executor.config)
         executor.is_withdrawn = executor.is_failing = self._health.is_withdrawn(executor.life)
         executor.is_connected = True
         self._effects.append(ExecutorServes(address))
@@ -466,12 +423,11 @@ class Scheduler:
     ) -> None:
         """Closes the engine of an executor; its requests go on elsewhere."""
         del self.executors[executor.address]
-        noted = (self._awake, self._idle, self._preempting, self._draining, self._asks_at_ns)
-        for others in noted:
+        givers = self._preempted_moves.givers
+        for others in (self._awake, self._idle, givers, self._draining, self._asks_at_ns):
             others.pop(executor.address, None)
         executor.is_connected = False
-        if self._last_config is not None:
-            self._expect(executor.config)
+        self.capabilities.left(executor.config, self.now_ns)
         rescued = rescue(executor)
         for call, error in rescued.faults:
             self._effects.append(EngineFailed(executor.address, call, error))
@@ -514,18 +470,6 @@ class Scheduler:
             self._end(place.request)
         self._has_changed = True
 
-    def _expect(self, config: SchedulerConfig) -> None:
-        """Records that an executor with `config` is expected back."""
-        kept = [each for each in self._expected if each.config != config]
-        until_ns = self.now_ns + round(self._config.executor_return_s * 1e9)
-        self._expected = [*kept, _Expected(config, until_ns)]
-
-    def _give_up_expecting(self) -> None:
-        expected = [each for each in self._expected if each.until_ns > self.now_ns]
-        if len(expected) < len(self._expected):
-            self._expected = expected
-            self._end_unfitting()
-
     def _end_unfitting(self) -> None:
         """Ends waiting requests that no executor can run which is here or expected back.
 
@@ -535,7 +479,7 @@ class Scheduler:
             return
         for place in [each for each in self.places.values() if each.executor is None]:
             try:
-                self._check_fits(place.request)
+                self.capabilities.check_fits(place.request)
             except DomainError as error:
                 within_s = self._config.executor_return_s
                 message = f"{error.message}; none that could came back within {within_s:g} s"
@@ -677,8 +621,8 @@ class Scheduler:
             self._idle[executor.address] = None
             self._routing.changed(executor)
         self._routing.begin_turn(self.taking_requests, self._idle_executors)
-        if self._preempting and len(self.queue):
-            self._move_preempted({executor.address for executor in executors})
+        if len(self.queue):
+            self._move_preempted(executors)
         while True:
             for executor in executors:
                 if not executor.is_broken:
@@ -706,10 +650,7 @@ class Scheduler:
                 self._count_break(self._routing.looked_at)
                 return
             executor.lacks = engine.placement.draft.lacks if plan is None else plan.lacks
-            if engine.num_preempted:
-                self._preempting[address] = None
-            else:
-                self._preempting.pop(address, None)
+            self._preempted_moves.planned(executor)
             if plan is None:
                 self._idle[address] = None
                 if engine.is_behind:
@@ -729,47 +670,16 @@ class Scheduler:
             end_with_fault(looked_at)
             self._end(looked_at)
 
-    def _move_preempted(self, planning: Container[str] = ()) -> bool:
-        """Takes one preempted request back that had better begin at another executor.
-
-        Waiting requests that may begin before it do so first. `planning`: executors that are about
-        to plan a step, and bring their own requests back if they have room.
-        """
-        self._moves_at_ns = None
-        if not self._preempting:
-            return False
-        takers = [
-            executor
-            for executor in self.taking_requests
-            if executor.address not in self._preempting and self._routing.has_room(executor)
-        ]
-        first = self._routing.first_of(takers)
-        for address in self._preempting if takers else ():
-            giver = self.executors[address]
-            if address in planning and giver.engine.has_room:
-                continue
-            for request in giver.engine.movable_requests:
-                if first is not None and self.queue.may_go_before(first, request):
-                    continue
-                for taker in takers:
-                    if not taker.engine.has_room_for(request):
-                        continue
-                    moves_at_ns = self._moves_at(request, taker)
-                    if self.now_ns >= moves_at_ns:
-                        reason = MoveReason.BEGINS_SOONER_ELSEWHERE
-                        self._take_from(giver, request.request_id, reason)
-                        return True
-                    self._moves_at_ns = min(moves_at_ns, self._moves_at_ns or moves_at_ns)
-        return False
-
-    def _moves_at(self, request: Request, taker: ExecutorState) -> int:
-        """Returns when a preempted request has waited long enough to move to `taker`, in ns.
-
-        Its own executor has KV of it, or a part. So it waits there for as long as it would take to
-        compute it again: it loses at most twice what the best choice would (ski rental).
-        """
-        num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
-        return request.queued_at_ns + max(_LEAST_PATIENCE_NS, taker.engine.recompute_ns(num_tokens))
+    def _move_preempted(self, planning: Sequence[ExecutorState] = ()) -> None:
+        """Has one preempted request wait in the queue that had better begin at another executor."""
+        moves = self._preempted_moves
+        if not moves.givers:
+            moves.next_at_ns = None
+            return
+        found = moves.choose(self.taking_requests, self.now_ns, planning)
+        if found is not None:
+            giver, request = found
+            self._take_from(giver, request.request_id, MoveReason.BEGINS_SOONER_ELSEWHERE)
 
     def _assign_begun(self, executor: ExecutorState) -> None:
         """Notes which requests have left the queue for an executor."""
@@ -791,7 +701,8 @@ class Scheduler:
     def _tick(self, *, looks_everywhere: bool) -> None:
         self._wakes_at_ns = None
         self._end_overdue()
-        self._give_up_expecting()
+        if self.capabilities.give_up(self.now_ns):
+            self._end_unfitting()
         next_probe_ns = self._health.next_probe_ns
         self._health.is_due |= next_probe_ns is not None and next_probe_ns <= self.now_ns
         self._place_isolated()
@@ -800,9 +711,10 @@ class Scheduler:
         for address, at_ns in self._asks_at_ns.items():
             if at_ns <= self.now_ns:
                 awake[address] = None
-        if self._moves_at_ns is not None and self._moves_at_ns <= self.now_ns:
-            self._moves_at_ns = None
-            awake |= self._preempting
+        moves = self._preempted_moves
+        if moves.next_at_ns is not None and moves.next_at_ns <= self.now_ns:
+            moves.next_at_ns = None
+            awake |= dict.fromkeys(moves.givers)
         self._plan(list(self.executors) if looks_everywhere else awake)
 
     def _end_overdue(self) -> None:
@@ -851,11 +763,11 @@ class Scheduler:
             return 0
         looks = [self.queue.next_deadline_ns, self._quarantine.next_look_ns]
         looks += [self._health.next_probe_ns, self._routing.next_hold_end_ns]
-        looks += [each.until_ns for each in self._expected]
+        looks.append(self.capabilities.next_give_up_ns)
         times = [at_ns + _PAST_NS if at_ns else at_ns for at_ns in looks if at_ns is not None]
         times += self._asks_at_ns.values()
-        if self._moves_at_ns is not None:
-            times.append(self._moves_at_ns)
+        if self._preempted_moves.next_at_ns is not None:
+            times.append(self._preempted_moves.next_at_ns)
         return min(times, default=None)
 
     def _act_on_health(self) -> None:

@@ -255,7 +255,7 @@ async def test_prompt_is_looked_at_once_when_there_are_several_executors(
         looked_at.append(request.sequence.token_ids.tolist())
         check_request(request, config)
 
-    monkeypatch.setattr("scheduler_service.scheduler.scheduler.check_request", check)
+    monkeypatch.setattr("scheduler_service.scheduler.capabilities.check_request", check)
     stream = GenerateStream(network.cluster.delivery.new_outbox())
     request = Request.create("r", prompt, SamplingParams(max_tokens=1), arrival=1, seed=1)
 

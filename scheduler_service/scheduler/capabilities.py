@@ -1,0 +1,89 @@
+"""What executors can run: those that are here, and those that are expected back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scheduler_service.scheduler.engine.planning.arrival_checks import check_request, fits
+from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """Configuration of an executor that left and is expected back until `until_ns`."""
+
+    config: SchedulerConfig
+    until_ns: int
+
+
+class Capabilities:
+    """Configurations of executors, by which requests are accepted or refused.
+
+    An executor is expected back for `return_ns` after it left. Where none is here or expected, the
+    last one that served stands for those to come: `last_config`.
+    """
+
+    def __init__(self, executors: Mapping[str, ExecutorState], return_ns: int) -> None:
+        self._executors = executors
+        self._return_ns = return_ns
+        self._expected: list[_Expected] = []
+        self.last_config: SchedulerConfig | None = None
+
+    @property
+    def largest_config(self) -> SchedulerConfig | None:
+        """Configuration of the connected executor with the longest `max_len`, else of the last."""
+        return max(self._connected, key=lambda config: config.max_len, default=self.last_config)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most sequences side by side on a connected executor, or on the last that served."""
+        last = 0 if self.last_config is None else self.last_config.max_num_seqs
+        return max((config.max_num_seqs for config in self._connected), default=last)
+
+    @property
+    def _connected(self) -> list[SchedulerConfig]:
+        return [
+            executor.config
+            for executor in self._executors.values()
+            if executor.is_connected and not executor.is_draining
+        ]
+
+    def check_fits(self, request: Request) -> None:
+        """Raises DomainError if no executor that is here or expected back can run `request`."""
+        executors = self._executors.values()
+        here = [each.config for each in executors if each.takes_requests]
+        others = [each.config for each in executors if not each.takes_requests]
+        configs = [*here, *others, *(each.config for each in self._expected)]
+        fitting = next((config for config in configs if fits(request, config)), None)
+        for config in [fitting] if fitting is not None else here:
+            check_request(request, config)
+        if fitting is None and (largest := self.largest_config) is not None:
+            check_request(request, largest)
+
+    # -- executors come and go -----------------------------------------------------------------
+
+    def serves(self, config: SchedulerConfig) -> None:
+        """Notes that an executor with `config` serves."""
+        self.last_config = config
+        self._expected = [each for each in self._expected if each.config != config]
+
+    def left(self, config: SchedulerConfig, now_ns: int) -> None:
+        """Notes that an executor with `config` left, and is expected back from now on."""
+        if self.last_config is not None:
+            kept = [each for each in self._expected if each.config != config]
+            self._expected = [*kept, _Expected(config, now_ns + self._return_ns)]
+
+    def give_up(self, now_ns: int) -> bool:
+        """Expects executors no longer that left too long ago; returns whether there were any."""
+        expected = [each for each in self._expected if each.until_ns > now_ns]
+        was_longer = len(expected) < len(self._expected)
+        self._expected = expected
+        return was_longer
+
+    @property
+    def next_give_up_ns(self) -> int | None:
+        """Time in ns at which `give_up` finds the next one; None if none is expected."""
+        return min((each.until_ns for each in self._expected), default=None)
