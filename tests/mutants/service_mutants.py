@@ -151,8 +151,8 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{HISTORIES}contended",
         ),
         "no preempted request moves to an idle executor": Mutant(
-            "scheduler_service.scheduler.scheduler",
-            "executor.address not in self._preempting and self._routing.has_room(executor)",
+            "scheduler_service.scheduler.preempted_moves",
+            "executor.address not in self.givers and self._routing.has_room(executor)",
             "False",
             f"{_SCHEDULER}test_scheduler.py",
         ),
