@@ -25,8 +25,7 @@ from benchmarks.report import emit, percentile
 from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.grammars.vocabulary import Vocabulary
 from executor_service.sampling.sampler import SamplingRows, sample
-from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams
-from executor_service.steps.token_masks import TokenMasks
+from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams, TokenMasks
 from splitserve_grammars.grammar_text import grammar_text
 from splitserve_grammars.grammar_trials import GrammarTrials
 from splitserve_grammars.limits import MAX_COMPILE_CPU_S, PARSER_LIMITS

@@ -18,11 +18,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from executor_service.checkpoint.folder import check_directory
-from executor_service.config import ExecutorConfig
+from executor_service.config import ExecutorConfig, start_again
 from executor_service.errors import ExecutorError, RecordingFailed
-from executor_service.second_start import start_again
-from executor_service.service.departure import Departures
-from executor_service.service.executor_lives import ExecutorLives
+from executor_service.service.departure import Departures, ExecutorLives
 from executor_service.service.membership import Membership
 from executor_service.service.registration import (
     GrpcRegistry,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from splitserve_metrics.address import MetricsAddress
 from splitserve_rpc.cluster_identity import Role
@@ -67,3 +69,21 @@ class ExecutorConfig:
         check_exposure("listen", values["listen"], is_protected=is_protected, insecure=insecure)
         named = {key: value for key, value in values.items() if key in cls.__slots__}
         return cls(**named, security=security, metrics=MetricsAddress.from_options(values))
+
+
+# -- The process in its own place once more, with other options ------------------------------------
+
+
+def start_again(more_flags: Sequence[str], cluster_token: str | None) -> NoReturn:
+    """Becomes what this process was started as, with `more_flags`, which go before all others.
+
+    `cluster_token`: its file may have been a pipe, which says it only once; so there is another.
+    """
+    command = [sys.executable, *sys.orig_argv[1:], *more_flags]
+    if cluster_token is not None:
+        reading, writing = os.pipe()
+        with open(writing, "w", encoding="ascii") as pipe:
+            pipe.write(cluster_token)  # far less than a pipe holds
+        os.set_inheritable(reading, True)
+        command.append(f"--cluster-token-file=/dev/fd/{reading}")
+    os.execv(sys.executable, command)

@@ -19,20 +19,17 @@ from executor_service.backends.choose import choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
-from executor_service.device.gpu_choice import choose_device
-from executor_service.device.host_reservations import HostReservations, default_directory
+from executor_service.device.memory import HostReservations, choose_device, default_directory
 from executor_service.grammars.compiled_grammars import CompiledGrammars
-from executor_service.grammars.token_bytes import TokenizerUnsupported
-from executor_service.grammars.vocabulary import Vocabulary
+from executor_service.grammars.vocabulary import TokenizerUnsupported, Vocabulary
 from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.kernel_warm_up import compile_kernels
+from executor_service.runner.kernel_warm_up import compile_kernels, measure_step
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.recorded_models import RecordedModels
-from executor_service.runner.trial_step import measure_step
+from executor_service.runner.step_graphs import RecordedModels
+from executor_service.speculation.draft_model import LoadedProposer
 from executor_service.speculation.draft_totals import DraftTotals
 from executor_service.speculation.load_draft import load_draft
-from executor_service.speculation.proposer import LoadedProposer
 from executor_service.speculation.speculating_runner import SpeculatingRunner
 from executor_service.steps.drafts import MAX_NUM_DRAFTS
 from executor_service.steps.executor_info import (

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu_check.part_process import FLASH_ATTENTION_3_FROM
 from benchmarks.gpu_check.sizes import Sizes
-from executor_service.backends.attention_candidates import (
+from executor_service.backends.attention_trial import (
     DEFAULT_BLOCK_SIZE,
     Candidate,
     LayerDemand,

@@ -26,7 +26,7 @@ from executor_service.errors import StepFailed
 from executor_service.model.transformers_attention import unbind
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.recorded_models import RecordedModels
+from executor_service.runner.step_graphs import RecordedModels
 from executor_service.steps.block_tables import BlockTables
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import AwaitedTokens, PendingStep, StepInput

@@ -10,18 +10,62 @@ model runs in slower code than others of its class, a warning says why and at wh
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from executor_service.backends.attention_candidates import DEFAULT_BLOCK_SIZE
-from executor_service.backends.compute import PRICE_OF_TORCH_ON_CPU, PRICE_OF_TORCH_ON_GPU, Compute
-from executor_service.backends.cpu import compute_on_cpu
-from executor_service.backends.gpu import compute_on_gpu
-from executor_service.errors import BackendUnavailable, TrialFailed
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import torch_model
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from executor_service.backends.attention_trial import (
+    DEFAULT_BLOCK_SIZE,
+    Candidate,
+    gpu_candidates,
+    time_attention,
+    try_backend,
+    try_layer,
+)
+from executor_service.backends.compute import (
+    PRICE_OF_NO_DECODER,
+    PRICE_OF_NO_GPU_DECODER,
+    PRICE_OF_TORCH_ON_CPU,
+    PRICE_OF_TORCH_ON_GPU,
+    Compute,
+    log_decoder_refused,
+    log_not_used,
+)
+from executor_service.backends.gpu_kernels import (
+    choose_gpu_adjust,
+    choose_gpu_copy,
+    choose_gpu_draw,
+    static_draw_of,
+)
+from executor_service.decoders.cpu_decoder import (
+    NativePagedModel,
+    build_native_model,
+    why_not_native,
+)
+from executor_service.decoders.decoder import DecoderModel
+from executor_service.decoders.llama_config import release_weights, why_not_llama
+from executor_service.decoders.packed_linears import pack_linears
+from executor_service.device.kv_cache import KVCache
+from executor_service.device.memory import release_cached_memory
+from executor_service.errors import BackendUnavailable, TrialFailed, one_line
+from executor_service.model.loaded_model import LayerKind, LoadedModel
+from executor_service.model.paged_model import PagedModel, attending_with, torch_model
+from executor_service.sampling.sampler import Draw, SamplingRows, draw_rows
+from splitserve_kernels import reference
+from splitserve_kernels.cpu.attention import NativeAttention, why_not_native_attention
 from splitserve_kernels.cpu.build import BuildFailed
+from splitserve_kernels.cpu.library import NativeLibrary, load_library
+from splitserve_kernels.cpu.linear import WeightRows, linear, pack
+from splitserve_kernels.cpu.sampling import choose_tokens
 from splitserve_kernels.gpu.attention.flash_attention_3_sources import INSTALLED
+from splitserve_kernels.paged_batch import AttentionBackend
+
+if TYPE_CHECKING:
+    from executor_service.decoders.gpu_decoder import GpuDecoder
 
 # What --attention-backend takes beside the names of `attention_candidates.gpu_candidates`: the
 # fastest that passes its trial, plain torch, and compiled CPU kernels.
@@ -98,3 +142,262 @@ def _choose(
 
 def _because(compute: Compute) -> str:
     return "" if compute.why_slow is None else f" ({compute.why_slow})"
+
+
+# --------------------------------------------------------------------------------------------------
+# What computes on a CPU: native kernels that attend, multiply and draw, or a native decoder.
+
+
+def compute_on_cpu(
+    load: Callable[[], LoadedModel], loaded: LoadedModel, block_size: int, *, is_int8: bool
+) -> Compute:
+    """What runs `loaded` by native kernels; `load` loads it again.
+
+    Raises BuildFailed or BackendUnavailable if these cannot be had, TrialFailed if their attention
+    computes something else. What else fails its trial is left to `transformers`.
+    """
+    for layer in loaded.layers:
+        reason = why_not_native_attention((layer.key_dim, layer.value_dim), loaded.dtype)
+        if reason is not None:
+            raise BackendUnavailable(reason)
+    library = load_library()
+    backend = NativeAttention(library)
+    try_backend(backend, loaded, block_size)
+    reason, why_slow = why_not_native(loaded), None
+    if reason is None:
+        try:
+            return _native_decoder(loaded, library, block_size, is_int8=is_int8)
+        except TrialFailed as error:
+            why_slow = log_decoder_refused("native", loaded, error, PRICE_OF_NO_DECODER)
+            loaded = load()  # the trial took it apart
+    else:
+        log_not_used("native_decoder", loaded, reason, "native attention")
+    description = f"native attention ({library.variant})"
+    draw, is_packed = native_draw(library), True
+    try:
+        loaded = pack_linears(loaded, library, is_int8=is_int8)
+        description = f"native attention and matrices ({library.variant})"
+    except TrialFailed as error:
+        message = "packed_matrices_refused model=%s reason=%r price=%r"
+        _log.error(message, loaded.architecture, str(error), PRICE_OF_TORCH_ON_CPU)
+        loaded, is_packed, why_slow = load(), False, str(error)
+    make_model = attending_with(backend)
+    is_int8 &= is_packed
+    return Compute(
+        loaded, make_model, description, block_size, draw, is_int8=is_int8, why_slow=why_slow
+    )
+
+
+def native_draw(library: NativeLibrary) -> Draw:
+    """Chooses as `draw_in_torch` does, many times faster. Logits must be on the CPU."""
+
+    def draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+        return choose_tokens(library, adjusted, draw_rows(rows, adjusted.shape[1]))
+
+    return draw
+
+
+def _native_decoder(
+    loaded: LoadedModel, library: NativeLibrary, block_size: int, *, is_int8: bool
+) -> Compute:
+    native = build_native_model(loaded, library, is_int8=is_int8)
+    loaded = replace(loaded, weights_bytes=native.num_bytes)
+
+    def make_model(_loaded: LoadedModel, cache: KVCache) -> PagedModel:
+        return NativePagedModel(native, cache)
+
+    return Compute(
+        loaded,
+        make_model,
+        f"native decoder ({library.variant})",
+        block_size,
+        native_draw(library),
+        is_batch_invariant=True,
+        is_int8=is_int8,
+    )
+
+
+# -- What computes on a GPU: attention, tried and timed, and a decoder of our own around it --------
+#
+# The reasons are in docs/adr/0007-gpu-backends.md.
+
+
+# Seconds that attention of a model takes with a backend and a block size.
+TimeAttention = Callable[[AttentionBackend, LoadedModel, int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAttention:
+    """What attends, on blocks of `block_size` tokens."""
+
+    name: str
+    backend: AttentionBackend
+    block_size: int
+
+
+def choose_gpu_attention(
+    loaded: LoadedModel,
+    only: str | None,
+    block_size: int | None,
+    candidates: Sequence[Candidate],
+    time_backend: TimeAttention = time_attention,
+) -> GpuAttention:
+    """The fastest of those `candidates` that compute what plain torch does; the first is default.
+
+    `only`: the name of the one that may be taken; None for any. `block_size`: None for the default.
+    Raises BackendUnavailable if none can be had, TrialFailed if that is because of what it
+    computes.
+    """
+    size = block_size or DEFAULT_BLOCK_SIZE
+    usable = []
+    refusal: BackendUnavailable | TrialFailed = BackendUnavailable("no such backend")
+    for candidate in candidates:
+        if only not in (None, candidate.name):
+            continue
+        try:
+            usable.append(_try(candidate, loaded, size, is_named=only is not None))
+        except (BackendUnavailable, TrialFailed) as error:
+            is_wrong = isinstance(error, TrialFailed)
+            level = logging.WARNING if candidate.is_asked_for else logging.INFO
+            _log.log(
+                logging.ERROR if is_wrong else level,
+                "attention_backend_refused backend=%s reason=%r",
+                candidate.name,
+                str(error),
+            )
+            if is_wrong or not isinstance(refusal, TrialFailed):
+                refusal = error
+    if not usable:
+        raise refusal
+    return usable[0] if len(usable) == 1 else _fastest(usable, loaded, time_backend)
+
+
+def _try(
+    candidate: Candidate, loaded: LoadedModel, block_size: int, *, is_named: bool
+) -> GpuAttention:
+    reason = candidate.why_not(loaded, block_size, is_named=is_named)
+    if reason is not None:
+        raise BackendUnavailable(reason)
+    backend = candidate.make()
+    try_backend(backend, loaded, block_size, rounds_queries=candidate.rounds(loaded))
+    return GpuAttention(candidate.name, backend, block_size)
+
+
+def _fastest(
+    usable: Sequence[GpuAttention], loaded: LoadedModel, time_backend: TimeAttention
+) -> GpuAttention:
+    default = usable[0]
+    try:
+        times_s = [time_backend(each.backend, loaded, each.block_size) for each in usable]
+    except RuntimeError as error:
+        # Too little memory, mostly.
+        _log.warning("attention_backends_not_timed reason=%r", one_line(error))
+        return default
+    for each, time_s in zip(usable, times_s, strict=True):
+        _log.info("attention_backend_timed backend=%s us=%.1f", each.name, time_s * 1e6)
+    return usable[min(range(len(usable)), key=times_s.__getitem__)]
+
+
+def compute_on_gpu(
+    load: Callable[[], LoadedModel],
+    loaded: LoadedModel,
+    only: str | None,
+    block_size: int | None,
+    flash_attention_3: str = INSTALLED,
+) -> Compute:
+    """What runs `loaded` by Triton's kernels, or where these are interpreted, as on a GPU.
+
+    `load` loads it again. For `only`, `block_size` and what is raised see `choose_gpu_attention`,
+    for `flash_attention_3` see `gpu_candidates`.
+    """
+    chosen = choose_gpu_attention(loaded, only, block_size, gpu_candidates(flash_attention_3))
+    draw = choose_gpu_draw(loaded.vocab_size, loaded.device)
+    compute = Compute(
+        loaded,
+        attending_with(chosen.backend),
+        f"{chosen.name} attention",
+        chosen.block_size,
+        draw,
+        choose_gpu_copy(loaded.device),
+        is_recordable=loaded.device.type == "cuda",
+        adjust=choose_gpu_adjust(loaded.vocab_size, loaded.device),
+        static_draw=static_draw_of(draw),
+    )
+    reason = why_not_llama(loaded)
+    if reason is not None:
+        log_not_used("gpu_decoder", loaded, reason, compute.description)
+        return compute
+    decoder = _gpu_decoder(loaded, chosen)
+    if not isinstance(decoder, str):
+        return _with_decoder(compute, decoder)
+    # Memory need not hold the model twice. (By now the error does not hold on to its parts either.)
+    release_weights(loaded.model)
+    release_cached_memory(loaded.device)
+    return replace(compute, loaded=load(), why_slow=decoder)
+
+
+def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> GpuDecoder | str:
+    """The reason if it was refused; the model may be lost then."""
+    # It needs Triton already when it is imported.
+    from executor_service.decoders.gpu_decoder import build_gpu_decoder
+
+    try:
+        return build_gpu_decoder(loaded, chosen.backend, chosen.block_size)
+    except TrialFailed as error:
+        return log_decoder_refused("gpu", loaded, error, PRICE_OF_NO_GPU_DECODER)
+
+
+def _with_decoder(compute: Compute, decoder: GpuDecoder) -> Compute:
+    return replace(
+        compute,
+        loaded=replace(compute.loaded, weights_bytes=decoder.num_bytes),
+        make_model=lambda _loaded, cache: DecoderModel(decoder, cache),
+        description=f"GPU decoder, {compute.description}",
+    )
+
+
+# -- What computes a layer on a CPU that is no part of a model of `transformers` -------------------
+
+# Multiplies rows [T, inputs] with a matrix: [T, outputs].
+Linear = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCompute:
+    """`linear`: what multiplies with a weight [outputs, inputs]. `description`: for people."""
+
+    attention: AttentionBackend
+    linear: Callable[[Tensor], Linear]
+    description: str
+
+
+def choose_layer_compute(
+    kind: LayerKind, dtype: torch.dtype, name: str, block_size: int
+) -> LayerCompute:
+    """Native kernels, if they attend as plain torch does, and that if not.
+
+    `name`: as --attention-backend takes it. `block_size`: of the pools.
+    """
+    in_torch = LayerCompute(reference, _linear_in_torch, "torch")
+    reason = why_not_native_attention((kind.layer.key_dim, kind.layer.value_dim), dtype)
+    if name == TORCH or reason is not None:
+        return in_torch
+    try:
+        library = load_library()
+        backend = NativeAttention(library)
+        try_layer(backend, kind, block_size, dtype, torch.device("cpu"))
+    except (BuildFailed, BackendUnavailable, TrialFailed) as error:
+        _log.warning("native_layer_refused reason=%r: plain torch serves", str(error))
+        return in_torch
+
+    def native_linear(weight: Tensor) -> Linear:
+        if weight.shape[1] % 2:
+            return _linear_in_torch(weight)
+        packed = pack(library, WeightRows.of(weight))
+        return lambda rows: linear(library, packed, rows)
+
+    return LayerCompute(backend, native_linear, f"native kernels ({library.variant})")
+
+
+def _linear_in_torch(weight: Tensor) -> Linear:
+    return lambda rows: F.linear(rows, weight)

@@ -10,8 +10,13 @@ from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
 from executor_service.errors import TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel
-from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
-from executor_service.sampling.static_draw import StaticDraw
+from executor_service.sampling.sampler import (
+    Adjust,
+    Draw,
+    StaticDraw,
+    adjust_in_torch,
+    draw_in_torch,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -11,12 +11,16 @@ from typing import TypeVar
 
 import torch
 
-from executor_service.backends.adjust_trial import try_adjust
-from executor_service.backends.draw_trial import try_draw
+from executor_service.backends.draw_trial import try_adjust, try_draw
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
 from executor_service.errors import TrialFailed, one_line
-from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_unseen_in_torch
-from executor_service.sampling.static_draw import StaticDraw
+from executor_service.sampling.sampler import (
+    Adjust,
+    Draw,
+    StaticDraw,
+    adjust_in_torch,
+    draw_unseen_in_torch,
+)
 
 _NUM_BLOCKS = 40
 # No multiple of what a program copies.
@@ -46,7 +50,7 @@ def choose_gpu_adjust(vocab_size: int, device: torch.device) -> Adjust:
     """The Triton kernel, or plain torch where it changes logits otherwise."""
 
     def make() -> Adjust:
-        from executor_service.backends.gpu_adjust import triton_adjust
+        from executor_service.backends.gpu_draw import triton_adjust
 
         return triton_adjust
 

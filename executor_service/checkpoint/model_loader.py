@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.generation_config import read_eos_token_ids, read_generation_config
-from executor_service.checkpoint.kv_scales import read_kv_scales
-from executor_service.checkpoint.model_kind import check_kind
-from executor_service.checkpoint.text_part import is_causal, text_part, wrapper_class
+from executor_service.checkpoint.model_kind import check_kind, is_causal, text_part, wrapper_class
 from executor_service.checkpoint.tokenizer_files import read_tokenizer, with_tokenizer_eos
-from executor_service.checkpoint.weight_names import check_weight_names
-from executor_service.device.errors import is_out_of_memory
 from executor_service.device.memory import (
     available_host_bytes,
     format_bytes,
+    is_out_of_memory,
     release_file_pages,
 )
 from executor_service.errors import (
@@ -35,13 +35,14 @@ from executor_service.errors import (
     OutOfMemory,
     one_line,
 )
-from executor_service.model.loaded_model import LoadedModel, weights_bytes
-from executor_service.model.model_support import (
+from executor_service.model.loaded_model import (
+    LoadedModel,
     check_config,
     check_model_class,
     choose_max_model_len,
+    show_progress,
+    weights_bytes,
 )
-from executor_service.model.progress import show_progress
 from executor_service.trials.model_trial import try_model
 from splitserve_kernels.paged_batch import KVScales
 
@@ -297,3 +298,180 @@ def _eos_token_ids(config: Any, text_config: Any, vocab_size: int) -> tuple[int,
         if token_ids is not None:
             return token_ids
     return ()
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether the weights of a checkpoint are those of the model that its configuration describes.
+#
+# The rule: every tensor of the model is in the checkpoint, in its shape, or tied to one that is;
+# and every tensor of the checkpoint has its place in the model. Left out may only be what cannot
+# change a logit: what transformers itself lists for the class, tables and masks that the model
+# makes itself, layers that predict tokens further ahead, and scales of keys and values (see
+# `kv_scales`).
+
+# Tables and masks that models had once, or had in another place.
+_TABLES = re.compile(
+    r"(^|\.)(inv_freq|original_inv_freq|cos_cached|sin_cached|position_ids|masked_bias)$"
+)
+_FURTHER_AHEAD = re.compile(r"(^|\.)mtp(_\w+)?\.")
+_LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
+
+
+def check_weight_names(directory: Path, model: Any, info: Mapping[str, Any]) -> None:  # noqa: ANN401
+    """Raises ModelUnreadable for a checkpoint that breaks the rule, with a name and the count.
+
+    `model`: of `transformers`. `info`: what its loading says.
+    """
+    model_class = type(model).__name__
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelUnreadable(
+            f"{directory}: the weights lack {missing[0]} and {len(missing) - 1} more tensors of"
+            f" {model_class}, which would be random: not served; served would be all of them"
+        )
+    mismatched = sorted(info["mismatched_keys"])
+    if mismatched:
+        name, found, expected = mismatched[0]
+        raise ModelUnreadable(
+            f"{directory}: {name} has shape {list(found)} where config.json implies"
+            f" {list(expected)}, and {len(mismatched) - 1} more tensors do not fit: not served;"
+            " served would be weights with the config.json that they were saved with"
+        )
+    unused = sorted(name for name in info["unexpected_keys"] if not _is_harmless(name, model))
+    if unused:
+        raise ModelUnreadable(
+            f"{directory}: {model_class} has no place for {unused[0]} and {len(unused) - 1} more"
+            " tensors of the weights, so it may be another model: not served; served would be"
+            " weights with the config.json that they were saved with"
+        )
+
+
+def _is_harmless(name: str, model: Any) -> bool:  # noqa: ANN401
+    if _TABLES.search(name) or _FURTHER_AHEAD.search(name) or is_kv_scale(name):
+        return True
+    # Checkpoints may leave out the first part of names.
+    if any(f".{buffer}".endswith(f".{name}") for buffer, _ in model.named_buffers()):
+        return True
+    layer = _LAYER.search(name)
+    text_config = model.config.get_text_config(decoder=True)
+    return layer is not None and int(layer[2]) in _layers_further_ahead(text_config)
+
+
+def _layers_further_ahead(config: Any) -> Iterable[int]:  # noqa: ANN401
+    """The layers behind the last one, as far as the configuration says what they are for."""
+    num_layers = getattr(config, "num_hidden_layers", None)
+    num_ahead = getattr(config, "num_nextn_predict_layers", None)
+    if not isinstance(num_layers, int) or not isinstance(num_ahead, int):
+        return ()
+    return range(num_layers, num_layers + num_ahead)
+
+
+# -- Scales of keys and values that a checkpoint was calibrated with, for pools in 8 bits ----------
+#
+# A stored number times the scale is the key, or the value. What compresses models writes one scale
+# for the keys and one for the values of a layer, under the names of several years.
+
+_LAYER_OF_SCALE = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
+_KEY, _VALUE, _BOTH = "k_scale", "v_scale", "kv_scale"
+# The end of a tensor's name, and what it is; of vLLM's exports, of others', and what was once.
+_ENDINGS = {
+    "self_attn.k_scale": _KEY,
+    "self_attn.v_scale": _VALUE,
+    "self_attn.attn.k_scale": _KEY,
+    "self_attn.attn.v_scale": _VALUE,
+    "self_attn.k_proj.k_scale": _KEY,
+    "self_attn.v_proj.v_scale": _VALUE,
+    "self_attn.k_proj.output_scale": _KEY,
+    "self_attn.v_proj.output_scale": _VALUE,
+    "self_attn.kv_scale": _BOTH,
+}
+# How other engines round queries and weights of keys: no number of ours depends on it.
+_OF_QUERIES = re.compile(r"(^|\.)self_attn\.(attn\.)?(q|prob)_scale$")
+
+
+def is_kv_scale(name: str) -> bool:
+    """Whether a tensor of a checkpoint is one that only rounding keys, values, queries needs."""
+    return _what(name) is not None or _OF_QUERIES.search(name) is not None
+
+
+def read_kv_scales(
+    files: Sequence[Path], model: nn.Module, attention_modules: Sequence[nn.Module]
+) -> tuple[KVScales, ...]:
+    """Of each of `attention_modules`, in their order; none if the checkpoint has no scales.
+
+    `files`: those of the weights. Which it is, is one line in the log. Raises ModelUnsupported if
+    there are scales for some layers only, or others than one positive number.
+    """
+    found = _read(files)
+    if not found:
+        _log.warning(
+            "kv_scales_missing: keys and values in 8 bits are stored as they are; what is beyond"
+            " 448 is cut off"
+        )
+        return ()
+    scales = tuple(
+        KVScales(*(_one(found, number, what) for what in (_KEY, _VALUE)))
+        for number in _layer_numbers(model, attention_modules)
+    )
+    keys, values = ([each.key for each in scales], [each.value for each in scales])
+    _log.info(
+        "kv_scales_read num_layers=%d keys=%.3g..%.3g values=%.3g..%.3g",
+        len(scales),
+        min(keys),
+        max(keys),
+        min(values),
+        max(values),
+    )
+    return scales
+
+
+def _what(name: str) -> str | None:
+    return next((what for end, what in _ENDINGS.items() if f".{name}".endswith(f".{end}")), None)
+
+
+def _read(files: Sequence[Path]) -> dict[tuple[int, str], float]:
+    """By the number of the layer and what it is."""
+    from safetensors import safe_open
+
+    found: dict[tuple[int, str], float] = {}
+    for path in files:
+        if path.suffix != ".safetensors":
+            continue
+        opened: Any = safe_open(path, framework="pt")
+        with opened as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                what, layer = _what(name), _LAYER_OF_SCALE.search(name)
+                if what is None or layer is None:
+                    continue
+                number = _number(path, name, file.get_tensor(name))
+                for each in (_KEY, _VALUE) if what == _BOTH else (what,):
+                    found[int(layer[1]), each] = number
+    return found
+
+
+def _number(path: Path, name: str, tensor: Any) -> float:  # noqa: ANN401
+    if tensor.numel() != 1:
+        raise ModelUnsupported(
+            f"{path}: {name} has shape {list(tensor.shape)}: allowed: one number for a layer"
+        )
+    number = float(tensor)
+    if not (math.isfinite(number) and number > 0):
+        raise ModelUnsupported(f"{path}: {name} is {number}: allowed: a positive number")
+    return number
+
+
+def _one(found: Mapping[tuple[int, str], float], layer: int, what: str) -> float:
+    try:
+        return found[layer, what]
+    except KeyError as error:
+        raise ModelUnsupported(
+            f"the checkpoint has scales for keys and values, but no {what} of layer {layer}:"
+            " allowed: both for each layer, or none at all"
+        ) from error
+
+
+def _layer_numbers(model: nn.Module, attention_modules: Sequence[nn.Module]) -> list[int]:
+    """The number of the layer that each module is in, by its name."""
+    names = {module: name for name, module in model.named_modules()}
+    layers = [_LAYER_OF_SCALE.search(names[module]) for module in attention_modules]
+    return [int(layer[1]) if layer is not None else -1 for layer in layers]

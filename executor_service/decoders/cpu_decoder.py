@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from executor_service.decoders.decoder import DecoderModel, try_decoder
-from executor_service.decoders.llama_parts import (
+from executor_service.decoders.llama_config import (
     decoder_shape,
     linear_weights,
     release_weights,

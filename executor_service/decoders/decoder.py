@@ -12,7 +12,8 @@ Shape letters: Q sequences, L tokens of each, T input tokens, S rows of logits, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -20,25 +21,26 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from executor_service.decoders.llama_config import unknown_fields
-from executor_service.decoders.llama_parts import rotation_at
-from executor_service.decoders.read_fields import ReadFields
+from executor_service.decoders.llama_config import rotation_at, unknown_fields
 from executor_service.device.kv_cache import KVCache
 from executor_service.errors import OutOfMemory, TrialFailed, one_line
-from executor_service.model.attention_probe import (
+from executor_service.model.input_batch import InputBatch
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.transformers_attention import (
     SCRATCH_BLOCK_SIZE,
     num_scratch_blocks,
     probe_attention,
     run_in_steps,
 )
-from executor_service.model.input_batch import InputBatch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.trials.float32_trial import Trial, float32_trial
-from executor_service.trials.int8_reference import rounded_matrices
-from executor_service.trials.logit_error import FLOAT32_TOLERANCE
-from executor_service.trials.model_cut import CUT_VOCAB_SIZE
-from executor_service.trials.model_trial import try_replacement
-from executor_service.trials.trial_tokens import TrialTokens, whole_numbers
+from executor_service.trials.float32_trial import (
+    CUT_VOCAB_SIZE,
+    FLOAT32_TOLERANCE,
+    Trial,
+    TrialTokens,
+    float32_trial,
+    whole_numbers,
+)
+from executor_service.trials.model_trial import rounded_matrices, try_replacement
 from splitserve_kernels.paged_batch import PagedBatch
 
 # Less than the tokens of the trial, so that some are behind the window.
@@ -244,3 +246,42 @@ class DecoderModel:
         return self._decoder.run(
             batch.input_ids[0], batch.position_ids[0], batch.paged, batch.logits_index, self._cache
         )
+
+
+# -- Which fields of its configuration the code of a model reads -----------------------------------
+
+
+class ReadFields:
+    """Notes which of some fields are read, while a model is built and while it runs."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._watched = frozenset(names)
+        self._read: dict[str, None] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that were read so far."""
+        return tuple(self._read)
+
+    def build(self, model: Any) -> None:  # noqa: ANN401
+        """Builds another model as `model` was built, without numbers, and notes what it reads."""
+        if not self._watched:
+            return
+        config = copy.deepcopy(model.config)
+        self.watch(config)
+        with torch.device("meta"):
+            type(model)(config)
+
+    def watch(self, config: Any) -> None:  # noqa: ANN401
+        """Notes what is read from `config` from now on. Changes its class."""
+        if not self._watched:
+            return
+        original, watched, read = type(config), self._watched, self._read
+
+        class Watched(original):  # type: ignore[misc, valid-type]
+            def __getattribute__(self, attribute: str) -> Any:  # noqa: ANN401
+                if attribute in watched:
+                    read[attribute] = None
+                return super().__getattribute__(attribute)
+
+        config.__class__ = Watched

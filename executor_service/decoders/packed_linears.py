@@ -8,15 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from executor_service.device.memory import release_file_pages
-from executor_service.model.attention_probe import probe_attention
 from executor_service.model.loaded_model import LoadedModel, weights_bytes
-from executor_service.trials.int8_reference import can_be_packed
-from executor_service.trials.model_trial import try_replacement
+from executor_service.model.transformers_attention import probe_attention
+from executor_service.trials.model_trial import can_be_packed, try_replacement
 from splitserve_kernels.cpu.library import NativeLibrary
 from splitserve_kernels.cpu.linear import WeightRows, linear, pack
+from splitserve_kernels.decoder_weights import LinearWeights
 
 # Mapped pages of the originals are given back after so many bytes of copies.
 _RELEASED_BYTES = 32 * 2**20
@@ -71,3 +73,30 @@ def pack_linears(
     try_replacement(loaded, compute, is_int8=is_int8)
     num_bytes = sum(module.num_bytes for module in packed)
     return replace(loaded, weights_bytes=weights_bytes(model) + num_bytes)
+
+
+# -- Matrices with the same input as one, so that one product does for all -------------------------
+#
+# Shape letter: T input tokens.
+
+
+def joined(*parts: LinearWeights) -> LinearWeights:
+    """Matrices with the same input as one, outputs one after the other; a single one as it is."""
+    weights = [part.weight.detach() for part in parts]
+    if len(parts) == 1:
+        bias = parts[0].bias
+        return LinearWeights(weights[0], None if bias is None else bias.detach())
+    biases = None
+    if any(part.bias is not None for part in parts):
+        biases = torch.cat([_bias(part) for part in parts])
+    return LinearWeights(torch.cat(weights), biases)
+
+
+def _bias(part: LinearWeights) -> Tensor:
+    """[outputs]."""
+    return part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias.detach()
+
+
+def apply(linear: LinearWeights, numbers: Tensor) -> Tensor:
+    """`numbers`: [T, inputs]. Returns [T, outputs]."""
+    return functional.linear(numbers, linear.weight, linear.bias)

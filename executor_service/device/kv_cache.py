@@ -24,9 +24,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from executor_service.device.host_copies import to_device
+from executor_service.device.streams import DeviceStreams, Timer
 from executor_service.errors import OutOfMemory
-from executor_service.steps.step import BlockMoves
+from executor_service.steps.step import BlockMoves, Int32Array, StepInput
 from splitserve_kernels.paged_batch import UNIT_SCALES, KVScales
 
 Bytes = npt.NDArray[np.uint8]
@@ -237,3 +237,125 @@ def _forget_error() -> None:
     """The runtime keeps its last error for whoever looks next: each kernel that torch launches."""
     with suppress(RuntimeError):
         torch.ones(1, device="cuda")
+
+
+# -- What crosses between host and device while a step is asked for --------------------------------
+#
+# On a GPU a copy to the host waits for everything asked before it, unless nobody reads it yet. So a
+# step makes one, and reads it when it is finished.
+
+Array = npt.NDArray[Any]
+
+
+def to_device(array: Array, device: torch.device) -> Tensor:
+    """`array` on `device`. Waits for nothing that was asked of the device before."""
+    # Of memory that is not pinned, what is to be copied has been read when this returns.
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+def to_host(*tensors: Tensor) -> tuple[Array, ...]:
+    """`tensors` of one device, of 32-bit or of boolean numbers, in one copy; waits for it."""
+    return HostCopy(tensors, Tensor.cpu).arrays()
+
+
+class HostCopy:
+    """Tensors of one device, of 32-bit or of boolean numbers, on their way to the host."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], copy: Callable[[Tensor], Tensor]) -> None:
+        """`copy` brings one tensor to the host; it is called once, and not for nothing."""
+        self._kinds = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        if len(tensors) > 1:
+            words = [_as_numbers(tensor).flatten() for tensor in tensors]
+            self._copied = copy(torch.cat(words))
+        elif tensors:
+            self._copied = copy(tensors[0])
+
+    def arrays(self) -> tuple[Array, ...]:
+        """The tensors; to be asked for when what copies has done so."""
+        if len(self._kinds) == 1:
+            return (self._copied.numpy(),)
+        arrays, start = [], 0
+        for shape, dtype in self._kinds:
+            end = start + shape.numel()
+            is_bool = dtype == torch.bool
+            part = self._copied[start:end].view(torch.int32 if is_bool else dtype)
+            arrays.append(part.view(shape).to(dtype).numpy())
+            start = end
+        return tuple(arrays)
+
+
+def _as_numbers(tensor: Tensor) -> Tensor:
+    """Its bits as 32-bit numbers."""
+    numbers = tensor.int() if tensor.dtype == torch.bool else tensor
+    return numbers.contiguous().view(torch.int32)
+
+
+# -- The block moves of a step: swaps beside the computing, where nothing forbids it ---------------
+#
+# What orders two accesses to a block of which one writes: the swap stream does its moves in order,
+# and each step's after all that was computed before; computing waits for swap-ins always, and for
+# swap-outs before it touches a block that they still read. Blocks of the host pool are touched by
+# the swap stream alone.
+
+
+class BlockTransfers:
+    """Moves blocks between and within the pools of a cache."""
+
+    def __init__(self, cache: KVCache, streams: DeviceStreams) -> None:
+        self._cache = cache
+        self._streams = streams
+        # Device blocks that swap-outs may still be reading, beside the timers of these.
+        self._leaving: list[tuple[Timer, Int32Array]] = []
+
+    def begin(self, step: StepInput) -> list[Timer]:
+        """Asks for all moves of `step`. What compute is asked from now on finds them done.
+
+        Returns what times the moves; they are over when these are.
+        """
+        timers: list[Timer] = []
+        if len(step.swap_out.sources) or len(step.swap_in.sources):
+            timers.append(self._swap(step))
+        if len(step.swap_in.sources) or self._overwrites_leaving(step):
+            self._streams.compute_after_swap()
+            self._leaving.clear()
+        if len(step.copy.sources):
+            timer = self._streams.start_timer()
+            self._cache.copy(step.copy)
+            timer.stop()
+            timers.append(timer)
+        return timers
+
+    def finish(self, timers: Sequence[Timer]) -> int:
+        """Waits for the moves that `timers` time; returns how long they took, in microseconds."""
+        move_us = sum(timer.elapsed_us() for timer in timers)
+        for number, (timer, _) in enumerate(self._leaving):
+            if timer in timers:
+                # Swaps are done in order: those of earlier steps, which may have broken off, too.
+                del self._leaving[: number + 1]
+                break
+        return move_us
+
+    def _swap(self, step: StepInput) -> Timer:
+        self._streams.swap_after_compute()
+        with self._streams.swapping():
+            timer = self._streams.start_timer()
+            self._leaving.append((timer, step.swap_out.sources))
+            self._cache.swap_out(step.swap_out)
+            self._cache.swap_in(step.swap_in)
+            timer.stop()
+        return timer
+
+    def _overwrites_leaving(self, step: StepInput) -> bool:
+        if not self._leaving:
+            return False
+        leaving = np.concatenate([blocks for _, blocks in self._leaving])
+        return bool(np.isin(leaving, _touched(step)).any())
+
+
+def _touched(step: StepInput) -> Int32Array:
+    """The device blocks that compute may write in `step`, and others."""
+    parts = [step.block_tables.ravel(), step.copy.destinations]
+    if step.cross is not None:
+        parts.append(step.cross.block_tables.ravel())
+    touched: Int32Array = np.concatenate(parts)
+    return touched

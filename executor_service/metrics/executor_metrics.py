@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from prometheus_client import GCCollector, ProcessCollector
 
-from executor_service.service.execute_streams import ExecuteStreams
+from executor_service.service.servicer import ExecuteStreams
 from executor_service.service.step_worker import StepWorker
 from executor_service.speculation.draft_totals import DraftTotals
 from executor_service.steps.executor_info import ExecutorInfo

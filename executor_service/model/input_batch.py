@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.resident_tables import ResidentRows
-from executor_service.device.sampled_tokens import SampledTokens
+from executor_service.device.resident_tables import ResidentRows, SampledTokens
 from executor_service.device.streams import streams_of
 from executor_service.device.uploads import Numbers, Uploads
 from executor_service.steps.step import BoolArray, Int32Array, Int64Array, StepInput

@@ -10,11 +10,10 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from executor_service.device.host_copies import HostCopy, to_device
+from executor_service.device.kv_cache import HostCopy, to_device
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, RunningModel
-from executor_service.runner.pass_batches import PassBatches
-from executor_service.runner.plain_draws import plain_draws
+from executor_service.runner.forward_pass import PassBatches, plain_draws
 from executor_service.steps.step import (
     INVALID_LOGITS,
     Int32Array,

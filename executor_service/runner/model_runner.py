@@ -15,23 +15,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from executor_service.device.block_transfers import BlockTransfers
-from executor_service.device.errors import is_out_of_memory, release_cached_memory
-from executor_service.device.kv_cache import KVCache
-from executor_service.device.sampled_tokens import SampledTokens
+from executor_service.device.kv_cache import BlockTransfers, KVCache
+from executor_service.device.memory import is_out_of_memory, release_cached_memory
+from executor_service.device.resident_tables import SampledTokens
 from executor_service.device.streams import DeviceStreams, Timer, streams_of
 from executor_service.device.uploads import Uploads
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel
 from executor_service.runner.decode_runs import DecodeRuns, PendingRun
-from executor_service.runner.forward_pass import ForwardPass
-from executor_service.runner.pass_batches import PassBatches
+from executor_service.runner.forward_pass import (
+    ForwardPass,
+    PassBatches,
+    run_in_parts,
+    scores_too_much,
+)
 from executor_service.runner.pending_sampling import PendingSampling
-from executor_service.runner.prompt_logprob_chunks import run_in_parts, scores_too_much
 from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
 from executor_service.sampling.token_counts import TokenCounts
-from executor_service.steps.run_on import run_on
+from executor_service.steps.drafts import run_on
 from executor_service.steps.step import (
     FinishedStep,
     Int32Array,

@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.host_copies import Array, HostCopy, to_device
+from executor_service.device.kv_cache import Array, HostCopy, to_device
 from executor_service.device.streams import DeviceStreams
 from executor_service.device.uploads import Uploads
 from executor_service.model.input_batch import Readout
 from executor_service.runner.forward_pass import ForwardResult
-from executor_service.sampling.logprobs import ScoredTokens, make_columns, score
 from executor_service.sampling.sampler import Adjust, Draw, SamplingRows, sample
 from executor_service.sampling.token_counts import TokenCounts
+from executor_service.sampling.truncation import ScoredTokens, make_columns, score
+from executor_service.steps.sampling_params import TokenMasks
 from executor_service.steps.step import (
     INVALID_LOGITS,
     BoolArray,
@@ -34,7 +35,6 @@ from executor_service.steps.step import (
     StepOutput,
     UInt8Array,
 )
-from executor_service.steps.token_masks import TokenMasks
 from executor_service.steps.token_runs import TokenRuns
 
 

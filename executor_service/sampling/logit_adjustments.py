@@ -13,13 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from executor_service.device.host_copies import to_device
+from executor_service.device.kv_cache import to_device
 from executor_service.device.streams import streams_of
 from executor_service.device.uploads import Numbers, Uploads
 from executor_service.sampling.token_counts import IN_PROMPT, CountedRows
-from executor_service.steps.sampling_params import ParamRows
+from executor_service.steps.sampling_params import ParamRows, TokenMasks
 from executor_service.steps.step import BoolArray, Int32Array
-from executor_service.steps.token_masks import TokenMasks
 
 # Rows that are masked or penalised at a time, where temporaries are as large as their logits.
 _ROWS_AT_A_TIME = 32

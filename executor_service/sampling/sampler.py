@@ -11,21 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.host_copies import to_device
+from executor_service.device.kv_cache import to_device
 from executor_service.device.streams import streams_of
 from executor_service.device.uploads import Uploads
 from executor_service.sampling.logit_adjustments import adjust_logits
-from executor_service.sampling.philox import uniform
 from executor_service.sampling.token_counts import CountedRows, TokenCounts
 from executor_service.sampling.truncation import truncate, truncate_unseen
-from executor_service.steps.sampling_params import ParamRows
-from executor_service.steps.step import Int32Array, Int64Array
-from executor_service.steps.token_masks import TokenMasks
+from executor_service.steps.sampling_params import ParamRows, SamplingParams, TokenMasks
+from executor_service.steps.step import BoolArray, Float32Array, Int32Array, Int64Array
 from splitserve_kernels.draw_rows import DrawRows
 
 # The vocabulary is summed in blocks of this size before a token is looked for inside one block.
@@ -228,3 +227,204 @@ def _first_above(running: Tensor, target: Tensor, parts: Tensor) -> Tensor:
     first = (running <= target[:, None]).sum(dim=-1)
     last = parts.shape[-1] - 1 - (parts > 0).flip(-1).to(torch.int8).argmax(dim=-1)
     return torch.minimum(first, last)
+
+
+# --------------------------------------------------------------------------------------------------
+# Drawing tokens by numbers that lie on the device: what is launched depends on none of them.
+#
+# So a recording of a step can draw as well. Shape letters: S rows that are drawn, N rows of a
+# recording, V tokens of the vocabulary.
+
+
+class StaticDraw(Protocol):
+    """Chooses the same tokens as the Draw that it belongs to."""
+
+    def num_words(self, num_rows: int) -> int:
+        """How many int64 words say how so many rows are drawn."""
+        ...
+
+    def pack(self, rows: DrawRows, words: Int64Array) -> None:
+        """Writes `rows` [S] into `words`, which have room for N; rows beyond are greedy.
+
+        So are all rows where all words are 0.
+        """
+        ...
+
+    def advance(self, words: Tensor, num_positions: Tensor) -> None:
+        """Changes `words` on the device, so that rows are drawn so many positions further on.
+
+        `num_positions`: [N] int64 there.
+        """
+        ...
+
+    def draw(self, logits: Tensor, words: Tensor) -> Tensor:
+        """Draws from `logits` [N, V] float32 as `words` say, int64 on the same device.
+
+        Returns [N] int32, -1 where no token can be told.
+        """
+        ...
+
+
+# --------------------------------------------------------------------------------------------------
+# Philox4x32-10, a counter-based random source: bits are a function of (seed, position) alone.
+#
+# Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+#
+# A 32-bit word is an int64 in 0 .. 2^32 - 1, which CPU and CUDA treat alike. Shape letter: S
+# samples.
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+_NUM_ROUNDS = 10
+
+Words2 = tuple[Tensor, Tensor]
+Words4 = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def philox_4x32_10(counter: Words4, key: Words2) -> Words4:
+    """Four random words for each counter. All tensors: [S] int64 of 32-bit words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_NUM_ROUNDS):
+        high0, low0 = _multiply(c0, _MULTIPLIERS[0])
+        high1, low1 = _multiply(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0 = (k0 + _KEY_INCREMENTS[0]) & _WORD
+        k1 = (k1 + _KEY_INCREMENTS[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Numbers in [0, 1) with 53 random bits, as `SamplingParams` in `executor.proto` defines u.
+
+    `seeds`: [S] int64, its bits taken as unsigned. `positions`: [S] int64, >= 0. Returns [S]
+    float64.
+    """
+    zero = torch.zeros_like(positions)
+    counter = (positions & _WORD, (positions >> 32) & _WORD, zero, zero)
+    a, b, _, _ = philox_4x32_10(counter, (seeds & _WORD, (seeds >> 32) & _WORD))
+    return ((a << 21) + (b >> 11)).to(torch.float64) * 2.0**-53
+
+
+def _multiply(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """High and low word of the 64-bit product."""
+    # The product may wrap to a negative int64; its bits are right, and the masks drop the sign.
+    product = word * multiplier
+    return (product >> 32) & _WORD, product & _WORD
+
+
+# -- What rows ask of their logits before temperature, as columns for a kernel; numpy only ---------
+#
+# Shape letters: S rows that sample, V tokens of the vocabulary, G masks, W words of a mask, E
+# biases over all rows.
+
+_NONE = -1
+_WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LogitColumns:
+    """See `AdjustColumns` of the kernel; `bias_starts`: [S + 1]. `penalties`: [S, 3]."""
+
+    mask_lines: Int32Array
+    mask_words: Int32Array
+    bias_starts: Int32Array
+    biased_tokens: Int32Array
+    biases: Float32Array
+    count_lines: Int32Array
+    penalties: Float32Array
+
+    @classmethod
+    def of(cls, rows: SamplingRows, vocab_size: int) -> LogitColumns | None:
+        """None if no row asks for anything now."""
+        mask_lines, mask_words = _masks(rows, vocab_size)
+        bias_starts, biased_tokens, biases = _biases(rows)
+        count_lines, penalties = _penalties(rows)
+        if not (len(mask_words) or len(biases) or np.count_nonzero(count_lines >= 0)):
+            return None
+        return cls(
+            mask_lines, mask_words, bias_starts, biased_tokens, biases, count_lines, penalties
+        )
+
+
+def _masks(rows: SamplingRows, vocab_size: int) -> tuple[Int32Array, Int32Array]:
+    """Of grammars, and of what rows may never sample. [S], [G, W]."""
+    lines = np.full(len(rows.params), _NONE, np.int32)
+    words = np.empty((0, -(-vocab_size // _WORD_BITS)), np.int32)
+    if rows.masks is not None and len(rows.masks.rows):
+        words = rows.masks.words
+        lines[rows.masks.rows] = np.arange(len(words))
+    # Rows of one request, as a rule, have the very same parameters.
+    packed: dict[int, Int32Array | None] = {}
+    added: list[Int32Array] = []
+    for row in np.flatnonzero(rows.params.adjusts_logits).tolist():
+        constraints = rows.params[row].constraints
+        if constraints is None:
+            continue
+        if id(constraints) not in packed:
+            blocked = constraints.blocked(vocab_size)
+            packed[id(constraints)] = None if blocked is None else _pack(~blocked, words.shape[1])
+        allowed = packed[id(constraints)]
+        if allowed is not None:
+            added.append(allowed if lines[row] == _NONE else allowed & words[lines[row]])
+            lines[row] = len(words) + len(added) - 1
+    return lines, np.concatenate([words, np.stack(added)]) if added else words
+
+
+def _pack(allowed: BoolArray, num_words: int) -> Int32Array:
+    """[V] to [W]."""
+    bits = np.zeros(num_words * _WORD_BITS, np.bool_)
+    bits[: len(allowed)] = allowed
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _biases(rows: SamplingRows) -> tuple[Int32Array, Int32Array, Float32Array]:
+    """[S + 1], [E], [E]; what is forbidden for now has -inf."""
+    counts = np.zeros(len(rows.params), np.int64)
+    tokens: list[Int32Array] = [np.empty(0, np.int32)]
+    values: list[Float32Array] = [np.empty(0, np.float32)]
+    for row in np.flatnonzero(rows.params.adjusts_logits).tolist():
+        params = rows.params[row]
+        of_row, biases = params.biased_token_ids, params.biases
+        forbidden = _forbidden(params, rows, row)
+        if len(forbidden):
+            all_tokens = np.union1d(of_row, forbidden).astype(np.int32)
+            all_biases = np.zeros(len(all_tokens), np.float32)
+            all_biases[np.searchsorted(all_tokens, of_row)] = biases
+            all_biases[np.searchsorted(all_tokens, forbidden)] = -np.inf
+            of_row, biases = all_tokens, all_biases
+        counts[row] = len(of_row)
+        tokens.append(of_row)
+        values.append(biases)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return starts, np.concatenate(tokens), np.concatenate(values)
+
+
+def _forbidden(params: SamplingParams, rows: SamplingRows, row: int) -> Int32Array:
+    """Tokens that may not come just now."""
+    position = int(rows.positions[row])
+    tokens: list[int] = []
+    if params.min_tokens > position - int(rows.num_prompt_tokens[row]):
+        tokens += params.suppressed_token_ids
+    if params.has_phrases and params.constraints is not None:
+        history = rows.histories[row]
+        assert history is not None, "a row whose logits depend on its history has it"
+        tokens += params.constraints.forbidden_after(history, position)
+    return np.array(tokens, np.int32)
+
+
+def _penalties(rows: SamplingRows) -> tuple[Int32Array, Float32Array]:
+    """[S], [S, 3]."""
+    lines = np.full(len(rows.params), _NONE, np.int32)
+    penalties = np.zeros((len(rows.params), 3), np.float32)
+    if rows.counted is not None:
+        lines[rows.counted.rows] = rows.counted.lines
+        for row in rows.counted.rows.tolist():
+            params = rows.params[row]
+            penalties[row] = (
+                params.repetition_penalty,
+                params.frequency_penalty,
+                params.presence_penalty,
+            )
+    return lines, penalties

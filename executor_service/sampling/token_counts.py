@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.host_copies import to_device
+from executor_service.device.kv_cache import to_device
 from executor_service.device.streams import streams_of
 from executor_service.device.uploads import Numbers, Uploads
 from executor_service.steps.step import Int32Array, Int64Array

@@ -7,19 +7,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from executor_service.service.wire_columns import FLOAT32, INT32, UINT8
+from executor_service.service.decode_batch import FLOAT32, INT32, UINT8
 from executor_service.steps.batch import (
     INTERNAL_ERROR_MESSAGE,
     StepAnswer,
     StepErrorReason,
     StepStatus,
 )
-from executor_service.steps.executor_info import (
-    DefaultSampling,
-    ExecutorInfo,
-    Feature,
-    TrialStep,
-)
+from executor_service.steps.executor_info import DefaultSampling, ExecutorInfo, Feature, TrialStep
 from executor_service.steps.step import (
     Float32Array,
     Int32Array,

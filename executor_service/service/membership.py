@@ -20,8 +20,9 @@ from executor_service.service.registration import (
     Pacing,
     RegistrationFailed,
     Registry,
+    Steadiness,
+    ranked,
 )
-from executor_service.service.scheduler_choice import Steadiness, ranked
 from executor_service.steps.executor_info import ExecutorInfo
 from splitserve_rpc.discovery import Discovery
 from splitserve_rpc.peer_watch import TICK_S, Ask, PeerState, PeerWatch

@@ -8,10 +8,11 @@ import random
 import re
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from typing import Protocol
 
 import grpc
@@ -19,8 +20,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_service.service.encode_answer import encode_info
-from executor_service.steps.executor_info import ExecutorInfo
-from executor_service.steps.steady_clock import steady_clock
+from executor_service.steps.executor_info import ExecutorInfo, steady_clock
 from executor_service.steps.step_executor import MAX_CLOCK_SKEW_NS
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
@@ -316,3 +316,36 @@ async def _local_host(scheduler: str) -> str:
         datagrams.connect(remote)
         host: str = datagrams.getsockname()[0]
     return f"[{host}]" if family == socket.AF_INET6 else host
+
+
+# -- Which of several schedulers an executor prefers, and for how long it has ----------------------
+
+
+def ranked(schedulers: Collection[str], executor: str) -> list[str]:
+    """`schedulers`, the one that `executor` prefers first: rendezvous hashing.
+
+    All executors come to their order without asking anybody. One scheduler more or less moves only
+    those that prefer it, or did. Source: Thaler and Ravishankar 1998.
+    """
+    return sorted(schedulers, key=lambda scheduler: _weight(scheduler, executor), reverse=True)
+
+
+def _weight(scheduler: str, executor: str) -> bytes:
+    return blake2b(f"{scheduler} {executor}".encode(), digest_size=8).digest()
+
+
+class Steadiness:
+    """Whether something has been the same for long enough. Another one begins anew."""
+
+    def __init__(self, hold_s: Callable[[], float], clock: Callable[[], float]) -> None:
+        """`hold_s`: asked each time that it begins anew. `clock`: monotonic seconds."""
+        self._hold_s = hold_s
+        self._clock = clock
+        self._wanted: str | None = None
+        self._steady_at_s = 0.0
+
+    def is_steady(self, wanted: str | None) -> bool:
+        """Whether `wanted` is what it was, each time since, for that long. None never is."""
+        if wanted is None or wanted != self._wanted:
+            self._wanted, self._steady_at_s = wanted, self._clock() + self._hold_s()
+        return wanted is not None and self._clock() >= self._steady_at_s

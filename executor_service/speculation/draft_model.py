@@ -18,16 +18,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from executor_service.device.kv_cache import LayerShape
 from executor_service.errors import ExecutorError
-from executor_service.speculation.drafted_row import DraftedRow
-from executor_service.speculation.row_states import RowStates
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.runner.model_runner import ModelRunner
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
-from executor_service.steps.step import BoolArray, Int32Array, StepInput, StepOutput
-from executor_service.steps.step_parts import part_of
+from executor_service.steps.step import BoolArray, Int32Array, StepInput, StepOutput, part_of
 from executor_service.steps.token_runs import TokenRuns
 
 # From so many tokens of a prompt on, a row is brought up to date though nobody asks for guesses;
@@ -228,3 +229,136 @@ def _drawing(params: ParamRows) -> ParamRows:
             for each in params.objects
         ]
     )
+
+
+# -- What a draft model has computed of a row, and which tokens it has yet to compute --------------
+#
+# The draft's keys and values lie in the blocks of the row, beside those of the model. What is there
+# before a row is first seen (a shared prefix, say) is taken as computed: whoever filled these
+# blocks had a draft as well. If not, guesses are worse, and nothing else.
+
+
+@dataclass(slots=True)
+class DraftedRow:
+    """`num_computed`: tokens that the draft has computed, and that were the row's.
+
+    `owed`: the row's tokens from there on. `guessed`: what the draft took for them when it last
+    guessed, and computed; nothing is owed then.
+    """
+
+    num_computed: int
+    owed: list[int] = field(default_factory=list)
+    guessed: list[int] = field(default_factory=list)
+
+    def go_to(self, position: int) -> None:
+        """The row's next input token is at `position`."""
+        known = self.num_computed + len(self.owed)
+        if self.num_computed <= position <= known:
+            del self.owed[position - self.num_computed :]
+        else:
+            # Ahead, somebody else has computed what lies between; behind, it is computed anew.
+            self.num_computed, self.owed, self.guessed = position, [], []
+
+    def forget_before(self, position: int) -> None:
+        """What is owed of before `position` will not be computed any more."""
+        num_forgotten = min(max(position - self.num_computed, 0), len(self.owed))
+        del self.owed[:num_forgotten]
+        self.num_computed += num_forgotten
+
+    def follow(self, position: int, token_ids: Sequence[int]) -> None:
+        """The tokens of the row from `position` on, which it may have had before, are these."""
+        self.go_to(position)
+        num_right = 0
+        for guess, token_id in zip(self.guessed, token_ids, strict=False):
+            if guess != token_id:
+                break
+            num_right += 1
+        self.num_computed += num_right
+        self.guessed = []
+        self.owed += token_ids[num_right:]
+
+    def settle(self, guessed: Sequence[int] = ()) -> None:
+        """What was owed is computed, and after it, perhaps, what was `guessed`."""
+        self.num_computed += len(self.owed)
+        self.owed, self.guessed = [], [*guessed]
+
+
+# -- What is remembered of rows from step to step --------------------------------------------------
+
+_State = TypeVar("_State")
+
+
+class RowStates(Generic[_State]):
+    """One state for each row id; a row that takes the place of another begins anew."""
+
+    def __init__(self, make: Callable[[int], _State]) -> None:
+        """`make`: that of a row which is first seen at a position."""
+        self._make = make
+        # With that by which a row is told from another: its seed, and the length of its prompt.
+        self._states: dict[int, tuple[tuple[int, int], _State]] = {}
+
+    def of(self, step: StepInput, index: int) -> _State:
+        """That of a row of `step`, by its index."""
+        identity = (int(step.seeds[index]), int(step.num_prompt_tokens[index]))
+        row_id = int(step.row_ids[index])
+        known = self._states.get(row_id)
+        if known is None or known[0] != identity:
+            known = (identity, self._make(int(step.num_computed_tokens[index])))
+            self._states[row_id] = known
+        return known[1]
+
+    def forget(self) -> None:
+        """All rows."""
+        self._states.clear()
+
+
+# -- Who guesses what rows will sample -------------------------------------------------------------
+#
+# Shape letters: R rows of the step, K rows of a turn.
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens of rows. A wrong guess costs time and nothing else."""
+
+    def prepare(self, turn: StepInput, wanted: Int32Array) -> None:
+        """`propose` comes next, with this; does what delays it once only. Raises nothing."""
+        ...
+
+    def propose(self, turn: StepInput, wanted: Int32Array) -> TokenRuns:
+        """At most `wanted` [K] guesses of what follows the one input token of each row of `turn`.
+
+        The block tables have the slots of all of them. Raises nothing.
+        """
+        ...
+
+    def follow(self, step: StepInput, runs: TokenRuns | None) -> None:
+        """`step` was computed, and its rows got `runs`; None for at most one token each.
+
+        Raises nothing.
+        """
+        ...
+
+    def catch_up(self) -> None:
+        """Computes what `follow` left, if it is much, before the next step. Raises nothing."""
+        ...
+
+
+class LoadedProposer(Protocol):
+    """Weights that guess for a model."""
+
+    @property
+    def layers(self) -> tuple[LayerShape, ...]:
+        """What they have in each block, behind the layers of the model."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What they are, and what runs them; for people."""
+        ...
+
+    def proposer(self, runner: ModelRunner, target: LoadedModel, max_num_tokens: int) -> Proposer:
+        """What guesses for `target`, which `runner` runs, on these layers of its cache.
+
+        `max_num_tokens`: of a step. Raises ModelUnsupported if the model turns out not to do.
+        """
+        ...

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from executor_service.steps.token_constraints import TokenConstraints
 
 _Int32s = npt.NDArray[np.int32]
 _Float32s = npt.NDArray[np.float32]
@@ -213,3 +211,135 @@ def _record(params: SamplingParams) -> tuple[object, ...]:
         adjusts,
         params.reads_output,
     )
+
+
+# -- Which tokens a row may never sample, or not just now, prepared once for all its steps ---------
+#
+# Shape letters: V tokens of the vocabulary.
+
+
+@dataclass(frozen=True, slots=True)
+class TokenConstraints:
+    """What `allowed_token_ids` and `bad_words_token_ids` of a row come to.
+
+    `allowed`: None for all. `forbidden`: the bad words of one token. `phrases`: the others, by the
+    token before the one that they forbid: what precedes the two, and the forbidden one.
+    """
+
+    allowed: npt.NDArray[np.int64] | None
+    forbidden: npt.NDArray[np.int64]
+    phrases: Mapping[int, Sequence[tuple[tuple[int, ...], int]]]
+
+    @classmethod
+    def of(
+        cls, allowed_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]]
+    ) -> TokenConstraints | None:
+        """None if there are none. A bad word that is empty is left to the checks of a batch."""
+        if not allowed_token_ids and not bad_words:
+            return None
+        phrases: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        for tokens in bad_words:
+            if len(tokens) > 1:
+                phrases.setdefault(tokens[-2], []).append((tuple(tokens[:-2]), tokens[-1]))
+        single = [tokens[0] for tokens in bad_words if len(tokens) == 1]
+        return cls(
+            np.array(allowed_token_ids, np.int64) if allowed_token_ids else None,
+            np.array(single, np.int64),
+            phrases,
+        )
+
+    def blocked(self, vocab_size: int) -> npt.NDArray[np.bool_] | None:
+        """[V]; what can never be sampled, None if that is nothing."""
+        if self.allowed is None and not len(self.forbidden):
+            return None
+        blocked = np.full(vocab_size, self.allowed is not None)
+        if self.allowed is not None:
+            blocked[self.allowed] = False
+        blocked[self.forbidden] = True
+        return blocked
+
+    def forbidden_after(self, history: Sequence[int], num_tokens: int) -> list[int]:
+        """The last tokens of bad words that the first `num_tokens` of `history` end in, but for it.
+
+        `history` is a list, or as fast as one: it is asked for a few elements, and not copied.
+        """
+        last = num_tokens - 1
+        if last < 0:
+            return []
+        return [
+            token_id
+            for before, token_id in self.phrases.get(int(history[last]), ())
+            if len(before) <= last and tuple(history[last - len(before) : last]) == before
+        ]
+
+
+# --------------------------------------------------------------------------------------------------
+# What grammars allow rows to sample, as steps see it: who compiles and follows them is elsewhere.
+#
+# Shape letters: G rows with a mask, V tokens of the vocabulary, W words of a mask, 32 W >= V.
+
+
+_Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """What those rows of a step that have a grammar, and sample, may sample.
+
+    Rows are named by their indexes among all rows of the step that sample. `rows`: [G] int64,
+    rising. `words`: [G, W] int32; bit t % 32, from the lowest, of word t // 32 says whether token t
+    is allowed. `pending`: rows whose grammar is not compiled yet, or not brought to where the row
+    is; `lost`: those among such rows that have sampled before, and have to be added anew.
+    `invalid`: rows that have no next token, and why.
+    """
+
+    rows: _Int64s
+    words: _Int32s
+    pending: Sequence[int]
+    invalid: Mapping[int, str]
+    lost: Sequence[int] = ()
+
+    def part(self, rows: slice) -> TokenMasks:
+        """What rows on end may sample, by their indexes among these; others are left out."""
+        start, end = np.searchsorted(self.rows, (rows.start, rows.stop)).tolist()
+        return TokenMasks(self.rows[start:end] - rows.start, self.words[start:end], (), {})
+
+
+class StepGrammars(Protocol):
+    """The grammars of the rows of one step."""
+
+    def masks(self, sampling_rows: _Int64s) -> TokenMasks:
+        """`sampling_rows`: [S], the rising indexes of all rows of the step that sample.
+
+        If none of them could sample now, waits for a moment. Raises nothing.
+        """
+        ...
+
+    def take(self, rows: _Int64s) -> StepGrammars:
+        """As of a step that has only `rows`, in this order."""
+        ...
+
+    def drafted(self, rows: _Int64s, histories: Sequence[Sequence[int] | None]) -> StepGrammars:
+        """As of a step that has `rows`, some more than once, each after all of its history.
+
+        What is there more in a history than in that of the row may turn out to be wrong.
+        """
+        ...
+
+
+class RowGrammars(Protocol):
+    """The grammars of all rows of an executor, by row ids."""
+
+    def add(
+        self, row_id: int, grammar: Grammar, history: Sequence[int], num_prompt_tokens: int
+    ) -> None:
+        """Begins to compile. `history`: all tokens of the row; whoever calls appends to it."""
+        ...
+
+    def remove(self, row_ids: _Int32s) -> None:
+        """Forgets rows, with a grammar or without."""
+        ...
+
+    def of_step(self, rows: _Int64s, row_ids: _Int32s) -> StepGrammars:
+        """`rows`: rising indexes of those rows of a step that have a grammar; `row_ids` theirs."""
+        ...

@@ -27,12 +27,11 @@ from executor_service.steps.batch import (
     StepStatus,
 )
 from executor_service.steps.batch_checks import check_batch
-from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.steps.executor_info import ExecutorInfo, steady_clock
 from executor_service.steps.row_table import RowTable
-from executor_service.steps.steady_clock import steady_clock
+from executor_service.steps.sampling_params import RowGrammars
 from executor_service.steps.step import FailedStep, Int32Array, PendingStep, Runner, StepOutput
 from executor_service.steps.step_input import PreparedStep, prepare_step
-from executor_service.steps.token_masks import RowGrammars
 
 # By which clocks of two machines may differ.
 MAX_CLOCK_SKEW_NS = 3600 * 10**9

@@ -7,17 +7,19 @@ Shape letters: Q sequences, L tokens of each, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from executor_service.model.transformers_attention import IMPLEMENTATION_NAME
-from executor_service.trials.logit_error import relative_error
-from executor_service.trials.model_cut import cut_to_float32
-from executor_service.trials.trial_tokens import TrialTokens, far_tokens, near_tokens
+from executor_service.device.memory import available_host_bytes
+from executor_service.model.transformers_attention import IMPLEMENTATION_NAME, context_of, unbind
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +82,267 @@ def trial_of(
     answers = near_output.logits.float(), far_output.logits.float()
     model.set_attn_implementation(IMPLEMENTATION_NAME)
     return Trial(model, (near, far), answers)
+
+
+# -- How far two models' logits are apart, and how far they may be ---------------------------------
+#
+# Shape letters: Q sequences, L tokens of each, V vocabulary.
+
+# Largest error (see `relative_error`) in float32 that is taken for rounding. Ordinary models of 2
+# to 32 layers stay below half of it.
+FLOAT32_TOLERANCE = 3e-4
+
+
+def relative_error(expected: Tensor, actual: Tensor) -> float:
+    """Largest error over stretches of 8 positions; of each, the median over its positions.
+
+    `expected`, `actual`: [Q, L, V]. The error of a position is the size of the difference over the
+    size of the (centred) logits. The median lets single positions differ, where rounding made a
+    mixture choose another expert; what is wrong with a model is wrong at many positions. NaN if
+    `actual` holds any.
+    """
+    errors = _errors(expected, actual)
+    if not bool(torch.isfinite(errors).all()):
+        return float("nan")
+    return max(float(part.median()) for row in errors for part in row.split(8))
+
+
+def typical_error(expected: Tensor, actual: Tensor) -> float:
+    """The median error over all positions, for what does not depend on these; NaN as above.
+
+    In 16 bits rounding often makes a mixture choose another expert, and later tokens attend to the
+    one it did that for.
+    """
+    errors = _errors(expected, actual)
+    return float(errors.median()) if bool(torch.isfinite(errors).all()) else float("nan")
+
+
+def _errors(expected: Tensor, actual: Tensor) -> Tensor:
+    """Of each position, [Q, L]."""
+    centred = expected - expected.mean(dim=-1, keepdim=True)
+    errors: Tensor = (actual - expected).norm(dim=-1) / centred.norm(dim=-1).clamp(min=1e-6)
+    return errors
+
+
+# -- What a model is tried with: random tokens, from the first position on and at far ones ---------
+#
+# Shape letters: Q sequences, L tokens of each.
+
+_NUM_NEAR_SEQUENCES = 2
+_MIN_NEAR_TOKENS = 16
+# A window up to this size is tried past its end.
+_MAX_TRIED_WINDOW = 160
+TOKENS_PAST_WINDOW = 16
+# Tokens around a boundary, most of them from it on: a minority may differ by chance.
+_NUM_FAR_TOKENS = 8
+_NUM_BEFORE_BOUNDARY = 2
+_MAX_NUM_BOUNDARIES = 64
+_POSITIONAL = re.compile(r"position|window|chunk|length|seq|floor|scale|context|ctx")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialTokens:
+    """`tokens`: [Q, L], sequence q stands at positions `starts[q]`, [Q], and after it."""
+
+    tokens: Tensor
+    starts: Tensor
+
+    @property
+    def position_ids(self) -> Tensor:
+        """[Q, L]."""
+        steps = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return self.starts[:, None] + steps
+
+
+def near_tokens(
+    model: Any,  # noqa: ANN401
+    text_config: Any,  # noqa: ANN401
+    max_model_len: int,
+    passed: int = 0,
+) -> TrialTokens:
+    """From the first position on, long enough to pass the end of a small sliding window.
+
+    `passed`: a number of tokens that the sequences pass in any case.
+    """
+    length = max(_MIN_NEAR_TOKENS, passed + TOKENS_PAST_WINDOW if passed else 0)
+    window = getattr(text_config, "sliding_window", None)
+    if isinstance(window, int) and window <= _MAX_TRIED_WINDOW:
+        length = max(length, window + TOKENS_PAST_WINDOW)
+    return _random(model, text_config, min(length, max_model_len), [0] * _NUM_NEAR_SEQUENCES)
+
+
+def far_tokens(model: Any, text_config: Any, max_model_len: int) -> TrialTokens:  # noqa: ANN401
+    """Around each position from which on a model may compute something else.
+
+    These are all whole numbers of its configuration, whatever their names: what a field of a later
+    `transformers` compares positions with is not known. The last positions are among them.
+    """
+    length = min(_NUM_FAR_TOKENS, max_model_len)
+    last = max_model_len - length
+    numbers = dict(whole_numbers(vars(text_config)))
+    # Those whose names tell come first, should there be too many.
+    by_name = sorted(numbers, key=lambda number: (not _POSITIONAL.search(numbers[number]), number))
+    starts = [number - _NUM_BEFORE_BOUNDARY for number in by_name]
+    starts = [start for start in starts if 0 < start < last][: _MAX_NUM_BOUNDARIES - 1]
+    return _random(model, text_config, length, [*starts, last])
+
+
+def whole_numbers(settings: Mapping[str, object]) -> Iterator[tuple[int, str]]:
+    """Numbers and a name of each, of parts of the configuration, too."""
+    for name, setting in settings.items():
+        if isinstance(setting, dict):
+            yield from whole_numbers({str(key): each for key, each in setting.items()})
+        elif isinstance(setting, (list, tuple)):
+            for each in setting:
+                yield from whole_numbers({name: each})
+        elif isinstance(setting, (int, float)) and setting == setting // 1 and setting < 2**31:
+            yield int(setting), name
+
+
+def _random(
+    model: Any,  # noqa: ANN401
+    text_config: Any,  # noqa: ANN401
+    length: int,
+    starts: list[int],
+) -> TrialTokens:
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    # Placeholder tokens (of images, say) would be replaced or counted.
+    special = {
+        token_id
+        for config in (model.config, text_config)
+        for attribute, token_id in vars(config).items()
+        if attribute.endswith(("_token_id", "_token_index")) and isinstance(token_id, int)
+    }
+    ordinary = torch.tensor([t for t in range(min(vocab_size, CUT_VOCAB_SIZE)) if t not in special])
+    chosen = torch.randint(
+        len(ordinary), (len(starts), length), generator=torch.Generator().manual_seed(0)
+    )
+    return TrialTokens(ordinary[chosen].to(model.device), torch.tensor(starts, device=model.device))
+
+
+# --------------------------------------------------------------------------------------------------
+# The first layers of a model in float32, one of every kind: cheap to try, and without noise.
+#
+# In 16 bits a model's own rounding hides what is wrong with it by as much. In float32 the same
+# layers with the same weights show it, and copying a few of them takes little memory and time.
+
+# A cut knows these tokens only: the rows of large vocabularies take more than a few layers.
+CUT_VOCAB_SIZE = 1024
+# A model that takes no more than this in float32 is not cut at all.
+_SMALL_BYTES = 64 * 2**20
+# The layers of a cut take no more than this, nor than this part of the memory there is.
+_LARGEST_BYTES = 4 * 2**30
+_LARGEST_RATIO = 0.25
+_LAYER_NUMBER = re.compile(r"idx|index|layer_?(id|num)")
+
+
+def cut_to_float32(model: Any, attention_modules: Iterable[nn.Module]) -> Any | None:  # noqa: ANN401
+    """A copy of `model` that shares nothing but, where it is float32 already, the numbers.
+
+    `attention_modules`: those that attend, in their order. None if there is no room for a layer of
+    every kind.
+    """
+    room = min(_LARGEST_BYTES, int(_LARGEST_RATIO * _available_bytes(model.device)))
+    layers = _layers(model, list(attention_modules))
+    if not layers:
+        return _copy(model, []) if _bytes(model) <= room else None
+    sizes = list(itertools.accumulate(_bytes(layer) for layer in layers))
+    num_layers = len(layers) if sizes[-1] <= _SMALL_BYTES else _num_first_kinds(model, layers)
+    if sizes[num_layers - 1] > room:
+        return None
+    cut = _copy(model, layers[num_layers:])
+    if num_layers < len(layers):
+        _shorten(cut, len(layers), num_layers)
+    return cut
+
+
+def _layers(model: nn.Module, attention_modules: list[nn.Module]) -> list[nn.Module]:
+    """The list of layers with one attending module in each; empty if the model has no such list."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == len(attention_modules):
+            pairs = zip(module, attention_modules, strict=True)
+            if all(attention in set(layer.modules()) for layer, attention in pairs):
+                return list(module)
+    return []
+
+
+def _num_first_kinds(model: Any, layers: list[nn.Module]) -> int:  # noqa: ANN401
+    """How many layers from the first on have one of every kind among them."""
+    settings = vars(model.config.get_text_config(decoder=True))
+    lists = [s for s in settings.values() if isinstance(s, (list, tuple)) and len(s) == len(layers)]
+    kinds: list[object] = []
+    last_new = -1
+    for index, layer in enumerate(layers):
+        kind = (list(_facts(layer)), [each[index] for each in lists])
+        if kind not in kinds:
+            kinds.append(kind)
+            last_new = index
+    return last_new + 1
+
+
+def _facts(layer: nn.Module) -> Iterator[object]:
+    """What tells the kind of a layer: its modules, their settings and the shapes of its weights."""
+    for name, module in layer.named_modules():
+        yield name, type(module)
+        for attribute, setting in vars(module).items():
+            is_setting = setting is None or isinstance(setting, (bool, int, float, str))
+            if is_setting and not _LAYER_NUMBER.search(attribute):
+                yield attribute, setting
+    for name, parameter in layer.named_parameters():
+        yield name, parameter.shape
+
+
+def _copy(model: Any, dropped: list[nn.Module]) -> Any:  # noqa: ANN401
+    copied = copy.deepcopy(model, _replaced(model, dropped))
+    unbind(copied.modules())
+    return copied
+
+
+def _replaced(model: Any, dropped: list[nn.Module]) -> dict[int, Any]:  # noqa: ANN401
+    """What `copy.deepcopy` is to take instead of parameters and layers, by their ids."""
+    memo: dict[int, Any] = {id(layer): nn.Identity() for layer in dropped}
+    gone = {module for layer in dropped for module in layer.modules()}
+    by_token = {id(tensor) for tensor in _tensors_by_token(model)}
+    for module in model.modules():
+        if module in gone:
+            continue
+        context = context_of(module)
+        if context is not None:  # it may be large, and is not the copy's
+            memo[id(context)] = nn.Identity()
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            numbers = tensor.detach()
+            if id(tensor) in by_token:
+                numbers = numbers[:CUT_VOCAB_SIZE]
+            if numbers.is_floating_point():
+                numbers = numbers.float()
+            if isinstance(tensor, nn.Parameter):
+                numbers = nn.Parameter(numbers, requires_grad=False)
+            memo[id(tensor)] = numbers
+    return memo
+
+
+def _tensors_by_token(model: Any) -> Iterator[Tensor]:  # noqa: ANN401
+    """Those with one row, or number, for each token of the vocabulary."""
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        for name in ("weight", "bias"):
+            tensor = getattr(module, name, None)
+            if isinstance(tensor, Tensor):
+                yield tensor
+
+
+def _shorten(cut: Any, num_before: int, num_layers: int) -> None:  # noqa: ANN401
+    for module in cut.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_before:
+            del module[num_layers:]
+    cut.config.get_text_config(decoder=True).num_hidden_layers = num_layers
+
+
+def _bytes(module: nn.Module) -> int:
+    """In float32."""
+    return sum(4 * parameter.numel() for parameter in module.parameters())
+
+
+def _available_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_host_bytes()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_service.service.scheduler_choice import ranked
+from executor_service.service.registration import ranked
 from splitserve_client import AsyncClient, BeamSearch, Completion, Executor, SamplingParams
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_truth import expected_completions

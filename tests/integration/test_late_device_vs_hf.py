@@ -17,7 +17,7 @@ from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel, torch_model
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.recorded_models import RecordedModels
+from executor_service.runner.step_graphs import RecordedModels
 from executor_service.service.step_worker import Encode, StepWorker
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.scheduler.values.config import Feature, SchedulerConfig

@@ -21,7 +21,7 @@ EXECUTOR_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{HISTORIES}random_scenario",
         ),
         "rows go on where they would be at most": Mutant(
-            "executor_service.steps.sampled_inputs",
+            "executor_service.steps.row_table",
             "positions = np.minimum(self._last_positions[lines, row_ids], most)",
             "positions = most",
             f"{HISTORIES}growing",
@@ -39,7 +39,7 @@ EXECUTOR_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_STEPS}test_drafts.py",
         ),
         "a row runs on behind its end": Mutant(
-            "executor_service.steps.run_on",
+            "executor_service.steps.drafts",
             "            if tokens[-1] in self._step.sampling_params[row].stop_token_ids:\n"
             "                self._num_left[row] = 0\n",
             "",
@@ -101,7 +101,7 @@ EXECUTOR_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "tests/property/test_resident_tables.py",
         ),
         "random numbers do not depend on the position": Mutant(
-            "executor_service.sampling.philox",
+            "executor_service.sampling.sampler",
             "counter = (positions & _WORD, (positions >> 32) & _WORD, zero, zero)",
             "counter = (zero, (positions >> 32) & _WORD, zero, zero)",
             "tests/unit/executor/sampling",

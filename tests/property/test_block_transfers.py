@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_service.device.block_transfers import BlockTransfers
+from executor_service.device.kv_cache import BlockTransfers
 from executor_service.device.streams import Timer
 from executor_service.steps.step import BlockMoves, StepInput
 from tests.support.steps.step_driver import Row, make_step

@@ -10,8 +10,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from executor_service.service.departure import Departures
-from executor_service.service.executor_lives import ExecutorLives
+from executor_service.service.departure import Departures, ExecutorLives
 from executor_service.service.membership import Membership
 from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
 from executor_service.service.servicer import ExecutorServicer, ReadyExecutor

@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 
 from executor_service.service.encode_answer import encode_info
-from executor_service.service.scheduler_choice import ranked
+from executor_service.service.registration import ranked
 from executor_service.steps.executor_info import ExecutorInfo
 from scheduler_service.config import ClusterConfig
 from splitserve.executor.v1 import executor_pb2

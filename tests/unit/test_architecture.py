@@ -36,7 +36,7 @@ def mapped(package: str) -> dict[str, set[str]]:
     [
         (
             "executor_service",
-            {"__main__", "config", "engine_loader", "errors", "second_start"},
+            {"__main__", "config", "engine_loader", "errors"},
         ),
         ("scheduler_service/scheduler", set()),
         (

@@ -12,7 +12,7 @@ import torch
 from executor_service.backends.choose import NATIVE, choose_compute
 from executor_service.decoders.cpu_decoder import build_native_model, why_not_native
 from executor_service.device.kv_cache import KVCache
-from executor_service.model.attention_probe import (
+from executor_service.model.transformers_attention import (
     SCRATCH_BLOCK_SIZE,
     num_scratch_blocks,
     run_in_steps,
@@ -138,7 +138,7 @@ def test_runner_gives_hugging_face_tokens_when_the_decoder_is_native(
     truth: Truth,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("executor_service.backends.cpu.load_library", lambda: library)
+    monkeypatch.setattr("executor_service.backends.choose.load_library", lambda: library)
     directory = directory_of(name)
     compute = choose_compute(lambda: load_decoder(directory), NATIVE, 16)
     assert compute.description == f"native decoder ({library.variant})"

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from executor_service.backends.cpu import native_draw
+from executor_service.backends.choose import native_draw
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.decoders.cpu_decoder import NativeModel, NativePagedModel
 from executor_service.device.kv_cache import KVCache
@@ -22,7 +22,7 @@ from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel
 from executor_service.runner.model_runner import ModelRunner
-from executor_service.steps.run_on import run_on
+from executor_service.steps.drafts import run_on
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import RowStatus, StepInput, StepOutput
 from splitserve_kernels.cpu.library import STEP_PARTS, NativeLibrary

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.backends.cpu import native_draw
+from executor_service.backends.choose import native_draw
 from executor_service.sampling.sampler import SamplingRows, draw_in_torch
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from splitserve_kernels.cpu.library import NativeLibrary

@@ -16,13 +16,12 @@ from executor_service.device.streams import HostStreams, streams_of
 from executor_service.device.uploads import Uploads
 from executor_service.sampling.sampler import SamplingRows, adjust_in_torch, sample
 from executor_service.sampling.token_counts import TokenCounts
-from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams
-from executor_service.steps.token_masks import TokenMasks
+from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams, TokenMasks
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from executor_service.backends.adjust_trial import try_adjust
-from executor_service.backends.gpu_adjust import triton_adjust
+from executor_service.backends.draw_trial import try_adjust
+from executor_service.backends.gpu_draw import triton_adjust
 
 NUM_PROMPT_TOKENS = 3
 GRAMMAR = Grammar("regex", ("a",))

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.sampling.philox import uniform
-from executor_service.sampling.sampler import SamplingRows, draw_in_torch, draw_rows
+from executor_service.sampling.sampler import SamplingRows, draw_in_torch, draw_rows, uniform
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 
 pytest.importorskip("triton", reason="triton is not installed")

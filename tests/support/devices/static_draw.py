@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.sampling.philox import uniform
+from executor_service.sampling.sampler import uniform
 from executor_service.steps.step import Int64Array
 from splitserve_kernels.draw_rows import DrawRows
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor_service.steps.run_on import run_on
+from executor_service.steps.drafts import run_on
 from executor_service.steps.step import (
     BlockMoves,
     BoolArray,

@@ -14,10 +14,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from executor_service.grammars.compiled_grammars import CompiledGrammars
-from executor_service.grammars.token_bytes import read_token_bytes
-from executor_service.grammars.vocabulary import Vocabulary
-from executor_service.steps.sampling_params import Grammar
-from executor_service.steps.token_masks import TokenMasks
+from executor_service.grammars.vocabulary import Vocabulary, read_token_bytes
+from executor_service.steps.sampling_params import Grammar, TokenMasks
 from tests.support.models.tiny_tokenizers import byte_level
 
 PROMPT = (5, 6, 7)

@@ -27,8 +27,8 @@ from executor_service.device.kv_cache import KVCache
 from executor_service.errors import BackendUnavailable, ModelUnsupported
 from executor_service.model.input_batch import build_input_batch
 from executor_service.steps.sampling_params import SamplingParams
-from executor_service.trials.int8_reference import rounded_matrices
-from executor_service.trials.logit_error import relative_error
+from executor_service.trials.float32_trial import relative_error
+from executor_service.trials.model_trial import rounded_matrices
 from tests.support.models.tiny_models import auto_class, make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
 

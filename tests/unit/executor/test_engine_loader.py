@@ -10,7 +10,7 @@ from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import load_engine
 from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.largest_step import StepSize
+from executor_service.runner.pool_sizes import StepSize
 from executor_service.steps.drafts import MAX_NUM_DRAFTS
 from executor_service.steps.executor_info import DefaultSampling, Feature
 from splitserve_kernels.paged_batch import KVScales

@@ -14,7 +14,7 @@ from executor_service.errors import RecordingFailed
 
 PROGRAM = """
 import sys
-from executor_service.second_start import start_again
+from executor_service.config import start_again
 
 flags = sys.argv[1:]
 if "--second" not in flags:

@@ -278,7 +278,7 @@ def _fail_to_build() -> NativeLibrary:
 def test_choose_compute_warns_and_takes_torch_when_there_is_no_compiler(
     load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("executor_service.backends.cpu.load_library", _fail_to_build)
+    monkeypatch.setattr("executor_service.backends.choose.load_library", _fail_to_build)
     loads = _Loads(load, "LlamaConfig")
     compute = choose_compute(loads, AUTO, BLOCK_SIZE)
     assert (compute.description, loads.count) == ("torch", 1)
@@ -291,7 +291,7 @@ def test_choose_compute_warns_and_takes_torch_when_there_is_no_compiler(
 def test_choose_compute_raises_when_native_was_asked_and_there_is_no_compiler(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor_service.backends.cpu.load_library", _fail_to_build)
+    monkeypatch.setattr("executor_service.backends.choose.load_library", _fail_to_build)
     with pytest.raises(BackendUnavailable, match="native: there is no C\\+\\+ compiler"):
         choose_compute(lambda: load("LlamaConfig"), NATIVE, BLOCK_SIZE)
 
@@ -316,7 +316,7 @@ def test_choose_compute_says_an_error_and_takes_torch_when_the_backend_computes_
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("executor_service.backends.cpu.NativeAttention", _Nonsense)
+    monkeypatch.setattr("executor_service.backends.choose.NativeAttention", _Nonsense)
     compute = choose_compute(lambda: load("LlamaConfig"), AUTO, BLOCK_SIZE)
     assert compute.description == "torch"
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
@@ -327,7 +327,7 @@ def test_choose_compute_says_an_error_and_takes_torch_when_the_backend_computes_
 def test_choose_compute_raises_when_native_was_asked_and_computes_nonsense(
     load: Load, native_library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor_service.backends.cpu.NativeAttention", _Nonsense)
+    monkeypatch.setattr("executor_service.backends.choose.NativeAttention", _Nonsense)
     with pytest.raises(BackendUnavailable, match=r"native: the output differs by 0\.01 "):
         choose_compute(lambda: load("LlamaConfig"), NATIVE, BLOCK_SIZE)
 

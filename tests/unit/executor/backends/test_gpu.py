@@ -12,15 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.attention_candidates import (
+from executor_service.backends.attention_trial import (
     Candidate,
     LayerDemand,
     WhyNotLayer,
     gpu_candidates,
+    time_attention,
 )
-from executor_service.backends.attention_trial import time_attention
-from executor_service.backends.choose import AUTO, NATIVE, TORCH
-from executor_service.backends.gpu import choose_gpu_attention
+from executor_service.backends.choose import AUTO, NATIVE, TORCH, choose_gpu_attention
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
@@ -162,7 +161,7 @@ def test_candidates_warn_of_flash_attention_3_when_its_source_is_given() -> None
 @pytest.fixture
 def flash_attention_3(monkeypatch: pytest.MonkeyPatch) -> Candidate:
     """As if it were here."""
-    module = "executor_service.backends.attention_candidates"
+    module = "executor_service.backends.attention_trial"
     for name in ("why_no_hopper", "why_unavailable"):
         monkeypatch.setattr(f"{module}.{name}", lambda: None)
     monkeypatch.setattr(f"{module}.load_flash_attention_3", lambda _source: None)
@@ -172,7 +171,7 @@ def flash_attention_3(monkeypatch: pytest.MonkeyPatch) -> Candidate:
 def test_candidates_load_nothing_when_the_device_is_no_hopper(
     monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel
 ) -> None:
-    module = "executor_service.backends.attention_candidates"
+    module = "executor_service.backends.attention_trial"
     monkeypatch.setattr(f"{module}.why_no_hopper", lambda: "no Hopper")
     monkeypatch.setattr(f"{module}.load_flash_attention_3", _fail)
     assert gpu_candidates("hub")[0].why_not(loaded, 16) == "no Hopper"
@@ -181,7 +180,7 @@ def test_candidates_load_nothing_when_the_device_is_no_hopper(
 def test_candidates_say_why_flash_attention_3_is_missing_when_it_is(
     monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel
 ) -> None:
-    module = "executor_service.backends.attention_candidates"
+    module = "executor_service.backends.attention_trial"
     for name in ("why_no_hopper", "why_unavailable"):
         monkeypatch.setattr(f"{module}.{name}", lambda: None)
     assert gpu_candidates("/nowhere/_C.so")[0].why_not(loaded, 16) == (

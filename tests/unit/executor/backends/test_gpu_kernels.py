@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.adjust_trial import try_adjust
-from executor_service.backends.draw_trial import try_draw
+from executor_service.backends.draw_trial import try_adjust, try_draw
 from executor_service.backends.gpu_kernels import tried_kernel, try_copy
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
 from executor_service.device.uploads import Uploads

@@ -17,8 +17,7 @@ from executor_service.device.uploads import Uploads
 from executor_service.errors import TrialFailed
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.forward_pass import ForwardPass
-from executor_service.runner.pass_batches import PassBatches
+from executor_service.runner.forward_pass import ForwardPass, PassBatches
 from splitserve_kernels.cpu.library import NativeLibrary
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import Row, make_step

@@ -31,7 +31,7 @@ GENTLE: Mapping[str, Any] = {"initializer_range": 0.02}
 @pytest.fixture
 def _any_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "executor_service.decoders.llama_parts.why_not_llama_config", lambda _: None
+        "executor_service.decoders.llama_config.why_not_llama_config", lambda _: None
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.decoders.llama_parts import take_layers
+from executor_service.decoders.llama_config import take_layers
 from tests.support.models.tiny_models import make_tiny_model
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from executor_service.device.cuda_graphs import CudaGraphs
+from executor_service.device.streams import CudaGraphs
 from executor_service.errors import RecordingFailed
 
 POOL = (0, 3)
@@ -112,7 +112,7 @@ class FakeGraph:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake: Any = FakeCuda()
-    monkeypatch.setattr("executor_service.device.cuda_graphs._cuda", fake)
+    monkeypatch.setattr("executor_service.device.streams._cuda", fake)
     cuda: FakeCuda = fake
     return cuda
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor_service.device.gpu_choice import choose_device
+from executor_service.device.memory import choose_device
 from executor_service.errors import BackendUnavailable
 
 

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.device.host_copies import to_device, to_host
+from executor_service.device.kv_cache import to_device, to_host
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.model_runner import ModelRunner

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from executor_service.device.host_reservations import HostReservations
+from executor_service.device.memory import HostReservations
 
 # Larger than what a test process can come to use meanwhile by orders of magnitude.
 GIB = 2**30
 RESERVE = """
 import sys
 from pathlib import Path
-from executor_service.device.host_reservations import HostReservations
+from executor_service.device.memory import HostReservations
 reservations = HostReservations(Path(sys.argv[1]))
 with reservations.planning():
     reservations.reserve(int(sys.argv[2]))

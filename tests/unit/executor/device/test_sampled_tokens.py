@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.device.sampled_tokens import SampledTokens
+from executor_service.device.resident_tables import SampledTokens
 from executor_service.model.input_batch import build_input_batch
 from executor_service.steps.step import AwaitedTokens, StepInput
 from tests.support.steps.step_driver import Row, make_step

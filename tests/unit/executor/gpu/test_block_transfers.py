@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.device.block_transfers import BlockTransfers
-from executor_service.device.kv_cache import CopyBlocks, KVCache, LayerShape, copy_in_torch
+from executor_service.device.kv_cache import (
+    BlockTransfers,
+    CopyBlocks,
+    KVCache,
+    LayerShape,
+    copy_in_torch,
+)
 from executor_service.device.streams import streams_of
 from executor_service.steps.step import BlockMoves
 from tests.support.steps.step_driver import Row, make_step

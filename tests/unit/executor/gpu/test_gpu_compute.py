@@ -11,28 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends import gpu
+from executor_service.backends import choose as gpu
+from executor_service.backends.choose import compute_on_gpu
 from executor_service.backends.compute import Compute
-from executor_service.backends.gpu import compute_on_gpu
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import KVCache, copy_in_torch
 from executor_service.device.uploads import Uploads
 from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LoadedModel, weights_bytes
 from executor_service.model.paged_model import torch_model
-from executor_service.sampling.sampler import (
-    SamplingRows,
-    adjust_in_torch,
-    draw_unseen_in_torch,
-)
+from executor_service.sampling.sampler import SamplingRows, adjust_in_torch, draw_unseen_in_torch
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from executor_service.backends import gpu_adjust
-from executor_service.backends import gpu_draw as gpu_sampler
+from executor_service.backends import gpu_kernels as gpu_adjust
+from executor_service.backends import gpu_kernels as gpu_sampler
 from executor_service.decoders import gpu_decoder
 from splitserve_kernels.gpu import block_copy
 

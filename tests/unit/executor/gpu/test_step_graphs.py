@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.device.cuda_graphs import CudaGraphs, Recorder
 from executor_service.device.kv_cache import KVCache
+from executor_service.device.streams import CudaGraphs, Recorder
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, TransformersModel, torch_model
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.recorded_models import RecordedModels
+from executor_service.runner.step_graphs import RecordedModels
 from executor_service.sampling.sampler import SamplingRows
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.devices.recorded_ops import RunAgain

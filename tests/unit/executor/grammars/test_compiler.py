@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from executor_service.grammars import compiler as compiler_module
-from executor_service.grammars import remembered
-from executor_service.grammars.compiler import GrammarCompiler
-from executor_service.grammars.remembered import Compiled
+from executor_service.grammars import compiler as remembered
+from executor_service.grammars.compiler import Compiled, GrammarCompiler
 from executor_service.steps.sampling_params import Grammar
 from splitserve_grammars.grammar_trials import GrammarTrials
 from splitserve_grammars.limits import MAX_COMPILE_CPU_S, MAX_LEXER_BYTES

@@ -9,8 +9,7 @@ import pytest
 
 from executor_service.checkpoint.folder import Checkpoint
 from executor_service.checkpoint.tokenizer_files import read_tokenizer
-from executor_service.grammars.token_bytes import read_token_bytes
-from executor_service.grammars.vocabulary import Vocabulary
+from executor_service.grammars.vocabulary import Vocabulary, read_token_bytes
 from tests.support.models.tokenizer_folders import FOLDERS
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from executor_service.grammars.token_bytes import TokenizerUnsupported, read_token_bytes
-from executor_service.grammars.vocabulary import Vocabulary
+from executor_service.grammars.vocabulary import TokenizerUnsupported, Vocabulary, read_token_bytes
 from tests.support.models.tiny_tokenizers import byte_level, sentencepiece, words
 
 BUNDLED = Path("executor_service/bundled_model/tokenizer.json")

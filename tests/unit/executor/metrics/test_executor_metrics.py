@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from executor_service.metrics.executor_metrics import ExecutorMetrics
-from executor_service.service.execute_streams import ExecuteStreams
+from executor_service.service.servicer import ExecuteStreams
 from executor_service.service.step_worker import StepWorker
 from executor_service.speculation.draft_totals import DraftTotals
 from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo

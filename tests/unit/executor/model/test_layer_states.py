@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 from executor_service.backends.choose import choose_compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.errors import ModelUnsupported
-from executor_service.model.layer_states import LayerStates
-from executor_service.model.paged_model import RevealingModel
+from executor_service.model.paged_model import LayerStates, RevealingModel
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from tests.support.models.tiny_heads import LAYER_IDS, states_of
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from executor_service.errors import ModelUnsupported
-from executor_service.model.model_support import choose_max_model_len
+from executor_service.model.loaded_model import choose_max_model_len
 
 
 @pytest.mark.parametrize(

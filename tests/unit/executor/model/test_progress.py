@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from executor_service.model.progress import show_progress
+from executor_service.model.loaded_model import show_progress
 
 
 class _Terminal(io.StringIO):

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from executor_service.backends.cpu import compute_on_cpu
+from executor_service.backends.choose import compute_on_cpu
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, torch_model
-from executor_service.runner import pass_batches, prompt_logprob_chunks
+from executor_service.runner import forward_pass as pass_batches
+from executor_service.runner import forward_pass as prompt_logprob_chunks
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams

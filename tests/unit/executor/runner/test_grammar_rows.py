@@ -13,18 +13,12 @@ import pytest
 import torch
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.grammars.compiled_grammars import CompiledGrammars
+from executor_service.grammars.compiled_grammars import CompiledGrammars, RowGrammar
 from executor_service.grammars.compiler import GrammarCompiler
-from executor_service.grammars.row_grammar import RowGrammar
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.service.decode_batch import decode_batch
-from executor_service.steps.executor_info import (
-    SAMPLING_FEATURES,
-    ExecutorInfo,
-    Feature,
-    ModelInfo,
-)
+from executor_service.steps.executor_info import SAMPLING_FEATURES, ExecutorInfo, Feature, ModelInfo
 from executor_service.steps.step import RowStatus, StepOutput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb

@@ -9,15 +9,15 @@ import pytest
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.paged_model import torch_model
-from executor_service.runner import largest_step as worst_step
-from executor_service.runner import prompt_logprob_chunks as scored_parts
-from executor_service.runner.largest_step import (
+from executor_service.runner import forward_pass as scored_parts
+from executor_service.runner import pool_sizes as worst_step
+from executor_service.runner.model_runner import ModelRunner
+from executor_service.runner.pool_sizes import (
     StepSize,
     make_worst_step,
     measure_worst_step,
     num_worst_step_blocks,
 )
-from executor_service.runner.model_runner import ModelRunner
 from executor_service.steps.step import FinishedStep, RowStatus, StepInput, StepOutput
 from tests.support.models.tiny_models import make_tiny_model
 

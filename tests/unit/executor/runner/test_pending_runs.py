@@ -16,12 +16,7 @@ from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.pool_sizes import CacheConfig
 from executor_service.service.decode_batch import decode_batch
 from executor_service.steps.batch import StepAnswer
-from executor_service.steps.executor_info import (
-    SAMPLING_FEATURES,
-    ExecutorInfo,
-    Feature,
-    ModelInfo,
-)
+from executor_service.steps.executor_info import SAMPLING_FEATURES, ExecutorInfo, Feature, ModelInfo
 from executor_service.steps.step import RowStatus
 from executor_service.steps.step_executor import StepExecutor
 from splitserve_kernels.run_rows import RunRows

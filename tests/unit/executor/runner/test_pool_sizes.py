@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.device.host_reservations import HostReservations
 from executor_service.device.kv_cache import KVCache
+from executor_service.device.memory import HostReservations
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
@@ -265,7 +265,7 @@ def test_build_runner_leaves_out_what_other_executors_reserved(
     # More than this process comes to use meanwhile.
     available = 2**20 * BLOCK_BYTES
     _available(monkeypatch, available)
-    monkeypatch.setattr("executor_service.device.host_reservations._used_bytes", lambda _: 0)
+    monkeypatch.setattr("executor_service.device.memory._used_bytes", lambda _: 0)
     config = CacheConfig(16, memory_fraction=1e-4, num_host_blocks=0)
     others = HostReservations(tmp_path)
     alone = build_runner(loaded, config, reservations=others).cache.num_device_blocks
@@ -282,7 +282,7 @@ def test_build_runner_takes_no_more_than_there_is_when_several_start_together(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _available(monkeypatch, 4000 * BLOCK_BYTES)
-    monkeypatch.setattr("executor_service.device.host_reservations._used_bytes", lambda _: 0)
+    monkeypatch.setattr("executor_service.device.memory._used_bytes", lambda _: 0)
     runners = [
         build_runner(loaded, CacheConfig(16), reservations=HostReservations(tmp_path, 4))
         for _ in range(4)

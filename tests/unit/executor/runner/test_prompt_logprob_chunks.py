@@ -8,9 +8,9 @@ import pytest
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner import prompt_logprob_chunks as scored_parts
+from executor_service.runner import forward_pass as scored_parts
+from executor_service.runner.forward_pass import run_in_parts, scores_too_much
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.prompt_logprob_chunks import run_in_parts, scores_too_much
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import BlockMoves, RowStatus, StepInput, StepOutput
 from tests.support.models.tiny_models import make_tiny_model

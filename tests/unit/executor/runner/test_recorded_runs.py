@@ -14,9 +14,9 @@ from torch import Tensor
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.runner.static_inputs import decode_shapes
 from executor_service.runner.step_graphs import StepGraphs
-from executor_service.runner.step_shapes import decode_shapes
-from executor_service.sampling.static_draw import StaticDraw
+from executor_service.sampling.sampler import StaticDraw
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import StepInput, StepOutput
 from tests.support.devices.late_device import LateStreams, late_runner

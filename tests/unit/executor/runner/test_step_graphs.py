@@ -15,9 +15,8 @@ from executor_service.device.uploads import Uploads
 from executor_service.model.input_batch import InputBatch, build_input_batch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, torch_model
-from executor_service.runner.static_inputs import StaticInputs
+from executor_service.runner.static_inputs import StaticInputs, decode_shapes
 from executor_service.runner.step_graphs import StepGraphs
-from executor_service.runner.step_shapes import decode_shapes
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.devices.recorded_ops import RecordedOps, static_model
 from tests.support.steps.step_driver import Row, make_step

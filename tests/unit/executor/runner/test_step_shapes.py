@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor_service.runner.step_shapes import decode_shapes, prompt_shapes
+from executor_service.runner.static_inputs import decode_shapes, prompt_shapes
 
 
 @pytest.mark.parametrize(

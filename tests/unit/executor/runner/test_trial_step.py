@@ -8,10 +8,10 @@ import pytest
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.errors import StepFailed
-from executor_service.runner import trial_step
+from executor_service.runner import kernel_warm_up as trial_step
+from executor_service.runner.kernel_warm_up import measure_step
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.trial_step import measure_step
 from executor_service.steps.step import StepInput
 from tests.support.models.tiny_models import make_tiny_model
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.device.host_copies import to_host
-from executor_service.sampling.logprobs import ScoredTokens, make_columns, score
+from executor_service.device.kv_cache import to_host
+from executor_service.sampling.truncation import ScoredTokens, make_columns, score
 from executor_service.steps.step import LogprobColumns
 
 
@@ -50,7 +50,7 @@ def test_score_tokens_goes_in_parts_when_there_are_many(monkeypatch: pytest.Monk
     logits = torch.randn(11, 20, generator=torch.Generator().manual_seed(0))
     token_ids, num_top = list(range(11)), [row % 3 for row in range(11)]
     whole = _score(logits, token_ids, num_top)
-    monkeypatch.setattr("executor_service.sampling.logprobs._TOKENS_AT_A_TIME", 4)
+    monkeypatch.setattr("executor_service.sampling.truncation._TOKENS_AT_A_TIME", 4)
     parts = _score(logits, token_ids, num_top)
     assert parts.logprobs.tolist() == whole.logprobs.tolist()
     assert parts.top_token_ids.tolist() == whole.top_token_ids.tolist()

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from executor_service.sampling.logit_adjustments import adjust_logits, unpack_words
 from executor_service.sampling.sampler import SamplingRows, draw_in_torch, sample
-from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams
-from executor_service.steps.token_masks import TokenMasks
+from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams, TokenMasks
 
 NUM_TOKENS = 77
 NUM_WORDS = 3

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.sampling.logprobs import score
 from executor_service.sampling.sampler import (
     Draw,
     SamplingRows,
@@ -17,6 +16,7 @@ from executor_service.sampling.sampler import (
     sample,
 )
 from executor_service.sampling.token_counts import TokenCounts
+from executor_service.sampling.truncation import score
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from tests.support.devices.no_waits import WaitedForDevice, nobody_waits
 
@@ -61,8 +61,7 @@ def test_sample_waits_for_nothing_when_kernels_draw(monkeypatch: pytest.MonkeyPa
     pytest.importorskip("triton", reason="triton is not installed")
     from triton.runtime.interpreter import GridExecutor
 
-    from executor_service.backends.gpu_adjust import triton_adjust
-    from executor_service.backends.gpu_draw import triton_draw
+    from executor_service.backends.gpu_draw import triton_adjust, triton_draw
 
     launched = []
     # The interpreter itself would read tensors.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.sampling.philox import philox_4x32_10, uniform
+from executor_service.sampling.sampler import philox_4x32_10, uniform
 
 # Known answers published with the Random123 library: (counter, key, result).
 KNOWN_ANSWERS = (

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from executor_service.sampling.philox import uniform
-from executor_service.sampling.sampler import SamplingRows, sample
+from executor_service.sampling.sampler import SamplingRows, sample, uniform
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 
 Floats = npt.NDArray[np.float32]

@@ -15,8 +15,8 @@ from executor_service.service.registration import (
     Pacing,
     Registrar,
     RegistrationFailed,
+    ranked,
 )
-from executor_service.service.scheduler_choice import ranked
 from executor_service.steps.executor_info import ExecutorInfo, ModelInfo
 from splitserve_rpc.peer_watch import Ask
 

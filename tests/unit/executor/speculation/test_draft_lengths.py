@@ -7,8 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from executor_service.speculation.draft_lengths import MAX_GUESSES, DraftLengths, Luck
-from executor_service.speculation.pass_times import PassTimes
+from executor_service.speculation.speculating_runner import (
+    MAX_GUESSES,
+    DraftLengths,
+    Luck,
+    PassTimes,
+)
 
 
 class _World:

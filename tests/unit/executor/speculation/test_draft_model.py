@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from executor_service.speculation.draft_model import DraftLimits, DraftModel
-from executor_service.speculation.drafted_row import DraftedRow
+from executor_service.speculation.draft_model import DraftedRow, DraftLimits, DraftModel
 from executor_service.steps.step import RowStatus, StepInput, StepOutput
 from executor_service.steps.token_runs import TokenRuns
 from tests.support.steps.step_driver import Row, make_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_service.speculation.drafted_row import DraftedRow
+from executor_service.speculation.draft_model import DraftedRow
 
 _TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=5)
 

@@ -10,9 +10,8 @@ import numpy as np
 
 from executor_service.steps.batch import NewRows
 from executor_service.steps.row_table import RowTable
-from executor_service.steps.sampling_params import Grammar, SamplingParams
+from executor_service.steps.sampling_params import Grammar, SamplingParams, StepGrammars
 from executor_service.steps.step import Int32Array, Int64Array
-from executor_service.steps.token_masks import StepGrammars
 
 MAX_INFLIGHT_STEPS = 3
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor_service.steps.steady_clock import steady_clock
+from executor_service.steps.executor_info import steady_clock
 
 HOUR = 3600 * 10**9
 

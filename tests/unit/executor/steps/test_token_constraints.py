@@ -9,8 +9,7 @@ import pytest
 from executor_service.steps.batch import BatchRefused, StepErrorReason
 from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
 from executor_service.steps.new_row_checks import check_sampling_params
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
-from executor_service.steps.token_constraints import TokenConstraints
+from executor_service.steps.sampling_params import ParamRows, SamplingParams, TokenConstraints
 from tests.contract.served import make_fake_backend, make_info
 
 

@@ -9,9 +9,8 @@ import torch
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.model.loaded_model import LoadedModel
-from executor_service.trials import model_cut
-from executor_service.trials.model_cut import CUT_VOCAB_SIZE, cut_to_float32
-from executor_service.trials.trial_tokens import far_tokens
+from executor_service.trials import float32_trial as model_cut
+from executor_service.trials.float32_trial import CUT_VOCAB_SIZE, cut_to_float32, far_tokens
 from tests.support.models.tiny_models import make_tiny_model
 
 TYPES = ["full_attention", "full_attention", "sliding_attention", "full_attention"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from executor_service.errors import ModelUnsupported
-from executor_service.speculation.eagle3.head_config import is_head, read_head_config
+from executor_service.speculation.eagle3.head_weights import is_head, read_head_config
 
 # The shape of what was published for a model of 8 billion parameters.
 SETTINGS: dict[str, Any] = {

@@ -9,15 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.layer_compute import LayerCompute, choose_layer_compute
+from executor_service.backends.choose import LayerCompute, choose_layer_compute
 from executor_service.checkpoint.folder import resolve_checkpoint
 from executor_service.device.kv_cache import KVCache, LayerShape
 from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LayerKind
-from executor_service.speculation.eagle3.head_config import read_head_config
-from executor_service.speculation.eagle3.head_model import HeadModel
-from executor_service.speculation.eagle3.head_states import HeadStates, states_shape
-from executor_service.speculation.eagle3.head_weights import read_head_weights
+from executor_service.speculation.eagle3.head_model import HeadModel, HeadStates, states_shape
+from executor_service.speculation.eagle3.head_weights import read_head_config, read_head_weights
 from splitserve_kernels.paged_batch import AttentionOptions
 from tests.support.models.tiny_heads import TINY_SHAPE, make_tiny_head, random_head
 from tests.support.steps.step_driver import Row, make_step

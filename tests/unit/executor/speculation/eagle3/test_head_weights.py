@@ -12,8 +12,11 @@ from torch import Tensor
 
 from executor_service.checkpoint.folder import resolve_checkpoint
 from executor_service.errors import ModelUnsupported
-from executor_service.speculation.eagle3.head_config import read_head_config
-from executor_service.speculation.eagle3.head_weights import HeadWeights, read_head_weights
+from executor_service.speculation.eagle3.head_weights import (
+    HeadWeights,
+    read_head_config,
+    read_head_weights,
+)
 from tests.support.models.tiny_heads import TINY_SHAPE, make_tiny_head, random_head
 
 NUM_LEFT_OUT = TINY_SHAPE.vocab_size // 8
