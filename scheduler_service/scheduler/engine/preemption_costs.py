@@ -1,19 +1,19 @@
-"""What it costs to bring a preempted request back: over the host link, or by computing again."""
+"""Cost of bringing a preempted request back: swapping over the host link, or recomputing."""
 
 from __future__ import annotations
 
 from scheduler_service.scheduler.values.config import PreemptionMode, SchedulerConfig
 
-# Until moves of blocks were measured: half of what PCIe 4.0 x16 reaches.
+# Assumed until block moves were measured: half of what PCIe 4.0 x16 reaches.
 ASSUMED_HOST_LINK_BYTES_PER_S = 12e9
 _NEWEST_WEIGHT = 0.2
 _MIN_PREFILL_TOKENS = 16
 
 
 class PreemptionCosts:
-    """Running averages of the executor's own timings, and the choice between swap and recompute.
+    """Running averages of the executor's timings, and the choice between swap and recompute.
 
-    `prefill_us`: what the latest step took that computed prompts.
+    `prefill_us`: duration of the latest step that computed prompts, in us; 0 before the first.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -25,7 +25,7 @@ class PreemptionCosts:
     def observe(
         self, *, num_moves: int, move_us: int, num_rows: int, num_tokens: int, compute_us: int
     ) -> None:
-        """Learns from an executed step."""
+        """Learns from an executed step; `move_us` and `compute_us` are 0 if not measured."""
         if num_moves and move_us:
             self._us_per_block = _average(self._us_per_block, move_us / num_moves)
         if compute_us and num_tokens - num_rows >= _MIN_PREFILL_TOKENS:
@@ -33,18 +33,19 @@ class PreemptionCosts:
             self._us_per_token = _average(self._us_per_token, compute_us / num_tokens)
 
     def recompute_ns(self, num_tokens: int) -> int:
-        """What computing so many tokens takes; 0 if that is not known yet."""
+        """Returns the estimated time in ns to compute `num_tokens`; 0 before any measurement."""
         return int(num_tokens * self._us_per_token * 1000)
 
     def move_ns(self, num_blocks: int) -> int:
-        """What moving so many blocks over the host link takes; assumed until it was measured."""
+        """Returns the time in ns to move `num_blocks` over the host link; assumed at first."""
         return int(num_blocks * self._us_per_block * 1000)
 
     def prefers_swap(self, *, num_blocks: int, num_tokens: int, num_sequences: int) -> bool:
-        """Whether moving `num_blocks` out and back costs less than computing `num_tokens` again.
+        """Returns whether moving `num_blocks` out and back costs less than a recompute.
 
-        As long as there is nothing to compare, several sequences are swapped and one is computed
-        again, as in vLLM's first engine.
+        `num_tokens`: tokens to compute again. Before any measurement, a request of several
+        sequences is swapped and a request of one sequence is recomputed, as in vLLM's first engine.
+        A mode other than AUTO decides by itself.
         """
         if self._mode is not PreemptionMode.AUTO:
             return self._mode is PreemptionMode.SWAP

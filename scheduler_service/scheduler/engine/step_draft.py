@@ -1,4 +1,4 @@
-"""The next step while it is being decided."""
+"""Draft of the next step, and departures: what left the rows while steps in flight concern it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from scheduler_service.scheduler.values.request import Request, Sequence
 
 
 class StepDraft:
-    """What was decided since the last step was planned, and is part of the next one.
+    """Decisions made since the last step was planned; they become part of the next step.
 
-    `removed_row_ids`, `new_rows`: changes of the executor's row table; what tables have grown by,
-    the columns know. `published`: by stay, blocks that are findable and that the step is to
-    fill; by moves, those of NO_STAY. `pinned_device_blocks`, `pinned_host_blocks`: its moves
-    read or write them. `has_swapped_in`, `has_swapped_out`: a request was; a step does not do both.
-    `yielded_tenants`: of whoever was preempted since the step was last begun to be filled.
-    `notes`, `lacks`: what was done, and who could not begin when it was last filled.
+    `removed_row_ids`, `new_rows`: changes of the executor's row table (the growth of block tables
+    is kept in `RowColumns`). `moves`: block copies between pools and within the device.
+    `published`: blocks, by stay, that are findable in the prefix cache although this step is still
+    to fill them; blocks that moves fill are under NO_STAY. `pinned_device_blocks`,
+    `pinned_host_blocks`: blocks that the moves read or write. `has_swapped_in`, `has_swapped_out`:
+    a request was swapped; one step never does both. `yielded_tenants`: tenants of requests
+    preempted since the planner last began to fill the step. `notes`: what was done to requests.
+    `lacks`: requests that could not begin when the step was last filled, and why.
     """
 
-    # Written out: every step makes one, and the factories of a dataclass take twice as long.
+    # No dataclass: every step makes a draft, and default factories take twice as long.
     __slots__ = (
         "has_swapped_in",
         "has_swapped_out",
@@ -51,32 +53,36 @@ class StepDraft:
 
     @property
     def has_preempted(self) -> bool:
-        """Whether somebody was preempted since the step was last begun to be filled."""
+        """Whether a request was preempted since the planner last began to fill the step."""
         return bool(self.yielded_tenants)
 
     def add_row(self, sequence: Sequence) -> None:
-        """The sequence has got its row; its table is read when the step is planned."""
+        """Notes a sequence that got a row; its block table is read when the step is planned."""
         self.new_rows[sequence.row_id] = sequence
 
     def remove_row(self, row_id: int) -> None:
-        """The row is gone. What the executor was never told need not be taken back."""
+        """Notes that a row was vacated.
+
+        A row that the executor was never told of need not be removed there.
+        """
         if self.new_rows.pop(row_id, None) is None:
             self.removed_row_ids.append(row_id)
 
 
-# --------------------------------------------------------------------------------------------------
-# What left the rows while steps in flight still concern it: sequences, and parts of block tables.
+# -- Departures ------------------------------------------------------------------------------------
 #
-# Results of these steps belong to the sequences. And if one of the steps fails, whoever had a block
-# that it was to write has leaned on it, even if the block or the whole row is gone by then.
+# Sequences and parts of block tables that left the rows while steps in flight still concern them.
+# Results of these steps belong to the sequences. If one of the steps fails, every sequence that had
+# a block which the step was to write is lost, even if the block or the whole row is gone by then.
 
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """Blocks that a stay in a row has or had: from `first_index` of its table on, and cross blocks.
+    """Blocks that a stay in a row has or had.
 
-    `request_id`: of the request that had the row. `last_step_id`: the latest step that had the row
-    with these blocks.
+    `blocks`: part of the block table, from logical block `first_index` on. `cross_blocks`: blocks
+    of the encoder's keys and values. `request_id`: the request that had the row. `last_step_id`:
+    the latest step that had the row with these blocks.
     """
 
     request_id: str
@@ -88,7 +94,10 @@ class TablePart:
 
 
 class Departures:
-    """`sequences`, by stay: those that still get results. `table_parts`: given back."""
+    """Sequences and blocks that left the rows while steps in flight still concern them.
+
+    `sequences`: by stay, sequences that still get results. `table_parts`: blocks given back.
+    """
 
     def __init__(self) -> None:
         self.sequences: dict[int, Sequence] = {}
@@ -98,17 +107,20 @@ class Departures:
         return bool(self.sequences or self.table_parts)
 
     def expect_results(self, sequence: Sequence, part: TablePart) -> None:
-        """The sequence has left its row; what steps in flight sample is its own. Mutates it."""
+        """Notes that a sequence left its row and still gets results of steps in flight.
+
+        Mutates `sequence.settles_at_step`.
+        """
         self.sequences[part.stay_id] = sequence
         sequence.settles_at_step = part.last_step_id
 
     def ignore_results(self, sequence: Sequence) -> None:
-        """No step in flight concerns the sequence any more. Mutates it."""
+        """Drops the results that steps in flight would bring a sequence. Mutates the sequence."""
         if sequence.settles_at_step:
             sequence.settles_at_step = 0
             self.sequences = {t: s for t, s in self.sequences.items() if s is not sequence}
 
     def step_answered(self, step_id: int) -> None:
-        """Forgets what only waited for `step_id`."""
+        """Forgets sequences and blocks that only waited for the result of `step_id`."""
         self.table_parts = [part for part in self.table_parts if part.last_step_id > step_id]
         self.sequences = {t: s for t, s in self.sequences.items() if s.settles_at_step > step_id}

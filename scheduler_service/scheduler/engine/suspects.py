@@ -1,13 +1,15 @@
-"""Requests whose steps failed as a whole are tried apart, until the guilty one is alone.
+"""Suspects: requests of a failed step, run in small trial steps until the faulty one is found.
 
-When a step of several requests is refused or fails, nobody knows whose fault that was. From then on
-these requests run in *trials*: steps of a few of them and nobody else, with no other step in
-flight, so that only they can be to blame. If a trial fails, its requests are tried in smaller
-groups yet. Whoever gets a token out of a trial is a suspect no longer; a request that comes from
-quarantine, because executors were lost during its steps, is tried alone and may need more than one.
-Suspects take turns by the token. Trials and other steps take turns, too. A trial may lack what
-others hold; after a number of their steps nobody else begins to run until there was a trial, so
-that it gets that.
+When a step of several requests is refused or fails as a whole, the scheduler cannot tell which
+request caused it. From then on these requests run only in *trials*: steps of a few suspects and no
+other request, with no other step in flight, so that only these suspects can be the cause. When a
+trial fails, its requests are tried again in smaller groups. A request that gets a token from a
+trial is acquitted. A request from quarantine, during whose steps executors were lost, is tried
+alone and may need tokens from several trials.
+
+Suspects take turns token by token, and trials alternate with other steps. A trial may lack rows or
+blocks that other requests hold. So after MAX_STEPS_OF_OTHERS steps of other requests no further
+request begins before a trial was planned.
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ from enum import Enum
 
 from scheduler_service.scheduler.values.request import Request, RequestStatus
 
-# Into so many groups the requests of a failed step are divided.
+# Number of groups into which the requests of a failed step are divided.
 _NUM_GROUPS = 4
-# Steps of others after which nobody else begins before there was a trial.
+# Number of steps without suspects after which no request begins before a trial was planned.
 MAX_STEPS_OF_OTHERS = 8
 
 
 class Turn(Enum):
-    """A kind of step: a trial of whoever has waited longest, one of those that run, all others."""
+    """Kind of step to plan.
+
+    TRIAL: the suspects that have waited longest. TRIAL_OF_RUNNING: suspects that already run.
+    OTHERS: all requests that are not suspects.
+    """
 
     TRIAL = "trial"
     TRIAL_OF_RUNNING = "trial_of_running"
@@ -33,26 +39,29 @@ class Turn(Enum):
 
     @property
     def is_trial(self) -> bool:
-        """Whether suspects run in it, and nobody else."""
+        """Whether the step contains suspects and no other request."""
         return self is not Turn.OTHERS
 
 
 class Suspects:
-    """The suspects of a core; `request.trial_size` says how many may share a trial with each."""
+    """Suspects of one engine, in the order in which they are tried.
+
+    `request.trial_size` limits how many requests may share a trial with that request.
+    """
 
     def __init__(self) -> None:
         # In the order in which they are tried.
         self._requests: dict[str, Request] = {}
-        # Those that may run in the step that is being planned; None: all but suspects.
+        # Ids of the requests that the step being planned may run; None: all requests but suspects.
         self._on_trial: frozenset[str] | None = None
         self._trial_step_id: int | None = None
-        # Steps of others since the last trial, while there were suspects.
+        # Steps of other requests since the last trial, counted only while there are suspects.
         self._num_others = 0
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    # -- who is one ----------------------------------------------------------------------------
+    # -- membership ----------------------------------------------------------------------------
 
     @property
     def request_ids(self) -> frozenset[str]:
@@ -60,12 +69,16 @@ class Suspects:
         return frozenset(self._requests)
 
     def add(self, request: Request) -> None:
-        """Takes up a request that was a suspect elsewhere; others are left alone."""
+        """Adds a request that was a suspect elsewhere (`trial_size` > 0); ignores any other."""
         if request.trial_size:
             self._requests[request.request_id] = request
 
     def step_failed(self, requests: Iterable[Request]) -> None:
-        """A step of these failed as a whole. Mutates those that go on."""
+        """Makes suspects of the unfinished requests of a step that failed as a whole, if several.
+
+        Mutates `request.trial_size`: a quarter of the group, rounded up, and never more than
+        before.
+        """
         unfinished = [request for request in requests if not request.is_finished]
         if len(unfinished) > 1:
             size = -(-len(unfinished) // _NUM_GROUPS)
@@ -74,9 +87,10 @@ class Suspects:
                 self.add(request)
 
     def survive(self, request: Request) -> bool:
-        """The request got a token: it is acquitted, or others are tried before it is again.
+        """Notes that a request got a token: acquits it, or moves it behind the other suspects.
 
-        Returns whether it came from quarantine and is acquitted.
+        A request from quarantine is acquitted after `num_trials_left` tokens. Returns whether the
+        request came from quarantine and is acquitted now.
         """
         if self._requests.get(request.request_id) is None:
             return False
@@ -89,22 +103,22 @@ class Suspects:
         return False
 
     def acquit(self, request: Request) -> None:
-        """The request is a suspect no longer, or has ended."""
+        """Removes a request that is no longer a suspect or has ended; resets its trial counters."""
         if self._requests.pop(request.request_id, None) is not None:
             request.trial_size = request.num_trials_left = 0
             if not self._requests:
                 self._num_others = 0
 
-    # -- whose turn it is ----------------------------------------------------------------------
+    # -- turns ---------------------------------------------------------------------------------
 
     @property
     def is_trial_in_flight(self) -> bool:
-        """Whether nothing may be planned until a trial has its result."""
+        """Whether a trial has no result yet; no other step may be planned until then."""
         return self._trial_step_id is not None
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """Kinds of step to try to plan, in this order."""
+        """Kinds of step to try to plan, in this order. Needs at least one suspect."""
         first, *others = self._requests.values()
         is_choice = not _is_running(first) and any(map(_is_running, others))
         trials = (Turn.TRIAL, Turn.TRIAL_OF_RUNNING) if is_choice else (Turn.TRIAL,)
@@ -112,7 +126,7 @@ class Suspects:
 
     @contextmanager
     def turn(self, turn: Turn) -> Iterator[None]:
-        """A step of this kind is planned; `may_run` says who may be in it."""
+        """Restricts `may_run` to requests of a step of kind `turn` while the context is open."""
         self._on_trial = self._choose(turn) if turn.is_trial else None
         try:
             yield
@@ -135,11 +149,11 @@ class Suspects:
 
     @property
     def is_planning_trial(self) -> bool:
-        """Whether the step that is being planned is a trial."""
+        """Whether the step being planned is a trial."""
         return self._on_trial is not None
 
     def may_run(self, request: Request) -> bool:
-        """Whether the step that is being planned may have the request."""
+        """Returns whether the step being planned may run the request."""
         if self._on_trial is not None:
             return request.request_id in self._on_trial
         if self._num_others >= MAX_STEPS_OF_OTHERS and request.status is not RequestStatus.RUNNING:
@@ -147,17 +161,21 @@ class Suspects:
         return request.request_id not in self._requests
 
     def step_planned(self, step_id: int, *, is_trial: bool) -> None:
-        """A step was planned in its turn."""
+        """Notes that a step was planned, and whether it is a trial."""
         self._num_others = 0 if is_trial else self._num_others + 1
         self._trial_step_id = step_id if is_trial else None
 
     def step_answered(self, step_id: int) -> None:
-        """A step has its result."""
+        """Notes that a step has its result; if it was the trial, no trial is in flight any more."""
         if step_id == self._trial_step_id:
             self._trial_step_id = None
 
     def _choose(self, turn: Turn) -> frozenset[str]:
-        """Those of the next trial: who began goes on until it has a token, then others begin."""
+        """Returns ids of the suspects of the next trial.
+
+        Suspects that already run are tried until they get a token; only then further suspects
+        begin.
+        """
         suspects = list(self._requests.values())
         is_of_running = turn is Turn.TRIAL_OF_RUNNING or _is_running(suspects[0])
         chosen: list[Request] = []

@@ -1,1 +1,1 @@
-"""What the next step does: who may come at all, who goes on, who gets a row."""
+"""Planning of the next step: arrival checks, admission, and the tokens that each row computes."""

@@ -1,11 +1,11 @@
-"""Which requests begin in a step: first preempted ones, then those that wait.
+"""Admission: gives rows, blocks and step tokens to preempted requests, then to waiting requests.
 
-The queue policy says who is next. A request that cannot begin now does not block others for ever,
-nor is it passed by others for ever: one that lacks a slot for its adapter, bytes, or (where the
-policy allows it) blocks, rows or its tenant's share of these, may be passed by MAX_BYPASSES
-requests; then those wait for it that would take what it lacks. All requests take blocks and rows,
-but only those with an adapter keep a slot. Where the policy does not allow it, no request takes
-bytes that comes after one that lacks some.
+The queue policy orders the requests. A blocked request neither blocks others forever nor is passed
+forever. A request that lacks an adapter slot, bytes or (where the policy allows bypasses) blocks,
+rows or its tenant's share of these, may be passed by MAX_BYPASSES requests. After that, requests
+that would take what it lacks wait for it. Every request takes blocks and rows, but only requests
+with an adapter keep an adapter slot. Where the policy does not allow bypasses, no request behind
+one that lacks bytes takes any bytes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from scheduler_service.scheduler.values.request import (
     SequenceStatus,
 )
 
-# How many blocked requests a step looks past; bounds the work of a step.
+# Most blocked requests that a step looks past; bounds the work of a step.
 _MAX_BLOCKED = 16
-# How many waiting requests are looked at while an engine is full: two that may have a turn, and the
-# most urgent one.
+# Waiting requests to look at while an engine is full: two that may have a turn and the most urgent.
 _MAX_LOOKED_AT_WHEN_FULL = 3
 _PASSABLE = frozenset(
     {AdmissionBlocker.BLOCKS, AdmissionBlocker.ROWS, AdmissionBlocker.BYTES, AdmissionBlocker.SHARE}
@@ -47,10 +46,12 @@ _NO_ADAPTER = frozenset({""})
 
 @dataclass(slots=True)
 class Budget:
-    """What is left of a step. `is_untouched`: nothing else is in it yet.
+    """Tokens that are left of a step, and what admission may do with them.
 
-    `num_reserved`: tokens for running rows that go before whoever is to be admitted. `may_preempt`:
-    others may be preempted for it. `prompts`: how much of it prompts may take, if that is limited.
+    `splits_prompts`: a prompt may be computed in chunks. `is_untouched`: the step has no tokens
+    yet. `num_reserved`: tokens for running rows that go before the request to be admitted.
+    `may_preempt`: running requests may be preempted for a waiting one. `prompts`: limit of prompt
+    tokens in the step; None for no limit.
     """
 
     num_tokens: int
@@ -62,18 +63,22 @@ class Budget:
 
     @property
     def num_left(self) -> int:
-        """Tokens for whoever is to be admitted."""
+        """Tokens left for requests to be admitted."""
         return self.num_tokens - self.num_reserved
 
     def spend(self, num_tokens: int) -> None:
-        """These tokens are in the step."""
+        """Subtracts tokens that are now part of the step."""
         self.num_tokens -= num_tokens
         self.is_untouched = self.is_untouched and num_tokens == 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Requests that a waiting request may overtake: a preempted one, or less urgent rows."""
+    """What a waiting request has to overtake: a preempted request, or less urgent rows.
+
+    `is_of_rows`: less urgent rows yield tokens of the step. `runs_decodes`: the step has decodes,
+    whose tokens count among those that more urgent rows want.
+    """
 
     preempted: Request | None
     is_of_rows: bool = False
@@ -81,7 +86,7 @@ class _Ahead:
 
 
 class Admitter:
-    """Gives rows to preempted and waiting requests, and tokens of the step."""
+    """Gives rows and tokens of the step to preempted and waiting requests."""
 
     def __init__(
         self,
@@ -99,9 +104,9 @@ class Admitter:
         self._endings = endings
         self._queue = placement.queue
         self._pool_bypasses = MAX_BYPASSES if self._queue.allows_bypasses else 0
-        # The adapters of whoever may pass those that lack a slot.
+        # Adapters of requests that may pass a request without an adapter slot.
         self._lanes = OpenLanes()
-        # Whether bytes that are left are for whoever was first to lack some.
+        # Whether the bytes left are kept for the first request that lacked bytes.
         self._keeps_bytes = False
 
     # -- one request -------------------------------------------------------------------------------
@@ -109,12 +114,13 @@ class Admitter:
     def prepare(self, request: Request) -> None:
         """Prepares a waiting request for this engine; ends it if it has all its tokens.
 
-        It has them if it was resumed with them, or if its sequences end sooner on this engine.
+        A request has all its tokens if it was resumed with them, or if sequences end sooner on this
+        engine.
         """
         if request.prepared_for is not self._config:
             prepare_request(request, self._config)
         if request.unfinished:
-            # Even so: another engine may have looked for its prefix since.
+            # Also if prepared before: another engine may have looked for its prefix since.
             self._placement.blocks.prefixes.adopt(request.unfinished[0])
         for resumed in request.unfinished:
             if resumed.num_output_tokens > 0 and request.params.beam is None:
@@ -125,9 +131,9 @@ class Admitter:
         return self._room.takes_over(request)
 
     def _find_room(self, request: Request, *, may_preempt: bool) -> PrefixHit | AdmissionBlocker:
-        """Returns what exists of a request that can have a row and blocks now, or what it lacks.
+        """Returns the prefix hit of a request that fits now, or what the request lacks.
 
-        `may_preempt`: running requests make way for it, if that is what it lacks.
+        `may_preempt`: running requests may be preempted to make room.
         """
         blocker = self._find_early_blocker(request, may_preempt=may_preempt)
         if blocker is not None:
@@ -141,7 +147,7 @@ class Admitter:
             return blocker
         if not self._room.make_way(request, leader, hit):
             return blocker
-        # Those that made way may have held what was found, or still wait for results.
+        # Preempted requests may have held the blocks of the hit, or still wait for results.
         hit = prefixes.find(leader)
         if self._room.find_blocker(request, leader, hit) is not None:
             return AdmissionBlocker.BLOCKS_ON_THEIR_WAY
@@ -150,9 +156,9 @@ class Admitter:
     def _find_early_blocker(
         self, request: Request, *, may_preempt: bool
     ) -> AdmissionBlocker | None:
-        """Returns what keeps a request out whatever is found in the caches; prepares it if nothing.
+        """Returns what keeps a request out whatever the caches hold; prepares it if nothing does.
 
-        Most that are looked at in vain end here, so this is to be cheap.
+        Must be cheap: most requests that are looked at without success end here.
         """
         if not self._placement.suspects.may_run(request):
             return AdmissionBlocker.OTHERS_FIRST
@@ -194,7 +200,8 @@ class Admitter:
     ) -> list[tuple[int, int]]:
         """Gives rows to waiting requests for which less urgent rows yield tokens of the step.
 
-        What rows want that are as urgent is reserved. Returns (row id, tokens to compute) of each.
+        Tokens wanted by rows that are at least as urgent are reserved. Returns (row id, number of
+        tokens to compute) of each new row.
         """
         admitted: list[tuple[int, int]] = []
         rows = self._running_rows
@@ -208,7 +215,7 @@ class Admitter:
         num_tokens = len(first.sequence.token_ids)
         num_others = budget.num_tokens - rows.num_wanted(decodes=shape.runs_decodes)
         if num_others < num_tokens:
-            # Others are preempted after their work was chosen, if that leaves a token.
+            # While tokens are left, preemption waits for `admit`, after the rows' work was chosen.
             budget.may_preempt = num_others <= 0
             ahead = _Ahead(self._first_preempted, is_of_rows=True, runs_decodes=shape.runs_decodes)
             self._admit_waiting(waiting, budget, admitted, [], ahead)
@@ -216,14 +223,15 @@ class Admitter:
         return admitted
 
     def admit(self, shape: StepShape, budget: Budget, waiting: Waiting) -> list[tuple[int, int]]:
-        """Gives rows to preempted and waiting requests: (row id, tokens to compute) of each row.
+        """Gives rows to preempted requests first, then to waiting requests.
 
-        Preempted ones go first, but for waiting ones that are urgent enough to preempt them.
+        Waiting requests that are urgent enough to preempt a preempted request go before it. Returns
+        (row id, number of tokens to compute) of each new row.
         """
         admitted: list[tuple[int, int]] = []
         self._room.begin_step()
         is_divided = self._room.is_divided
-        # What somebody just gave up is for those that run, and for tenants of whom nobody yielded.
+        # Room freed by preemption is for running requests, and for tenants that were not preempted.
         if self._placement.draft.has_preempted and not is_divided:
             return admitted
         first = self._first_preempted
@@ -257,31 +265,31 @@ class Admitter:
 
     @property
     def _first_to_return(self) -> Request | None:
-        """The first preempted request that does not wait for others of its tenant to leave."""
+        """First preempted request that does not wait for other requests of its tenant to end."""
         preempted = filter(self._placement.suspects.may_run, self._placement.preempted)
         return next((each for each in preempted if not self._room.exceeds_share(each)), None)
 
-    # -- preempted ---------------------------------------------------------------------------------
+    # -- preempted requests ------------------------------------------------------------------------
 
     def _bring_back(
         self, shape: StepShape, budget: Budget, admitted: list[tuple[int, int]]
     ) -> tuple[Request | None, list[Request]]:
         """Gives rows to preempted requests, by rank.
 
-        Returns the first that others have to wait for, except those that the policy lets pass it;
-        and the ones that any other may pass.
+        Returns the first preempted request that stays blocked, behind which others wait unless the
+        policy lets them pass it, and the preempted requests that any request may pass.
         """
         stuck: Request | None = None
         passed: list[Request] = []
         for request in filter(self._placement.suspects.may_run, self._placement.preempted.copy()):
             is_swapped = request.status is RequestStatus.SWAPPED
             if not is_swapped and not shape.takes_waiting:
-                continue  # its prompt is not for this step
+                continue  # this step computes no prompts
             if not self._room.has_adapter_slot(request):
                 self._lanes.adapters = _NO_ADAPTER
             adapters, adapter = self._lanes.adapters, request.scheduling.adapter
             is_closed = adapters is not None and adapter not in adapters
-            # Others of its tenant run, and it comes when they leave.
+            # Over its tenant's share, the request returns when other requests of the tenant leave.
             if is_closed or self._room.exceeds_share(request):
                 passed += [] if is_swapped else [request]
                 continue
@@ -320,7 +328,7 @@ class Admitter:
     def _return(
         self, request: Request, budget: Budget, admitted: list[tuple[int, int]]
     ) -> AdmissionBlocker | None:
-        """Has a preempted request computed again, as far as its KV is not cached."""
+        """Starts a preempted request again, to recompute KV that the prefix cache does not hold."""
         if budget.num_left <= 0:
             return AdmissionBlocker.BUDGET
         if self._lateness.cannot_meet(request):
@@ -334,7 +342,7 @@ class Admitter:
             self._placement.draft.lacks[request] = blocker
         return blocker
 
-    # -- waiting -----------------------------------------------------------------------------------
+    # -- waiting requests --------------------------------------------------------------------------
 
     def _admit_waiting(
         self,
@@ -344,10 +352,10 @@ class Admitter:
         passed: list[Request],
         ahead: _Ahead | None = None,
     ) -> bool:
-        """Begins waiting requests while they fit; returns whether all have to wait for one.
+        """Begins waiting requests while they fit; returns whether all must wait for a blocked one.
 
-        `passed`: preempted requests that any other may pass. `ahead`: what they go ahead of; who
-        may not do that stays.
+        `passed`: preempted requests that any request may pass. `ahead`: what a waiting request has
+        to overtake; the loop stops at the first request that may not.
         """
         if budget.num_left <= 0 or self._is_full_for(waiting):
             return False
@@ -369,7 +377,7 @@ class Admitter:
                 return True
             else:
                 blocked.append(request)
-                # Who was preempted for those behind it would come back before them all.
+                # A request preempted for one behind it would come back before all of them.
                 budget.may_preempt &= not request.is_protected
                 if len(blocked) == _MAX_BLOCKED:
                     break
@@ -378,7 +386,8 @@ class Admitter:
     def _is_full_for(self, waiting: Waiting) -> bool:
         """Returns whether no free row or block is left for any waiting request.
 
-        Looks at the first of them only where one may preempt others or take a row that is kept.
+        Looks at the first waiting requests only where one may preempt running requests or take the
+        last row, which is kept for other tenants.
         """
         if self._placement.is_full_of_suspects:
             return True
@@ -401,20 +410,20 @@ class Admitter:
         admitted: list[tuple[int, int]],
         ahead: _Ahead | None,
     ) -> Iterator[Request]:
-        """Candidates as long as there are tokens for them; who is late is ended on the way."""
+        """Yields candidates while the step has tokens for them; ends late requests on the way."""
         for request in self._candidates(waiting):
             if ahead is not None and not self._goes_ahead(request, ahead, budget, admitted):
                 return
             if budget.num_left <= 0 or self._placement.is_full_of_suspects:
                 return
-            # What is looked at in vain is mostly neither of these, and need not be prepared.
+            # Most requests that are looked at without success are none of these: no preparation.
             is_resumed = any(s.num_output_tokens for s in request.sequences)
             if self._queue.refuses_late or is_resumed or request.trial_size:
                 self.prepare(request)
             if request.is_finished:
                 continue
             if request.trial_size:
-                # It is tried apart, by this engine.
+                # This engine tries the suspect apart from other requests.
                 self._queue.begun(request, 0)
                 self._placement.adopt(request)
             elif not self._lateness.cannot_meet(request):
@@ -428,18 +437,18 @@ class Admitter:
         return filter(suspects.may_run, candidates) if suspects else candidates
 
     def _must_all_wait(self, request: Request, blocker: AdmissionBlocker) -> bool:
-        """Whether nobody may pass a request that lacks something; closes the lanes of some."""
+        """Returns whether no request may pass a blocked one; closes lanes of some adapters."""
         if blocker is AdmissionBlocker.BYTES and not self._queue.allows_bypasses:
             self._keeps_bytes = True
             return request.num_bypasses >= MAX_BYPASSES
         if blocker is AdmissionBlocker.SHARE:
-            return False  # it begins when others of its tenant leave
+            return False  # the request begins when others of its tenant leave
         if blocker is not AdmissionBlocker.ADAPTER_SLOT:
             is_overdue = request.num_bypasses >= self._pool_bypasses
             return blocker not in _PASSABLE or (
                 is_overdue and not self._room.waits_for_its_own(request)
             )
-        # It gets a slot when all who use one have left it.
+        # An adapter slot becomes free when all requests that use its adapter have left.
         is_next = request.num_bypasses >= MAX_BYPASSES
         self._lanes.adapters = _NO_ADAPTER if is_next else {"", *self._placement.adapters}
         return False
@@ -467,7 +476,7 @@ class Admitter:
         found = self._find_room(request, may_preempt=budget.may_preempt)
         if isinstance(found, AdmissionBlocker):
             return found
-        # Asked last: whoever lacks something else does not take the turn of others.
+        # Checked last: a request that lacks something else must not use up the turn of others.
         num_most = self._num_prompt_tokens(request, budget)
         if num_most <= 0:
             return AdmissionBlocker.SHARE
@@ -481,7 +490,7 @@ class Admitter:
         return None
 
     def _num_prompt_tokens(self, request: Request, budget: Budget) -> int:
-        """The most that a waiting request may compute in this step."""
+        """Returns the most tokens that a request may compute in this step."""
         if budget.prompts is None:
             return budget.num_left
         is_overdue = request.num_bypasses >= MAX_BYPASSES
@@ -500,7 +509,7 @@ class Admitter:
         admitted: list[tuple[int, int]],
         num_most: int | None = None,
     ) -> int:
-        """Gives a row tokens of the step, `num_most` if there is a limit; returns how many."""
+        """Gives a row tokens of the step, `num_most` at most if given; returns how many."""
         rows, row_id = self._placement.rows, sequence.row_id
         end = min(rows.num_tokens[row_id], rows.num_slots[row_id])
         if rows.num_computed[row_id] >= rows.run_limit[row_id]:

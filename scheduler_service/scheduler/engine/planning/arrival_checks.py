@@ -1,4 +1,7 @@
-"""Refusal at arrival of what can never run, by name and with the numbers."""
+"""Checks of a request at arrival, and its preparation for one engine's configuration.
+
+A request that can never run is refused by name and with the numbers.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,10 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
 
 
 def fits(request: Request, config: SchedulerConfig) -> bool:
-    """Whether numbers and features allow it under `config`; tokens and parameters are not judged.
+    """Returns whether lengths and features allow `request` under `config`.
 
-    So executors of the same model can be compared without a look at a whole prompt for each.
+    Checks neither token ids nor parameter values, so that executors of one model can be compared
+    without reading the prompt for each.
     """
     try:
         request.params.check_sequences()
@@ -47,7 +51,7 @@ def fits(request: Request, config: SchedulerConfig) -> bool:
 
 
 def check_prompt_length(num_prompt_tokens: int, config: SchedulerConfig) -> None:
-    """Raises DomainError if no request may have so long a prompt."""
+    """Raises DomainError if no request may have a prompt of `num_prompt_tokens` tokens."""
     if num_prompt_tokens >= config.max_model_len:
         raise DomainError(
             "PROMPT_TOO_LONG",
@@ -57,7 +61,7 @@ def check_prompt_length(num_prompt_tokens: int, config: SchedulerConfig) -> None
 
 
 def _check_token_ids(token_ids: Int32Array, vocab_size: int) -> None:
-    # A negative number is a large one without its sign.
+    # Read as unsigned, a negative id is larger than any vocabulary.
     if token_ids.view(np.uint32).max() < vocab_size:
         return
     bad = next(token_id for token_id in token_ids.tolist() if not 0 <= token_id < vocab_size)
@@ -139,13 +143,14 @@ def max_len_of(request: Request, config: SchedulerConfig) -> int:
     )
 
 
-# -- Prepares a waiting request for an engine: what depends on that engine's configuration ---------
+# -- Preparation for an engine ---------------------------------------------------------------------
 
 
 def prepare_request(request: Request, config: SchedulerConfig) -> None:
-    """Sets where the sequences of `request` end, its parameters as executors get them, its search.
+    """Sets the stop lengths, stop tokens, executor parameters and beam search of `request`.
 
-    Mutates `request`, which no engine has. Preparing it again for another engine is allowed.
+    All of them depend on `config`. Mutates `request`, which no engine has yet. Preparing a request
+    again for another engine is allowed.
     """
     sequence = request.sequence
     request.stop_token_ids = request.params.stop_tokens(config.eos_token_ids)
@@ -161,9 +166,9 @@ def prepare_request(request: Request, config: SchedulerConfig) -> None:
 
 
 def _prepare_search(request: Request, vocab_size: int) -> None:
-    """Gives a request its beam search, which goes on if it was begun on another executor.
+    """Creates the beam search of a request, or keeps a search begun on another executor.
 
-    Where sequences end at another length than there, it begins again from the prompt.
+    If sequences end at another length here than there, the search begins again from the prompt.
     """
     beam, sequence = request.params.beam, request.sequence
     assert beam is not None

@@ -1,6 +1,6 @@
-"""What a step is made of. A policy says which kinds of work may share a step, and when.
+"""Batch policies: which kinds of work may share a step, and in which order they are tried.
 
-Source of the second: the scheduler of vLLM's first engine.
+Source of `PrefillFirst`: the scheduler of vLLM's first engine.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from scheduler_service.scheduler.values.config import BatchPolicyName, Scheduler
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The kinds of work of a step, in this order: decodes, prefills, swapped, waiting requests.
+    """Kinds of work that a step may contain.
 
-    `splits_prompts`: a prompt that exceeds the budget left is computed in chunks; if not, it waits
-    for a step that has room for all of it, unless no step has.
+    The budget goes, in this order, to decodes, prefills, swapped requests and waiting requests.
+    `splits_prompts`: a prompt that exceeds the budget left is computed in chunks. Otherwise the
+    prompt waits for a step with room for all of it; only a prompt that is larger than any step is
+    split.
     """
 
     runs_decodes: bool
@@ -26,10 +28,12 @@ class StepShape:
 
 
 class QueueState(NamedTuple):
-    """What a batch policy looks at. `oldest_wait_us`: 0 if nothing waits.
+    """State of the queues that a batch policy decides by.
 
-    `has_prompts`: a waiting request could begin here, or a preempted one is to be computed again.
-    `num_swapped`: 0, too, if waiting requests go before all that are swapped out.
+    `has_prompts`: a waiting request could begin here, or a preempted request is to be recomputed.
+    `num_swapped`: swapped requests; 0 also if waiting requests go before all swapped ones.
+    `oldest_wait_us`: longest wait of a prompt in us; 0 if none waits. `prefill_us`: duration of the
+    last step that computed prompts, in us.
     """
 
     has_prompts: bool
@@ -42,7 +46,7 @@ class BatchPolicy(Protocol):
     """Chooses the shapes of the next step."""
 
     def shapes(self, state: QueueState) -> tuple[StepShape, ...]:
-        """What to try, in order, until one of them gives the step something to do."""
+        """Returns the shapes to try, in order, until one of them gives the step some work."""
         ...
 
 
@@ -56,17 +60,17 @@ _DECODES = StepShape(
 
 
 class MixedBatches:
-    """Decodes first, and the rest of the budget for prompts: no step is without decodes."""
+    """Mixed batches: decodes first, and the rest of the token budget for prompts."""
 
     def shapes(self, state: QueueState) -> tuple[StepShape, ...]:
         return (_MIXED,)
 
 
 class PrefillFirst:
-    """Steps of whole prompts before steps of decodes.
+    """Separate steps of whole prompts and of decodes; prompts go first.
 
-    With a `delay_factor` a prompt waits that many times as long as the last step of prompts took,
-    while others run, so that more of them gather.
+    With a `delay_factor`, and while other requests run, a prompt waits `delay_factor` times the
+    duration of the last prefill step, so that several prompts gather.
     """
 
     def __init__(self, delay_factor: float) -> None:
@@ -80,7 +84,7 @@ class PrefillFirst:
 
 
 def make_batch_policy(config: SchedulerConfig) -> BatchPolicy:
-    """The policy that `config` names."""
+    """Returns the batch policy that `config.batch_policy` names."""
     match config.batch_policy:
         case BatchPolicyName.MIXED:
             return MixedBatches()

@@ -1,4 +1,4 @@
-"""Requests that cannot meet their deadline any more, and the fastest that the executor ever was."""
+"""Refusal of requests that cannot meet their deadline, judged by the fastest steps seen so far."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from scheduler_service.scheduler.values.config import SchedulerConfig
 from scheduler_service.scheduler.values.plan import StepPlan
 from scheduler_service.scheduler.values.request import FinishReason, Request
 
-# How many requests a step refuses at most; the others wait for the next, but never run.
+# Most requests that one step refuses. Further late requests wait for the next step, but never run.
 MAX_REFUSALS = 32
-# How many small steps must have been seen before the fastest of them is believed: the first of them
-# are slow, because something is loaded, compiled or captured.
+# Number of single-token steps to observe before the fastest of them counts: the first steps are
+# slow, because something is loaded, compiled or captured.
 MIN_SMALLEST_STEPS = 8
-# How long after the latest step it is believed: without steps nobody notices that they got faster.
+# Time after the latest step for which measurements count: without steps, a speed-up goes unnoticed.
 BELIEVED_NS = 1_000_000_000
 _MAX_CONTEXT_BITS = 32
 
 
 class StepPace:
-    """What any step takes at least, once that is known; only what the executor itself reported.
+    """Lower bound on the duration of a step, learned from times that the executor reported.
 
-    It is learned from the smallest steps there are: of a single token of a plain request. What such
-    a step takes grows with the tokens before it, at most in proportion. So the least time behind k
-    tokens, times c / k, bounds a step behind c < k, and as it is, one behind more. One slow step,
-    or a thousand, say nothing: a smaller one may be fast.
+    The bound comes from the smallest steps: a single token of a plain request. The duration of such
+    a step grows with its context, at most in proportion. So the least time t at a context of k
+    tokens bounds steps with larger contexts by t, and those with a smaller context c by t * c / k.
+    A slow step proves nothing, however often it occurs: a smaller step may be fast.
     """
 
     def __init__(self) -> None:
         self._least_ns = 0
         self._latest_ns = 0
-        # Of the smallest steps, by the number of bits of their last position.
+        # Counts and least times of single-token steps, by the bit length of their context.
         self._num_smallest = [0] * (_MAX_CONTEXT_BITS + 1)
         self._least_smallest_ns = [0] * (_MAX_CONTEXT_BITS + 1)
 
     def observe(self, plan: StepPlan, compute_us: int, placement: Placement) -> None:
-        """Learns from an executed step. A step without a time says nothing."""
+        """Learns from an executed step; ignores a step without a time (`compute_us` <= 0)."""
         if compute_us <= 0 or len(plan.work.row_ids) == 0:
             return
         self._latest_ns = placement.now_ns
-        # Of a step that may bring several tokens, what one of them takes at least.
+        # For a step that may bring several tokens per row, the least time for one of them.
         step_ns = compute_us * 1000 // plan.work.most_tokens
         self._least_ns = min(self._least_ns or step_ns, step_ns)
         if plan.num_tokens == 1 and not plan.moves and _is_plain(plan, placement):
@@ -49,7 +49,10 @@ class StepPace:
             self._least_smallest_ns[bits] = min(least_ns, step_ns)
 
     def least_ns(self, num_tokens: int, now_ns: int) -> int:
-        """The least that a step behind `num_tokens` or more may take; 0 if nothing is known."""
+        """Returns the least duration in ns of a step with `num_tokens` or more of context.
+
+        Returns 0 if nothing is known, or if the last step was more than BELIEVED_NS ago.
+        """
         if now_ns - self._latest_ns > BELIEVED_NS:
             return 0
         bounds_ns = (
@@ -61,9 +64,9 @@ class StepPace:
 
 
 class Lateness:
-    """Refuses requests that cannot meet their deadline any more, a bounded number in a step.
+    """Ends requests that cannot meet their deadline, at most MAX_REFUSALS in a step.
 
-    `is_behind`: there are more of them, so it is to be asked again soon.
+    `is_behind`: more late requests are left, so the engine is to be asked for a step again soon.
     """
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
@@ -75,12 +78,12 @@ class Lateness:
         self.is_behind = False
 
     def observe(self, plan: StepPlan, compute_us: int) -> None:
-        """Learns from an executed step how fast the executor is, where that matters."""
+        """Learns the executor's speed from a step, if the queue policy refuses late requests."""
         if self._refuses_late:
             self._pace.observe(plan, compute_us, self._placement)
 
     def refuse_overdue(self) -> None:
-        """Ends requests whose deadline is past. A step begins with this."""
+        """Ends waiting requests whose deadline has passed. Called at the beginning of each step."""
         if not self._refuses_late:
             return
         placement = self._placement
@@ -95,12 +98,16 @@ class Lateness:
         self.is_behind = placement.queue.overdue() is not None
 
     def cannot_meet(self, request: Request) -> bool:
-        """Whether a request that waits is late, and was ended, or has to wait for its end."""
+        """Returns whether a waiting request cannot meet its deadline; if so, ends the request.
+
+        After MAX_REFUSALS in one step the request is left to a later step. A request that has
+        tokens, or is promised some, is never late.
+        """
         deadline_ns = request.scheduling.deadline_ns
         if not self._refuses_late or deadline_ns is None:
             return False
         if any(s.num_output_tokens or s.num_promised for s in request.sequences):
-            return False  # one that has tokens goes on
+            return False  # a request that has tokens goes on
         sequence = request.sequence
         num_cached = self._placement.blocks.prefixes.find(sequence).num_tokens
         earliest_ns = self._earliest_ns(request, len(sequence.token_ids) - num_cached)
@@ -132,10 +139,10 @@ def earliest_finish_ns(
     num_uncached_prompt_tokens: int,
     tokens_per_step: int,
 ) -> int:
-    """When the last token of `request`, which waits, could be there if it were admitted now.
+    """Returns a lower bound on when a waiting request would have its last token if admitted now.
 
-    A lower bound if a step takes at least `step_ns`, computes at most `tokens_per_step` tokens and
-    samples at most one of each sequence.
+    In ns, by the clock of `now_ns`. Holds if a step takes at least `step_ns`, computes at most
+    `tokens_per_step` tokens and samples at most one token of each sequence.
     """
     params = request.params
     least = max(params.min_tokens, 1)
@@ -150,7 +157,10 @@ def earliest_finish_ns(
 
 
 def _is_plain(plan: StepPlan, placement: Placement) -> bool:
-    """Whether the only row of a step asks for nothing but tokens, and is still there."""
+    """Returns whether the only row of a step still has its sequence and asks for tokens only.
+
+    A plain row has no sibling sequences, logprobs, adapter or encoder input.
+    """
     row_id = int(plan.work.row_ids[0])
     sequence = placement.sequence_of(row_id, int(plan.work.stay_ids[0]))
     if sequence is None:

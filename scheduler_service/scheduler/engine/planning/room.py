@@ -1,4 +1,7 @@
-"""Room for a request: rows, bytes, blocks, a slot for its adapter; and who yields to make some."""
+"""Room for requests without rows: rows, blocks, parameter bytes, adapter slots, tenants' shares.
+
+Also chooses victims: running requests to preempt for an urgent one, or for rows that grow.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ MAX_BYPASSES = 64
 
 @dataclass(slots=True)
 class _Shortage:
-    """What is yet to be freed for a request, negative where more than enough is free.
+    """Rows, blocks and bytes still to be freed for a request; negative where more is free.
 
-    `num_yielding`: how many of those that run with a set of parameters are to yield.
+    `num_yielding`: number of victims with each set of parameters.
     """
 
     num_rows: int
@@ -31,11 +34,11 @@ class _Shortage:
 
     @property
     def is_over(self) -> bool:
-        """Whether everything is there."""
+        """Whether enough rows, blocks and bytes are freed."""
         return max(self.num_rows, self.num_blocks, self.num_bytes) <= 0
 
     def yields(self, victim: Request, num_blocks: int) -> None:
-        """A running request is to yield, and `num_blocks` that it alone has."""
+        """Counts a running request as a victim, with `num_blocks` that no other request has."""
         self.num_rows -= victim.num_rows_wanted
         self.num_blocks -= num_blocks
         params_set = victim.params_set
@@ -44,7 +47,7 @@ class _Shortage:
             self.num_bytes -= params_set.num_bytes
 
     def stays(self, victim: Request, num_blocks: int) -> None:
-        """It is not to yield after all."""
+        """Takes a victim out again; undoes `yields`."""
         self.num_rows += victim.num_rows_wanted
         self.num_blocks += num_blocks
         params_set = victim.params_set
@@ -54,7 +57,7 @@ class _Shortage:
 
 
 class Room:
-    """What there is for requests that do not run."""
+    """Rows, blocks, bytes and adapter slots available to requests that do not run."""
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._config = config
@@ -63,30 +66,30 @@ class Room:
         self._shares = HeldShares(config, placement)
 
     def begin_step(self) -> None:
-        """Tenants may have left something since they were found to exceed their shares."""
+        """Forgets which tenants exceeded their shares: they may have freed something since."""
         self._shares.begin_step()
 
     @property
     def is_divided(self) -> bool:
-        """Whether several tenants have shares of it."""
+        """Whether several active tenants share the room."""
         shares = self._queue.shares
         return shares is not None and shares.is_shared
 
     def has_yielded(self, request: Request) -> bool:
-        """Whether some request of the same tenant was preempted for this step."""
+        """Returns whether a request of the same tenant was preempted for this step."""
         return request.scheduling.tenant in self._placement.draft.yielded_tenants
 
     def has_adapter_slot(self, request: Request) -> bool:
-        """Whether a step may have the adapter of a request beside those that run."""
+        """Returns whether a step may have a request's adapter beside those that run."""
         adapter, running = request.scheduling.adapter, self._placement.adapters
         if adapter == "" or adapter in running:
             return True
         return len(running) - ("" in running) < self._config.max_adapters
 
     def num_bytes_over(self, request: Request) -> int:
-        """What parameters of a request and of all that run would take too much together.
+        """Returns by how many bytes parameters of `request` and running requests exceed the limit.
 
-        At most 0 for a request that adds nothing to what these are told anyway.
+        At most 0 if `request` fits, or has the parameters of a running request.
         """
         most, num_more = self._config.max_params_bytes, self.num_more_bytes(request)
         if most is None or num_more == 0:
@@ -94,7 +97,7 @@ class Room:
         return self._placement.params_sets.num_running_bytes + num_more - most
 
     def num_more_bytes(self, request: Request) -> int:
-        """What parameters of a request take besides those of all that run."""
+        """Returns the bytes that a request's parameters add to those of running requests."""
         params_set = request.params_set
         if params_set.num_bytes == 0:
             return 0
@@ -102,10 +105,10 @@ class Room:
         return 0 if found is not None and found.num_running else params_set.num_bytes
 
     def can_swap_in(self, request: Request) -> bool:
-        """Whether a swapped request may come back: its blocks, rows and slot are there."""
+        """Returns whether blocks, rows, bytes and a slot are free for a swapped request."""
         placement = self._placement
         blocks = placement.blocks
-        # Each sequence may need a block at once; else it would be preempted by that.
+        # Each sequence may need a block at once: without it, the request would be preempted again.
         needed = blocks.num_swap_in_blocks(request)
         if len(placement.rows):
             needed += len(request.unfinished) + blocks.watermark
@@ -118,7 +121,7 @@ class Room:
         )
 
     def exceeds_share(self, request: Request) -> bool:
-        """Whether the tenant of a preempted request would have too much if it came back."""
+        """Returns whether the tenant of a preempted request would have too much if it returned."""
         if self.has_yielded(request) or not self.is_divided:
             return self.has_yielded(request)
         num_blocks = self._num_blocks_to_begin(request)
@@ -140,9 +143,9 @@ class Room:
 
     @property
     def keeps_last_row(self) -> bool:
-        """Whether the only free row is left to tenants that have none here, and none of them waits.
+        """Whether the only free row is kept for tenants without a row here, none of which waits.
 
-        Only a request that was passed too often may take it.
+        Only a request that was passed MAX_BYPASSES times may take the row.
         """
         if self._placement.num_unreserved_rows != 1 or not self.is_divided:
             return False
@@ -153,7 +156,7 @@ class Room:
         """Returns ROWS or SHARE if rows alone keep a waiting request out; needs no preparation."""
         if self._placement.num_unreserved_rows < request.num_rows_wanted:
             return AdmissionBlocker.ROWS
-        # Whoever was passed often enough goes before everybody's shares.
+        # A request that was passed often enough is not held to its tenant's share.
         is_overdue = request.num_bypasses >= MAX_BYPASSES
         return (
             AdmissionBlocker.SHARE
@@ -164,7 +167,10 @@ class Room:
     def find_blocker(
         self, request: Request, leader: Sequence, hit: PrefixHit
     ) -> AdmissionBlocker | None:
-        """Returns what a waiting request lacks besides a slot, if `hit` of its leader exists."""
+        """Returns what a waiting request lacks, adapter slot aside; None if nothing.
+
+        `hit`: the prefix of its first sequence `leader` that the caches hold.
+        """
         placement, blocks = self._placement, self._placement.blocks
         if placement.num_unreserved_rows < request.num_rows_wanted:
             return AdmissionBlocker.ROWS
@@ -177,7 +183,7 @@ class Room:
         if allocation is not Allocation.OK:
             is_never = allocation is Allocation.NEVER
             return AdmissionBlocker.POOL if is_never else AdmissionBlocker.BLOCKS
-        # Whoever was passed often enough goes before everybody's shares.
+        # A request that was passed often enough is not held to its tenant's share.
         if request.num_bypasses < MAX_BYPASSES:
             num_taken = blocks.num_lacking(leader, hit) + blocks.device.num_free + num_more
             if self._shares.exceeds(request, num_taken):
@@ -201,9 +207,10 @@ class Room:
         return self.find_blocker(request, leader, placement.blocks.prefixes.find(leader))
 
     def waits_for_its_own(self, request: Request) -> bool:
-        """Whether other requests of its tenant have the room that a queued request needs.
+        """Returns whether the room that a queued request needs is held by others of its tenant.
 
-        No other tenant waits for it then. The others of its tenant do, in this step.
+        Requests of other tenants do not wait for such a request; those of its own tenant do, in
+        this step.
         """
         if not self.is_divided:
             return False
@@ -213,7 +220,7 @@ class Room:
         return self._shares.waits_for_its_own(request, num_blocks)
 
     def _num_blocks_to_begin(self, request: Request) -> int:
-        """Free blocks that a request without rows takes when it begins or comes back."""
+        """Returns the free blocks that a request without rows takes when it begins or returns."""
         blocks = self._placement.blocks
         if request.status is RequestStatus.SWAPPED:
             return blocks.num_swap_in_blocks(request)
@@ -222,13 +229,14 @@ class Room:
         return num_lacking + blocks.device.num_free + self._num_more_blocks(request, leader)
 
     def make_way(self, request: Request, leader: Sequence, hit: PrefixHit) -> bool:
-        """Preempts less urgent requests for an urgent one; nobody if that is not enough for it.
+        """Preempts less urgent requests until an urgent request fits; returns whether it will fit.
 
-        Nor anybody without whom it is enough.
+        Preempts no request if preempting all of them is not enough, and no request that is not
+        needed.
         """
         placement, blocks = self._placement, self._placement.blocks
         if placement.draft.has_swapped_in:
-            return False  # whoever makes way may be swapped out
+            return False  # victims may be swapped out, and a step does not swap both ways
         shortage = _Shortage(
             num_rows=request.num_rows_wanted - placement.num_unreserved_rows,
             num_blocks=blocks.num_lacking(leader, hit)
@@ -246,8 +254,8 @@ class Room:
                 shortage.yields(*victims[-1])
         if not shortage.is_over:
             return False
-        # Who had too little of what lacks is not needed beside those who had more; nor is one of
-        # several with the same parameters, where not all of them yield.
+        # Spares victims that later ones made unnecessary, such as one of several requests with the
+        # same parameters where not all of them are victims.
         for victim, num_blocks in reversed(victims.copy()):
             shortage.stays(victim, num_blocks)
             if shortage.is_over:
@@ -259,14 +267,15 @@ class Room:
         return True
 
     def _num_blocks_alone(self, request: Request) -> int:
-        """Device blocks that nobody but a running request has."""
+        """Returns the number of device blocks that only this running request has."""
         blocks = self._placement.blocks
         return sum(blocks.device.reference_count(b) == 1 for b in blocks.blocks_of(request))
 
     def _by_least_urgent(self, waiting: Request) -> list[Request]:
-        """Running requests, least urgent first; none if not even the first of them may yield.
+        """Returns running requests, least urgent first; none if none of them may be preempted.
 
-        Not those that this very step places, nor those whose pending blocks others may have found.
+        Leaves out requests that this very step places, and requests whose pending blocks other
+        requests may have found in the prefix cache.
         """
         placement, stay_ids = self._placement, self._placement.rows.stay_ids
         order = placement.rows.order
@@ -284,7 +293,7 @@ class Room:
         return [request for request in found if request not in kept]
 
     def _num_more_blocks(self, request: Request, leader: Sequence) -> int:
-        """What a request needs besides the blocks of its first sequence."""
+        """Returns the blocks that a request needs besides those of its first sequence."""
         num_cross = self._placement.blocks.num_cross_blocks(request)
         if request.params.num_sequences == 1:
             return num_cross
@@ -294,22 +303,23 @@ class Room:
         own = [self._config.num_blocks_for(length) for length in lengths]
         if self._config.sliding_window is None:
             return num_cross + sum(own) - num_shared * len(own)
-        # What they share may be behind the window of one and not of the other.
+        # Shared blocks may lie behind the window of one sequence and within that of another.
         most = self._config.num_window_blocks
         return num_cross + sum(min(num_blocks, most) for num_blocks in own)
 
 
-# -- What tenants have of rows and blocks, where the queue policy divides these among them ---------
+# -- Shares of tenants -----------------------------------------------------------------------------
 
-# Whoever is admitted leaves so many times as many blocks as growing rows have to leave, so that it
-# is not the next to yield to them.
+# An admission must leave this many times the blocks that growing rows must leave, so that the
+# admitted request is not the next victim of growing rows.
 _ROOM_TO_GROW = 2
 
 
 class HeldShares:
-    """Compares what tenants have with what they may have; see `queue/tenant_shares.py`.
+    """Compares the rows and blocks that tenants hold with their shares; see `TenantShares`.
 
-    Where the policy has no shares, nobody exceeds any, and who came last yields first.
+    Where the queue policy has no shares, no tenant exceeds its share, and the least urgent request
+    is the first victim.
     """
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
@@ -318,17 +328,21 @@ class HeldShares:
         self._rows = placement.rows
         self._blocks = placement.blocks
         self._shares = placement.queue.shares
-        # Tenants that have been found to exceed theirs in this step.
+        # Tenants that were found to exceed their shares in this step.
         self._exceeding: set[str] = set()
 
     def begin_step(self) -> None:
-        """Whoever exceeds its share from now on does for the rest of the step."""
+        """Forgets which tenants exceeded their shares.
+
+        A tenant found to exceed its share from now on does so for the rest of the step.
+        """
         self._exceeding.clear()
 
     def exceeds(self, request: Request, num_blocks: int) -> bool:
-        """Whether rows and `num_blocks` free blocks for `request` leave too few to other tenants.
+        """Returns whether admitting `request` with `num_blocks` leaves other tenants too little.
 
-        The others of its tenant do not pass it then, in this step.
+        Counts the rows it wants and the free blocks it takes. If the result is True, other requests
+        of the tenant do not pass `request` in this step.
         """
         shares, tenant = self._shares, request.scheduling.tenant
         if shares is None or tenant in self._exceeding:
@@ -358,7 +372,8 @@ class HeldShares:
     def takes_over(self, request: Request, num_blocks: int) -> bool:
         """Returns whether rows or blocks of `request` alone leave too few to other tenants.
 
-        A tenant that has nothing here may take them: `exceeds` counts what it has before.
+        In `exceeds`, by contrast, a tenant that holds nothing here may take them: only what the
+        tenant held before counts there.
         """
         shares, tenant = self._shares, request.scheduling.tenant
         if shares is None:
@@ -372,7 +387,7 @@ class HeldShares:
     def waits_for_its_own(self, request: Request, num_blocks: int) -> bool:
         """Returns whether the tenant of `request` holds the rows or the `num_blocks` that it needs.
 
-        These do not pass it then, in this step.
+        If so, other requests of the tenant do not pass `request` in this step.
         """
         tenant = request.scheduling.tenant
         num_rows = len(self._placement.rows_of_tenants.get(tenant, ()))
@@ -385,19 +400,19 @@ class HeldShares:
         self._exceeding.add(tenant)
         return True
 
-    # -- who yields ----------------------------------------------------------------------------
+    # -- victims -------------------------------------------------------------------------------
 
     def first_to_yield_share(self, num_blocks: int) -> Request | None:
-        """Who is to be preempted so that `num_blocks` for rows that grow leave some to others.
+        """Returns a victim if `num_blocks` for growing rows leave too few blocks to other tenants.
 
-        None if enough is left, counting what comes when steps in flight are answered, or if the
-        tenant that has most has one request only.
+        Returns None if enough blocks are left, counting deferred blocks of steps in flight, or if
+        the tenant that holds most has only one running request.
         """
         if self._shares is None or not self._shares.is_shared:
             return None
         num_left = self._blocks.device.num_free + self._blocks.num_deferred - num_blocks
         if num_left * HELD_PER_LEFT >= self._blocks.device.num_blocks:
-            return None  # seldom is there less
+            return None  # the usual case
         victim = self.first_to_yield()
         tenant = victim.scheduling.tenant
         if self._may_take_blocks(tenant, num_left):
@@ -407,10 +422,11 @@ class HeldShares:
         return victim if has_others else None
 
     def first_to_yield(self) -> Request:
-        """The running request that is preempted first where blocks lack.
+        """Returns the running request that is preempted first where blocks lack.
 
-        It is the last of the tenant that has most running requests before it, by its weight: no
-        tenant makes room for another that has more. The oldest of all yields last.
+        That is the last request of the tenant with the most running requests before it, by the
+        tenant's weight: no tenant makes room for a tenant that has more. The oldest request of all
+        is preempted last.
         """
         shares = self._shares
         if shares is None:
@@ -426,12 +442,12 @@ class HeldShares:
     def _may_take_blocks(self, tenant: str, num_left: int) -> bool:
         assert self._shares is not None
         num_left = max(num_left, 0)
-        # Seldom is so little left that it has to be looked up.
+        # The first test, with the whole pool as held, mostly passes and saves counting the blocks.
         return self._shares.may_take(
             tenant, self._blocks.device.num_blocks, num_left
         ) or self._shares.may_take(tenant, self._num_blocks_of(tenant), num_left)
 
     def _num_blocks_of(self, tenant: str) -> int:
-        """Blocks in tables of a tenant; shared ones as often as they are there."""
+        """Returns the blocks in a tenant's block tables; a shared block counts once per table."""
         row_ids = list(self._placement.rows_of_tenants.get(tenant, ()))
         return int(self._rows.num_slots[row_ids].sum()) // self._config.block_size

@@ -1,4 +1,8 @@
-"""What rows compute in a step: decodes and prompts under its budget of tokens."""
+"""Tokens and blocks of running rows in a step.
+
+Divides the token budget among decodes and prefills, supplies growing rows with blocks, gives rows
+to sequences that join, and limits prompt tokens where tenants share a step.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ from scheduler_service.scheduler.values.request import SequenceStatus as Status
 
 
 def _within(chunks: Int32Array, num_most: int) -> Int32Array:
-    """As much of these, from the first on, as is `num_most` together."""
+    """Returns `chunks` cut to `num_most` tokens together, from the last one on. [R] int32."""
     parts: Int32Array = np.clip(num_most - (np.cumsum(chunks) - chunks), 0, chunks)
     return parts.astype(np.int32)
 
@@ -42,7 +46,7 @@ class RunningRows:
         self._placement = placement
         self._rows = placement.rows
         self._ones = np.ones(config.max_num_seqs, np.int32)
-        # Steps since the last turn in which there was less for rows than they wanted.
+        # Steps since the last turn in which rows wanted more tokens than the budget.
         self._num_contended = 0
 
     def pick(
@@ -53,12 +57,13 @@ class RunningRows:
         without: Items[int] = (),
         prompts: PromptTokens | None = None,
     ) -> tuple[Int64Array, Int32Array]:
-        """Decodes, if wanted, then prefills, most urgent first: row ids, and tokens each computes.
+        """Chooses decodes, if wanted, then prefills, most urgent first.
 
-        The last prefill may get only a chunk of what it still has to compute. If the budget is too
-        small, less urgent decodes yield to more urgent prefills; see `_served`. `without`: rows
-        that have their part of the step. `prompts`: for all prefills together, if these are
-        limited.
+        Returns row ids and the number of tokens that each row computes. The last prefill may get
+        only a chunk of what it still has to compute. If the budget is too small, less urgent
+        decodes yield to more urgent prefills; see `_served`. `without`: rows that already have
+        their part of the step. `prompts`: limit of tokens for all prefills together; None for no
+        limit.
         """
         order = self._rows.order
         is_turn = self._is_turn
@@ -97,9 +102,9 @@ class RunningRows:
     def _wants(
         self, order: Int64Array, without: Items[int], *, decodes: bool
     ) -> tuple[BoolArray, Int32Array | BoolArray]:
-        """Which of these rows decode, and how many tokens each could compute now.
+        """Returns which rows of `order` decode, and how many tokens each row could compute now.
 
-        The second is the first if all of them decode.
+        Both results are the same array if all rows decode.
         """
         rows = self._rows
         num_computed = rows.num_computed[order]
@@ -118,32 +123,38 @@ class RunningRows:
         chunks = np.minimum(pending, rows.num_slots[order] - num_computed)
         return is_decode, np.where((pending > 1) & may_run, chunks, is_decode)
 
-    # -- who yields tokens ---------------------------------------------------------------------
+    # -- scarce tokens -------------------------------------------------------------------------
 
     @property
     def _is_turn(self) -> bool:
-        # Whoever has waited for a turn is not in a trial.
+        # A trial takes no turn: rows that have waited for one are not in the trial.
         is_trial = self._placement.suspects.is_planning_trial
         return self._num_contended >= TURN_EVERY and not is_trial
 
     @property
     def has_classes(self) -> bool:
-        """Whether some row may yield tokens of a step to another."""
+        """Whether some row may yield tokens of a step to another row."""
         return len(self._rows) > 0 and bool(self._rows.step_class(self._rows.least_urgent.row_id))
 
     def has_less_urgent(self, step_class: Key) -> bool:
-        """Returns whether some row yields tokens of a step to a request of this class."""
+        """Returns whether some row yields tokens of a step to a request of `step_class`."""
         rows = self._rows
         return len(rows) > 0 and step_class < rows.step_class(rows.least_urgent.row_id)
 
     def may_yield_to(self, step_class: Key) -> bool:
-        """Returns whether some row yields tokens of this step to a request of this class."""
+        """Returns whether some row yields tokens of this step to a request of `step_class`.
+
+        In a turn no row yields.
+        """
         return not self._is_turn and self.has_less_urgent(step_class)
 
     def num_wanted(
         self, step_class: Key | None = None, without: Items[int] = (), *, decodes: bool
     ) -> int:
-        """Returns how many tokens all rows could compute now, or those of up to this class."""
+        """Returns how many tokens the rows of classes up to `step_class` could compute now.
+
+        None: all rows. Rows in `without` do not count.
+        """
         rows, order = self._rows, self._rows.order
         if step_class is None:
             return int(self._wants(order, without, decodes=decodes)[1].sum())
@@ -151,10 +162,10 @@ class RunningRows:
         return int(self._wants(order[:end], without, decodes=decodes)[1].sum())
 
     def _served(self, served: Int64Array, *, is_turn: bool) -> Int64Array:
-        """Indexes in the order of the rows, in the order in which they get tokens of a scarce step.
+        """Returns `served` (indexes into the order of rows) in the order of getting scarce tokens.
 
-        By class, within a class as given. But nobody starves: after TURN_EVERY such steps there is
-        one in which rows are served first that were served least lately.
+        Sorts by step class, stable within a class. No row starves: after TURN_EVERY such steps one
+        step serves the rows first that were served least recently.
         """
         rows, order = self._rows, self._rows.order
         if rows.step_class(order[0]) == rows.step_class(order[-1]):
@@ -168,14 +179,17 @@ class RunningRows:
         return served[np.argsort(numbers[served], kind="stable")]
 
 
-# -- Running requests get what they need to go on: blocks, and rows for sequences that join --------
+# -- Growing rows ----------------------------------------------------------------------------------
 
-# Of the pool, one part in so many is left to others by rows that look ahead to run on.
+# Rows that look ahead to run on leave one block in this many of the pool to other rows.
 _SHARE_KEPT_FREE = 8
 
 
 class GrowingRows:
-    """Keeps the rows of running requests supplied; where blocks lack, the least urgent yields."""
+    """Supplies rows of running requests with blocks; where blocks lack, preempts the least urgent.
+
+    Also gives rows to sequences that join a running request.
+    """
 
     def __init__(self, config: SchedulerConfig, placement: Placement, siblings: Siblings) -> None:
         self._config = config
@@ -188,7 +202,7 @@ class GrowingRows:
     # -- blocks --------------------------------------------------------------------------------
 
     def grow(self) -> None:
-        """Gives a block to every row that cannot run without one."""
+        """Gives a block to every row that cannot run without one; may preempt requests."""
         rows = self._rows
         if self._config.sliding_window is not None:
             self._slide_windows()
@@ -197,7 +211,7 @@ class GrowingRows:
         is_stuck = num_computed >= rows.run_limit[order]
         if np.count_nonzero(is_stuck):
             is_stuck &= num_computed < rows.stop_len[order] - ONE
-            # Whoever may yet turn out to have slots left waits for that.
+            # A row whose steps in flight may bring fewer tokens may have slots left: it waits.
             is_stuck &= rows.num_unsure[order] == ZERO
             self._extend_rows(order[is_stuck])
         if self._config.num_lookahead_slots:
@@ -223,11 +237,12 @@ class GrowingRows:
                 self._blocks.extend(row_id, 1)
 
     def make_room(self, num_blocks: int, request: Request, *, is_joining: bool = False) -> bool:
-        """Frees blocks for a running request until there are `num_blocks`.
+        """Frees blocks for a running request until `num_blocks` are free; returns whether they are.
 
-        False if they come only with the result or the moves of a step, or if the request itself had
-        to yield. Least urgent requests yield first; one that is alone and still lacks blocks fails.
-        `is_joining`: for one more sequence of it, which waits as long as another can go on.
+        Returns False if blocks come only with the result or the moves of a step, or if the request
+        itself was preempted. Preempts the least urgent requests first; a request that runs alone
+        and still lacks blocks fails. `is_joining`: the blocks are for one more sequence of the
+        request, which waits as long as another sequence can go on.
         """
         placement, blocks = self._placement, self._blocks
         while blocks.device.num_free < num_blocks:
@@ -248,7 +263,7 @@ class GrowingRows:
         return True
 
     def _is_idle(self) -> bool:
-        """Whether no row has anything to compute, nor any result to come."""
+        """Returns whether no row has anything to compute and no step is in flight."""
         rows, order = self._rows, self._rows.order
         is_settled = self._placement.last_planned_step_id == self._placement.last_answered_step_id
         return is_settled and bool((rows.num_computed[order] == rows.num_tokens[order]).all())
@@ -264,7 +279,7 @@ class GrowingRows:
     # -- sliding window ------------------------------------------------------------------------
 
     def _slide_windows(self) -> None:
-        """Releases what lies behind windows, and gives prompts room for their next chunk."""
+        """Releases blocks behind sliding windows, and gives prompts blocks for their next chunk."""
         rows, order = self._rows, self._rows.order
         window, block_size = self._config.sliding_window, self._config.block_size
         assert window is not None
@@ -279,9 +294,9 @@ class GrowingRows:
         self._extend_to(order, np.minimum(rows.num_tokens[order], reach))
 
     def _extend_to(self, row_ids: Int64Array, num_slots: Int32Array, num_kept: int = 0) -> None:
-        """Extends tables to `num_slots` as far as blocks are free, without anybody yielding.
+        """Extends block tables to `num_slots` as far as blocks are free, without preemption.
 
-        `num_kept`: blocks that stay free.
+        `num_kept`: number of blocks that stay free.
         """
         device = self._blocks.device
         lacking = -(-(num_slots - self._rows.num_slots[row_ids]) // self._config.block_size)
@@ -298,16 +313,16 @@ class GrowingRows:
     # -- lookahead -----------------------------------------------------------------------------
 
     def _look_ahead(self, num_ahead: int, num_kept: int = 0) -> None:
-        """Extends tables so that each row has so many slots beyond its tokens, if it can."""
+        """Extends block tables to `num_ahead` slots beyond the tokens of each row, if possible."""
         rows, order = self._rows, self._rows.order
         reach = rows.num_tokens[order] + num_ahead
         self._extend_to(order, np.minimum(reach, rows.stop_len[order]), num_kept)
 
     def _return_spare(self, num_blocks: int = 1) -> bool:
-        """Takes back blocks that nothing is written to yet, as needed; False if there is none.
+        """Takes back up to `num_blocks` blocks that nothing is written to yet; False if none exist.
 
-        Without a window, the tokens that are known keep their slots: they were promised at
-        admission, so that no prompt is left without room halfway.
+        Least urgent rows give first. Without a sliding window, known tokens keep their slots:
+        admission promised them, so that no prompt runs out of room halfway.
         """
         rows, order = self._rows, self._rows.order
         if self._config.sliding_window is not None:
@@ -317,7 +332,6 @@ class GrowingRows:
         else:
             return False
         num_spare = np.maximum(rows.num_slots[order] - needed, 0) // self._config.block_size
-        # The least urgent first.
         row_ids, counts = order[num_spare > 0][::-1], num_spare[num_spare > 0][::-1]
         counts = np.minimum(counts, num_blocks - (np.cumsum(counts) - counts))
         for row_id, count in zip(row_ids.tolist(), counts.tolist(), strict=True):
@@ -329,7 +343,7 @@ class GrowingRows:
     # -- sequences that join -------------------------------------------------------------------
 
     def join_siblings(self) -> None:
-        """Waiting sequences of running requests get rows, as soon as there is KV to share."""
+        """Gives rows to waiting sequences of running requests, as soon as there is KV to share."""
         if not self._groups:
             return
         for request in filter(self._placement.suspects.may_run, list(self._groups.values())):
@@ -357,75 +371,86 @@ class GrowingRows:
             placement.join(sequence, source, num_shared)
 
     def _try_to_join_alone(self, sequence: Sequence) -> None:
-        """What the others still have is behind their windows, but not behind that of `sequence`."""
+        """Gives a row to a sequence that cannot share KV with its siblings.
+
+        What the siblings still hold lies behind their windows, but not behind that of `sequence`.
+        """
         prefixes, device = self._blocks.prefixes, self._blocks.device
         lacking = self._blocks.num_lacking(sequence, prefixes.find(sequence))
         num_blocks = device.num_free + max(lacking, 0)
         if self.make_room(num_blocks, sequence.request, is_joining=True):
-            # Making room may have taken something of what was found.
+            # Making room may have evicted blocks of the prefix.
             hit = prefixes.find(sequence)
             if self._blocks.num_lacking(sequence, hit) <= 0:
                 self._placement.join_alone(sequence, hit)
 
 
-# --------------------------------------------------------------------------------------------------
-# How many tokens of prompts a step has where tenants share it: few, so that it is soon over.
+# -- Prompt tokens of steps that tenants share -----------------------------------------------------
 #
-# Whoever comes waits for the steps in flight, and these are as long as their prompts. What does not
-# fit is computed by the next step, so only the fixed cost of a step is paid more often. What
-# yielded is computed again in smaller parts yet: it has been answered for a while, and its tenant,
-# which has most, would have others wait for what it took too much of.
+# Few prompt tokens, so that a step is short: a new request waits for the steps in flight, which are
+# as long as their prompts. The rest of a prompt is computed by later steps, so only the fixed cost
+# of a step is paid more often. Preempted requests are recomputed in even smaller chunks: they have
+# had tokens for a while, and their tenant, which holds most, would make others wait for room that
+# it took too much of.
 
-# Smaller steps would compute prompts slower than the device can.
+# Smaller steps would compute prompts more slowly than the device can.
 _LEAST_TOKENS = 512
 _PART_OF_STEP = 4
 
 
-# Of those, what is computed again. Half as much costs a flood of long outputs an eighth of its
-# tokens, as rows have their blocks and wait; this much costs it a fortieth.
+# One part in this many of the prompt tokens is for recomputed requests. Half as much would cost a
+# flood of long outputs an eighth of its tokens, because rows hold blocks while they wait; this
+# much costs a fortieth.
 _PART_OF_PROMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """Tokens of prompts in a step that tenants share; `num_again`: of rows that had yielded."""
+    """Limit of prompt tokens in a step that tenants share.
+
+    `num_most`: for all prompts together. `num_again`: for rows that were preempted before.
+    """
 
     num_most: int
     num_again: int
 
     @classmethod
     def of(cls, config: SchedulerConfig) -> PromptTokens:
-        """For steps of so many tokens."""
+        """Returns the limits for steps of `config.max_num_batched_tokens`."""
         num_tokens = config.max_num_batched_tokens
         num_most = min(num_tokens, max(_LEAST_TOKENS, num_tokens // _PART_OF_STEP))
         return cls(num_most, max(1, num_most // _PART_OF_PROMPTS))
 
 
 def is_again(request: Request) -> bool:
-    """Whether what a request computes before its next token was computed before."""
+    """Returns whether a request was preempted, so that it recomputes tokens before its next one."""
     return request.num_preemptions > 0
 
 
 class PromptLimit:
-    """What is left of those of one step for prompts that are yet to be admitted.
+    """Prompt tokens of one step that are left for requests yet to be admitted.
 
-    A tenant that is next and has none in this step is admitted even if running prompts have taken
-    all: it was served less than whoever has them, and does not wait until their prompts are done.
+    The next tenant in turn that has no prompt tokens in this step is admitted even if running
+    prompts have taken all of them: that tenant was served less than theirs, and does not wait until
+    those prompts are done.
     """
 
     def __init__(self, tokens: PromptTokens, running: Iterable[tuple[Request, int]]) -> None:
-        """`running`: prompts that are in the step already, and how many tokens of each."""
+        """Subtracts `running`: prompts already in the step, and the number of tokens of each."""
         self._num_most = tokens.num_most
         self._num_left = tokens.num_most
         self._num_again_left = tokens.num_again
         self._tenants: set[str] = set()
         for request, num_tokens in running:
             self.take(request, num_tokens)
-        # Whether nobody has been left out, nor has got what others might have got.
+        # Whether running prompts have tokens, and no request asked so far was limited to the rest.
         self._is_in_turn = bool(self._tenants)
 
     def num_for(self, request: Request, *, is_overdue: bool) -> int:
-        """Tokens for a waiting request, asked in turn. `is_overdue`: it was passed too often."""
+        """Returns the tokens for a waiting request, asked in turn.
+
+        `is_overdue`: the request was passed too often.
+        """
         if is_again(request):
             return max(min(self._num_left, self._num_again_left), int(is_overdue))
         is_newcomer = self._is_in_turn and request.scheduling.tenant not in self._tenants
@@ -435,7 +460,7 @@ class PromptLimit:
         return max(self._num_left, 0)
 
     def take(self, request: Request, num_tokens: int) -> None:
-        """These tokens of `request` are in the step."""
+        """Subtracts tokens of `request` that are now part of the step."""
         self._num_left -= num_tokens
         self._num_again_left -= num_tokens * is_again(request)
         self._tenants.add(request.scheduling.tenant)

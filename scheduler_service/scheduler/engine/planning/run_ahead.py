@@ -1,4 +1,8 @@
-"""Which rows get drafts, how many, and who is held back for them until its tokens are known."""
+"""Draft tokens and run-ahead: which rows get several tokens in one step, and how many.
+
+Rows with draft tokens are held back until all their tokens are known. *Running on* means that a row
+samples several tokens in one step, one pass through the model after the other.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +26,18 @@ from scheduler_service.scheduler.values.request import (
     SequenceStatus,
 )
 
-# So many tokens after its last drafts a row is expected to have some again; until then it gets so
-# many tokens in a step: more would often go beyond the place where it has a guess.
+# For _WARM_TOKENS tokens after its last draft tokens, a row is expected to have some again. Till
+# then it gets at most _WARM_RUN tokens in a step: more would often skip the next chance to guess.
 _WARM_TOKENS = 32
 _WARM_RUN = 4
 
 
 class Drafting:
-    """Asks a proposer, and guesses where that pays.
+    """Asks a proposer for draft tokens, and uses them where that pays.
 
-    Steps with prompts have no drafts: they take what there is of tokens in a step, and as long as
-    they come nobody is held back. `runs_on`: whether rows with the latest drafts run on behind
-    them. `totals`: what came of all drafts.
+    Steps with prompts have no draft tokens: prompts use up the token budget, and while there are
+    prompts no row is held back. `runs_on`: whether rows with the latest draft tokens run on behind
+    them. `totals`: counts of draft tokens so far.
     """
 
     def __init__(self, config: SchedulerConfig, placement: Placement, run_ahead: RunAhead) -> None:
@@ -44,9 +48,9 @@ class Drafting:
         self._proposer: Proposer | None = None
         if config.speculates:
             self._proposer = PromptLookup(placement.rows)
-        # [N]: guesses that pay, as of the latest look.
+        # [N] int32: number of draft tokens that pay, as of the latest `look`.
         self._num_drafts = np.zeros(config.max_num_seqs, np.int32)
-        # [N]: how many tokens were known of the stay that is named when it last had drafts.
+        # [N]: tokens known when the row last had draft tokens, and the stay that they belonged to.
         self._num_known_then = np.zeros(config.max_num_seqs, np.int32)
         self._stay_ids = np.zeros(config.max_num_seqs, np.int64)
         self._has_prompts = False
@@ -54,7 +58,11 @@ class Drafting:
         self.totals = DraftTotals()
 
     def observe(self, plan: StepPlan, outcome: StepOutcome, interval_us: float) -> None:
-        """Learns from an executed step."""
+        """Learns from an executed step.
+
+        `interval_us`: time since the previous result, or since the step was planned if that is
+        later.
+        """
         work = plan.work
         if self._proposer is None or len(work.row_ids) == 0:
             return
@@ -64,7 +72,7 @@ class Drafting:
             self._times.observe(plan, outcome, interval_us)
 
     def look(self) -> None:
-        """Finds out what is guessed now; a step begins with this. Rows may be held back by it."""
+        """Chooses how many draft tokens rows get now; may hold rows back. Begins each step."""
         proposer, rows = self._proposer, self._placement.rows
         if proposer is None or len(rows) == 0:
             return
@@ -80,7 +88,7 @@ class Drafting:
             self._wait_for_guesses()
 
     def _choose(self, proposer: Proposer, row_ids: Int64Array) -> None:
-        """How many guesses each of these rows gets, which have some; it waits for its results."""
+        """Sets how many draft tokens rows with guesses get; holds back rows that get some."""
         rows = self._placement.rows
         num_left = rows.stop_len[row_ids] - rows.num_tokens[row_ids]
         most = np.minimum(num_left - ONE, np.array(self._config.max_draft_tokens, np.int32))
@@ -95,11 +103,11 @@ class Drafting:
             self.runs_on = lengths.runs_on
 
     def _wait_for_guesses(self) -> None:
-        """Holds rows back that have no guess, where all may soon have one.
+        """Holds back rows without a guess, if all rows may soon have one.
 
-        A guess comes with the tokens of a step, and is of use in the next one: another step that
-        was planned before brings what could have been guessed. Where others go on beside it, a row
-        that waits would be in every other step only.
+        A guess comes with the tokens of a step and is of use in the next step. A step planned
+        before these tokens are known brings the very tokens that could have been guessed. If only
+        some rows were held back while others go on, they would be in every other step only.
         """
         rows = self._placement.rows
         if self._run_ahead.most_tokens > 1 and self._are_warm(rows.order).all():
@@ -108,7 +116,7 @@ class Drafting:
             rows.has_held_back = True
 
     def _are_warm(self, row_ids: Int64Array) -> BoolArray:
-        """Which of these rows had drafts a moment ago, and so may soon have a guess again."""
+        """Returns which rows had draft tokens recently and may soon have a guess. [R] bool."""
         rows = self._placement.rows
         num_since = rows.num_tokens[row_ids] - self._num_known_then[row_ids]
         is_same = self._stay_ids[row_ids] == rows.stay_ids[row_ids]
@@ -116,9 +124,10 @@ class Drafting:
         return is_warm
 
     def most_run_ahead(self, row_ids: Int64Array) -> int:
-        """How many tokens a step of these rows may bring by running on.
+        """Returns the most tokens per row that a step of these rows may bring by running on.
 
-        That there is a guess is seen when tokens come: so they are to come soon where that may be.
+        A guess is noticed when tokens arrive. So rows that may soon have one get few tokens per
+        step.
         """
         most = self._config.max_run_ahead
         if self._proposer is None or most <= 1 or self.totals.num_steps == 0:
@@ -126,7 +135,7 @@ class Drafting:
         return min(most, _WARM_RUN) if self._are_warm(row_ids).any() else most
 
     def drafts(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> Drafts | None:
-        """Those of the rows of a step; None for none."""
+        """Returns the draft tokens of the rows of a step; None if no row has any."""
         proposer, rows = self._proposer, self._placement.rows
         if proposer is None or len(row_ids) == 0:
             return None
@@ -153,26 +162,26 @@ class Drafting:
         return Drafts(counts, np.concatenate(parts)) if parts else None
 
 
-# --------------------------------------------------------------------------------------------------
-# How many tokens rows may get in one step by running on, while nothing else could be done.
+# -- Run-ahead -------------------------------------------------------------------------------------
 
 _NEWEST_WEIGHT = 0.2
 
 
 class RunAhead:
-    """Permits runs to steps of decodes; nobody is kept waiting by them for long.
+    """Lets rows of decode steps run on while there is no other work, for a limited time per step.
 
-    What such a step takes is known from those before: as often as its rows get a token, a turn.
+    The time of a pass is estimated from earlier steps: their duration divided by the most tokens
+    that a row got.
     """
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._config = config
         self._placement = placement
-        # What a turn takes, by a running average; 0 if that is not known.
+        # Running average of the duration of one pass in us; 0 if not known.
         self._turn_us = 0.0
 
     def observe(self, plan: StepPlan, outcome: StepOutcome, interval_us: float) -> None:
-        """Learns from an executed step; from `interval_us` if the executor tells no times."""
+        """Learns from an executed step; uses `interval_us` if the executor reports no times."""
         num_rows, took_us = len(plan.work.row_ids), outcome.compute_us or interval_us
         if num_rows == 0 or plan.num_tokens > num_rows or took_us <= 0:
             return
@@ -190,9 +199,9 @@ class RunAhead:
         most: int,
         drafts: Drafts | None,
     ) -> Int32Array | None:
-        """How many tokens each row of a step may get by running on, [R]; None for none.
+        """Returns how many tokens each row of a step may get by running on, [R]; None for none.
 
-        `most`: with the one that it gets anyway.
+        `most`: most tokens of a row in the step, the one it gets anyway included.
         """
         most = min(most, self.most_tokens)
         if most <= 1 or len(row_ids) == 0 or not waiting.is_empty:
@@ -208,18 +217,18 @@ class RunAhead:
 
     @property
     def most_tokens(self) -> int:
-        """As many as take no longer than a step may."""
+        """Most tokens per row that a step can bring within its time limit."""
         if not self._config.runs_ahead or self._turn_us == 0.0:
             return 1
         placement = self._placement
         in_time = self._config.max_run_ahead_ms * 1000 / self._turn_us
         if placement.last_planned_step_id > placement.last_answered_step_id:
-            # Whoever comes waits for the steps in flight, too.
+            # A new request waits for the steps in flight, too.
             in_time /= 2
         return max(int(min(self._config.max_run_ahead, in_time)), 1)
 
     def _has_other_work(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> bool:
-        """Returns whether there is more to do than to go on with the tokens of these rows."""
+        """Returns whether the engine has other work than decoding the next tokens of these rows."""
         placement = self._placement
         rows = placement.rows
         if placement.preempted or placement.suspects:

@@ -1,4 +1,4 @@
-"""What a step computes, and the plan that says so."""
+"""Step planner: fills a step with work and builds its `StepPlan`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 
 class StepPlanner:
-    """Fills a step: first with the rows there are, then with requests that get rows.
+    """Fills a step: first with rows that run already, then with requests that get rows.
 
-    `ask_again_at_ns`: when there is a step again that there was not, as it was too early; whoever
-    asks sets it to None before.
+    `ask_again_at_ns`: time at which a step exists that was refused as too early; None for none. The
+    caller sets it to None before each call.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class StepPlanner:
 
     @property
     def draft_totals(self) -> DraftTotals:
-        """What came of drafts."""
+        """Counts of steps with draft tokens, and of draft tokens verified and accepted."""
         return self._drafting.totals
 
     def next_step(self, waiting: Waiting, *, is_snapshot: bool) -> StepPlan | None:
         """Returns the next step; None if there is nothing to do.
 
-        Begins requests of `waiting`. `is_snapshot`: the step names all rows.
+        Begins requests of `waiting`. `is_snapshot`: the step lists all rows.
         """
         draft = self._placement.draft
         self._drafting.look()
@@ -85,12 +85,12 @@ class StepPlanner:
                     return self._plan(row_ids, num_new_tokens, waiting, is_snapshot=is_snapshot)
             if draft.moves:
                 return self._plan(_NO_ROWS, _NO_TOKENS, waiting, is_snapshot=is_snapshot)
-            # Whoever yielded may have been the only one who ran.
+            # The preempted request may have been the only one that ran: try again.
             if not draft.has_preempted:
                 return None
 
     def observe(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """Learns from an executed step what such steps take."""
+        """Learns the duration of steps from an executed one."""
         placement = self._placement
         began_ns = max(plan.planned_at_ns, placement.last_answered_at_ns)
         interval_us = (placement.now_ns - began_ns) / 1000
@@ -98,7 +98,10 @@ class StepPlanner:
         self._drafting.observe(plan, outcome, interval_us)
 
     def _is_time_for(self, row_ids: Int64Array) -> bool:
-        """False if all that the step would do is ask again for what was just not there yet."""
+        """Returns False if the step only asks again for tokens that were not ready a moment ago.
+
+        In that case sets `ask_again_at_ns`.
+        """
         ask_at_ns = self._placement.rows.ask_at_ns(row_ids)
         if ask_at_ns <= self._placement.now_ns:
             return True
@@ -109,7 +112,7 @@ class StepPlanner:
         placement = self._placement
         preempted = list(filter(placement.suspects.may_run, placement.preempted))
         num_swapped = sum(each.status is RequestStatus.SWAPPED for each in preempted)
-        # What was preempted to be computed again is a prompt, as what waits.
+        # A request preempted for recompute is a prompt, like a waiting request.
         has_prompts = len(preempted) > num_swapped or not waiting.is_empty
         if num_swapped and self.admitter.yields_to_waiting(waiting):
             num_swapped = 0
@@ -117,7 +120,7 @@ class StepPlanner:
         return QueueState(has_prompts, num_swapped, waited_us, self._costs.prefill_us)
 
     def _oldest_wait_us(self, waiting: Waiting) -> float:
-        """How long a prompt has waited, in the queue or since it was preempted."""
+        """Returns the longest wait of a prompt in us, queued or preempted; 0 if none waits."""
         preempted = self._placement.preempted
         since_ns = [e.queued_at_ns for e in preempted if e.status is RequestStatus.PREEMPTED]
         if waiting.waits_since_ns is not None:
@@ -125,8 +128,8 @@ class StepPlanner:
         return (self._placement.now_ns - min(since_ns)) / 1000 if since_ns else 0.0
 
     def _fill(self, shape: StepShape, waiting: Waiting) -> tuple[Int64Array, Int32Array]:
-        """Rows of a step of this shape, and how many tokens each computes."""
-        # Also where no decode runs: what they lack must not go to somebody new.
+        """Returns rows of a step of this shape, and how many tokens each row computes."""
+        # Also in a step without decodes: blocks that rows lack must not go to new requests.
         self._growing.grow()
         self._growing.join_siblings()
         num_tokens = self._config.max_num_batched_tokens
@@ -150,7 +153,7 @@ class StepPlanner:
         budget.spend(int(num_new_tokens.sum()))
         budget.prompts = self._prompt_limit(shape, row_ids, num_new_tokens)
         admitted += self.admitter.admit(shape, budget, waiting)
-        # An urgent request may have taken the rows of others that were picked.
+        # An urgent request may have preempted rows that were picked.
         is_there = rows.stay_ids[row_ids] == stay_ids
         columns = np.array(admitted, np.int64).reshape(-1, 2)
         return (
@@ -159,7 +162,7 @@ class StepPlanner:
         )
 
     def _limit_of_prompts(self, shape: StepShape) -> PromptTokens | None:
-        """Tokens of prompts in a step, if they are limited."""
+        """Returns the limit of prompt tokens in a step; None for no limit."""
         shares = self._placement.queue.shares
         is_divided = shares is not None and shares.is_shared and shape.splits_prompts
         return self._prompt_tokens if is_divided else None
@@ -167,7 +170,7 @@ class StepPlanner:
     def _prompt_limit(
         self, shape: StepShape, row_ids: Int64Array, num_new_tokens: Int32Array
     ) -> PromptLimit | None:
-        """What these rows leave of it."""
+        """Returns the prompt tokens that these rows leave of the limit; None for no limit."""
         tokens = self._limit_of_prompts(shape)
         if tokens is None:
             return None
@@ -237,7 +240,7 @@ class StepPlanner:
         )
 
     def _publish_singles(self, work: RowWork) -> None:
-        """Makes blocks findable that prompts fill of which a single token was left to compute."""
+        """Publishes blocks that are filled by the last, single token of a prompt."""
         if len(work.token_ids) == 0:
             return
         is_single = (work.sampled_steps_back == 0) & (work.num_new_tokens == 1)
