@@ -1,1 +1,1 @@
-"""State of one executor: its rows and blocks, the steps it is sent, and what comes of them."""
+"""Engine: the state of one executor (rows, blocks, steps in flight), planning and results."""

@@ -1,12 +1,13 @@
-"""The state of one executor: rows, blocks, preempted requests, steps in flight.
+"""Engine: the state of one executor, that is rows, blocks, preempted requests, steps in flight.
 
-`begin` and `plan_step` decide, `apply` learns from a result. An engine has no waiting queue: what
-waits is in the queue that all engines share, and `plan_step` begins what it can of it.
+`plan_step` decides, `apply` learns from a result. An engine has no waiting queue: all engines share
+one, and `plan_step` begins those of its requests that fit.
 
-Deterministic: no I/O, no randomness, and no clock but `tick`. There is no prefill phase and no
-decode phase: each step a sequence catches up from `num_computed` to `num_tokens` under the token
-budget. Steps are pipelined: a token that a step in flight samples is *promised*, and the next step
-may build on it. Where a row may get several tokens, as many are promised as may come at most.
+An engine is deterministic: no I/O, no randomness, and no clock but `tick`. There is no prefill
+phase and no decode phase: in each step a sequence catches up from `num_computed` to `num_tokens`
+under the token budget. Steps are pipelined: a token that a step in flight samples is *promised*,
+and the next step may build on it. Where a row may get several tokens, the most that may come are
+promised.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from scheduler_service.scheduler.values.request import FinishReason, Request
 
 
 class Engine:
-    """Running and preempted requests of one executor; `placement` says where each is.
+    """Running and preempted requests of one executor; `placement` says where each request is.
 
-    `queue`: the waiting queue, shared by all engines. It orders requests and is told which have
-    begun. `last_step_id`: the latest step that this life of the executor was ever sent; steps are
-    numbered on from it. Raises ValueError for a configuration that makes no sense.
+    `queue`: the waiting queue, shared by all engines. The queue orders requests and is told which
+    have begun. `last_step_id`: the latest step that the current life of the executor was ever sent;
+    steps are numbered on from it. Raises ValueError for an invalid configuration.
     """
 
     def __init__(self, config: SchedulerConfig, queue: WaitingQueue, last_step_id: int = 0) -> None:
@@ -75,44 +76,44 @@ class Engine:
 
     @property
     def pools(self) -> tuple[BlockPool, BlockPool]:
-        """The blocks on the device and on the host, to be looked at."""
+        """Device pool and host pool, for inspection."""
         return self.placement.blocks.device, self.placement.blocks.host
 
     @property
     def adapters(self) -> Container[str]:
-        """Adapters that its rows use."""
+        """Adapters that rows use."""
         return self.placement.adapters
 
     @property
     def num_swapped(self) -> int:
-        """Requests in the host pool."""
+        """Number of requests whose KV is in the host pool."""
         return len(self.placement.swapped)
 
     @property
     def num_preempted(self) -> int:
-        """Requests without a row that were preempted: swapped out, or to be computed again."""
+        """Number of preempted requests: swapped out, or to be recomputed."""
         return len(self.placement.preempted)
 
     @property
     def num_unfinished(self) -> int:
-        """Requests it has."""
+        """Number of requests of this engine."""
         return len(self.placement.requests)
 
     @property
     def preempted_request_ids(self) -> list[str]:
-        """Requests that were preempted, in the order in which they return."""
+        """Ids of preempted requests, in the order in which they return."""
         return [request.request_id for request in self.placement.preempted]
 
     @property
     def movable_requests(self) -> list[Request]:
-        """Preempted requests of which nothing is yet to come from a step in flight."""
+        """Preempted requests that no step in flight concerns and that are not suspects."""
         placement = self.placement
         preempted = placement.preempted
         return [r for r in preempted if placement.is_settled(r) and not r.trial_size]
 
     @property
     def num_free_rows(self) -> int:
-        """Rows that no running request has or is going to need."""
+        """Number of rows that no running request has or will need."""
         return self.placement.num_unreserved_rows
 
     @property
@@ -137,7 +138,7 @@ class Engine:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Prompt tokens of running requests that are yet to be computed."""
+        """Number of tokens that running prefills still have to compute."""
         rows = self.placement.rows
         order = rows.order
         pending = rows.num_tokens[order] - rows.num_computed[order]
@@ -158,17 +159,17 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that were preempted and are to be computed again."""
+        """Number of preempted requests that are to be recomputed."""
         return self.num_preempted - self.num_swapped
 
     @property
     def num_running(self) -> int:
-        """Sequences with a row."""
+        """Number of sequences with a row."""
         return len(self.placement.rows)
 
     @property
     def num_running_requests(self) -> int:
-        """Requests of which some sequence has a row."""
+        """Number of requests of which some sequence has a row."""
         return len(self.placement.requests) - len(self.placement.preempted)
 
     @property
@@ -183,37 +184,37 @@ class Engine:
 
     @property
     def num_free_blocks(self) -> int:
-        """Device blocks nobody refers to."""
+        """Number of device blocks without references."""
         return self.placement.blocks.device.num_free
 
     @property
     def num_free_host_blocks(self) -> int:
-        """Host blocks no swapped request refers to."""
+        """Number of host blocks that no swapped request refers to."""
         return self.placement.blocks.host.num_free
 
     @property
     def num_cached_blocks(self) -> int:
-        """Device blocks that can be found by what they hold."""
+        """Number of device blocks that the prefix cache can find."""
         return self.placement.blocks.device.num_published
 
     @property
     def num_in_flight(self) -> int:
-        """Steps without a result."""
+        """Number of steps without a result."""
         return len(self._in_flight)
 
     @property
     def oldest_step_in_flight(self) -> int | None:
-        """The step whose result comes next."""
+        """Id of the step whose result comes next; None if no step is in flight."""
         return self._in_flight[0].step_id if self._in_flight else None
 
     @property
     def last_step_id(self) -> int:
-        """The latest step planned."""
+        """Id of the latest step planned."""
         return self.placement.last_planned_step_id
 
     @property
     def num_unfinished_tokens(self) -> int:
-        """Tokens of all its unfinished sequences; the load a router compares."""
+        """Number of tokens of all unfinished sequences; the load that a router compares."""
         rows = self.placement.rows
         return self.placement.num_queued_tokens + int(rows.num_known[rows.order].sum())
 
@@ -221,7 +222,7 @@ class Engine:
     def is_behind(self) -> bool:
         """Whether overdue requests are left for the next `plan_step` to end.
 
-        Requests end late in portions, so that no step waits for all of them.
+        Overdue requests end in portions, so that no step waits for all of them.
         """
         return self._lateness.is_behind
 
@@ -229,18 +230,18 @@ class Engine:
     def ask_again_at_ns(self) -> int | None:
         """Time in ns at which `plan_step` may find work without another event; None for never.
 
-        All there was to do is to ask rows whose grammar was not compiled a moment ago.
+        Set while the only work is to repeat rows whose grammar was not compiled a moment ago.
         """
         return self._planner.ask_again_at_ns
 
     def oldest_rows(self) -> list[Request | None]:
-        """Requests of the rows of the step whose result comes next; None where one has ended."""
+        """Returns the request of each row of the step answered next; None where one has ended."""
         return self._losses.rows_of(self._in_flight[0]) if self._in_flight else []
 
     def checked(self, outcome: StepOutcome) -> StepOutcome:
-        """`outcome`, the next result, with rows FAILED that break the contract.
+        """Returns `outcome`, the next result, with rows that break the contract marked FAILED.
 
-        Changes nothing. Raises ContractBroken.
+        Changes no state. Raises ContractBroken.
         """
         if self.oldest_step_in_flight != outcome.step_id:
             raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
@@ -257,24 +258,24 @@ class Engine:
         return self._costs.recompute_ns(num_tokens)
 
     def move_ns(self, num_blocks: int) -> int:
-        """Returns what bringing so many blocks from the host pool takes here, as far as known."""
+        """Returns the estimated time in ns to bring `num_blocks` from the host pool."""
         return self._costs.move_ns(num_blocks)
 
-    # -- requests come and go ----------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def tick(self, now_ns: int) -> None:
-        """Sets the time; deadlines and waiting times are measured by it."""
+        """Sets the time in ns by which deadlines and waiting times are measured."""
         self.placement.now_ns = now_ns
 
     def prepare(self, request: Request) -> None:
-        """Prepares a waiting request for this engine; one that has all its tokens ends."""
+        """Prepares a waiting request for this engine; a request that has all its tokens ends."""
         self._check_open()
         self._planner.admitter.prepare(request)
 
     def find_blocker(self, request: Request) -> AdmissionBlocker | None:
         """Returns what keeps a waiting or preempted request from a row now; None if nothing does.
 
-        Changes nothing; that others would be preempted for it does not count.
+        Changes no state. Does not consider that other requests could be preempted for this one.
         """
         return Room(self._config, self.placement).find_lack(request)
 
@@ -293,10 +294,10 @@ class Engine:
         return request
 
     def withdraw(self, request_id: str) -> Request | None:
-        """Removes a request, running or preempted, so that it can move; None for an unknown id.
+        """Removes a running or preempted request, so that it can move; None for an unknown id.
 
-        What is returned is a copy as `evacuate` returns them, and nobody is to blame: no loss is
-        counted. What steps in flight bring the request is dropped; it is computed again.
+        Returns a copy like those of `evacuate`. No loss is counted, because no request caused this.
+        Results of steps in flight are dropped, and the request is recomputed elsewhere.
         """
         self._check_open()
         request = self.placement.requests.get(request_id)
@@ -307,10 +308,11 @@ class Engine:
         return moved
 
     def evacuate(self) -> list[Request]:
-        """Returns all its requests, ready for the waiting queue: the executor is lost.
+        """Returns all requests, ready for the waiting queue, because the executor is lost.
 
-        They are copies with the tokens so far and without any KV, and this engine is closed:
-        whatever it is asked from now on raises. `was_in_flight` says during whose steps it was.
+        Returns copies with the tokens so far and without KV. Closes this engine: any later call
+        raises RuntimeError. `was_in_flight` of a copy says whether a step in flight concerned the
+        request.
         """
         self._check_open()
         self._is_closed = True
@@ -318,7 +320,7 @@ class Engine:
 
     @property
     def requests_in_flight(self) -> set[str]:
-        """Requests that steps in flight compute, even if they have left since."""
+        """Ids of requests that steps in flight compute, even if they have left since."""
         gone = {part.request_id for part in self.placement.departures.table_parts}
         return gone.union(
             request.request_id
@@ -327,7 +329,7 @@ class Engine:
         )
 
     def take_ended(self) -> StepEvents:
-        """Returns what has ended since the last call or `apply`, by a decision."""
+        """Returns what a decision has ended since the last call of `take_ended` or `apply`."""
         self._check_open()
         return self._add_ended(StepEvents())
 
@@ -350,7 +352,7 @@ class Engine:
         had_suspects = bool(self.placement.suspects)
         plan = self._plan_in_turn(waiting) if had_suspects else self._plan(waiting)
         if plan is None and self.placement.suspects and not had_suspects:
-            plan = self._plan_in_turn(waiting)  # some were met in the queue
+            plan = self._plan_in_turn(waiting)  # planning found suspects in the queue
         if plan is not None:
             self._planner.ask_again_at_ns = None
         return plan
@@ -370,19 +372,19 @@ class Engine:
             with suspects.turn(turn):
                 plan = self._plan(waiting)
             if plan is not None:
-                # One without rows only makes room for the trial, whose turn it still is.
+                # A step without rows only makes room for the trial, whose turn it still is.
                 is_trial = turn.is_trial and len(plan.work.row_ids) > 0
                 suspects.step_planned(plan.step_id, is_trial=is_trial)
                 return plan
         if suspects.request_ids != request_ids:
-            # The one whose turn it was has ended, for want of time, say, or others were met.
+            # Suspects have ended, for example at their deadline, or new ones were found: try again.
             return self._plan_in_turn(waiting) if suspects else self._plan(waiting)
         return None if self._in_flight else self._plan_any_trial(waiting)
 
     def _plan_any_trial(self, waiting: Waiting) -> StepPlan | None:
-        """Plans a trial of any running suspect, where suspects before it lack blocks.
+        """Plans a trial of any running suspect, where the suspects before it lack blocks.
 
-        Else all would wait for ever, as it may be what holds that room.
+        Without this all suspects could wait forever, as a later suspect may hold these blocks.
         """
         suspects = self.placement.suspects
         for request in suspects.running:
@@ -401,7 +403,7 @@ class Engine:
         return plan
 
     def apply(self, outcome: StepOutcome) -> StepEvents:
-        """Learns from a result; results come in the order of the steps. Raises ContractBroken.
+        """Applies a result; results come in the order of the steps. Raises ContractBroken.
 
         The caller charges the waiting queue for `StepEvents.num_sampled`.
         """
@@ -431,7 +433,7 @@ class Engine:
             try:
                 self._results.take(plan, outcome, events)
             except Exception:
-                # Its events reach nobody; who goes on elsewhere must get them again.
+                # These events are lost: requests that go on elsewhere must get their tokens again.
                 take_back(placement, plan, events)
                 raise
         else:

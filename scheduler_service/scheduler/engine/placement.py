@@ -1,6 +1,6 @@
-"""Where every request of one engine is, and how it gets there: rows, blocks, preempted requests.
+"""Placement: where every request of one engine is, and the transitions between these places.
 
-A request runs or is preempted as a whole; of a running one, sequences may still wait to join.
+A request runs or is preempted as a whole. Sequences of a running request may still wait to join.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ _HAS_KV = frozenset({SequenceStatus.RUNNING, SequenceStatus.SWAPPED})
 
 
 class Placement:
-    """Rows, block tables and preempted requests, and the transitions between them.
+    """Rows, block tables and preempted requests of one engine, and the transitions between them.
 
-    `requests`: all that this engine has begun or adopted, by id. `preempted`: those without a row,
-    by rank; their KV is in the host pool, or has to be computed again. `queue`: the waiting queue,
-    which also orders the requests here. `groups`: running requests that have, or may come to have,
-    more than one sequence. `adapters`: how many rows use each. `rows_of_tenants`: which rows each
-    has. `params_sets`: of all requests. `may_stop`: tokens that end some sequence; others need no
-    second look. `last_planned_step_id` and `last_answered_step_id` say which steps are in flight;
-    `now_ns` is the time. `ended`: requests that have ended, `ended_sequences`: sequences of
-    requests that return several; their owners are to be told. `num_sampled`: output tokens of
-    tenants that the queue is to be told of, where it charges for them. `num_queued_tokens`: tokens
-    of preempted requests. `tally`: what was done so far.
+    `requests`: all requests that this engine has begun or adopted, by id. `preempted`: requests
+    without a row, by rank; their KV is in the host pool, or has to be recomputed. `queue`: the
+    waiting queue, which also ranks the requests here. `groups`: running requests that have, or may
+    come to have, more than one sequence. `adapters`: number of rows that use each adapter.
+    `rows_of_tenants`: row ids of each tenant. `params_sets`: sampling parameters of all requests.
+
+    `may_stop`: [vocab_size] bool, tokens that may end some sequence; other tokens need no second
+    look. `last_planned_step_id`, `last_answered_step_id`: the steps between them are in flight.
+    `now_ns`: the current time. `ended`, `ended_sequences`: requests, and sequences of requests that
+    return several, whose end is still to be reported. `num_sampled`: output tokens of each tenant
+    to report to the queue, where it charges for them. `num_queued_tokens`: tokens of preempted
+    requests. `tally`: totals so far.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Placement:
         self.preempted: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.groups: dict[str, Request] = {}
-        # Free rows that requests of `groups` are still going to need.
+        # Free rows that requests of `groups` will still need.
         self._num_reserved_rows = 0
         self.adapters = Counter[str]()
         self.rows_of_tenants: dict[str, set[int]] = {}
@@ -89,11 +91,11 @@ class Placement:
         self.num_queued_tokens = 0
         self.tally = Tally()
 
-    # -- what there is -------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------
 
     @property
     def draft(self) -> StepDraft:
-        """What was decided for the next step."""
+        """Draft of the next step."""
         return self.blocks.draft
 
     @property
@@ -103,35 +105,36 @@ class Placement:
 
     @property
     def num_unreserved_rows(self) -> int:
-        """Rows that no running request has or is going to need."""
+        """Number of rows that no running request has or will need."""
         return self.rows.num_free - self._num_reserved_rows
 
     @property
     def is_full_of_suspects(self) -> bool:
-        """Whether as many suspects as there are rows wait to be tried; nobody else begins then."""
+        """Whether there are as many suspects as rows; no other request begins then."""
         return len(self.suspects) >= self.rows.max_num_rows
 
     def is_settled(self, request: Request) -> bool:
-        """Whether no step in flight concerns the request."""
+        """Returns whether no step in flight concerns the request."""
         return all(s.settles_at_step <= self.last_answered_step_id for s in request.sequences)
 
     def known_tokens(self, sequence: Sequence) -> Int32Array:
-        """All known tokens of a sequence, wherever it is; perhaps as a view."""
+        """Returns all known tokens of a sequence, wherever it is; perhaps as a view."""
         if sequence.status is SequenceStatus.RUNNING:
             return self.rows.known_tokens(sequence.row_id)
         return sequence.token_ids
 
     def append_token(self, sequence: Sequence, token_id: int) -> None:
-        """A token that no step promised becomes the last one of a sequence, wherever it is."""
+        """Appends a token that no step promised to a sequence, wherever it is."""
         if sequence.status is SequenceStatus.RUNNING:
             self.rows.append_token(sequence.row_id, token_id)
         else:
             sequence.token_ids = np.append(sequence.token_ids, np.int32(token_id))
 
     def sequence_of(self, row_id: int, stay_id: int) -> Sequence | None:
-        """Who gets the results of this stay in a row; None if nobody does, in any step in flight.
+        """Returns the sequence that gets the results of a stay in a row; None if none does.
 
-        A stay counts or it does not: losses end those that they spoil, wherever the sequence is.
+        The answer is the same for all steps in flight: a loss ends every stay that it spoils,
+        wherever the sequence is.
         """
         if self.rows.stay_ids[row_id] == stay_id:
             return self.rows.sequence(row_id)
@@ -140,14 +143,14 @@ class Placement:
     # -- transitions ---------------------------------------------------------------------------
 
     def adopt(self, request: Request) -> None:
-        """Adds a suspect as a preempted request, without a row; it is tried apart from others."""
+        """Adds a suspect as a preempted request without a row, to be tried apart from others."""
         self._accept(request)
         self._move(request, RequestStatus.PREEMPTED)
 
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Gives a row to the first sequence of a request without rows, behind the end of `hit`.
 
-        The request has left the waiting queue, or is preempted.
+        The request must have left the waiting queue, or be preempted.
         """
         request = sequence.request
         if request.request_id not in self.requests:
@@ -159,7 +162,7 @@ class Placement:
         self.blocks.allocate_cross(request)
 
     def _accept(self, request: Request) -> None:
-        """Makes a prepared request one of this engine."""
+        """Registers a prepared request with this engine."""
         request.params_set = self.params_sets.take(request.params_set)
         self.may_stop[list(request.stop_token_ids)] = True
         for sequence in request.sequences:
@@ -170,17 +173,20 @@ class Placement:
         self.suspects.add(request)
 
     def join(self, sequence: Sequence, source: Sequence, num_shared: int) -> None:
-        """A waiting sequence of a running request runs, sharing what `source` has computed."""
+        """Gives a row to a waiting sequence of a running request, sharing KV of `source`."""
         self._add_row(sequence, num_shared)
         self.blocks.fork(source.row_id, sequence, num_shared)
 
     def join_alone(self, sequence: Sequence, hit: PrefixHit) -> None:
-        """A waiting sequence of a running request runs without any KV of the others."""
+        """Gives a row to a waiting sequence of a running request, without KV of its siblings."""
         self._add_row(sequence, hit.num_tokens)
         self.blocks.allocate(sequence, hit)
 
     def preempt(self, request: Request, cause: PreemptionCause) -> None:
-        """A running request gives up rows and blocks; results of steps in flight stay valid."""
+        """Takes rows and blocks of a running request; results of steps in flight stay valid.
+
+        Swaps the KV out if that is cheaper than a recompute.
+        """
         self.draft.yielded_tenants.add(request.scheduling.tenant)
         request.num_preemptions += 1
         status, request_status = SequenceStatus.WAITING, RequestStatus.PREEMPTED
@@ -199,7 +205,7 @@ class Placement:
         request.is_encoded = is_encoded
 
     def swap_in(self, request: Request) -> None:
-        """A swapped request runs again."""
+        """Gives rows and blocks to a swapped request, which runs again."""
         for sequence in request.sequences:
             if sequence.status is SequenceStatus.SWAPPED:
                 self._add_row(sequence, sequence.num_computed)
@@ -209,7 +215,7 @@ class Placement:
         self._move(request, RequestStatus.RUNNING)
 
     def drop(self, sequence: Sequence) -> None:
-        """Forgets all KV of a sequence and all that steps in flight bring it: it waits again."""
+        """Sends a sequence back to wait: forgets its KV and its results of steps in flight."""
         if sequence.status in _HAS_KV:
             self.draft.notes.append(KvLost(sequence.request))
         self._strip(sequence, SequenceStatus.WAITING)
@@ -217,14 +223,14 @@ class Placement:
         self._update_status(sequence.request)
 
     def finish_sequence(self, sequence: Sequence) -> None:
-        """Takes everything from a sequence; the others of its request go on."""
+        """Ends a sequence and frees all it has; other sequences of its request go on."""
         self._strip(sequence, SequenceStatus.FINISHED)
         self._update_status(sequence.request)
 
     def finish(
         self, request: Request, reason: FinishReason, error: tuple[str, str] | None = None
     ) -> None:
-        """Ends a request in whatever state it is."""
+        """Ends a request in any state, and notes it in `ended`."""
         request.finish_reason, request.error = reason, error
         for sequence in request.unfinished:
             sequence.finish_reason = reason
@@ -247,16 +253,16 @@ class Placement:
             self.queue.remove(request)
 
     def step_answered(self, step_id: int) -> None:
-        """The result of a step was applied: frees what only waited for it."""
+        """Frees blocks and departures that waited for a step, whose result was applied."""
         self.last_answered_step_id, self.last_answered_at_ns = step_id, self.now_ns
         self.blocks.step_answered(step_id)
         if self.departures:
             self.departures.step_answered(step_id)
 
-    # -- blocks that steps in flight have --------------------------------------------------------
+    # -- blocks of steps in flight ---------------------------------------------------------------
 
     def table_part(self, row_id: int) -> TablePart:
-        """What a row has now."""
+        """Returns the blocks that a row has now."""
         rows, request = self.rows, self.rows.sequence(row_id).request
         return TablePart(
             request.request_id,
@@ -268,7 +274,7 @@ class Placement:
         )
 
     def release_behind_windows(self, row_ids: Int64Array, ends: Int32Array) -> None:
-        """Takes back the blocks of rows before `ends`: no token still to be computed reads them."""
+        """Takes back blocks before table index `ends`: no token still to be computed reads them."""
         rows = self.rows
         starts, steps = rows.num_released[row_ids], rows.last_step_id[row_ids]
         blocks = self.blocks.release_behind_windows(row_ids, ends, self.last_answered_step_id)
@@ -288,9 +294,9 @@ class Placement:
     # -- pending blocks ------------------------------------------------------------------------
 
     def publish_chunk(self, row_id: int, start: int, num_new_tokens: int) -> None:
-        """Blocks that known tokens of a row fill, from position `start` on, become findable.
+        """Publishes the blocks that known tokens of a row fill from position `start` on.
 
-        Whoever finds them may run in the same step: it writes before it reads.
+        A request that finds them may run in the same step: in every layer all writes precede reads.
         """
         if not self._config.prefix_caching:
             return
@@ -307,7 +313,7 @@ class Placement:
         if found:
             self.draft.published[int(rows.stay_ids[row_id])] = found
 
-    # -- parts ---------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------
 
     def _note_start(self, sequence: Sequence, hit: PrefixHit) -> None:
         num_on_host = min(len(hit.host_blocks) * self._config.block_size, hit.num_tokens)
@@ -317,7 +323,7 @@ class Placement:
     def _add_row(self, sequence: Sequence, num_computed: int) -> None:
         request = sequence.request
         if num_computed < len(sequence.token_ids):
-            # It is about to compute them again; those that come then are of its last token.
+            # The sequence recomputes its tokens; new candidates then come with its last token.
             sequence.candidates = None
         self.rows.add(sequence, request.rank, num_computed, request.step_class)
         self.adapters[request.scheduling.adapter] += 1
@@ -344,7 +350,7 @@ class Placement:
         self._num_reserved_rows += sequence.request.request_id in self.groups
 
     def _strip(self, sequence: Sequence, status: SequenceStatus) -> None:
-        """Takes all KV of a sequence, and what steps in flight bring it."""
+        """Takes all KV of a sequence, and drops its results of steps in flight."""
         if sequence.status is SequenceStatus.RUNNING:
             self._vacate(sequence, awaits_results=False)
         elif sequence.status is SequenceStatus.SWAPPED:
@@ -352,14 +358,14 @@ class Placement:
         self.departures.ignore_results(sequence)
         is_ending = status is SequenceStatus.FINISHED and sequence.status is not status
         if is_ending and sequence.request.params.beam is None:
-            # A beam search goes on with as many beams.
+            # A beam search replaces an ended beam by another.
             self._num_reserved_rows -= sequence.request.request_id in self.groups
         sequence.status = status
 
     def _is_to_be_swapped(self, request: Request) -> bool:
         rows = [sequence.row_id for sequence in running(request)]
         if any(row_id in self.draft.new_rows for row_id in rows):
-            return False  # what they were given is only moved by this very step
+            return False  # the blocks of new rows are only filled or moved by this very step
         num_computed = int(self.rows.num_computed[rows].sum())
         num_blocks = len(self.blocks.blocks_of(request))
         return self._costs.prefers_swap(
@@ -367,7 +373,7 @@ class Placement:
         ) and self.blocks.can_swap_out(request)
 
     def _update_status(self, request: Request) -> None:
-        """Moves a request of this engine to where its sequences are."""
+        """Sets the status of a request of this engine to match its sequences."""
         if request.request_id not in self.requests:
             return  # it has not begun
         statuses = {sequence.status for sequence in request.sequences}
@@ -414,10 +420,10 @@ class Placement:
 
 
 def running(request: Request) -> Iterator[Sequence]:
-    """The sequences of a request that have a row."""
+    """Returns the sequences of a request that have a row."""
     return (s for s in request.sequences if s.status is SequenceStatus.RUNNING)
 
 
 def _num_rows_lacking(request: Request) -> int:
-    """Rows that a running request is going to need besides those it has."""
+    """Returns the rows that a running request will need besides those it has."""
     return request.num_rows_wanted - sum(1 for _ in running(request))

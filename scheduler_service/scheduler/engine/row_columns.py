@@ -1,4 +1,4 @@
-"""The hot state of running sequences as columns, so that a step costs what changed."""
+"""Row columns: hot state of running sequences as arrays, so that a step costs what changed."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from scheduler_service.scheduler.values.request import (
 )
 
 NO_STAY = 0
-# Between steps that do nothing but ask rows again whose grammar is being compiled.
+# Pauses between steps that only repeat rows whose grammar is being compiled.
 _MIN_PAUSE_NS = 2_000_000
 _MAX_PAUSE_NS = 50_000_000
 RELEASED = -1
 
 
 _NO_TOKENS = np.empty(0, np.int32)
-# In steps of decodes numbers are arrays without dimensions: to convert a Python integer costs numpy
-# more (0.3 us) than to add it to 64 elements. For the same reason tables are indexed with int64.
+# Decode steps use zero-dimensional arrays as constants: numpy needs longer to convert a Python
+# integer (0.3 us) than to add it to 64 elements. For the same reason tables are indexed with int64.
 ZERO: Int32Array = np.array(0, np.int32)
 ONE: Int32Array = np.array(1, np.int32)
 _NO_WRITES = TableWrites(_NO_TOKENS, _NO_TOKENS, _NO_TOKENS, _NO_TOKENS)
 
 
 def _sparse_table(num_rows: int, width: int) -> Int32Array:
-    """Zeros, large and mostly untouched: memory is taken in small pages, for what is written.
+    """Returns a large zeroed int32 table whose memory is taken in small pages, as it is written.
 
-    `numpy.zeros` asks for huge pages, of which a row that is hardly used would take a whole one.
+    `numpy.zeros` asks for huge pages, and a hardly used row would take a whole one.
     """
     pages = mmap.mmap(-1, num_rows * width * np.dtype(np.int32).itemsize)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -45,27 +45,30 @@ def _sparse_table(num_rows: int, width: int) -> Int32Array:
 
 
 class RowColumns:
-    """One row for each running sequence; columns are indexed by row id.
+    """Columns of running sequences, indexed by row id.
 
-    `token_ids`: [N, T] int32, the tokens known. `num_known`: how many. `num_tokens`: known or
-    promised by a step in flight. `num_computed`: tokens whose KV is written, or will be by a step
-    in flight. `num_unsure`: by how much both of these may turn out to be less, because steps in
-    flight may bring fewer tokens than they are allowed to. `block_tables`: [N, W] int32.
-    `num_slots`: tokens the block table reaches, and `num_told_slots` as far as the executor was
-    told of it. `num_released`: leading blocks given back, behind the sliding window. `stop_len`:
-    tokens at which the sequence ends. `run_limit`: the row may run while `num_computed` is less: it
-    has a slot, and does not end with the tokens promised. `promises`: 1 if a sampled token is part
-    of the sequence at once, 0 if something else chooses it, or if it may not come. `may_repeat`: 1
-    if the last token may have to be computed
-    again, because the row has a grammar and no token yet in this stay; else 0.
-    `is_held_back`: it is not planned before all its tokens are known;
-    `has_held_back`: there may be such rows.
-    `unsampled_since_ns`: since when that is so, 0 if it never was; `ask_alone_at_ns`: when a step
-    of such rows alone is next, 0 for at once. `sampled_in_step`: the step that samples the last
-    token, 0 if the executor did not. `last_step_id`: the latest step that has the row. `stay_ids`:
-    a number that no other stay of a sequence in a row has, 0 for a free row. `client_keys`,
-    `is_plain`: the owner's name for the request, and whether a token and that name are all the
-    owner needs.
+    Tokens: `token_ids` [N, T] int32: known tokens. `num_known`: number of known tokens.
+    `num_tokens`: known tokens and those promised by steps in flight. `num_computed`: tokens whose
+    KV is written, or will be by a step in flight. `num_unsure`: by how much `num_tokens` and
+    `num_computed` may be too large, because steps in flight may bring fewer tokens than they are
+    allowed to. `stop_len`: number of tokens at which the sequence ends.
+
+    Blocks: `block_tables` [N, W] int32. `num_slots`: tokens that fit into the block table.
+    `num_told_slots`: the same for the part of the table that the executor was sent. `num_released`:
+    leading blocks given back, behind the sliding window. `run_limit`: the row may run while
+    `num_computed` is less; then it has a slot, and does not end with the tokens promised.
+
+    Sampling: `promises`: 1 if a sampled token becomes part of the sequence at once; 0 if something
+    else chooses the token, or if it may not come. `may_repeat`: 1 if the last token may have to be
+    computed again, because the row has a grammar and no token yet in this stay; else 0.
+    `unsampled_since_ns`: time since which the row repeats its last token; 0 if it never did.
+    `ask_alone_at_ns`: time of the next step of such rows alone; 0 for at once. `is_held_back`: the
+    row is not planned before all its tokens are known; `has_held_back`: there may be such rows.
+    `sampled_in_step`: the step that samples the last token; 0 if the executor does not sample it.
+    `last_step_id`: the latest step that has the row.
+
+    Owners: `stay_ids`: number of the stay, unique; 0 for a free row. `client_keys`: the owner's
+    name for the request. `is_plain`: a token and that name are all that the owner needs.
     """
 
     def __init__(self, max_num_rows: int, max_len: int, block_size: int, max_blocks: int) -> None:
@@ -101,7 +104,7 @@ class RowColumns:
         self.num_with_prompt_logprobs = 0
         self._last_stay_id = NO_STAY
         self._free_rows = list(range(max_num_rows - 1, -1, -1))
-        # Parallel, most urgent first.
+        # Parallel lists, most urgent row first.
         self._keys: list[tuple[int, ...]] = []
         self._row_order: list[int] = []
         self._order: Int64Array | None = None
@@ -113,7 +116,7 @@ class RowColumns:
 
     @property
     def num_free(self) -> int:
-        """Rows nobody has."""
+        """Number of free rows."""
         return len(self._free_rows)
 
     @property
@@ -125,7 +128,7 @@ class RowColumns:
 
     @property
     def running(self) -> list[Sequence]:
-        """The running sequences, most urgent first."""
+        """Running sequences, most urgent first."""
         return [self.sequence(row_id) for row_id in self._row_order]
 
     def step_class(self, row_id: int) -> tuple[int, ...]:
@@ -134,16 +137,16 @@ class RowColumns:
 
     @property
     def least_urgent(self) -> Sequence:
-        """The last of the running sequences, of which there must be one."""
+        """Least urgent running sequence; at least one must run."""
         return self.sequence(self._row_order[-1])
 
     def are_all_of(self, request: Request) -> bool:
-        """Whether nobody else runs than `request`; its rows are neighbours in the order."""
+        """Returns whether all rows belong to `request`, whose rows are neighbours in the order."""
         ends = (self._row_order[0], self._row_order[-1])
         return all(self.sequence(row_id).request is request for row_id in ends)
 
     def sequence(self, row_id: int) -> Sequence:
-        """The sequence that has the row."""
+        """Returns the sequence that has the row."""
         sequence = self.sequences[row_id]
         assert sequence is not None
         return sequence
@@ -155,7 +158,7 @@ class RowColumns:
         num_computed: int,
         step_class: tuple[int, ...] = (),
     ) -> int:
-        """Gives `sequence` a row, whose table is still empty; mutates its `row_id` and `status`."""
+        """Gives `sequence` a row with an empty table; mutates its `row_id` and `status`."""
         request, num_tokens = sequence.request, len(sequence.token_ids)
         row_id = self._free_rows.pop()
         self._last_stay_id += 1
@@ -192,7 +195,7 @@ class RowColumns:
         return row_id
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes the row back; the sequence has its tokens again, and what is promised to it."""
+        """Frees the row; copies known tokens and the number of promised ones to the sequence."""
         row_id = sequence.row_id
         position = bisect_left(self._keys, self._key_of_row[row_id])
         del self._keys[position], self._row_order[position]
@@ -210,15 +213,15 @@ class RowColumns:
         self._free_rows.append(row_id)
 
     def known_tokens(self, row_id: int) -> Int32Array:
-        """The tokens of a row, as a view."""
+        """Returns the known tokens of a row, as a view."""
         return self.token_ids[row_id, : self.num_known[row_id]]
 
     def block_table(self, row_id: int) -> Int32Array:
-        """The block table of a row, as a view; -1 where a block was released."""
+        """Returns the block table of a row, as a view; -1 where a block was released."""
         return self.block_tables[row_id, : self.num_slots[row_id] // self.block_size]
 
     def held_blocks(self, row_id: int) -> list[int]:
-        """The blocks a row refers to."""
+        """Returns the blocks that a row refers to."""
         blocks: list[int] = self.block_table(row_id)[self.num_released[row_id] :].tolist()
         return blocks
 
@@ -232,7 +235,7 @@ class RowColumns:
     def extend_each(
         self, row_ids: Int64Array, block_ids: list[int], counts: Int32Array | None = None
     ) -> None:
-        """Appends the next `counts[i]` blocks to the table of each row; None for one each."""
+        """Appends the next `counts[i]` blocks to the table of row i; None for one block each."""
         num_slots = self.num_slots[row_ids]
         starts = (num_slots // self._block_size).astype(np.int64)
         if counts is None:
@@ -245,7 +248,7 @@ class RowColumns:
         self.run_limit[row_ids] = np.minimum(num_slots, self.stop_len[row_ids] - ONE)
 
     def shrink_table(self, row_id: int, count: int) -> list[int]:
-        """Takes the last `count` blocks from the table of a row."""
+        """Removes and returns the last `count` blocks of the table of a row."""
         blocks: list[int] = self.block_table(row_id)[-count:].tolist()
         self.num_slots[row_id] -= count * self.block_size
         self.num_told_slots[row_id] = min(self.num_told_slots[row_id], self.num_slots[row_id])
@@ -253,7 +256,7 @@ class RowColumns:
         return blocks
 
     def release_blocks(self, row_ids: Int64Array, ends: Int32Array) -> Int32Array:
-        """Takes the blocks before `ends` from tables, those of one row after those of another."""
+        """Removes and returns the blocks before table index `ends` of each row, row by row."""
         starts = self.num_released[row_ids]
         index = _ragged(row_ids, starts.astype(np.int64), ends - starts)
         blocks: Int32Array = self.block_tables[index]
@@ -262,7 +265,10 @@ class RowColumns:
         return blocks
 
     def take_table_writes(self, new_row_ids: list[int]) -> TableWrites:
-        """What tables have grown by; the executor is told now. Of new rows it gets all of it."""
+        """Returns the growth of tables that the executor was not sent yet, and counts it as sent.
+
+        Tables of new rows are left out: the executor gets them whole.
+        """
         if new_row_ids:
             self.num_told_slots[new_row_ids] = self.num_slots[new_row_ids]
         (row_ids,) = (self.num_told_slots != self.num_slots).nonzero()
@@ -278,15 +284,16 @@ class RowColumns:
         return TableWrites(row_ids.astype(np.int32), starts, counts, self.block_tables[index])
 
     def append_token(self, row_id: int, token_id: int) -> None:
-        """A token that no step promised becomes the last of the row."""
+        """Appends a token that no step promised to a row."""
         self.token_ids[row_id, self.num_known[row_id]] = token_id
         self.num_known[row_id] += 1
         self.num_tokens[row_id] += 1
 
     def repeat_last(self, row_id: int, now_ns: int) -> int:
-        """The last token of a row that `may_repeat` is to be computed once more.
+        """Makes a row that `may_repeat` compute its last token once more.
 
-        Returns for how long that has been so. It is asked alone when half of that has passed again.
+        Returns for how many ns the row has been repeating. A step of such rows alone is due after a
+        pause of half that time, within limits.
         """
         self.num_computed[row_id] -= 1
         if self.unsampled_since_ns[row_id] == 0:
@@ -297,11 +304,11 @@ class RowColumns:
         return waited_ns
 
     def ask_at_ns(self, row_ids: Int64Array) -> int:
-        """When a step of these rows alone is worth its while; 0 for at once."""
+        """Returns the time in ns from which a step of these rows alone is useful; 0 for at once."""
         return int(self.ask_alone_at_ns[row_ids].min()) if self.num_without_promise else 0
 
     def keep_promises(self, row_ids: Int64Array) -> None:
-        """These rows have a token: those that `may_repeat` promise theirs from now on."""
+        """Notes that rows have a token: rows that `may_repeat` promise their tokens from now on."""
         first = row_ids[self.may_repeat[row_ids] > ZERO]
         self.num_tokens[first] += ONE
         self.promises[first] = 1
@@ -309,7 +316,7 @@ class RowColumns:
         self.num_without_promise -= len(first)
 
     def forget_samples(self) -> None:
-        """The executor no longer has the tokens it sampled: inputs are literal again."""
+        """Makes all inputs literal: the executor no longer has the tokens that it sampled."""
         self.sampled_in_step[:] = 0
 
     def plan_work(
@@ -320,14 +327,15 @@ class RowColumns:
         num_run_on: Int32Array | None = None,
         drafts: Drafts | None = None,
     ) -> RowWork:
-        """The rows compute `num_new_tokens` each in step `step_id`. Mutates the columns.
+        """Returns the work of step `step_id`, in which row i computes `num_new_tokens[i]`.
 
-        `num_run_on`: how many tokens each may get by running on; None for none. `drafts`: None for
-        none. With either, all rows sample and promise what they sample.
+        Mutates the columns. `num_run_on`: [R], how many tokens each row may get by running on; None
+        for none. `drafts`: draft tokens; None for none. With either of these, all rows sample, and
+        all sampled tokens are promised.
         """
         num_computed = self.num_computed[row_ids]
         end = num_computed + num_new_tokens
-        # All elements written: numpy assigns a single value to many indexes slowly.
+        # A full array: numpy assigns a single value to many indexes slowly.
         step = self._ones[: len(row_ids)] * np.array(step_id)
         sampled_in = self.sampled_in_step[row_ids]
         if np.count_nonzero(sampled_in) == len(row_ids):
@@ -367,13 +375,16 @@ class RowColumns:
         return work
 
     def settle(self, row_ids: Int64Array, num_more: Int32Array, missing: Int32Array) -> None:
-        """A step was answered that allowed `num_more` tokens more than one: `missing` of them."""
+        """Takes back `missing` tokens of a step that allowed `num_more` beyond the first one.
+
+        All arrays: [R] int32 or int64.
+        """
         self.num_unsure[row_ids] -= num_more
         self.num_computed[row_ids] -= missing
         self.num_tokens[row_ids] -= missing
 
     def append_tokens(self, row_ids: Int64Array, counts: Int32Array, token_ids: Int32Array) -> None:
-        """`counts[i]` of `token_ids` become the last ones of row i, which were promised."""
+        """Appends `counts[i]` of `token_ids` to row i; the tokens were promised."""
         num_known = self.num_known[row_ids]
         self.token_ids[_ragged(row_ids, num_known.astype(np.int64), counts)] = token_ids
         self.num_known[row_ids] = num_known + counts
@@ -396,6 +407,6 @@ class RowColumns:
 def _ragged(
     row_ids: Int64Array, starts: Int64Array, counts: Int32Array
 ) -> tuple[Int64Array, Int64Array]:
-    """Row and column of `counts[i]` neighbours from column `starts[i]` of each row on."""
+    """Returns rows and columns of `counts[i]` neighbours from column `starts[i]` of each row on."""
     offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(row_ids, counts), np.repeat(starts, counts) + offsets

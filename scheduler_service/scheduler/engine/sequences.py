@@ -1,4 +1,4 @@
-"""Ends sequences and requests whose last token is known."""
+"""Ends of sequences whose last token is known, and siblings that join by sharing KV."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from scheduler_service.scheduler.values.request import SequenceStatus as Status
 
 
 class Endings:
-    """Finds out which sequences end with their last token, and completes their requests."""
+    """Ends sequences whose last token stops them, and completes their requests."""
 
     def __init__(self, placement: Placement, siblings: Siblings) -> None:
         self._placement = placement
         self._siblings = siblings
 
     def finish_if_stopped(self, sequence: Sequence) -> None:
-        """Ends a sequence if its last token does; and its request with its last sequence."""
+        """Ends a sequence at a stop token or its length limit; with the last one, its request."""
         request = sequence.request
         tokens = self._placement.known_tokens(sequence)
         num_tokens, last = len(tokens), int(tokens[-1])
@@ -60,10 +60,10 @@ class Endings:
 
 
 def rank_completions(sequences: Items[Sequence], n: int) -> list[Sequence]:
-    """Returns the `n` with the highest mean logprob per output token, best first.
+    """Returns the `n` sequences with the highest mean logprob per output token, best first.
 
-    Equal ones are ordered by index. A stop token counts as a token. A sequence without any output
-    token comes last.
+    Ties are ordered by index. A stop token counts as a token. A sequence without output tokens
+    comes last.
     """
     return sorted(sequences, key=lambda s: (-_mean_logprob(s), s.index))[:n]
 
@@ -74,21 +74,20 @@ def _mean_logprob(sequence: Sequence) -> float:
     return sequence.cumulative_logprob / sequence.num_output_tokens
 
 
-# --------------------------------------------------------------------------------------------------
-# What the sequences of a request have in common, so that one can join by sharing KV of another.
+# -- Siblings --------------------------------------------------------------------------------------
 
 
 class Siblings:
-    """Finds what to share."""
+    """Finds the KV that sequences of one request can share, so that one joins from another."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._rows = placement.rows
 
     def join_before_end(self, leaving: Sequence) -> None:
-        """Siblings that wait join now if `leaving`, which ends, is the last that has KV to share.
+        """Joins waiting siblings if `leaving`, which ends, is the last sequence with KV to share.
 
-        From blocks that are free; for whom there are none, the prompt is computed again.
+        Takes free blocks only. A sibling for which there are none recomputes the prompt.
         """
         request, placement, blocks = leaving.request, self._placement, self._placement.blocks
         if list(running(request)) != [leaving]:
@@ -103,9 +102,10 @@ class Siblings:
                 placement.join(sequence, leaving, num_shared)
 
     def closest(self, sequence: Sequence) -> tuple[Sequence | None, int]:
-        """The running sequence that shares most with `sequence`, and how many tokens.
+        """Returns the running sibling that shares most tokens with `sequence`, and how many.
 
-        None while that one has not computed them yet, or is itself being placed by this step.
+        Returns (None, 0) while that sibling has not computed these tokens, or is itself being
+        placed by this step.
         """
         best: Sequence | None = None
         most = -1
@@ -118,7 +118,10 @@ class Siblings:
         return (best, most) if self._rows.num_computed[best.row_id] >= most else (None, 0)
 
     def _num_common(self, sibling: Sequence, sequence: Sequence) -> int:
-        """How many tokens a sequence without a row shares with a running one, less its last."""
+        """Returns how many leading tokens `sequence` shares with a running sibling.
+
+        The last token of `sequence`, which has no row, never counts: it is still to be computed.
+        """
         known = self._rows.known_tokens(sibling.row_id)
         length = min(len(known), len(sequence.token_ids))
         differs = np.flatnonzero(known[:length] != sequence.token_ids[:length])

@@ -1,1 +1,1 @@
-"""Which KV block holds what, and whose it is."""
+"""KV blocks: block pools, block tables and the prefix cache."""

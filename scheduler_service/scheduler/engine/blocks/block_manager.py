@@ -1,7 +1,7 @@
 """Block tables: allocate, extend, fork, swap, release.
 
-Freed blocks wait for the steps in flight that still write them. What moves blocks becomes part of
-the `draft` of the next step.
+Freed blocks wait for the steps in flight that may still write them. Block moves become part of the
+`draft` of the next step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WATERMARK_RATIO = 0.01
 
 
 class Allocation(Enum):
-    """Whether a sequence gets its blocks."""
+    """Result of `BlockManager.can_allocate`: blocks are free now, later, or never."""
 
     OK = "ok"
     LATER = "later"
@@ -36,7 +36,7 @@ class Allocation(Enum):
 
 
 class BlockManager:
-    """Hands the blocks of one executor's two pools to sequences.
+    """Hands the blocks of one executor's device and host pools to sequences.
 
     Source: Kwon 2023, sections 4.2 to 4.5; the watermark is that of vLLM's first block manager.
     """
@@ -55,34 +55,34 @@ class BlockManager:
         self.prefixes = PrefixCache(config, self.device, self.host)
         self.watermark = int(config.num_device_blocks * WATERMARK_RATIO)
         self.draft = StepDraft()
-        # Blocks that steps in flight may write, by the last of these steps.
+        # Blocks that steps in flight may write, with the last of these steps.
         self.deferred: deque[tuple[int, list[int]]] = deque()
 
-    # -- what there is -------------------------------------------------------------------------
+    # -- capacity ------------------------------------------------------------------------------
 
     @property
     def num_deferred(self) -> int:
-        """Blocks that lose a reference when steps in flight are answered."""
+        """Number of block references dropped when steps in flight are answered."""
         return sum(len(blocks) for _, blocks in self.deferred)
 
     @property
     def num_only_deferred(self) -> int:
-        """Blocks that are free then, since nobody else refers to them."""
+        """Number of blocks that are free then, because nothing else refers to them."""
         references = Counter(block for _, blocks in self.deferred for block in blocks)
         return sum(self.device.reference_count(b) == n for b, n in references.items())
 
     @property
     def has_pinned(self) -> bool:
-        """Whether moves of the step that is being planned hold device blocks until then."""
+        """Whether moves of the step being planned pin device blocks until it is planned."""
         return bool(self.draft.pinned_device_blocks)
 
     def can_allocate(
         self, sequence: Sequence, hit: PrefixHit, *, others_run: bool, num_more_blocks: int = 0
     ) -> Allocation:
-        """Whether all known tokens of `sequence`, of which `hit` exists already, and more fit now.
+        """Returns whether all known tokens of `sequence` and `num_more_blocks` blocks fit now.
 
-        While others run, a watermark of blocks is left to them, so that an admission is not undone
-        by the next preemption.
+        `hit`: prefix of the sequence that exists already. While other requests run, a watermark of
+        blocks is left to them, so that the next preemption does not undo the admission.
         """
         reserve = self.watermark if others_run else 0
         lacking = self.num_lacking(sequence, hit) + num_more_blocks + reserve
@@ -94,13 +94,13 @@ class BlockManager:
         return Allocation.NEVER if needed > self.device.num_blocks else Allocation.LATER
 
     def num_lacking(self, sequence: Sequence, hit: PrefixHit) -> int:
-        """Blocks that would have to be freed for `sequence`; negative if there are more."""
+        """Returns the blocks to be freed for `sequence`; negative if more than enough are free."""
         needed = self._num_table_blocks(sequence, hit.num_tokens) - hit.first_index
         num_in_use = self.device.num_referenced(hit.device_blocks)
         return needed - num_in_use - self.device.num_free
 
     def _num_table_blocks(self, sequence: Sequence, num_computed: int) -> int:
-        """Length of the first block table: for all known tokens, or for a window of them."""
+        """Returns the initial length of a block table: all known tokens, or a window of them."""
         num_tokens = len(sequence.token_ids)
         if self._config.sliding_window is not None:
             reach = max(num_computed, self._config.sliding_window) + self._block_size
@@ -110,7 +110,7 @@ class BlockManager:
     # -- tables of rows ------------------------------------------------------------------------
 
     def allocate(self, sequence: Sequence, hit: PrefixHit) -> None:
-        """Fills the table of a sequence's new row with what `hit` found, and with fresh blocks."""
+        """Fills the table of a sequence's new row with the blocks of `hit` and fresh blocks."""
         num_blocks = self._num_table_blocks(sequence, hit.num_tokens)
         host_blocks = hit.host_blocks
         self.device.share(hit.device_blocks)
@@ -122,7 +122,7 @@ class BlockManager:
         self._rows.num_released[sequence.row_id] = hit.first_index
 
     def _promote(self, sequence: Sequence, hit: PrefixHit, fresh: list[int]) -> list[int]:
-        """The blocks of `hit`; for those in the host pool, the blocks from `fresh` they go to."""
+        """Returns device blocks for `hit`; swaps host blocks into blocks taken from `fresh`."""
         blocks = list(hit.blocks)
         for position, block in enumerate(blocks):
             if block < 0:
@@ -135,17 +135,18 @@ class BlockManager:
         return blocks
 
     def extend(self, row_id: int, num_blocks: int) -> list[int]:
-        """Appends fresh blocks to the table of a row; there must be enough."""
+        """Appends `num_blocks` fresh blocks to the table of a row; that many must be free."""
         blocks = self.device.allocate(num_blocks)
         self._rows.extend_table(row_id, blocks)
         return blocks
 
     def fork(self, source_row_id: int, sequence: Sequence, num_shared: int) -> None:
-        """Fills the table of a sequence's new row: `num_shared` tokens are those of `source`.
+        """Fills the table of a sequence's new row, sharing `num_shared` tokens with a source row.
 
-        Full blocks are shared; what the source has of the block after them is copied, because the
-        sequence is about to write into it (copy-on-write). So the block of a prompt's last token is
-        copied even if it is full: each sequence computes that token, and two rows write no slot.
+        Full blocks are shared. The source's part of the block after them is copied, because the
+        sequence is about to write into that block (copy-on-write). So the block of a prompt's last
+        token is copied even if it is full: each sequence computes that token, and two rows never
+        write one slot.
         """
         rows, row_id = self._rows, sequence.row_id
         num_full = num_shared // self._block_size
@@ -160,18 +161,18 @@ class BlockManager:
         rows.num_released[row_id] = num_released
 
     def num_fork_blocks(self, sequence: Sequence, num_shared: int) -> int:
-        """Blocks that `fork` takes from the pool."""
+        """Returns the number of blocks that `fork` takes from the pool."""
         return self._num_table_blocks(sequence, num_shared) - num_shared // self._block_size
 
     def release(self, row_id: int, last_answered_step_id: int) -> None:
-        """Takes the blocks of a row back, once no step in flight writes them."""
+        """Frees the blocks of a row as soon as no step in flight may write them."""
         blocks = self._rows.held_blocks(row_id)
         self.free_after(int(self._rows.last_step_id[row_id]), blocks, last_answered_step_id)
 
     def release_behind_windows(
         self, row_ids: Int64Array, ends: Int32Array, last_answered_step_id: int
     ) -> list[int]:
-        """Takes back what tables have before `ends`, once no step in flight writes it.
+        """Frees the blocks before `ends` in tables of rows, once no step in flight writes them.
 
         Returns the blocks, row by row.
         """
@@ -192,7 +193,7 @@ class BlockManager:
             self.deferred.append((step_id, blocks))
 
     def step_answered(self, step_id: int) -> None:
-        """Frees what waited for `step_id`. Steps are answered in order."""
+        """Frees the blocks that waited for `step_id`. Steps are answered in order."""
         if not self.deferred:
             return
         still_waiting = deque[tuple[int, list[int]]]()
@@ -206,7 +207,7 @@ class BlockManager:
     # -- the encoder's blocks ------------------------------------------------------------------
 
     def num_cross_blocks(self, request: Request) -> int:
-        """Blocks that the encoder's keys and values of a request still need."""
+        """Returns the blocks that the encoder's keys and values of a request still need."""
         if request.encoder_token_ids is None or request.cross_blocks:
             return 0
         return self._config.num_blocks_for(len(request.encoder_token_ids))
@@ -216,18 +217,18 @@ class BlockManager:
         request.cross_blocks += self.device.allocate(self.num_cross_blocks(request))
 
     def release_cross(self, request: Request, last_step_id: int, last_answered: int) -> None:
-        """Takes back the blocks of a request's encoder; what they hold is forgotten."""
+        """Frees the blocks of a request's encoder after `last_step_id`; their contents are lost."""
         blocks, request.cross_blocks, request.is_encoded = request.cross_blocks, [], False
         self.free_after(last_step_id, blocks, last_answered)
 
     # -- swap ----------------------------------------------------------------------------------
 
     def can_swap_out(self, request: Request) -> bool:
-        """Whether the host pool takes all blocks of a running request."""
+        """Returns whether the host pool has room for all blocks of a running request."""
         return len(self.blocks_of(request)) <= self.host.num_free
 
     def blocks_of(self, request: Request) -> set[int]:
-        """The device blocks of a running request; shared ones once."""
+        """Returns the device blocks of a running request; a shared block is contained once."""
         blocks = set(request.cross_blocks)
         for sequence in request.sequences:
             if sequence.status is SequenceStatus.RUNNING:
@@ -235,7 +236,7 @@ class BlockManager:
         return blocks
 
     def swap_out(self, request: Request) -> None:
-        """Copies all blocks of a running request to the host; its rows keep theirs till released.
+        """Copies all blocks of a running request to the host; its rows keep theirs until released.
 
         Blocks that its sequences share are moved once.
         """
@@ -251,15 +252,15 @@ class BlockManager:
                 tables.append(sequence.host_table)
         request.host_cross_blocks = [to_host[block] for block in request.cross_blocks]
         tables.append(request.host_cross_blocks)
-        # The allocation was the first reference of each.
+        # The allocation counts as the first reference of each block.
         self._share_again(self.host, tables)
 
     def num_swap_in_blocks(self, request: Request) -> int:
-        """Device blocks that `swap_in` takes."""
+        """Returns the number of device blocks that `swap_in` takes."""
         return len(_distinct(_host_tables(request)))
 
     def swap_in(self, request: Request) -> None:
-        """Fills the tables of the new rows of a swapped request; releases its host blocks."""
+        """Fills the tables of a swapped request's new rows; releases its host blocks."""
         host_blocks = sorted(_distinct(_host_tables(request)))
         to_device = dict(zip(host_blocks, self.device.allocate(len(host_blocks)), strict=True))
         self.draft.moves.swap_in += to_device.items()
@@ -292,9 +293,10 @@ class BlockManager:
     # -- the step being planned ----------------------------------------------------------------
 
     def take_draft(self) -> StepDraft:
-        """What is now planned as a step; another draft begins.
+        """Returns the draft, which is now planned as a step, and begins another draft.
 
-        Until then no source and no destination of its moves is given to anybody else.
+        Until then, sources and destinations of its moves are pinned and not given to other
+        sequences.
         """
         draft, self.draft = self.draft, StepDraft()
         if draft.moves:
@@ -303,7 +305,10 @@ class BlockManager:
         return draft
 
     def _demote(self, block_id: int, block_hash: bytes) -> None:
-        """A device block is about to be reused: its contents live on in the host pool."""
+        """Copies a published device block that is about to be reused to the host pool.
+
+        Does nothing if the host pool is full or has a block with the same contents.
+        """
         if self.host.num_free == 0 or self.host.find(block_hash) is not None:
             return
         host_block = self.host.allocate(1)

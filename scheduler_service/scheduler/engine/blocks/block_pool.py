@@ -1,4 +1,4 @@
-"""Free list, reference counts and contents of the KV blocks of one pool."""
+"""Free list, refcounts and contents of the KV blocks of one pool."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from typing import Protocol
 
 
 class ContentsListener(Protocol):
-    """Is told what can be found in a pool."""
+    """Receives changes of the set of blocks that can be found in a pool."""
 
     def published(self, block_hash: bytes) -> None:
-        """A block can be found by what it holds."""
+        """Notes that a block can be found by `block_hash`."""
         ...
 
     def forgotten(self, block_hash: bytes) -> None:
-        """It cannot any more."""
+        """Notes that no block can be found by `block_hash` any more."""
         ...
 
 
 class BlockPool:
     """Blocks 0 .. num_blocks-1. Invariant: a block is free or referenced, never both.
 
-    A block may be *published* under the hash of its contents. A free one stays findable until it is
-    reused: blank blocks are reused first, then published ones, least recently used first. What is
-    kept of a block begins with its first use, so a pool of any size costs what was used of it.
-    `on_evict(block_id, block_hash)` is told of each of these, when its contents are still there.
+    A block may be *published* under the hash of its contents. A free published block stays findable
+    until it is reused. Blank blocks are reused first, then published ones, least recently used
+    first; `on_evict(block_id, block_hash)` is called for each of the latter while its contents are
+    still there. State of a block begins with its first use, so the memory of a pool grows with the
+    blocks used, not with its size.
     """
 
     def __init__(
@@ -34,17 +35,21 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._on_evict = on_evict
         self._listener: ContentsListener | None = None
-        # Used before and blank again, the next one last; and of those used before, by block.
+        # Used blocks that are free and blank (a stack), and those that are free and published (LRU
+        # first). The lists below are indexed by block id and reach to the last block ever used.
         self._blank: list[int] = []
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._reference_counts: list[int] = []
         self._hashes: list[bytes | None] = []
-        # 1 for each that has a hash: who looks at all of them reads bytes, not objects.
+        # 1 for each block with a hash, so that a view of the whole pool reads bytes, not objects.
         self._has_hash = bytearray()
         self._published: dict[bytes, int] = {}
 
     def listen(self, listener: ContentsListener | None) -> None:
-        """Tells `listener`, and nobody else, what can be found from now on; None: nobody."""
+        """Reports the blocks that can be found, now and later, to `listener` only; None stops it.
+
+        Calls `listener.published` for each block that can be found now.
+        """
         self._listener = listener
         if listener is not None:
             for block_hash in self._published:
@@ -52,37 +57,37 @@ class BlockPool:
 
     @property
     def published_hashes(self) -> Collection[bytes]:
-        """What blocks can be found by."""
+        """Hashes by which blocks can be found."""
         return self._published.keys()
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody refers to."""
+        """Number of blocks without references."""
         num_unused = self.num_blocks - len(self._reference_counts)
         return len(self._blank) + len(self._evictable) + num_unused
 
     @property
     def num_blank(self) -> int:
-        """Free blocks that hold nothing that can be found."""
+        """Number of free blocks that are not published."""
         return self.num_free - len(self._evictable)
 
     @property
     def num_published(self) -> int:
-        """Blocks that can be found by their contents."""
+        """Number of blocks that can be found by their contents."""
         return len(self._published)
 
     def reference_count(self, block_id: int) -> int:
-        """How many block tables name the block."""
+        """Returns the refcount of a block: how many block tables name it."""
         counts = self._reference_counts
         return counts[block_id] if block_id < len(counts) else 0
 
     def hash_of(self, block_id: int) -> bytes | None:
-        """What the block is published under."""
+        """Returns the hash that the block is published under; None if it is not."""
         return self._hashes[block_id] if block_id < len(self._hashes) else None
 
     @property
     def reference_bytes(self) -> bytes:
-        """How many block tables name each of the blocks that were ever used, 255 for more."""
+        """Refcounts of all blocks ever used, one byte each; 255 also for more."""
         try:
             return bytes(self._reference_counts)
         except ValueError:
@@ -90,19 +95,22 @@ class BlockPool:
 
     @property
     def published_bytes(self) -> bytes:
-        """Of the same blocks: 1 for those that can be found by what they hold, else 0."""
+        """One byte for each block ever used: 1 if the block is published, else 0."""
         return bytes(self._has_hash)
 
     @property
     def free_blocks(self) -> list[int]:
-        """Blocks nobody refers to, in the order in which they are reused."""
+        """Free blocks, in the order in which they are reused."""
         unused = range(len(self._reference_counts), self.num_blocks)
         return [*reversed(self._blank), *unused, *self._evictable]
 
     # -- references ----------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int]:
-        """Takes `count` free blocks, each with one reference. Needs `num_free >= count`."""
+        """Takes `count` free blocks, each with one reference. Needs `num_free >= count`.
+
+        May evict published blocks.
+        """
         assert count <= self.num_free, "allocation beyond the pool"
         num_blank = min(count, len(self._blank))
         blocks = self._blank[: -num_blank - 1 : -1] if num_blank else []
@@ -120,17 +128,17 @@ class BlockPool:
         return blocks
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Adds a reference to each; a free one among them is no longer free."""
+        """Adds a reference to each block; a free block is no longer free."""
         for block_id in block_ids:
             if self._reference_counts[block_id] == 0:
                 del self._evictable[block_id]
             self._reference_counts[block_id] += 1
 
     def free(self, block_ids: Sequence[int]) -> None:
-        """Drops one reference of each; a block without references becomes free.
+        """Drops one reference of each block; a block without references becomes free.
 
-        Of the blocks of one table the last counts as the least recently used: a prefix outlives
-        what continues it.
+        Of the blocks of one table the last counts as the least recently used: a prefix outlives its
+        continuations.
         """
         counts = self._reference_counts
         for block_id in reversed(block_ids):
@@ -145,11 +153,11 @@ class BlockPool:
     # -- contents ------------------------------------------------------------------------------
 
     def find(self, block_hash: bytes) -> int | None:
-        """The block published under `block_hash`."""
+        """Returns the block published under `block_hash`, or None."""
         return self._published.get(block_hash)
 
     def find_run(self, block_hashes: Iterable[bytes]) -> list[int]:
-        """The blocks published under the first of `block_hashes`, up to one that is not there."""
+        """Returns the blocks published under the leading `block_hashes`, up to the first miss."""
         published, blocks = self._published, list[int]()
         for block_hash in block_hashes:
             if block_hash not in published:
@@ -158,7 +166,7 @@ class BlockPool:
         return blocks
 
     def publish(self, block_id: int, block_hash: bytes) -> bool:
-        """Makes a referenced block findable; False if another one has these contents already."""
+        """Makes a referenced block findable; False if another block is published under the hash."""
         if self._published.setdefault(block_hash, block_id) != block_id:
             return False
         self._hashes[block_id] = block_hash
@@ -168,7 +176,10 @@ class BlockPool:
         return True
 
     def unpublish(self, block_id: int) -> None:
-        """The block's contents are not what was said, if anything was said."""
+        """Makes a block unfindable, because its contents are not those of its hash.
+
+        Does nothing for a block that is not published.
+        """
         if block_id >= len(self._hashes) or self._hashes[block_id] is None:
             return
         self._forget(block_id)
@@ -177,12 +188,12 @@ class BlockPool:
             self._blank.append(block_id)
 
     def num_referenced(self, block_ids: Iterable[int]) -> int:
-        """How many of these blocks, all used before, are not free."""
+        """Returns how many of these blocks, all used before, are not free."""
         counts = self._reference_counts
         return sum(counts[block_id] > 0 for block_id in block_ids)
 
     def _begin_to_use(self, count: int) -> range:
-        """Blocks nobody has had yet, the last of the pool: `count` of them, or all there are."""
+        """Returns blocks never used before: `count` of them, or as many as there are."""
         first = len(self._reference_counts)
         count = min(count, self.num_blocks - first)
         self._reference_counts += [0] * count

@@ -1,4 +1,4 @@
-"""Which blocks of a sequence exist already, on the device or in the host pool."""
+"""Prefix cache: finds and publishes blocks by hashes of their contents, on device and host."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from scheduler_service.scheduler.values.request import (
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The KV of the first `num_tokens` tokens exists.
+    """Prefix of a sequence whose KV exists: the first `num_tokens` tokens.
 
-    `blocks` are those from logical block `first_index` on: the ones before lie behind the sliding
-    window. Device block b is b, host block b is ~b, which is negative.
+    `blocks`: the blocks from logical block `first_index` on; the blocks before lie behind the
+    sliding window. Device block b is b, host block b is ~b, which is negative.
     """
 
     num_tokens: int = 0
@@ -32,12 +32,12 @@ class PrefixHit:
 
     @property
     def device_blocks(self) -> list[int]:
-        """Those of the blocks that are on the device."""
+        """Device blocks of the hit."""
         return [block for block in self.blocks if block >= 0]
 
     @property
     def host_blocks(self) -> list[int]:
-        """Those of the blocks that are in the host pool only."""
+        """Host blocks of the hit, for blocks that only the host pool has."""
         return [~block for block in self.blocks if block < 0]
 
 
@@ -45,7 +45,7 @@ NO_HIT = PrefixHit()
 
 
 class PrefixCache:
-    """Finds and publishes blocks by what they hold, in the device pool and the host pool."""
+    """Finds and publishes blocks by their contents, in the device pool and the host pool."""
 
     def __init__(self, config: SchedulerConfig, device: BlockPool, host: BlockPool) -> None:
         self._config = config
@@ -53,7 +53,7 @@ class PrefixCache:
         self._host = host
 
     def find(self, sequence: Sequence) -> PrefixHit:
-        """The longest prefix of a sequence that exists. At least one token stays to be computed."""
+        """Returns the longest prefix of a sequence that exists, at least one token short of all."""
         if not may_skip_prefix(self._config, sequence):
             return NO_HIT
         block_size = self._config.block_size
@@ -66,7 +66,10 @@ class PrefixCache:
         return PrefixHit(end * block_size, end - len(blocks), tuple(blocks))
 
     def adopt(self, sequence: Sequence) -> None:
-        """Reuses block hashes of a sequence of no engine, where this engine names blocks alike."""
+        """Reuses block hashes that other engines of the same hash kind computed for a sequence.
+
+        Asserts that no engine has the request.
+        """
         status = sequence.request.status
         assert status in (RequestStatus.ABSENT, RequestStatus.WAITING), (
             "its hashes are another engine's"
@@ -78,8 +81,8 @@ class PrefixCache:
     ) -> list[int]:
         """Makes full blocks of a sequence findable, from logical block `first_index` on.
 
-        `token_ids`: its tokens, at least to the end of the last of these blocks. Returns those that
-        are findable by this. Blocks that were released (-1) are left out.
+        `token_ids`: its tokens, at least to the end of the last of these blocks. Returns the blocks
+        that became findable. Skips released blocks (-1).
         """
         if not self.is_used_by(sequence):
             return []
@@ -91,19 +94,20 @@ class PrefixCache:
         ]
 
     def publish_rows(self, rows: RowColumns, row_ids: Int64Array, indexes: Int64Array) -> None:
-        """Makes one block of each row findable, `indexes` in its table. Its tokens are known.
+        """Makes one block of each row findable: table index `indexes[i]` of row `row_ids[i]`.
 
-        Of released blocks only the hash is kept, for those that follow.
+        The tokens of these blocks must be known. For a released block only the hash is kept, as the
+        parent of later blocks.
         """
         block_size = self._config.block_size
         blocks = rows.block_tables[row_ids, indexes].tolist()
-        # Mostly of few rows: slices take less time than one index of all.
+        # There are mostly few rows: slices are faster than one fancy index.
         for row_id, index, block_id in zip(row_ids.tolist(), indexes.tolist(), blocks, strict=True):
             sequence = rows.sequence(row_id)
             if sequence.request.scheduling.uses_prefix_cache:
                 chain = sequence.block_hashes
                 if len(chain) <= index:
-                    # The result of an earlier block came while the sequence had no row.
+                    # The result of an earlier block arrived while the sequence had no row.
                     self.chain(sequence, rows.known_tokens(row_id), index)
                 if len(chain) == index + 1:
                     parent = chain[index]
@@ -116,17 +120,20 @@ class PrefixCache:
                     self._device.publish(block_id, chain[index + 1])
 
     def chain(self, sequence: Sequence, token_ids: Int32Array, num_blocks: int) -> list[bytes]:
-        """The hashes of a sequence: its root, and those of `num_blocks` blocks or more."""
+        """Returns the hash chain of a sequence: root hash, then `num_blocks` or more block hashes.
+
+        Extends `sequence.block_hashes`.
+        """
         chain = sequence.block_hashes
         grow_chain(chain, self._config, sequence.request, token_ids, num_blocks)
         return chain
 
     def is_used_by(self, sequence: Sequence) -> bool:
-        """Whether the blocks of a sequence are to be findable."""
+        """Returns whether the blocks of a sequence are to be findable."""
         return _uses_cache(self._config, sequence)
 
     def _find_run(self, hashes: list[bytes]) -> list[int]:
-        """The blocks of the first hashes, up to one that is nowhere."""
+        """Returns the blocks of the leading hashes, up to the first that is in neither pool."""
         blocks = self._device.find_run(hashes)
         for block_hash in islice(hashes, len(blocks), None):
             block = self._find_block(block_hash)
@@ -136,7 +143,7 @@ class PrefixCache:
         return blocks
 
     def _find_window(self, hashes: list[bytes]) -> tuple[int, list[int]]:
-        """The largest end, in blocks, before which the whole window is there, and the window."""
+        """Returns the largest end, in blocks, of a whole cached window, and the window's blocks."""
         end = len(hashes)
         index = end - 1
         blocks: list[int] = []
@@ -159,13 +166,13 @@ class PrefixCache:
         return block
 
     def first_block_needed(self, num_computed: int) -> int:
-        """The first logical block that a token at position `num_computed` attends to."""
+        """Returns the first logical block that a token at position `num_computed` attends to."""
         return first_block_needed(self._config, num_computed)
 
 
 def may_skip_prefix(config: SchedulerConfig, sequence: Sequence) -> bool:
-    """Whether a sequence may begin behind a prefix that exists."""
-    # Logprobs of prompt tokens come from computing them.
+    """Returns whether a sequence may begin behind a cached prefix."""
+    # Logprobs of prompt tokens exist only if the tokens are computed.
     request = sequence.request
     wants_all = (
         request.params.num_prompt_logprobs is not None
@@ -175,12 +182,15 @@ def may_skip_prefix(config: SchedulerConfig, sequence: Sequence) -> bool:
 
 
 def num_findable_blocks(config: SchedulerConfig, sequence: Sequence) -> int:
-    """How many blocks of a sequence without a row are of use: not that of its last token."""
+    """Returns how many blocks of a sequence without a row are worth finding.
+
+    The block of its last token is not: that token must be computed.
+    """
     return (len(sequence.token_ids) - 1) // config.block_size
 
 
 def first_block_needed(config: SchedulerConfig, num_computed: int) -> int:
-    """The first logical block that a token at position `num_computed` attends to."""
+    """Returns the first logical block that a token at position `num_computed` attends to."""
     window = config.sliding_window
     return 0 if window is None else max(0, num_computed - window + 1) // config.block_size
 
@@ -189,29 +199,33 @@ def _uses_cache(config: SchedulerConfig, sequence: Sequence) -> bool:
     return config.prefix_caching and sequence.request.scheduling.uses_prefix_cache
 
 
-# -- Names of blocks by what they hold: hashes chained from block to block -------------------------
+# -- Block hashes ----------------------------------------------------------------------------------
 #
-# A block's keys and values depend on all tokens before it, on the model, on the adapter and, for
-# encoder-decoder models, on the encoder's input. Tenant and cache salt keep apart who may not learn
-# of each other. Each is hashed as a field of its own, so that no two different contexts have the
-# same name. Blocks that lie wholly within what a request says is public are named without its
-# tenant; the tenant is mixed in before the first block after them, so whatever follows is its own.
+# Block hashes are chained. The keys and values of a block depend on all tokens before it, on the
+# model, on the adapter and, for encoder-decoder models, on the encoder's input. Tenant and cache
+# salt separate callers that must not learn of each other. Each of these is hashed as a field of its
+# own, so that two different contexts never have the same hash. Blocks wholly within the public
+# prefix of a request are hashed without its tenant. The tenant is mixed in before the first block
+# behind the prefix, so all later blocks are the tenant's own.
 #
-# BLAKE2b: more collision resistant than SHA-256, and not slow on processors without instructions
-# for that; a parent and 16 tokens are one of its input blocks.
+# BLAKE2b resists collisions better than SHA-256, and is not slow on processors without SHA
+# instructions; a parent and 16 tokens fill one of its input blocks.
 
 _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The blocks before `num_public` are named without the tenant; `tenant` is mixed in there."""
+    """End of the public blocks of a request.
+
+    The first `num_public` blocks are hashed without the tenant; `tenant` is mixed in behind them.
+    """
 
     num_public: int = 0
     tenant: bytes = b""
 
     def parent(self, chain: list[bytes]) -> bytes:
-        """What the next block of `chain` is named after."""
+        """Returns the parent hash of the next block of `chain`."""
         if not self.num_public or len(chain) - 1 != self.num_public:
             return chain[-1]
         return blake2b(chain[-1] + self.tenant, person=b"tenant").digest()
@@ -221,10 +235,10 @@ ALL_PRIVATE = Boundary()
 
 
 def boundary_of(config: SchedulerConfig, request: Request) -> Boundary:
-    """Where the blocks of a request begin to be its tenant's own.
+    """Returns where the blocks of a request begin to be its tenant's own.
 
-    What is put into the encoder comes before every token of the prompt and is nobody else's
-    business, so beside it nothing is public.
+    The encoder's input precedes every token of the prompt and is private, so a request with encoder
+    input has no public blocks.
     """
     scheduling = request.scheduling
     if not scheduling.num_public_prefix_tokens or not config.separates_tenants:
@@ -236,11 +250,10 @@ def boundary_of(config: SchedulerConfig, request: Request) -> Boundary:
 
 
 def root_hash(config: SchedulerConfig, request: Request) -> bytes:
-    """The parent of the first block: everything but tokens that tells contexts apart.
+    """Returns the parent hash of the first block: everything but tokens that separates contexts.
 
-    The size of blocks is no part of a context, but chains of other sizes are no use to each other.
-
-    That of a public block is told apart from that of the tenant without a name.
+    Includes the block size, since chains of different block sizes are of no use to each other. The
+    root of a public chain differs from that of the tenant without a name.
     """
     encoder, scheduling = request.encoder_token_ids, request.scheduling
     is_public = boundary_of(config, request).num_public > 0
@@ -266,7 +279,8 @@ def extend_chain(
 ) -> None:
     """Extends `chain`, which begins with a root hash, to the first `num_blocks` blocks.
 
-    `token_ids`: [T] int32, T >= num_blocks * block_size. Afterwards `chain[i + 1]` names block i.
+    `token_ids`: [T] int32, T >= num_blocks * block_size. Afterwards `chain[i + 1]` is the hash of
+    block i.
     """
     num_known = len(chain) - 1
     if num_known >= num_blocks:
@@ -296,5 +310,5 @@ def grow_chain(
 
 
 def hash_block(parent: bytes, token_data: bytes) -> bytes:
-    """The name of the block that holds `token_data` after the block named `parent`."""
+    """Returns the hash of the block that holds `token_data` after the block `parent`."""
     return blake2b(parent + token_data).digest()

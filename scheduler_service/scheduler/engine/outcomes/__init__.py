@@ -1,1 +1,1 @@
-"""What the result of a step brings, and what a failure takes."""
+"""Outcomes of steps: checks of results, new tokens, and losses after failures."""

@@ -1,6 +1,7 @@
-"""A step or a row failed: whatever leaned on KV that it was to write is computed again.
+"""Losses: after a failed step or row, everything that depends on KV it was to write is recomputed.
 
-Who loses too often without a new token in between is not computed again, but ends.
+A request that is lost too often without a new token in between ends with an error instead. Also
+makes copies of requests that leave the engine, and handles row statuses other than OK.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MAX_FRUITLESS_LOSSES = 8
 
 @dataclass(slots=True)
 class _Taint:
-    """What is not what it was said to be: stays in rows, device blocks, host blocks."""
+    """Stays in rows, device blocks and host blocks whose KV is not what it should be."""
 
     stay_ids: set[int]
     blocks: set[int] = field(default_factory=set)
@@ -48,22 +49,22 @@ class _Taint:
 
     @property
     def size(self) -> int:
-        """Grows until everything is found."""
+        """Number of stays and blocks found; constant once all are found."""
         return len(self.stay_ids) + len(self.blocks) + len(self.host_blocks)
 
 
 class Losses:
-    """Finds what a failure spoils, unpublishes it, and sends its sequences back to wait."""
+    """Finds the KV that a failure spoils, unpublishes it, and makes its sequences wait again."""
 
     def __init__(self, placement: Placement, in_flight: deque[StepPlan]) -> None:
         self._placement = placement
         self._in_flight = in_flight
 
     def fail_step(self, plan: StepPlan, *, is_refused: bool) -> None:
-        """`plan` was refused or failed as a whole: its requests are suspects from now on."""
+        """Loses a step that was refused or failed as a whole; its requests become suspects."""
         concerned = self.requests_of(plan)
         if is_refused:
-            # It may be for what they are, whether or not they were to compute.
+            # The reason may be a new row itself, whether or not it was to compute.
             concerned |= {
                 row.sequence.request: None
                 for row in plan.new_rows
@@ -76,9 +77,9 @@ class Losses:
         self._placement.suspects.step_failed(concerned)
 
     def survive(self, plan: StepPlan, counts: Int32Array) -> list[Request]:
-        """Suspects that get a token from a step that had them did it no harm.
+        """Notes requests that got a token from an executed step; acquits suspects among them.
 
-        Returns those from quarantine that are acquitted by it.
+        `counts`: [R] tokens of each row. Returns acquitted requests that came from quarantine.
         """
         survivors: dict[Request, None] = {}
         for index in np.flatnonzero(counts).tolist():
@@ -90,18 +91,18 @@ class Losses:
         return [request for request in survivors if suspects.survive(request)]
 
     def requests_of(self, plan: StepPlan) -> dict[Request, None]:
-        """Requests that were to compute in a step, and that its result still concerns."""
+        """Returns the requests that a step computes and that its result still concerns."""
         return {request: None for request in self.rows_of(plan) if request is not None}
 
     def rows_of(self, plan: StepPlan) -> list[Request | None]:
-        """Requests of a step, by row; None where the sequence has ended or left the row."""
+        """Returns the request of each row of a step; None where the sequence has ended or left."""
         work = plan.work
         each = zip(work.row_ids.tolist(), work.stay_ids.tolist(), strict=True)
         sequences = (self._placement.sequence_of(row_id, stay_id) for row_id, stay_id in each)
         return [None if sequence is None else sequence.request for sequence in sequences]
 
     def lose_step(self, plan: StepPlan, *, is_fruitless: bool) -> None:
-        """Nothing that `plan` was to write is there. `is_fruitless`: counts against its requests.
+        """Discards all KV that `plan` was to write. `is_fruitless`: counts against its requests.
 
         A request that is lost too often without a new token in between ends with an error.
         """
@@ -114,13 +115,16 @@ class Losses:
         self._discard(taint, is_fruitless=is_fruitless)
 
     def lose_rows(self, plan: StepPlan, stay_ids: Iterable[int]) -> None:
-        """Nothing that these rows were to write in `plan` is there."""
+        """Discards all KV that these rows were to write in `plan`."""
         taint = _Taint(set(stay_ids))
         self._spread(plan, taint)
         self._discard(taint, is_fruitless=True)
 
     def lose_request(self, request: Request) -> None:
-        """All KV of a request is gone, and what steps in flight promise it."""
+        """Discards all KV of a request and its results of steps in flight, and counts a loss.
+
+        Ends the request with an error if it was lost too often; otherwise it is recomputed.
+        """
         placement = self._placement
         num_tokens = sum(len(placement.known_tokens(sequence)) for sequence in request.sequences)
         if is_lost_too_often(request, num_tokens):
@@ -129,21 +133,21 @@ class Losses:
             self._recompute(request)
 
     def _recompute(self, request: Request) -> None:
-        # All of them, wherever they are: also who has left its row may still get results.
+        # All unfinished sequences: one that has left its row may still get results.
         for sequence in request.unfinished:
             self._placement.drop(sequence)
 
     def readers_of(self, plan: StepPlan, stay_ids: set[int]) -> set[int]:
-        """Rows of `plan` that read in this very step what rows `stay_ids` of it were to write.
+        """Returns stays whose rows read, in this very step, KV that `stay_ids` were to write.
 
-        Where one of them has read of another, it is not to blame for what became of it.
+        Such a reader, even if it is in `stay_ids`, is not to blame for its failure.
         """
         parts: dict[int, list[TablePart]] = {}
         for part in self._table_parts():
             parts.setdefault(part.stay_id, []).append(part)
         spans = self._spans((plan,))
         readers, spoiled = set[int](), set[int]()
-        # A row reads what lies before its own positions: whoever writes it comes earlier.
+        # A row reads only positions before its own, so the rows that write them come earlier.
         for index in np.argsort(plan.work.num_computed_tokens, kind="stable").tolist():
             stay_id = int(plan.work.stay_ids[index])
             if any(not spoiled.isdisjoint(part.blocks) for part in parts.get(stay_id, ())):
@@ -154,10 +158,10 @@ class Losses:
                 spoiled |= _written(part, spans)
         return readers
 
-    # -- who leans on what ---------------------------------------------------------------------
+    # -- dependencies on lost KV ---------------------------------------------------------------
 
     def _spread(self, failed: StepPlan, taint: _Taint) -> None:
-        """Follows what rows have and write, and moves, until nothing more is found."""
+        """Extends `taint` along block tables, writes and moves until nothing more is found."""
         parts = self._table_parts()
         spans = self._spans((failed, *self._in_flight))
         size = -1
@@ -175,15 +179,15 @@ class Losses:
                 taint.blocks |= {d for s, d in moves.copy if s in taint.blocks}
 
     def _table_parts(self) -> list[TablePart]:
-        """What rows have that are there, and what those had that steps in flight still concern."""
+        """Returns table parts of all rows, and of departed rows that steps in flight concern."""
         placement = self._placement
         there = [placement.table_part(row_id) for row_id in placement.rows.order.tolist()]
         return there + placement.departures.table_parts
 
     def _spans(self, plans: Iterable[StepPlan]) -> dict[int, list[tuple[int, int]]]:
-        """By stay, the blocks (first and end index in its table) that its rows may write.
+        """Returns, by stay, the (first, end) table indexes of blocks that its row may write.
 
-        A row may begin before it is thought to, in what the plans before it write.
+        A row may begin at an earlier position than planned; the plans before it then write there.
         """
         block_size, spans = self._placement.rows.block_size, dict[int, list[tuple[int, int]]]()
         for plan in plans:
@@ -201,7 +205,7 @@ class Losses:
         for block_id in taint.host_blocks:
             self._placement.blocks.host.unpublish(block_id)
         for request in self._requests_of(taint):
-            # Sequences of a request share blocks and copies of blocks: they are lost together.
+            # Sequences of a request share blocks and copies of blocks, so they are lost together.
             if is_fruitless:
                 self.lose_request(request)
             else:
@@ -227,7 +231,7 @@ class Losses:
 
 
 def _written(part: TablePart, spans: dict[int, list[tuple[int, int]]]) -> set[int]:
-    """The blocks of a table, or of a part of it, that its row writes; `spans` as of `_spans`."""
+    """Returns the blocks of a table part that its row writes. `spans`: as of `Losses._spans`."""
     written: set[int] = set()
     for first, end in spans.get(part.stay_id, ()):
         start = max(first - part.first_index, 0)
@@ -236,7 +240,10 @@ def _written(part: TablePart, spans: dict[int, list[tuple[int, int]]]) -> set[in
 
 
 def is_lost_too_often(request: Request, num_tokens: int) -> bool:
-    """Counts a loss of a request that has `num_tokens`; a new token in between starts anew."""
+    """Counts a loss of a request with `num_tokens`; returns whether the limit is reached.
+
+    A new token since the previous loss resets the count.
+    """
     if num_tokens != request.num_tokens_at_loss:
         request.num_tokens_at_loss, request.num_fruitless_losses = num_tokens, 0
     request.num_fruitless_losses += 1
@@ -244,16 +251,19 @@ def is_lost_too_often(request: Request, num_tokens: int) -> bool:
 
 
 def loss_error(request: Request) -> tuple[str, str]:
-    """What to tell the owner of a request that was lost too often."""
+    """Returns the error (reason, message) of a request that was lost too often."""
     message = f"lost {request.num_fruitless_losses} times in a row without a new token"
     return "EXECUTOR_LOST_REPEATEDLY", message
 
 
-# -- Requests leave: they become what another core can take ----------------------------------------
+# -- Requests that leave the engine ----------------------------------------------------------------
 
 
 def evacuate(placement: Placement, in_flight: Collection[str]) -> list[Request]:
-    """Copies of all requests; `in_flight`: those that steps without a result were to compute."""
+    """Returns copies of all requests, to be run by another engine.
+
+    `in_flight`: ids of requests that steps without a result were to compute.
+    """
     moved = []
     for request in placement.requests.values():
         moved.append(detach(request, placement))
@@ -262,17 +272,16 @@ def evacuate(placement: Placement, in_flight: Collection[str]) -> list[Request]:
 
 
 def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
-    """Makes requests what they were before the result of `plan` came, as far as they go on.
+    """Undoes the result of `plan` in requests that go on, for `evacuate`.
 
-    `events`: what they would have been told. Of use to `evacuate` only: nothing else in the
-    placement is put right. Beams stay as they are, and so do the scores of completions that had
-    tokens before.
+    `events`: what would have been reported. Restores nothing else in the placement. Beams stay as
+    they are, and so do the scores of completions that had tokens before.
     """
     for request, scored in events.prompt_logprobs:
         request.num_prompt_logprobs_sent -= len(scored)
     work, rows = plan.work, placement.rows
     samples = np.ones(len(work.row_ids), np.bool_) if work.samples is None else work.samples
-    # A row that samples had computed all its known tokens.
+    # A row that samples has computed all its known tokens.
     lengths = work.num_computed_tokens + work.num_new_tokens
     for index in np.flatnonzero(samples).tolist():
         row_id, length = int(work.row_ids[index]), int(lengths[index])
@@ -284,12 +293,12 @@ def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
         else:
             sequence.token_ids = sequence.token_ids[:length]
         if length == sequence.num_prompt_tokens:
-            # These are the tokens by which the best completions are chosen.
+            # Scores choose the best completions, so those of tokens taken back must not count.
             sequence.cumulative_logprob, sequence.scored = 0.0, []
 
 
 def detach(request: Request, placement: Placement) -> Request:
-    """A copy of a request that another placement may take; `placement` never gets at it."""
+    """Returns a copy of a request that another placement may take, without shared state."""
     moved = replace(
         request,
         status=RequestStatus.ABSENT,
@@ -308,7 +317,7 @@ def detach(request: Request, placement: Placement) -> Request:
 
 
 def _detach_sequence(sequence: Sequence, moved: Request, placement: Placement) -> Sequence:
-    """A copy for `moved`. Neither blocks nor steps of `placement` mean a thing elsewhere."""
+    """Returns a copy of a sequence for `moved`, without blocks and steps of `placement`."""
     status = SequenceStatus.FINISHED if sequence.is_finished else SequenceStatus.WAITING
     return replace(
         sequence,
@@ -327,10 +336,9 @@ def _detach_sequence(sequence: Sequence, moved: Request, placement: Placement) -
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# What rows of an executed step mean that are not OK: failures, and tokens yet to be sampled.
+# -- Rows that are not OK --------------------------------------------------------------------------
 
-# So long a row is asked again and again for its first token.
+# Longest time for which a row is repeated to get its first token.
 MAX_UNSAMPLED_NS = 60 * 10**9
 _NOT_COMPILED = f"the executor has not compiled its grammar in {MAX_UNSAMPLED_NS // 10**9} s"
 _REASONS = {
@@ -341,16 +349,16 @@ _REASONS = {
 
 
 class RowFailures:
-    """Ends the requests of failed rows, and asks again those whose grammar is being compiled."""
+    """Ends requests of failed rows, and repeats rows whose grammar is being compiled."""
 
     def __init__(self, placement: Placement, losses: Losses) -> None:
         self._placement = placement
         self._losses = losses
 
     def take(self, plan: StepPlan, outcome: StepOutcome, statuses: Int64Array) -> BoolArray | None:
-        """Takes `statuses` [R]; what leaned on failed rows is computed again.
+        """Applies `statuses` [R]; sequences that depend on failed rows are recomputed.
 
-        Returns [R], the rows that were to sample and did, or failed; None for all.
+        Returns [R] bool: rows that were to sample and did, or failed; None for all rows.
         """
         for index in np.flatnonzero(statuses == RowStatus.GRAMMAR_INVALID).tolist():
             self._end(plan, outcome, index, RowStatus.GRAMMAR_INVALID)
@@ -358,7 +366,7 @@ class RowFailures:
         return self._take_unsampled(plan.work, statuses)
 
     def _take_unwritten(self, plan: StepPlan, outcome: StepOutcome, statuses: Int64Array) -> None:
-        """Rows of which nobody knows what they have written."""
+        """Loses rows that may not have written their KV; ends the requests that are to blame."""
         spoiled = {
             int(plan.work.stay_ids[index]): index
             for index, status in enumerate(statuses.tolist())
@@ -366,7 +374,7 @@ class RowFailures:
         }
         if not spoiled:
             return
-        # Whoever read what another row failed to write is not to blame for what it made of it.
+        # A row that read KV which another row failed to write is not to blame for its failure.
         readers = self._losses.readers_of(plan, set(spoiled)) if len(spoiled) > 1 else set()
         for stay_id, index in spoiled.items():
             status = RowStatus(int(statuses[index]))
@@ -375,15 +383,19 @@ class RowFailures:
         self._losses.lose_rows(plan, spoiled)
 
     def _is_over(self, work: RowWork, index: int, status: int) -> bool:
-        """Whether a row has no input as its sequence has ended, or was lost with what it leans on.
+        """Returns whether a row has no input because its sequence has ended or was lost.
 
-        Nobody reads what it was to write: it lies behind all that is known of the sequence.
+        No row reads what such a row was to write: it lies behind all known tokens of the sequence.
         """
         is_without_input = status == RowStatus.INPUT_UNAVAILABLE
         return is_without_input and self._sequence_of(work, index) is None
 
     def _take_unsampled(self, work: RowWork, statuses: Int64Array) -> BoolArray | None:
-        """Rows that compute their last token once more, for a token."""
+        """Makes rows that were not sampled compute their last token once more.
+
+        Returns [R] bool, the sampling rows without these; None for all rows. Ends requests that
+        have waited longer than MAX_UNSAMPLED_NS.
+        """
         is_repeated: BoolArray = statuses == RowStatus.NOT_SAMPLED
         indexes = np.flatnonzero(is_repeated).tolist()
         if not indexes:
@@ -402,7 +414,7 @@ class RowFailures:
         return ~is_repeated if work.samples is None else work.samples & ~is_repeated
 
     def _end(self, plan: StepPlan, outcome: StepOutcome, index: int, status: RowStatus) -> None:
-        """Ends the request of a row, if it is still there."""
+        """Ends the request of a row with an error, if its sequence is still there."""
         sequence = self._sequence_of(plan.work, index)
         if sequence is not None:
             message = outcome.row_errors.get(index, "the executor could not compute it")

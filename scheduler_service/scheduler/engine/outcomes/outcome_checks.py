@@ -1,7 +1,7 @@
-"""What a result says, looked at before anything of it is believed.
+"""Checks of a step's result before any part of it is applied.
 
-Whatever is wrong with one row costs that row. What cannot be laid at any row's door breaks the
-contract. After this, nothing of a result can surprise those who apply it.
+A fault in one row fails that row. A fault that belongs to no row breaks the contract. After these
+checks the code that applies a result needs no checks of its own.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from scheduler_service.scheduler.values.request import (
     SequenceStatus,
 )
 
-# Logprobs are rounded; nothing is more probable than certain.
+# Tolerance for rounding: a logprob is at most 0.
 _MAX_LOGPROB = 1e-3
 _KNOWN = frozenset(RowStatus)
 _OK = frozenset({RowStatus.OK})
-# Rows that go on, whose prompts have their scores.
+# Statuses of rows that go on, and so have the scores of their prompts.
 _SCORED = frozenset({RowStatus.OK, RowStatus.NOT_SAMPLED})
 _OF_GRAMMARS = frozenset({RowStatus.NOT_SAMPLED, RowStatus.GRAMMAR_INVALID})
 
 
 class OutcomeChecks:
-    """Looks at results of steps, before they are applied."""
+    """Checks the results of steps before they are applied."""
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._vocab_size = config.vocab_size
@@ -42,7 +42,7 @@ class OutcomeChecks:
         self._placement = placement
 
     def check(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
-        """`outcome` with rows FAILED that are not as they must be. Raises ContractBroken."""
+        """Returns `outcome` with faulty rows marked FAILED. Raises ContractBroken."""
         num_rows = len(plan.work.row_ids)
         statuses = outcome.row_statuses
         if statuses is not None and len(statuses) != num_rows:
@@ -75,7 +75,7 @@ class OutcomeChecks:
         return faults
 
     def _has_grammar(self, plan: StepPlan, index: int) -> bool:
-        """Whether a row samples by a grammar; of one in which nobody is interested, it may."""
+        """Returns whether a row samples by a grammar; True also if its sequence has left."""
         sequence = self._sequence_of(plan, index)
         samples = plan.work.samples is None or bool(plan.work.samples[index])
         return samples and (sequence is None or sequence.request.params.grammar is not None)
@@ -97,7 +97,7 @@ class OutcomeChecks:
     def _logprobs(
         self, plan: StepPlan, outcome: StepOutcome, faults: dict[int, str]
     ) -> dict[int, Items[ScoredToken]]:
-        """Those of rows that asked for them, one for each token. Adds to `faults`."""
+        """Returns the logprobs of rows that asked for them, one per token. Adds to `faults`."""
         work, found = plan.work, dict[int, Items[ScoredToken]]()
         for index, sequence in self._there(plan, outcome, faults, self._not_plain(plan), _OK):
             num_top = sequence.request.num_row_logprobs
@@ -120,7 +120,10 @@ class OutcomeChecks:
         num_top: int,
         is_beam: bool,
     ) -> str | None:
-        """What is wrong with the scores of a row, which are to be of these positions and tokens."""
+        """Returns what is wrong with the scores of a row, or None.
+
+        `expected`: (position, token id) of each score.
+        """
         if len(scored) < len(expected):
             return "it has no logprobs"
         for score, of in zip(scored, expected, strict=True):
@@ -133,7 +136,7 @@ class OutcomeChecks:
         return None
 
     def _not_plain(self, plan: StepPlan) -> Iterable[int]:
-        """Rows that sample, of which more than a token may be wanted."""
+        """Returns indexes of sampling rows whose sequences may want more than a token."""
         rows, work = self._placement.rows, plan.work
         is_wanted = np.ones(len(work.row_ids), np.bool_) if work.samples is None else work.samples
         if not self._placement.departures:
@@ -143,7 +146,7 @@ class OutcomeChecks:
     def _prompt_logprobs(
         self, plan: StepPlan, outcome: StepOutcome, faults: dict[int, str]
     ) -> dict[int, Items[ScoredToken]]:
-        """Those of rows that asked for them. Adds to `faults`."""
+        """Returns the prompt logprobs of rows that asked for them. Adds to `faults`."""
         work, found = plan.work, dict[int, Items[ScoredToken]]()
         literal = np.flatnonzero(work.sampled_steps_back == 0).tolist()
         for index, sequence in self._there(plan, outcome, faults, literal, _SCORED):
@@ -174,7 +177,7 @@ class OutcomeChecks:
         indexes: Iterable[int],
         allowed: Collection[RowStatus],
     ) -> Iterable[tuple[int, Sequence]]:
-        """Rows with an `allowed` status whose sequence is still interested."""
+        """Yields rows with an `allowed` status and no fault whose sequence is still there."""
         statuses = outcome.row_statuses
         for index in indexes:
             if index in faults or (statuses is not None and statuses[index] not in allowed):
@@ -205,7 +208,7 @@ def _position_and_token(scored: ScoredToken) -> tuple[int, int]:
 
 
 def _with_faults(outcome: StepOutcome, num_rows: int, faults: dict[int, str]) -> StepOutcome:
-    """`outcome` in which the rows in `faults` have failed."""
+    """Returns `outcome` in which the rows in `faults` have failed."""
     statuses = list(outcome.row_statuses or [RowStatus.OK] * num_rows)
     for index in faults:
         statuses[index] = RowStatus.FAILED
@@ -215,11 +218,11 @@ def _with_faults(outcome: StepOutcome, num_rows: int, faults: dict[int, str]) ->
     return replace(outcome, row_statuses=statuses, row_errors=row_errors)
 
 
-# -- What a result says of tokens, looked at before it is believed; by row, what is wrong ----------
+# -- Token checks ----------------------------------------------------------------------------------
 
 
 class TokenChecks:
-    """Of all sampled tokens: that there are as many as may be, and that they are tokens."""
+    """Checks the number of sampled tokens of each row, and that they are tokens."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -231,10 +234,11 @@ class TokenChecks:
         outcome: StepOutcome,
         sequence_of: Callable[[StepPlan, int], Sequence | None],
     ) -> tuple[StepOutcome, dict[int, str]]:
-        """`outcome` as the plan has it, and the faults. Raises ContractBroken.
+        """Returns `outcome` in the form that the plan asks for, and faults by row.
 
-        That is with `token_counts` exactly if rows may get several tokens, and then without tokens
-        of rows that have failed.
+        If rows may get several tokens, the outcome has `token_counts` and no tokens of failed rows;
+        otherwise it has no `token_counts`. Raises ContractBroken if the columns do not fit the
+        plan.
         """
         num_rows = len(plan.work.row_ids)
         counts = outcome.token_counts
@@ -261,7 +265,7 @@ class TokenChecks:
 
     def _single(self, plan: StepPlan, outcome: StepOutcome) -> dict[int, str]:
         token_ids, samples = outcome.token_ids, plan.work.samples
-        # As unsigned numbers: negative ones are large.
+        # Read as unsigned, a negative id is larger than any vocabulary.
         is_wrong = token_ids.view(np.uint32) >= self._end_of_vocab
         if not np.count_nonzero(is_wrong):
             return {}
@@ -280,7 +284,7 @@ class TokenChecks:
         outcome: StepOutcome,
         sequence_of: Callable[[StepPlan, int], Sequence | None],
     ) -> dict[int, str]:
-        """Of a step all of whose rows sample."""
+        """Returns the faults of a step in which rows may get several tokens; all rows sample."""
         counts, num_more = outcome.counts, plan.work.num_more_tokens
         assert num_more is not None
         faults = _too_many(counts, num_more + 1)
@@ -306,7 +310,7 @@ class TokenChecks:
 
 
 def without_tokens(outcome: StepOutcome, rows: list[int]) -> StepOutcome:
-    """`outcome` in which these rows have no token."""
+    """Returns `outcome` in which these rows have no token."""
     counts = outcome.token_counts
     if counts is None:
         token_ids = outcome.token_ids.copy()
@@ -331,7 +335,7 @@ def _is_ok(outcome: StepOutcome) -> BoolArray:
 
 
 def _with_counts(outcome: StepOutcome) -> StepOutcome:
-    """With counts, and without tokens of rows that are not OK."""
+    """Returns `outcome` with `token_counts`, and without tokens of rows that are not OK."""
     if outcome.token_counts is None:
         counts = outcome.counts
         token_ids = outcome.token_ids[counts > 0]
@@ -342,7 +346,7 @@ def _with_counts(outcome: StepOutcome) -> StepOutcome:
 
 
 def _without_counts(outcome: StepOutcome, counts: Int32Array) -> StepOutcome:
-    """The first token of each row, -1 for none."""
+    """Returns `outcome` with the first token of each row, or -1, and without `token_counts`."""
     token_ids = np.full(len(counts), -1, np.int32)
     starts = np.cumsum(counts) - counts
     token_ids[counts > 0] = outcome.token_ids[starts[counts > 0]]

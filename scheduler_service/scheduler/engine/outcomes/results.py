@@ -1,4 +1,4 @@
-"""What the rows of a step bring: tokens, ends, logprobs, full blocks."""
+"""Results of steps: new tokens, ends, logprobs, full blocks, beams and shortfalls of tokens."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Results:
         self._beams = Beams(config, placement)
 
     def take(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
-        """Takes what an executed step brought, and `OutcomeChecks` let through."""
+        """Applies the result of an executed step, checked by `OutcomeChecks`; adds to `events`."""
         work, rows, sampling = plan.work, self._rows, plan.work.samples
         if outcome.row_statuses is not None:
             sampling = self._failures.take(plan, outcome, np.asarray(outcome.row_statuses))
@@ -77,7 +77,7 @@ class Results:
             row_ids, tokens = row_ids[is_plain], tokens.take(np.flatnonzero(is_plain))
         if outcome.prompt_logprobs:
             self._take_prompt_logprobs(plan, outcome, events)
-        # Ends come last: whoever ends gives up its row.
+        # Ends come last, because a sequence that ends gives up its row.
         self._append(row_ids, tokens)
         if special:
             self._append_special(special, outcome)
@@ -89,17 +89,17 @@ class Results:
         if departed:
             self._take_departed(departed, outcome, events)
 
-    # -- whose they are ------------------------------------------------------------------------
+    # -- owners --------------------------------------------------------------------------------
 
     def _special(self, row_ids: Int64Array, indexes: Int64Array | None) -> dict[int, Sequence]:
-        """Beams, and sequences of requests with several or with logprobs, by index in the step."""
+        """Returns sequences with siblings, logprobs or beams, by index in the step."""
         positions = np.flatnonzero(~self._rows.is_plain[row_ids])
         in_step = positions if indexes is None else indexes[positions]
         each = zip(in_step.tolist(), row_ids[positions].tolist(), strict=True)
         return {index: self._rows.sequence(row_id) for index, row_id in each}
 
     def _departed(self, work: RowWork, sampling: BoolArray | None) -> dict[int, Sequence]:
-        """Sequences that were preempted while the step sampled for them, by index in it."""
+        """Returns sequences preempted while the step sampled for them, by index in the step."""
         found = self._placement.departures.sequences
         return {
             index: found[stay_id]
@@ -110,14 +110,14 @@ class Results:
     # -- tokens --------------------------------------------------------------------------------
 
     def _take_tokens(self, row_ids: Int64Array, tokens: StepTokens, events: StepEvents) -> None:
-        """Tokens of plain requests in their rows, which have them."""
+        """Reports new tokens of plain requests, already in their rows; ends stopped sequences."""
         keys = self._rows.client_keys[row_ids]
         events.client_keys = keys if tokens.counts is None else np.repeat(keys, tokens.counts)
         events.token_ids = tokens.token_ids
         self._finish_stopped(row_ids, tokens.last)
 
     def _append(self, row_ids: Int64Array, tokens: StepTokens) -> None:
-        """Appends tokens to sequences in rows."""
+        """Appends tokens to sequences in rows, and charges their tenants."""
         rows = self._rows
         if self._placement.queue.charges_outputs:
             self._charge(row_ids, tokens.counts)
@@ -131,7 +131,7 @@ class Results:
             rows.keep_promises(row_ids)
 
     def _finish_stopped(self, row_ids: Int64Array, last_token_ids: Int32Array) -> None:
-        """Ends sequences in rows that end with their last token."""
+        """Ends sequences in rows whose last token stops them."""
         rows = self._rows
         may_end = self._placement.may_stop[last_token_ids.astype(np.int64)]
         may_end |= rows.num_known[row_ids] >= rows.stop_len[row_ids]
@@ -140,7 +140,7 @@ class Results:
                 self._endings.finish_if_stopped(rows.sequence(row_id))
 
     def _append_special(self, special: Mapping[int, Sequence], outcome: StepOutcome) -> None:
-        """Tokens of requests with several sequences or logprobs; beams choose theirs later."""
+        """Appends the tokens of sequences with siblings or logprobs; beams choose theirs later."""
         indexes = [i for i, s in special.items() if s.request.params.beam is None]
         if indexes:
             row_ids = np.array([special[index].row_id for index in indexes], np.int64)
@@ -149,7 +149,7 @@ class Results:
     def _take_special(
         self, special: Mapping[int, Sequence], outcome: StepOutcome, events: StepEvents
     ) -> None:
-        """What the tokens of requests mean that have several sequences or logprobs; and beams."""
+        """Reports tokens of sequences with siblings or logprobs, ends some, and advances beams."""
         indexes = [i for i, s in special.items() if not self._take_candidates(s, i, outcome)]
         for index in indexes:
             self._add_events(special[index], index, outcome, events)
@@ -162,13 +162,13 @@ class Results:
     def _take_departed(
         self, departed: Mapping[int, Sequence], outcome: StepOutcome, events: StepEvents
     ) -> None:
-        """Tokens of sequences that were preempted while the step was in flight."""
+        """Applies the tokens of sequences that were preempted while the step was in flight."""
         for index, sequence in departed.items():
             if self._take_candidates(sequence, index, outcome):
                 continue
             token_ids = np.array(outcome.tokens_of(index), np.int32)
             sequence.token_ids = np.concatenate([sequence.token_ids, token_ids])
-            # The first one by a grammar was not promised.
+            # The first token of a row with a grammar was not promised.
             sequence.num_promised = max(sequence.num_promised - len(token_ids), 0)
             self.charge_tenant(sequence.request.scheduling.tenant, len(token_ids))
             self._add_events(sequence, index, outcome, events)
@@ -176,9 +176,9 @@ class Results:
         self._advance_beams(departed.values())
 
     def _take_candidates(self, sequence: Sequence, index: int, outcome: StepOutcome) -> bool:
-        """Takes the most probable next tokens of a beam; returns False if it is none.
+        """Takes the most probable next tokens of a beam; returns False if the sequence is no beam.
 
-        The tenant is charged one token for each beam, whichever of them the search keeps.
+        The tenant is charged one token for each beam, whether or not the search keeps that beam.
         """
         if sequence.request.params.beam is None:
             return False
@@ -201,7 +201,7 @@ class Results:
                 sequence.scored.append(scored)
 
     def _charge(self, row_ids: Int64Array, counts: Int32Array | None) -> None:
-        """Tells a fair policy whose tokens these are."""
+        """Charges the tenants of these rows for their tokens, for a fair queue policy."""
         tokens_of = Counter[str]()
         each = [1] * len(row_ids) if counts is None else counts.tolist()
         for row_id, count in zip(row_ids.tolist(), each, strict=True):
@@ -216,7 +216,7 @@ class Results:
     # -- ends ----------------------------------------------------------------------------------
 
     def _advance_beams(self, sequences: Iterable[Sequence]) -> None:
-        """Those of the searches of `sequences` go on of which all candidates are known."""
+        """Advances beam searches whose candidates are all known; ends those that are finished."""
         requests = {s.request: None for s in sequences if s.request.params.beam is not None}
         for request in requests:
             if not self._beams.advance(request):
@@ -227,12 +227,12 @@ class Results:
                 error = ("INVALID_LOGITS", "every token that may follow has probability 0")
                 self._placement.finish(request, FinishReason.ERROR, error)
 
-    # -- the rest ------------------------------------------------------------------------------
+    # -- full blocks and prompt logprobs -------------------------------------------------------
 
     def _publish_decoded(
         self, plan: StepPlan, outcome: StepOutcome, is_current: BoolArray | None
     ) -> None:
-        """Blocks that were filled by sampled tokens, which are known by now, become findable."""
+        """Publishes blocks that were filled by sampled tokens, which are known by now."""
         work, block_size = plan.work, self._block_size
         if work.num_more_tokens is not None:
             self._publish_runs(work, outcome.counts, is_current)
@@ -250,9 +250,9 @@ class Results:
     def _publish_runs(
         self, work: RowWork, counts: Int32Array, is_current: BoolArray | None
     ) -> None:
-        """The same where rows have got several tokens: all of them but the last are computed."""
+        """Publishes filled blocks where rows got several tokens; the last token is not computed."""
         starts = work.num_computed_tokens
-        # A block that ends with a literal token was findable before.
+        # A block that ends with a literal token was published before.
         firsts = (starts + (work.sampled_steps_back == ZERO)) // self._block_size
         ends = (starts + counts) // self._block_size
         if is_current is not None:
@@ -273,19 +273,21 @@ class Results:
             if sequence is None:
                 continue
             request = sequence.request
-            # After a recompute, or from a second sequence, the first of them were sent before.
+            # After a recompute, or from a second sequence, the first scores were sent before.
             new = [token for token in scored if token.position > request.num_prompt_logprobs_sent]
             if new:
                 events.prompt_logprobs.append((request, new))
                 request.num_prompt_logprobs_sent += len(new)
 
 
-# --------------------------------------------------------------------------------------------------
-# Beams as sequences of a request: they advance in lockstep, and share what they have in common.
+# -- Beams -----------------------------------------------------------------------------------------
 
 
 class Beams:
-    """Turns what a beam search decides into sequences that go on, fork and end."""
+    """Applies beam searches: beams are sequences of a request that go on, fork and end.
+
+    The beams of a request advance in lockstep, and share the KV that they have in common.
+    """
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._config = config
@@ -294,7 +296,7 @@ class Beams:
     def advance(self, request: Request) -> bool:
         """Chooses the next beams if all candidates are known; True if the search is finished.
 
-        `request.completions` then has the result.
+        In that case `request.completions` has the result.
         """
         live = request.unfinished
         candidates = [sequence.candidates for sequence in live]
@@ -314,7 +316,10 @@ class Beams:
         return False
 
     def _continue(self, live: list[Sequence], beams: Items[tuple[int, int]]) -> list[Sequence]:
-        """The sequences of the new beams: the first child of each takes the place of its parent."""
+        """Returns the sequences of the new beams: a parent's first child takes its place.
+
+        Further children are forks without a row.
+        """
         placement = self._placement
         tokens_before = [placement.known_tokens(sequence).copy() for sequence in live]
         continued: set[int] = set()
@@ -366,23 +371,26 @@ class Beams:
         return FinishReason.LENGTH if by_length else FinishReason.MODEL_LENGTH
 
 
-# -- The tokens of some rows of a step: one each, or several ---------------------------------------
+# -- Step tokens -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """`counts[i]` of `token_ids` are row i's, those of a row after the other; None: one each."""
+    """Tokens of some rows of a step, row by row.
+
+    `counts[i]` of `token_ids` belong to row i; None: one token each.
+    """
 
     token_ids: Int32Array
     counts: Int32Array | None
 
     @classmethod
     def of(cls, outcome: StepOutcome) -> StepTokens:
-        """Those of all rows of a step."""
+        """Returns the tokens of all rows of a step."""
         return cls(outcome.token_ids, outcome.token_counts)
 
     def take(self, rows: Int64Array) -> StepTokens:
-        """Those of `rows`, rising indexes."""
+        """Returns the tokens of `rows`, which are ascending indexes."""
         if self.counts is None:
             return StepTokens(self.token_ids[rows], None)
         is_taken = np.zeros(len(self.counts), np.bool_)
@@ -391,27 +399,34 @@ class StepTokens:
 
     @property
     def last(self) -> Int32Array:
-        """The last token of each row, of which none is without."""
+        """Last token of each row, [R] int32; each row must have one."""
         if self.counts is None:
             return self.token_ids
         return self.token_ids[np.cumsum(self.counts) - 1]
 
 
-# -- A step brought fewer tokens than it might have: what was counted on is taken back -------------
+# -- Shortfalls ------------------------------------------------------------------------------------
 #
-# Until the result of a step is there, rows are where they will be at most: their columns, what is
-# promised to sequences that have left their rows, and the plans behind the step.
+# A step may bring fewer tokens than it was allowed to. Until its result is there, the largest count
+# is assumed in the rows' columns, in the tokens promised to sequences that left their rows, and in
+# the plans of later steps.
 
 
 class Shortfalls:
-    """Puts right what was counted on. `in_flight`: the steps behind the one that is answered."""
+    """Takes back tokens that were counted on and did not come.
+
+    `in_flight`: the steps after the one that is answered.
+    """
 
     def __init__(self, placement: Placement, in_flight: deque[StepPlan]) -> None:
         self._placement = placement
         self._in_flight = in_flight
 
     def settle(self, work: RowWork, counts: Int32Array) -> None:
-        """The rows of a step have got `counts` [R] tokens. Rows without any have been seen to."""
+        """Takes back tokens that did not come: rows have got `counts` [R] tokens.
+
+        Ignores rows without any token, which are handled elsewhere.
+        """
         num_more = work.num_more_tokens
         assert num_more is not None
         rows, has_tokens = self._placement.rows, counts > 0
@@ -432,7 +447,7 @@ class Shortfalls:
                 sequence.num_computed -= num_missing
 
     def _move_back(self, work: RowWork, missing_of: dict[int, int]) -> None:
-        """The rows of a plan in flight begin earlier than was thought. Mutates it."""
+        """Makes the rows of a plan in flight begin at earlier positions. Mutates `work`."""
         each = enumerate(work.stay_ids.tolist())
         found = [(index, missing_of[stay]) for index, stay in each if stay in missing_of]
         if found:

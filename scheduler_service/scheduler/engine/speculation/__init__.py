@@ -1,1 +1,1 @@
-"""What may follow the tokens of a row, how often such a guess was right, and how many pay."""
+"""Speculation: draft tokens of rows, their acceptance rates, and how many of them pay."""

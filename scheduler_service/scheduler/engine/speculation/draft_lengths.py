@@ -1,8 +1,9 @@
-"""How many guesses pay: as many as bring the most tokens in a time, by what is known of both.
+"""Draft lengths: the number of draft tokens per row that brings the most tokens per time.
 
-A guess of a row counts only if all before it were right, so it is worth the chance of that. The
-best ones of all rows are taken first, for as long as expected tokens grow faster than the time that
-the step takes.
+A draft token counts only if all before it are accepted, so its value is the probability of that.
+The most probable draft tokens of all rows are taken first, for as long as the expected tokens grow
+faster than the duration of the step. `PassTimes` estimates that duration, and `DraftTotals` counts
+results.
 
 Shape letters: K rows that have guesses, D guesses of each.
 """
@@ -18,15 +19,18 @@ import numpy.typing as npt
 from scheduler_service.scheduler.values.plan import Drafts, StepOutcome, StepPlan
 from scheduler_service.scheduler.values.request import Int32Array, Int64Array
 
-# What is expected is no more than that: less of a gain is none.
+# Estimates are inexact: a smaller expected gain counts as none.
 _LEAST_GAIN = 1.02
-# Whoever is mostly wrong is not made to wait for the sake of others.
+# A row whose first draft token is less probable gets none, and is not held back.
 _LEAST_CHANCE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLengths:
-    """`counts`: [K] int32, guesses of each row. `runs_on`: whether rows run on behind them."""
+    """Number of draft tokens of each row.
+
+    `counts`: [K] int32. `runs_on`: rows run on behind their draft tokens.
+    """
 
     counts: Int32Array
     runs_on: bool
@@ -35,12 +39,14 @@ class DraftLengths:
 def choose_lengths(
     chances: Float64Array, most: Int32Array, num_rows: int, num_run_on: int, times: PassTimes
 ) -> DraftLengths | None:
-    """For rows [K] of a step of `num_rows`, `most` [K] guesses of each; None if none pays.
+    """Chooses the number of draft tokens of K rows in a step of `num_rows`; None if none pay.
 
-    `chances`: [K, D], how probably the first guesses of a row are all right, by their number.
-    Compared with steps without, in which rows run on for `num_run_on` tokens. Guesses need tokens
-    that are known. So between a step that has some and the next, either the others go on, or, where
-    all rows have some, nobody does until the result is there.
+    `chances`: [K, D] float64, element d is the probability that the first d + 1 guesses of a row
+    are all right. `most`: [K] int32, limit of each row. The alternative is a step without draft
+    tokens in which rows run on for `num_run_on` tokens.
+
+    Draft tokens need known tokens. So between a step with draft tokens and the next one either the
+    other rows go on, or, where all rows have draft tokens, no row runs until the result is there.
     """
     num_each = chances.shape[1]
     is_none = (np.arange(num_each) >= most[:, None]) | (chances[:, :1] < _LEAST_CHANCE)
@@ -52,7 +58,7 @@ def choose_lengths(
     pass_us, beside_us = passes_us[0], times.overhead_us(is_drafted=False)
     runs_us, num_run_tokens = num_run_on * pass_us, num_rows * num_run_on
     plain_rate = (num_rows + num_run_tokens) / (pass_us + runs_us + beside_us)
-    # Of steps with the first of these guesses, the first two of them, and so on.
+    # Element i: a step with the i + 1 most probable draft tokens.
     passes_us, tokens = passes_us[1:], num_rows + np.cumsum(flat[ranked])
     num_others = num_rows - np.cumsum(ranked % num_each == 0)
     alone_us = passes_us + times.overhead_us(is_drafted=True)
@@ -71,23 +77,23 @@ def choose_lengths(
     return DraftLengths(counts.astype(np.int32), runs_on)
 
 
-# --------------------------------------------------------------------------------------------------
-# What a pass through the model takes by its number of tokens, and a step beside its passes.
+# -- Durations of passes and steps -----------------------------------------------------------------
 
 Float64Array = npt.NDArray[np.float64]
 
 _NEWEST_WEIGHT = 0.2
-# Sizes up to this are told apart; of larger ones, those of about a quarter of a power of two.
+# Sizes up to this are kept exactly; larger ones are rounded down to a quarter of a power of two.
 _MOST_EXACT = 16
-# A size that was not seen in so many steps is forgotten: what was slow may be so no longer.
+# A size not seen in this many steps is forgotten: a slow size may have become fast.
 _FORGOTTEN_STEPS = 256
 
 
 class PassTimes:
-    """Running averages of what executed steps took, by the executor's measure or by the clock.
+    """Running averages of pass durations by number of tokens, and of the rest of a step.
 
-    Of sizes between those seen, times lie between theirs. Larger ones than any are taken to take
-    as long as the largest: whoever tries one learns what it takes.
+    Durations come from the executor, or else from the clock. Between two observed sizes, durations
+    are interpolated. A size larger than all observed ones is assumed to take as long as the
+    largest: a step that tries it measures it.
     """
 
     def __init__(self) -> None:
@@ -95,16 +101,20 @@ class PassTimes:
         self._us: dict[int, float] = {}
         self._seen_at: dict[int, int] = {}
         self._num_steps = 0
-        # Beside its passes, a step that was guessed for, and another one; None if not known.
+        # Duration of a step beside its passes in us, by whether it has draft tokens.
         self._overhead_us: dict[bool, float] = {}
 
     def observe(self, plan: StepPlan, outcome: StepOutcome, interval_us: float) -> None:
-        """Learns from a step of decodes; `interval_us`: since the last result, or its plan."""
+        """Learns from a step of decodes.
+
+        `interval_us`: time since the previous result, or since the step was planned if that is
+        later.
+        """
         work = plan.work
         compute_us = outcome.compute_us or interval_us
         num_passes = 1
         if work.num_run_on_tokens is not None:
-            # A pass that brings drafts is no more than one.
+            # A pass verifies all draft tokens at once.
             num_drafts = 0 if work.drafts is None else work.drafts.counts
             num_passes = max(int((outcome.counts - num_drafts).max()), 1)
         if compute_us <= 0:
@@ -124,7 +134,7 @@ class PassTimes:
             self._us[size] = pass_us
             insort(self._sizes, size)
         else:
-            # However long one took: it may have waited for the machine.
+            # A pass may have waited for the machine: limits the effect of one slow pass.
             pass_us = min(pass_us, 2 * self._us[size])
             self._us[size] += _NEWEST_WEIGHT * (pass_us - self._us[size])
         self._seen_at[size] = self._num_steps
@@ -135,9 +145,10 @@ class PassTimes:
             del self._us[old], self._seen_at[old]
 
     def passes_us(self, num_tokens: Int64Array) -> Float64Array | None:
-        """What passes of so many tokens take; None as long as no size is known that is no larger.
+        """Returns the durations of passes of `num_tokens` tokens, in us, [len(num_tokens)] float64.
 
-        What takes longer than in proportion was disturbed when it was measured.
+        `num_tokens` rises. Returns None while no size up to its first element is known. A duration
+        that grows more than in proportion was disturbed when it was measured, and is cut to that.
         """
         if not self._sizes or self._sizes[0] > int(num_tokens[0]):
             return None
@@ -150,7 +161,7 @@ class PassTimes:
         return passes_us
 
     def overhead_us(self, *, is_drafted: bool) -> float:
-        """What a step takes beside its passes, 0 if that is not known."""
+        """Returns the duration of a step beside its passes, in us; 0 if not known."""
         return self._overhead_us.get(is_drafted, 0.0)
 
 
@@ -161,19 +172,23 @@ def _rounded(num_tokens: int) -> int:
     return num_tokens // unit * unit
 
 
-# -- What came of drafts ---------------------------------------------------------------------------
+# -- Totals ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class DraftTotals:
-    """Since the core began. `num_steps`: with drafts; `num_drafts`: verified; `num_accepted`."""
+    """Counts of draft tokens since the engine began.
+
+    `num_steps`: steps with draft tokens. `num_drafts`: draft tokens verified. `num_accepted`: draft
+    tokens accepted.
+    """
 
     num_steps: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
 
     def take(self, drafts: Drafts, outcome: StepOutcome) -> None:
-        """An executed step had `drafts`. Tokens of rows that ran on behind them count for none."""
+        """Counts the draft tokens of an executed step. Tokens of rows that ran on do not count."""
         self.num_steps += 1
         self.num_drafts += len(drafts.token_ids)
         num_taken, start = 0, 0

@@ -1,17 +1,17 @@
-"""Prompt lookup: what followed the last tokens of a row earlier in the same row follows again.
+"""Prompt lookup: guesses the tokens that followed the row's last tokens earlier in the same row.
 
-The row is taken to copy itself: from behind the latest occurrence of its last three tokens, failing
-that of two, of one. A copy whose guess was right goes on where it was, so a long one is followed
-even where three tokens alone are ambiguous; only one that is shorter than that gives way to a
-longer match. Where a copy of some length was wrong, one token may have been changed: what comes
-behind that one in the copied text is a guess, too, and luck says which of both to take.
+A row is assumed to copy itself, from behind the latest occurrence of its last three tokens, or else
+of its last two or one. A copy whose guess was right continues, so a long copy is followed even
+where three tokens alone are ambiguous; only a copy shorter than that gives way to a longer match.
+Where a longer copy was wrong, a single token may have been changed. So the text behind that token
+in the copied passage is a guess, too, and the acceptance rates decide between the two.
 
-Guesses are compared with what comes whether they were used or not, token by token. So all of it
-follows from the tokens that a row had when it came here, and those that it got since, however many
+Guesses are compared with the new tokens one by one, whether the guesses were used or not. So the
+state follows from the tokens that a row had when it came, and those that it got since, however many
 came together.
 
-Plain Python takes a few microseconds for a token, which operations on arrays of a few rows do not
-reach.
+The code is plain Python: a few microseconds per token, which numpy operations on arrays of a few
+rows do not reach.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_GUESS = -1
 
 
 class PromptLookup:
-    """See the top of this file."""
+    """Proposer that copies earlier text of the same row; see the module docstring."""
 
     def __init__(self, rows: RowColumns) -> None:
         self._rows = rows
@@ -37,13 +37,13 @@ class PromptLookup:
         self._luck = GuessLuck(rows.max_num_rows)
         self._stay_ids = [NO_STAY] * rows.max_num_rows
         self._num_seen = [0] * rows.max_num_rows
-        # Where the token is that is guessed to be the next, as what, and the length of the copy.
+        # By row: position of the token guessed next, kind of the guess, and length of the copy.
         self._guesses = [_NO_GUESS] * rows.max_num_rows
         self._kinds = [BEHIND_CHANGE] * rows.max_num_rows
         self._lengths = [0] * rows.max_num_rows
 
     def look(self, row_ids: Int64Array) -> list[int]:
-        """See Proposer. Costs as much as there is new."""
+        """Reads new tokens of these rows; see Proposer. Takes time in proportion to new tokens."""
         rows, stay_ids, num_seen = self._rows, self._stay_ids, self._num_seen
         found = []
         for row_id, stay_id, num_known in zip(
@@ -63,20 +63,20 @@ class PromptLookup:
         return found
 
     def chances(self, row_ids: Sequence[int], most: int) -> Float64Array:
-        """See Proposer."""
+        """Returns the probabilities that guesses are right; see Proposer."""
         kinds = [self._kinds[row_id] for row_id in row_ids]
         lengths = [self._lengths[row_id] for row_id in row_ids]
         return self._luck.chances(row_ids, kinds, lengths, most)
 
     def propose(self, row_id: int, most: int) -> Int32Array:
-        """See Proposer. Where the guess reaches the end, what is guessed is repeated."""
+        """Returns the guessed tokens; see Proposer. Repeats them where the copy reaches its end."""
         known = self._rows.known_tokens(row_id)
         guess = self._guesses[row_id]
         assert 0 <= guess < len(known), "a row without a guess"
         return np.resize(known[guess : guess + most], most)
 
     def _begin(self, row_id: int, stay_id: int, num_known: int) -> None:
-        """The row has another sequence than before."""
+        """Resets the row, which has another sequence than before."""
         self._stay_ids[row_id], self._num_seen[row_id] = stay_id, num_known
         self._luck.begin(row_id)
         self._index.begin(row_id, num_known)
@@ -84,7 +84,7 @@ class PromptLookup:
         self._look_up(row_id, least=1)
 
     def _take(self, row_id: int, position: int) -> None:
-        """The token at `position` is the next one."""
+        """Compares a row's guess with its next token, at `position`; makes the next guess."""
         self._index.add(row_id)
         guess, kind, length = self._guesses[row_id], self._kinds[row_id], self._lengths[row_id]
         if guess == _NO_GUESS:
@@ -101,7 +101,7 @@ class PromptLookup:
             return
         self._guesses[row_id] = _NO_GUESS
         if length > NUM_MATCHED and kind != BEHIND_CHANGE:
-            # As long as it was, should it go on.
+            # Keeps the length of the copy, in case the copy continues behind the changed token.
             self._guess(row_id, guess + 1, BEHIND_CHANGE, length)
         self._look_up(row_id, least=1)
 
@@ -110,7 +110,7 @@ class PromptLookup:
         self._kinds[row_id], self._lengths[row_id] = kind, length
 
     def _look_up(self, row_id: int, least: int) -> None:
-        """Takes a match of `least` tokens or more, but not for a changed copy of better luck."""
+        """Takes a match of at least `least` tokens, unless a changed copy has a better rate."""
         found = self._index.find(row_id, least)
         if found is None:
             return
@@ -121,84 +121,86 @@ class PromptLookup:
             self._guess(row_id, position, kind, length)
 
 
-# -- Whoever guesses what follows the tokens of rows -----------------------------------------------
+# -- Proposers -------------------------------------------------------------------------------------
 
 
 class Proposer(Protocol):
-    """Guesses the next tokens of rows by those that are known.
+    """Guesses the next tokens of rows from the known ones.
 
-    It never says when to guess: whether that pays is found from how often guesses were right. That
-    is learned of all rows, whether somebody used the guesses or not, so a row that begins to repeat
-    itself is noticed.
+    A proposer does not decide when to use guesses: whether that pays follows from their acceptance
+    rates. The rates are learned from all rows, whether guesses were used or not, so that a row
+    which begins to repeat itself is noticed.
     """
 
     def look(self, row_ids: Int64Array) -> list[int]:
-        """Reads what these rows have got since it was asked last; those that have a guess now."""
+        """Reads the tokens that rows got since the last call; returns the rows with a guess."""
         ...
 
     def chances(self, row_ids: Sequence[int], most: int) -> Float64Array:
-        """For rows [K] that have a guess, [K, `most`]: how probably so many guesses are all right.
+        """Returns how probably the first guesses of rows [K] are all right: [K, `most`] float64.
 
-        By what became of those before.
+        Column d is for the first d + 1 guesses, estimated from the results of earlier ones. Each
+        row must have a guess.
         """
         ...
 
     def propose(self, row_id: int, most: int) -> Int32Array:
-        """The next tokens of a row that has a guess, [`most`]."""
+        """Returns the next `most` tokens guessed for a row that has a guess: [`most`] int32."""
         ...
 
 
-# -- How often guesses were right, by what is known of them when they are made ---------------------
+# -- Acceptance rates of guesses -------------------------------------------------------------------
 #
-# A copy that has been right for long will go on, the first guess after a match of one token may be
-# right or not: one mean of both would make drafts too short for the one, too long for the other. So
-# each row has a mean for each kind of guess, and a draft goes through several kinds: what follows a
-# right guess is a longer copy.
+# A copy that was right for long will probably go on, while the first guess after a match of one
+# token is uncertain. A common mean would make drafts too short for the former and too long for the
+# latter. So each row has a mean for each kind of guess, and the guesses of one draft are of several
+# kinds: a right guess makes the copy longer.
 #
 # Shape letters: K rows, D guesses of each, S kinds.
 
-# Copies are told apart up to this length, in tokens that are the same.
+# Copies with this many matching tokens or more count as equally long.
 LONGEST = 16
-# Behind a token that was changed in a copy, which may go on.
+# Kind of a guess behind a changed token of a copy that may go on.
 BEHIND_CHANGE = 0
-# The kind of a guess by the length of the copy: of 1, 2, 3, 4 to 7, 8 to 15 tokens, of more.
+# Kind of a guess by the length of the copy: 1, 2, 3, 4 to 7, 8 to 15, or more tokens.
 _KINDS = np.array([1, 1, 2, 3, *[4] * 4, *[5] * 8, 6], np.int64)
 KIND_OF_LENGTH: tuple[int, ...] = tuple(_KINDS.tolist())
-# What is assumed of each kind in a row of which nothing is known; that counts as much as so many
-# guesses. Later ones are forgotten: that many count.
+# Acceptance rate of each kind assumed for a new row; it weighs as much as _ASSUMED_WEIGHT guesses.
+# Older guesses fade out: about _MOST_COUNTED of them count.
 _ASSUMED = (0.5, 0.3, 0.45, 0.6, 0.75, 0.85, 0.92)
 _ASSUMED_WEIGHT = 3
 _MOST_COUNTED = 20
 
 
 class GuessLuck:
-    """Of each row, by kind, the mean of guesses: 1 if right, or 0."""
+    """Acceptance rate of the guesses of each row, by kind."""
 
     def __init__(self, max_num_rows: int) -> None:
         self._means = [list(_ASSUMED) for _ in range(max_num_rows)]
         self._counts = [[0] * len(_ASSUMED) for _ in range(max_num_rows)]
 
     def begin(self, row_id: int) -> None:
-        """Nothing is known of the row any more."""
+        """Resets the rates of a row to the assumed ones."""
         self._means[row_id] = list(_ASSUMED)
         self._counts[row_id] = [0] * len(_ASSUMED)
 
     def add(self, row_id: int, kind: int, is_right: bool) -> None:
-        """A guess of that kind was right, or not."""
+        """Counts a guess of `kind` that was right or wrong."""
         means, counts = self._means[row_id], self._counts[row_id]
         counts[kind] = min(counts[kind] + 1, _MOST_COUNTED)
         means[kind] += (is_right - means[kind]) / (_ASSUMED_WEIGHT + counts[kind])
 
     def mean(self, row_id: int, kind: int) -> float:
-        """How probably a guess of that kind is right."""
+        """Returns the acceptance rate of guesses of `kind` in a row."""
         return self._means[row_id][kind]
 
     def chances(
         self, row_ids: Sequence[int], kinds: Sequence[int], lengths: Sequence[int], most: int
     ) -> Float64Array:
-        """[K, `most`]: how probably the first of its guesses are all right, for each number.
+        """Returns how probably the first guesses of rows are all right: [K, `most`] float64.
 
-        `kinds`, `lengths`: [K] each, of the first guess, and of the copy that it would continue.
+        Column d is for the first d + 1 guesses. `kinds`, `lengths`: [K] each, the kind of the first
+        guess, and the length of the copy that it would continue.
         """
         means = np.array([self._means[row_id] for row_id in row_ids])
         later = np.array(lengths, np.int64)[:, None] + np.arange(most)
@@ -208,21 +210,21 @@ class GuessLuck:
         return chances
 
 
-# -- Where the last tokens of a row came before ----------------------------------------------------
+# -- Index of earlier occurrences ------------------------------------------------------------------
 #
-# For one, two and three tokens there is a table for each row, by a hash of the tokens: the position
-# after their latest occurrence, where the token is that followed. Tables have a fixed size. What is
-# overwritten is forgotten, and what is found is compared with the tokens themselves. All of it
-# follows from the tokens, so tables are not part of a dumped core, but made again.
+# Each row has a hash table for one, two and three tokens: it maps the hash of the tokens to the
+# position behind their latest occurrence, where the token that followed is. Tables have a fixed
+# size: overwritten entries are lost, and an entry found is compared with the tokens themselves.
+# Tables follow from the tokens, so a dumped engine leaves them out and makes them again.
 #
 # Shape letters: N rows, S places of a table.
 
-# Tokens that are looked for together, at most.
+# Most tokens that are looked up together.
 NUM_MATCHED = 3
-# 192 KiB a row.
+# Makes 192 KiB per row.
 _MOST_PLACES = 2**14
 _UNSEEN = 0
-# Odd numbers; what they are matters little.
+# Any large odd numbers.
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 _MIXER = 0x27D4EB2F
 _HASH_BITS = 32
@@ -230,14 +232,14 @@ _HASH = 2**_HASH_BITS - 1
 
 
 class TokenIndex:
-    """See the top of this file. Reads the tokens of `rows`, which know nothing of it."""
+    """Index of earlier occurrences of the last tokens of each row; reads the tokens of `rows`."""
 
     def __init__(self, rows: RowColumns) -> None:
         self._rows = rows
         max_num_rows, max_len = rows.token_ids.shape
         num_place_bits = min((2 * max_len - 1).bit_length(), _MOST_PLACES.bit_length() - 1)
         self._shift = _HASH_BITS - num_place_bits
-        # Tokens of each row that are known here, and the places of those before the next one.
+        # Number of indexed tokens of each row, and the table places of the last tokens among them.
         self._ends = [0] * max_num_rows
         self._next_places: list[list[int]] = [[] for _ in range(max_num_rows)]
         self._make_tables()
@@ -247,7 +249,7 @@ class TokenIndex:
         self._num_places = 2 ** (_HASH_BITS - self._shift)
         shape = len(self._ends), NUM_MATCHED * self._num_places
         self._tables = np.zeros(shape, np.int32)
-        # Single elements of these are Python integers, and come four times as fast.
+        # Elements of a memoryview are Python integers, and four times as fast to read as numpy's.
         self._places = self._tables.data
         self._tokens = self._rows.token_ids.data
 
@@ -259,27 +261,27 @@ class TokenIndex:
         vars(self).update(state)
         self._make_tables()
         for row_id, end in enumerate(self._ends):
-            # Of a row that is free, or another sequence's by now, nothing is asked any more.
+            # Also for free rows and rows with a new sequence: nothing reads their old entries.
             self._index(row_id, end)
 
     def begin(self, row_id: int, num_tokens: int) -> None:
-        """The row has another sequence, of which so many tokens are known."""
+        """Indexes the `num_tokens` known tokens of a sequence that is new in the row."""
         self._tables[row_id] = _UNSEEN
         self._index(row_id, num_tokens)
         self._go_to(row_id, num_tokens)
 
     def add(self, row_id: int) -> None:
-        """The next token of the row is known."""
+        """Adds the next token of the row."""
         end = self._ends[row_id]
         for place in self._next_places[row_id]:
             self._places[row_id, place] = end
         self._go_to(row_id, end + 1)
 
     def find(self, row_id: int, least: int) -> tuple[int, int] | None:
-        """What followed the last tokens before: at which position, and how many are the same.
+        """Returns the position behind the latest earlier occurrence of the row's last tokens.
 
-        The latest occurrence of the last three tokens or, failing that, of two, of one; of `least`.
-        No more than three are counted.
+        Also returns the number of matching tokens: three, or else two or one, and at least `least`.
+        None if there is no such match.
         """
         end, tokens, places = self._ends[row_id], self._tokens, self._next_places[row_id]
         for num_tokens in range(len(places), least - 1, -1):
@@ -292,7 +294,7 @@ class TokenIndex:
         return None
 
     def _go_to(self, row_id: int, end: int) -> None:
-        """The next token is that at `end`: finds the places of those before it."""
+        """Sets the number of indexed tokens to `end`, and finds the places of the last ones."""
         tokens, mixed, places = self._tokens, 0, []
         for back in range(1, min(NUM_MATCHED, end) + 1):
             mixed += _FACTORS[back - 1] * tokens[row_id, end - back]
@@ -301,14 +303,14 @@ class TokenIndex:
         self._ends[row_id], self._next_places[row_id] = end, places
 
     def _index(self, row_id: int, end: int) -> None:
-        """The same as to add the tokens before `end` one by one."""
+        """Fills the tables as if the tokens before `end` were added one by one."""
         tokens, table = self._rows.token_ids[row_id, :end].astype(np.uint32), self._tables[row_id]
         mixed = np.zeros(max(end - 1, 0), np.uint32)
         for num_tokens in range(1, min(NUM_MATCHED, end - 1) + 1):
-            # Of what comes before the positions from `num_tokens` on.
+            # Hashes of the tokens before each position from `num_tokens` on.
             mixed = mixed[-(end - num_tokens) :] + (
                 np.uint32(_FACTORS[num_tokens - 1]) * tokens[: end - num_tokens]
             )
             places = mixed * np.uint32(_MIXER) >> np.uint32(self._shift)
-            # Of the same place, the last one stays.
+            # Of positions with the same place, the last one stays.
             table[(num_tokens - 1) * self._num_places + places] = np.arange(num_tokens, end)
