@@ -67,7 +67,7 @@ class BlockManager:
 
     @property
     def num_only_deferred(self) -> int:
-        """Number of blocks that are free then, because nothing else refers to them."""
+        """Number of blocks that become free when the steps in flight are answered."""
         references = Counter(block for _, blocks in self.deferred for block in blocks)
         return sum(self.device.reference_count(b) == n for b, n in references.items())
 

@@ -413,7 +413,7 @@ class StepTokens:
 
 
 class Shortfalls:
-    """Takes back tokens that were counted on and did not come.
+    """Takes back promised tokens that did not come.
 
     `in_flight`: the steps after the one that is answered.
     """
