@@ -1,4 +1,4 @@
-"""What executors can run: those that are here, and those that are expected back."""
+"""Configurations of connected and expected executors, by which requests are accepted or refused."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class _Expected:
 class Capabilities:
     """Configurations of executors, by which requests are accepted or refused.
 
-    An executor is expected back for `return_ns` after it left. Where none is here or expected, the
-    last one that served stands for those to come: `last_config`.
+    An executor that left is expected back for `return_ns`. `last_config`: configuration of the
+    executor that served last. It stands for executors to come while no executor is connected or
+    expected; None before the first executor served.
     """
 
     def __init__(self, executors: Mapping[str, ExecutorState], return_ns: int) -> None:
@@ -34,12 +35,12 @@ class Capabilities:
 
     @property
     def largest_config(self) -> SchedulerConfig | None:
-        """Configuration of the connected executor with the longest `max_len`, else of the last."""
+        """Configuration of the connected executor with the longest `max_len`, or `last_config`."""
         return max(self._connected, key=lambda config: config.max_len, default=self.last_config)
 
     @property
     def max_num_seqs(self) -> int:
-        """Most sequences side by side on a connected executor, or on the last that served."""
+        """Largest `max_num_seqs` of connected executors, else that of `last_config`; else 0."""
         last = 0 if self.last_config is None else self.last_config.max_num_seqs
         return max((config.max_num_seqs for config in self._connected), default=last)
 
@@ -52,7 +53,7 @@ class Capabilities:
         ]
 
     def check_fits(self, request: Request) -> None:
-        """Raises DomainError if no executor that is here or expected back can run `request`."""
+        """Raises DomainError if no executor, present or expected back, can run `request`."""
         executors = self._executors.values()
         here = [each.config for each in executors if each.takes_requests]
         others = [each.config for each in executors if not each.takes_requests]
@@ -63,7 +64,7 @@ class Capabilities:
         if fitting is None and (largest := self.largest_config) is not None:
             check_request(request, largest)
 
-    # -- executors come and go -----------------------------------------------------------------
+    # -- arrivals and departures of executors --------------------------------------------------
 
     def serves(self, config: SchedulerConfig) -> None:
         """Notes that an executor with `config` serves."""
@@ -71,13 +72,13 @@ class Capabilities:
         self._expected = [each for each in self._expected if each.config != config]
 
     def left(self, config: SchedulerConfig, now_ns: int) -> None:
-        """Notes that an executor with `config` left, and is expected back from now on."""
+        """Notes that an executor with `config` left; expects it until `now_ns + return_ns`."""
         if self.last_config is not None:
             kept = [each for each in self._expected if each.config != config]
             self._expected = [*kept, _Expected(config, now_ns + self._return_ns)]
 
     def give_up(self, now_ns: int) -> bool:
-        """Expects executors no longer that left too long ago; returns whether there were any."""
+        """Drops expected executors that are overdue at `now_ns`; returns whether there were any."""
         expected = [each for each in self._expected if each.until_ns > now_ns]
         was_longer = len(expected) < len(self._expected)
         self._expected = expected
@@ -85,5 +86,5 @@ class Capabilities:
 
     @property
     def next_give_up_ns(self) -> int | None:
-        """Time in ns at which `give_up` finds the next one; None if none is expected."""
+        """Time in ns at which `give_up` drops the next executor; None if none is expected."""
         return min((each.until_ns for each in self._expected), default=None)

@@ -1,9 +1,10 @@
-"""Circuit breaker of each executor, judged by what it answers, against what others answer.
+"""Circuit breaker of each executor, driven by failures of its steps and rows.
 
-A failed step or row may be the fault of the executor or of a request. What becomes of the request
-decides: if it gets a token after all, mostly on another executor, the failure is laid on the
-executor; if it ends with an error, on the request. Executors are named by their lives, so a restart
-begins anew. Pure: time is what callers say it is.
+A failed step or row may be the fault of the executor or of a request. The later fate of the request
+decides: if the request gets a token after all, mostly on another executor, the executor is blamed
+for the failure; if the request ends with an error, the request is. Breakers are kept per executor
+life (one process lifetime), so a restarted executor begins with a new breaker. Pure: callers pass
+the time.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 
-# Failures laid on an executor, after which its breaker opens; each step that brings a token takes
-# off a part of one. So an executor that fails one step in ten or more is found.
+# Blame (failures laid on an executor) at which its breaker opens. Each step that brings a token
+# takes off `_RELIEF`, so an executor that fails one step in ten or more is found.
 MAX_BLAME = 3.0
 _RELIEF = 0.1
-# Requests that failed in a row, with no token in between: then the executor is probed at once.
+# Number of requests that fail in a row, without a token in between, after which the executor is
+# probed at once.
 MAX_FAILURES_IN_A_ROW = 3
-# A request that failed on so many executors is not tried on another one.
+# Number of executors on which a request may fail; it is not tried on another one after that.
 MAX_EXECUTORS_PER_REQUEST = 4
 FIRST_PROBE_NS = 10**9
 LAST_PROBE_NS = 60 * 10**9
-# A breaker that opens again so soon waits as long as it did last, and twice that.
+# A breaker that opens again within this time continues the exponential backoff of its probes.
 _REMEMBERED_NS = 600 * 10**9
 _MAX_STEPS = 64
 _MAX_LIVES = 4096
@@ -32,7 +34,7 @@ Life = Hashable
 
 @dataclass(slots=True)
 class _FailedStep:
-    """Requests of a failed step; `awaited`: those that got no token since."""
+    """Requests of a failed step; `awaited`: requests of it that got no token since."""
 
     request_ids: frozenset[str]
     awaited: set[str]
@@ -40,11 +42,13 @@ class _FailedStep:
 
 @dataclass(slots=True)
 class _Breaker:
-    """Of one life. `num_probes`: since it opened, those failed. `closed_ns`: None if it never did.
+    """Circuit breaker of one executor life.
 
-    `blamed_for`: requests of the steps that `blame` counts, each of which adds to it once: one
-    that fails every other step of a healthy executor does not open its breaker. `failed_in_a_row`:
-    requests that failed since the executor last brought a token, a few of them.
+    `num_probes`: failed probes, by which the backoff grows. `closed_ns`: time of the latest close;
+    None if the breaker never closed. `blamed_for`: requests of the steps that `blame` counts. A
+    step adds to `blame` only if it has a request that is not blamed yet, so a request that fails
+    every other step of a healthy executor does not open its breaker. `failed_in_a_row`: requests
+    that failed since the executor last brought a token, at most MAX_FAILURES_IN_A_ROW.
     """
 
     blame: float = 0.0
@@ -58,18 +62,22 @@ class _Breaker:
 
     @property
     def is_quiet(self) -> bool:
-        """Returns whether a step without failures would change nothing."""
+        """Whether the breaker has no failures, so that a healthy step would change nothing."""
         return not (self.blame or self.failed_in_a_row or self.steps)
 
     def relieve(self) -> None:
-        """Takes off a part of the blame, after a step that brought a token."""
+        """Lowers the blame by `_RELIEF`, after a step that brought a token."""
         self.failed_in_a_row.clear()
         self.blame = max(0.0, self.blame - _RELIEF)
         if not self.blame:
             self.blamed_for.clear()
 
     def settle(self, request_id: str, *, is_innocent: bool) -> None:
-        """Lays failed steps on the executor once all of their requests have got a token."""
+        """Settles the failed steps of a request that got a token (`is_innocent`) or ended.
+
+        The executor is blamed for a failed step once all requests of the step have got a token. A
+        step of a request that ended is dropped: its failure proves nothing.
+        """
         for step in [step for step in self.steps if request_id in step.request_ids]:
             step.awaited.discard(request_id)
             if is_innocent and step.awaited:
@@ -88,32 +96,35 @@ class _Breaker:
 
 
 class CircuitBreakers:
-    """The breakers of all executors. An open breaker: the executor gets probes, and no requests."""
+    """Circuit breakers of all executors.
+
+    An executor with an open breaker gets probes and no requests.
+    """
 
     def __init__(self) -> None:
         self._breakers: OrderedDict[Life, _Breaker] = OrderedDict()
-        # By request: where it failed since its latest token.
+        # Request id to executor lives on which the request failed since its latest token.
         self._failed_at: dict[str, set[Life]] = {}
 
-    # -- what is known -------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     def is_quiet(self, life: Life) -> bool:
-        """Whether a step of `life` in which all rows did well need not be told."""
+        """Returns whether a step of `life` in which every row succeeded need not be reported."""
         breaker = self._breakers.get(life)
         return not self._failed_at and (breaker is None or breaker.is_quiet)
 
     def is_open(self, life: Life) -> bool:
-        """Whether the executor is withdrawn."""
+        """Returns whether the breaker is open: whether the executor is withdrawn."""
         breaker = self._breakers.get(life)
         return breaker is not None and breaker.is_open
 
     def failed_at(self, request_id: str) -> Collection[Life]:
-        """Executors where the request failed since its latest token."""
+        """Returns the executor lives on which the request failed since its latest token."""
         return self._failed_at.get(request_id, ())
 
     @property
     def to_open(self) -> list[Life]:
-        """Executors on which enough failures were laid, and whose breakers are closed."""
+        """Executor lives whose breakers are closed and whose blame reached MAX_BLAME."""
         return [
             life
             for life, breaker in self._breakers.items()
@@ -121,7 +132,10 @@ class CircuitBreakers:
         ]
 
     def is_suspected(self, life: Life) -> bool:
-        """Whether the executor fails whatever it is given, and should be probed."""
+        """Returns whether the executor fails every request and should be probed.
+
+        False once the breaker is open.
+        """
         breaker = self._breakers.get(life)
         return (
             breaker is not None
@@ -131,22 +145,22 @@ class CircuitBreakers:
 
     @property
     def suspected(self) -> list[Life]:
-        """Executors that fail whatever they are given, and should be probed."""
+        """Executor lives that fail every request and should be probed."""
         return [life for life in self._breakers if self.is_suspected(life)]
 
     @property
     def opened(self) -> list[Life]:
-        """Executors whose breakers are open."""
+        """Executor lives whose breakers are open."""
         return [life for life, breaker in self._breakers.items() if breaker.is_open]
 
     def probe_at_ns(self, life: Life) -> int:
-        """When the executor may be probed next."""
+        """Returns the earliest time of the next probe of the executor, in ns."""
         return self._of(life).probe_at_ns
 
-    # -- what happens --------------------------------------------------------------------------
+    # -- reported outcomes ---------------------------------------------------------------------
 
     def failed(self, life: Life, request_ids: Collection[str]) -> None:
-        """These requests failed together: a whole step, or rows of a step."""
+        """Notes requests that failed together on an executor: a whole step, or rows of a step."""
         breaker = self._of(life)
         breaker.steps.append(_FailedStep(frozenset(request_ids), set(request_ids)))
         for request_id in request_ids:
@@ -155,7 +169,7 @@ class CircuitBreakers:
                 breaker.failed_in_a_row.add(request_id)
 
     def succeeded(self, life: Life, request_ids: Collection[str]) -> None:
-        """These requests got tokens in a step of this executor."""
+        """Notes requests that got tokens in a step of an executor."""
         breaker = self._breakers.get(life)
         if breaker is not None:
             breaker.relieve()
@@ -163,7 +177,7 @@ class CircuitBreakers:
             self._settle(request_id, is_innocent=True)
 
     def ended(self, request_id: str) -> None:
-        """A request has ended without another token: failures that it shares prove nothing."""
+        """Notes that a request ended without another token: failures of its steps prove nothing."""
         self._settle(request_id, is_innocent=False)
 
     def _settle(self, request_id: str, *, is_innocent: bool) -> None:
@@ -171,10 +185,10 @@ class CircuitBreakers:
             if (breaker := self._breakers.get(life)) is not None:
                 breaker.settle(request_id, is_innocent=is_innocent)
 
-    # -- open and closed -----------------------------------------------------------------------
+    # -- opening, probing and closing ----------------------------------------------------------
 
     def open(self, life: Life, now_ns: int) -> None:
-        """Withdraws the executor; `probe_at_ns` says when it is tried again."""
+        """Opens the breaker and schedules a probe: withdraws the executor until one succeeds."""
         breaker = self._of(life)
         closed_ns = breaker.closed_ns
         is_again = closed_ns is not None and now_ns - closed_ns < _REMEMBERED_NS
@@ -184,13 +198,13 @@ class CircuitBreakers:
         breaker.probe_at_ns = now_ns + _delay_ns(breaker.num_probes)
 
     def probe_failed(self, life: Life, now_ns: int) -> None:
-        """Waits twice as long before the next probe."""
+        """Doubles the delay before the next probe, up to LAST_PROBE_NS."""
         breaker = self._of(life)
         breaker.num_probes += 1
         breaker.probe_at_ns = now_ns + _delay_ns(breaker.num_probes)
 
     def probe_passed(self, life: Life, now_ns: int) -> None:
-        """Closes the breaker."""
+        """Closes the breaker and forgets all failures."""
         breaker = self._of(life)
         if breaker.is_open:
             breaker.is_open, breaker.closed_ns = False, now_ns

@@ -1,4 +1,4 @@
-"""Effects of the scheduler: everything that the driver does for it, in order."""
+"""Effects of the scheduler: actions that the driver executes for it, in order."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class MoveReason(Enum):
 
 
 class AcquittalReason(Enum):
-    """Why a quarantined request runs with others again."""
+    """Reason for which a quarantined request runs with other requests again."""
 
     CAME_THROUGH = "came_through"
     ANOTHER_FAILED = "another_failed"
 
 
 class HealthChange(Enum):
-    """Changes of an executor's circuit breaker, and of what is known of its health.
+    """Changes of an executor's circuit breaker and health.
 
-    FAILING: it fails whatever it is given, and no other executor could take its place.
-    RECOVERED: one that was failing brought a token. PROBE_FAILED: a probe failed. REINSTATED: it
-    gets requests again after a probe succeeded.
+    FAILING: the executor fails every request, and no other executor could replace it. RECOVERED: an
+    executor that was failing brought a token. PROBE_FAILED: a probe failed. REINSTATED: the
+    executor gets requests again after a probe succeeded.
     """
 
     FAILING = "executor_failing"
@@ -46,7 +46,7 @@ class HealthChange(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendStep:
-    """Send `plan` to the executor."""
+    """Sends `plan` to the executor."""
 
     address: str
     plan: StepPlan
@@ -54,14 +54,14 @@ class SendStep:
 
 @dataclass(frozen=True, slots=True)
 class DeliverTokens:
-    """Tell clients what a step brought, and which requests have ended."""
+    """Delivers to clients the tokens of a step and the requests that ended."""
 
     events: StepEvents
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """A request ended that no executor had; its `finish_reason` and `error` say how."""
+    """Reports the end of a request that no executor had; see its `finish_reason` and `error`."""
 
     request: Request
 
@@ -86,14 +86,14 @@ class RequestMoved:
 
 @dataclass(frozen=True, slots=True)
 class RequestQuarantined:
-    """Executors may have died of the request: it is tried alone from now on."""
+    """Reports that executors may have died of the request, which runs alone from now on."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class RequestAcquitted:
-    """A quarantined request runs with others again."""
+    """Reports that a quarantined request runs with other requests again."""
 
     request: Request
     reason: AcquittalReason
@@ -101,7 +101,7 @@ class RequestAcquitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestBlamed:
-    """A request failed because executors died of it; `RequestFinished` follows."""
+    """Reports that a request failed because executors died of it; `RequestFinished` follows."""
 
     request: Request
 
@@ -123,7 +123,7 @@ class ExecutorHealthChanged:
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
-    """A call of the executor's engine raised: a fault of ours. `ExecutorGone` follows."""
+    """Reports a call of the executor's engine that raised: our fault. `ExecutorGone` follows."""
 
     address: str
     call: str
@@ -132,10 +132,11 @@ class EngineFailed:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorGone:
-    """The executor is removed: end its connection.
+    """Removes the executor: the driver ends its connection.
 
-    `is_drained`: nothing was left of a drain, in which `num_moved` requests moved. `requests`:
-    what it had. `last_step_id`: of its latest step, from which a return of the same life goes on.
+    `is_drained`: a drain left no request at the executor; `num_moved` requests moved during the
+    drain. `requests`: requests that the executor had. `last_step_id`: the latest step of the
+    executor; if the same life registers again, step ids continue from there.
     """
 
     address: str
@@ -150,9 +151,9 @@ class ExecutorGone:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send a `Tick` at `at_ns`, instead of any time asked for before. None: not at all.
+    """Asks for a `Tick` at `at_ns`; replaces an earlier time. None: asks for no tick.
 
-    A time that is not later than now means: after everything that arrived together.
+    A time that is not later than now means: after all events that arrived together.
     """
 
     at_ns: int | None

@@ -1,4 +1,4 @@
-"""Events of the scheduler: everything that it learns from outside, besides the time."""
+"""Events of the scheduler: its only inputs from outside, besides the time."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ class RequestSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestAborted:
-    """A client, or its disconnection, ended a request. An unknown id is ignored."""
+    """Ends a request whose client aborted it or disconnected. An unknown id is ignored."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorJoined:
-    """An executor registered and answered. It gets requests after `ExecutorConnected`.
+    """Reports that an executor registered and answered.
+
+    It gets requests after `ExecutorConnected`.
 
     `epoch` identifies the life of its process. `last_step_id`: the latest step that this life was
     ever sent. `num_credits`: steps that may be in flight at once. `scheduler_epoch`: fencing token
-    of the batches that it is sent.
+    of the batches sent to the executor.
     """
 
     address: str
@@ -52,7 +54,7 @@ class ExecutorConnected:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDoubted:
-    """Whether the executor is late, silent or cut off, and so should get no new requests."""
+    """Reports whether the executor is late, silent or cut off, and so gets no new requests."""
 
     address: str
     is_doubtful: bool
@@ -60,28 +62,28 @@ class ExecutorDoubted:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDraining:
-    """An operator, or the executor, began a drain: running requests finish, no new ones begin."""
+    """Begins a drain for an operator or the executor: running requests finish, none begins."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDrainExpired:
-    """The time for draining is over: requests that still run there move."""
+    """Ends the time for draining: requests that still run at the executor move."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorUndrained:
-    """The executor that was draining stays."""
+    """Cancels the drain of an executor."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLost:
-    """The executor is lost: its requests are recomputed elsewhere. `why` is for people."""
+    """Reports a lost executor: its requests are recomputed elsewhere. `why`: text for operators."""
 
     address: str
     cause: LossCause
@@ -90,9 +92,10 @@ class ExecutorLost:
 
 @dataclass(frozen=True, slots=True)
 class StepCompleted:
-    """The executor answered its oldest step in flight.
+    """Brings the executor's answer to its oldest step in flight.
 
-    `was_sent`: False for a batch that was too large to be sent, which says nothing of the executor.
+    `was_sent`: False for a batch that was too large to be sent; such an outcome does not count
+    against the executor.
     """
 
     address: str
@@ -102,16 +105,17 @@ class StepCompleted:
 
 @dataclass(frozen=True, slots=True)
 class TenantsWeighed:
-    """An operator changed the weights of tenants; an unnamed tenant has weight 1."""
+    """Sets the tenant weights, changed by an operator; an unnamed tenant has weight 1."""
 
     weights: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed, as a `WakeAt` asked for.
+    """Reports the time that a `WakeAt` asked for.
 
-    `looks_everywhere`: the driver found no progress, and asks to check all executors for work.
+    `looks_everywhere`: the driver found no progress and asks the scheduler to check all executors
+    for work.
     """
 
     looks_everywhere: bool = False

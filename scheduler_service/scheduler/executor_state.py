@@ -1,4 +1,4 @@
-"""What the scheduler knows of one executor."""
+"""State of one executor in the scheduler, and recovery of the requests of a closed engine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ExecutorState:
 
     `epoch` identifies the life of its process at `address`. `num_credits`: steps that may be in
     flight at once. `is_withdrawn`: its circuit breaker is open, so it gets probes only.
-    `is_failing`: whatever it computes fails. `is_doubtful`: it is late, silent or cut off.
-    `is_broken`: a call of its engine raised, and it is about to be removed. `has_lost_events`: that
-    call was `apply`, whose events reached nobody. `has_answered`: any step of this engine was
-    answered. `num_moved`: requests that left because it drains. `lacks`: what requests lacked that
-    did not begin with its latest step.
+    `is_failing`: it fails every request. `is_doubtful`: it is late, silent or cut off. `is_broken`:
+    a call of its engine raised, and the executor is about to be removed. `has_lost_events`: that
+    call was `apply`, whose events were not delivered. `has_answered`: some step of this engine was
+    answered. `num_moved`: requests that left because the executor drains. `lacks`: requests that
+    did not begin with its latest step, each with its blocker.
     """
 
     address: str
@@ -47,22 +47,24 @@ class ExecutorState:
 
     @property
     def life(self) -> Life:
-        """Address and epoch."""
+        """Life of the executor's process: address and epoch."""
         return self.address, self.epoch
 
     @property
     def is_serving(self) -> bool:
-        """Whether the executor is connected and to stay, and its results and engine are sound."""
+        """Whether the executor is connected, not draining or withdrawn, and its engine is sound."""
         is_leaving = self.is_draining or self.is_withdrawn or self.is_broken
         return self.is_connected and not is_leaving
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the executor serves and answers in time."""
+        """Whether the executor is serving and answers in time."""
         return self.is_serving and not self.is_doubtful
 
 
-# -- Requests of an engine that failed: a fault of the scheduler costs as little as possible -------
+# -- Recovery of requests from a closed engine -----------------------------------------------------
+#
+# A fault of the scheduler ends as few requests as possible.
 
 REASON = "INVARIANT_BROKEN"
 MESSAGE = "a fault of the scheduler; its log has the details"
@@ -72,8 +74,8 @@ MESSAGE = "a fault of the scheduler; its log has the details"
 class Rescued:
     """Requests recovered from an engine that is closed.
 
-    Those that are not finished are ready for another engine. `faults`: calls of the engine that
-    raised meanwhile, with what they raised.
+    Unfinished requests among them are ready for another engine. `faults`: names of the engine calls
+    that raised meanwhile, each with its exception.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -83,10 +85,10 @@ class Rescued:
 def rescue(executor: ExecutorState) -> Rescued:
     """Evacuates the engine of an executor, sound or broken.
 
-    Returns all unfinished requests, and those that ended and whose owners were not told. Where the
-    engine broke, whose fault that was is unknown. Ends with an error those that saw too many
-    engines break without a new token in between, and, if the events of a step were lost, also those
-    whose tokens cannot be told apart from the lost ones.
+    Returns all unfinished requests, and the requests that ended and whose owners were not told.
+    If the engine broke, ends with an error each request that saw too many engines break without a
+    new token in between, since nobody knows which request breaks them. If the events of a step were
+    lost, ends also each request whose known tokens cannot be told apart from the lost ones.
     """
     rescued = Rescued()
     ended = _take_ended(executor, rescued)
@@ -107,7 +109,7 @@ def rescue(executor: ExecutorState) -> Rescued:
 
 
 def end_with_fault(request: Request) -> None:
-    """Ends a request that no engine has, with INVARIANT_BROKEN."""
+    """Ends a request that no engine has, with the error INVARIANT_BROKEN."""
     request.completions = []
     request.finish_reason, request.error = FinishReason.ERROR, (REASON, MESSAGE)
 
@@ -115,7 +117,7 @@ def end_with_fault(request: Request) -> None:
 def _evacuate(executor: ExecutorState, rescued: Rescued) -> list[Request]:
     try:
         return executor.engine.evacuate()
-    except Exception as error:  # whatever broke it may break this, too
+    except Exception as error:  # a broken engine may fail here, too
         rescued.faults.append(("evacuate", error))
         return []
 
@@ -129,12 +131,15 @@ def _take_ended(executor: ExecutorState, rescued: Rescued) -> StepEvents:
 
 
 def _is_hidden(request: Request) -> bool:
-    """Whether the request has a state that its tokens do not show."""
+    """Returns whether the request has beams or unstreamed tokens, which its tokens do not show."""
     has_begun = any(sequence.num_output_tokens for sequence in request.sequences)
     return not request.params.is_streamed and (has_begun or request.search is not None)
 
 
 def saw_too_many_break(request: Request) -> bool:
-    """Counts an engine that broke while it had the request, or looked at it."""
+    """Counts a broken engine against a request; returns whether the request saw too many break.
+
+    The engine had the request, or looked at it last. A new token of the request restarts the count.
+    """
     num_tokens = sum(len(sequence.token_ids) for sequence in request.sequences)
     return is_lost_too_often(request, num_tokens)

@@ -1,9 +1,9 @@
-"""Health of executors by their results: which requests move, who is withdrawn, probed, reinstated.
+"""Health of executors, judged by step results: request moves, withdrawal, probes, reinstatement.
 
 An executor whose steps fail answers fast, is idle first, and would get the most requests. So
 results are judged before an engine learns from them: a request that failed is tried on another
-executor, and `CircuitBreakers` lays the failure on one of the two. A withdrawn executor joins again
-with an empty cache and without requests, and computes probes of the scheduler until one succeeds.
+executor, and `CircuitBreakers` blames one of the two. A withdrawn executor joins again with an
+empty cache and without requests, and computes probes of the scheduler until one succeeds.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from scheduler_service.scheduler.values.plan import RowStatus, StepOutcome, Step
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 
-# No client can name a request so.
+# Prefix of probe ids; no client can use such a request id.
 _PROBE = "\0probe"
 NUM_PROBE_TOKENS = 8
 _ROW_FAILURES = (RowStatus.INVALID_LOGITS, RowStatus.FAILED)
-# Requests of a failed step share trials with a quarter of the others on the next executor.
+# A trial takes at most a quarter of the requests of the failed step.
 _NUM_GROUPS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Remove the executor; it joins again with an empty cache."""
+    """Removes the executor, which joins again with an empty cache."""
 
     executor: ExecutorState
     why: str
@@ -41,7 +41,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Have the executor compute `request`, which is the scheduler's own."""
+    """Has the executor compute `request`, a probe of the scheduler."""
 
     executor: ExecutorState
     request: Request
@@ -49,7 +49,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Report a change of health; the flags of the executor have the new values already."""
+    """Reports a change of health; the flags of the executor have the new values already."""
 
     executor: ExecutorState
     change: HealthChange
@@ -60,10 +60,11 @@ HealthAction: TypeAlias = Withdraw | Probe | Changed
 
 @dataclass(slots=True)
 class Judgement:
-    """Decision about the result of a step. The requests are still at their executor.
+    """Decision about the result of a step. Its requests are still at their executor.
 
-    `moves`: requests that are to be tried on another executor. `num_suspects`: of how many requests
-    the step failed as a whole, 0 if it did not. `failed_probe`: the probe that failed with it.
+    `moves`: requests to be tried on another executor. `num_suspects`: number of requests of a step
+    that failed as a whole; 0 if the step did not. `failed_probe`: the probe that failed in the
+    step.
     """
 
     moves: list[Request] = field(default_factory=list)
@@ -72,53 +73,54 @@ class Judgement:
 
 
 class ExecutorHealth:
-    """Judges all results. `act` says what follows from them, and from the time.
+    """Judges step results. `act` yields the actions that follow from results and from the time.
 
-    `executors`: those of the scheduler by address, which this reads.
+    `executors`: the scheduler's executors by address; read only, except for their health flags.
     """
 
     def __init__(self, executors: Mapping[str, ExecutorState]) -> None:
         self._executors = executors
         self._breakers = CircuitBreakers()
-        # Probes under way, by life.
+        # Probes under way, by executor life.
         self._probes: dict[Life, Request] = {}
         self._num_probes = 0
-        # Whether a probe ever succeeded; if not, it may be what no executor can compute. Then time
-        # alone closes breakers, and requests that fail again are retried elsewhere again.
+        # Whether a probe ever succeeded. If none did, the probe itself may be impossible to
+        # compute. Then breakers close by time alone, and requests that fail again are tried
+        # elsewhere again.
         self._is_probe_proven = self._is_probe_unusable = False
-        # Executors whose probe failed before that was known.
+        # Executor lives whose probe failed before any probe succeeded.
         self._awaiting_proof: set[Life] = set()
-        # Probes that ended since `act`, and whether they succeeded.
+        # Executor lives whose probe ended since the last `act`, and whether the probe succeeded.
         self._ended_probes: list[tuple[Life, bool]] = []
-        # Failing executors that brought a token since `act`.
+        # Failing executors that brought a token since the last `act`.
         self._recovered: list[ExecutorState] = []
         self.is_due = False
         self.next_probe_ns: int | None = None
 
     def is_withdrawn(self, life: Life) -> bool:
-        """Returns whether an executor that joins is withdrawn and gets probes only."""
+        """Returns whether an executor that joins with `life` gets probes only."""
         return self._breakers.is_open(life)
 
     def avoids(self, request: Request, executor: ExecutorState) -> bool:
-        """Whether the request failed on the executor, and got no token since."""
+        """Returns whether the request failed on the executor and got no token since."""
         return executor.life in self._breakers.failed_at(request.request_id)
 
     def has_failed(self, request: Request) -> bool:
-        """Whether the request failed on some executor, and got no token since."""
+        """Returns whether the request failed on some executor and got no token since."""
         return bool(self._breakers.failed_at(request.request_id))
 
     def closed_to(self, request: Request) -> Collection[Hashable]:
-        """Lives of executors where the request failed, while another one can try it.
+        """Returns executor lives on which the request failed, while an untried executor can run it.
 
-        The request waits for that one even while it is slow to answer.
+        The request waits for an untried executor even while that one is slow to answer.
         """
         lives = self._breakers.failed_at(request.request_id)
         return lives if lives and self._has_untried(request) else ()
 
-    # -- what happens --------------------------------------------------------------------------
+    # -- reported events -----------------------------------------------------------------------
 
     def executor_changed(self) -> None:
-        """An executor serves, or takes requests again."""
+        """Makes `act` due after an executor began to serve, or takes requests again."""
         self.is_due = True
 
     def executor_gone(self, executor: ExecutorState) -> None:
@@ -130,7 +132,7 @@ class ExecutorHealth:
         self._breakers.ended(request_id)
 
     def probe_ended(self, request: Request) -> bool:
-        """Takes note if the request that has ended is a probe; False: it is a client's."""
+        """Notes the end of a probe. Returns False for a client's request, which is not a probe."""
         if not request.request_id.startswith(_PROBE):
             return False
         for life, probe in list(self._probes.items()):
@@ -182,11 +184,14 @@ class ExecutorHealth:
     def _moving(
         self, executor: ExecutorState, requests: list[Request], outcome: StepOutcome
     ) -> list[Request]:
-        """Requests of failed rows, and those whose steps failed here twice."""
+        """Returns the requests of failed rows, or of a failed step, that are to move.
+
+        A request of a failed step moves only if it failed on this executor before.
+        """
         is_step = outcome.status is not StepStatus.OK
         again = {r.request_id for r in requests if self.avoids(r, executor)}
         self._breakers.failed(executor.life, [request.request_id for request in requests])
-        # A first failed step may be chance, and is repeated where its KV is.
+        # The first failure of a step may be chance, so the step is repeated where its KV is.
         return [
             request
             for request in requests
@@ -194,13 +199,13 @@ class ExecutorHealth:
         ]
 
     def _can_move(self, request: Request, executor: ExecutorState) -> bool:
-        """Returns whether another executor can try the request, within the limit of executors."""
+        """Returns whether an untried executor may run it, within MAX_EXECUTORS_PER_REQUEST."""
         if len(self._breakers.failed_at(request.request_id)) >= MAX_EXECUTORS_PER_REQUEST:
             return False
         return self._has_untried(request, executor)
 
     def _has_untried(self, request: Request, executor: ExecutorState | None = None) -> bool:
-        """Whether an executor other than `executor` serves on which the request did not fail."""
+        """Returns whether another serving executor fits the request and has not failed it."""
         return any(
             other is not executor
             and other.is_serving
@@ -209,7 +214,7 @@ class ExecutorHealth:
             for other in self._executors.values()
         )
 
-    # -- what follows --------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------
 
     def act(self, now_ns: int) -> Iterator[HealthAction]:
         """Yields the actions due now; the caller performs each before it asks for the next."""
@@ -249,7 +254,7 @@ class ExecutorHealth:
         self.next_probe_ns = min(waiting, default=None)
 
     def _find(self, lives: Iterable[object]) -> list[ExecutorState]:
-        """Executors with these lives that are connected and to stay."""
+        """Returns executors with these lives that are connected and not draining."""
         wanted = set(lives)
         return [
             executor
@@ -258,9 +263,10 @@ class ExecutorHealth:
         ]
 
     def _withdraw(self, executor: ExecutorState, now_ns: int, why: str) -> Iterator[HealthAction]:
-        """Opens the breaker if another executor takes requests that does not fail itself.
+        """Opens the breaker if a healthy executor besides this one takes requests.
 
-        Else the executor is marked as failing: its requests end by name, and readiness says why.
+        Otherwise marks the executor as failing: its requests end with an error that names the
+        cause, and the readiness check says why.
         """
         others = (other for other in self._executors.values() if other is not executor)
         if any(other.takes_requests and not other.is_failing for other in others):
@@ -277,7 +283,7 @@ class ExecutorHealth:
     # -- probes --------------------------------------------------------------------------------
 
     def _probe(self, executor: ExecutorState) -> Probe:
-        """A request of the scheduler: a few tokens, in steps of its own."""
+        """Makes a probe: a request for NUM_PROBE_TOKENS tokens, run in steps of its own."""
         self._num_probes += 1
         request = Request.create(
             f"{_PROBE}{self._num_probes}",
@@ -290,7 +296,7 @@ class ExecutorHealth:
                 [0] if Feature.CROSS_ATTENTION in executor.config.features else None
             ),
         )
-        # It shares no step with others, and is not acquitted before its last token.
+        # The probe shares no step with other requests, and is not acquitted before its last token.
         request.trial_size, request.num_trials_left = 1, NUM_PROBE_TOKENS + 1
         self._probes[executor.life] = request
         return Probe(executor, request)
@@ -331,13 +337,13 @@ class ExecutorHealth:
         yield from self._give_up(executor, now_ns)
 
     def _give_up(self, executor: ExecutorState, now_ns: int) -> Iterator[HealthAction]:
-        """Withdraws an executor that fails requests, and a probe that others can compute."""
+        """Withdraws an executor that fails every request and a probe known to be computable."""
         if self._breakers.is_suspected(executor.life):
             why = "it fails whatever it is given, and a request of the scheduler's own"
             yield from self._withdraw(executor, now_ns, why)
 
     def _find_well(self, executor: ExecutorState) -> ExecutorState | None:
-        """Finds a healthy executor, other than `executor`, on which to try the probe."""
+        """Returns a healthy executor, other than `executor`, to try the probe; else None."""
         for other in self._executors.values():
             is_well = other.takes_requests and not self._breakers.is_suspected(other.life)
             if other is not executor and is_well:
@@ -351,7 +357,7 @@ def _exceeds(outcome: StepOutcome, vocab_size: int) -> bool:
 
 
 def _split(rows: list[Request | None], outcome: StepOutcome) -> tuple[dict[str, Request], set[str]]:
-    """Requests that failed, and ids of those that got tokens; one that did both, failed."""
+    """Returns failed requests by id, and ids of requests that got tokens and did not fail."""
     if outcome.status is not StepStatus.OK:
         return {row.request_id: row for row in rows if row is not None}, set()
     statuses = outcome.row_statuses or ()
@@ -370,7 +376,10 @@ def _split(rows: list[Request | None], outcome: StepOutcome) -> tuple[dict[str, 
 
 
 def make_suspect(request: Request, num_requests: int) -> None:
-    """Counts a loss; the request runs apart from others until it has a token."""
+    """Counts a loss of a request of a failed step of `num_requests`, and marks it as a suspect.
+
+    The suspect runs apart from other requests until it has a token. Sets `request.trial_size`.
+    """
     is_lost_too_often(request, sum(len(each.token_ids) for each in request.sequences))
     size = -(-num_requests // _NUM_GROUPS)
     request.trial_size = min(size, request.trial_size or size)

@@ -9,15 +9,16 @@ from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
 from scheduler_service.scheduler.routing.routing import Routing
 from scheduler_service.scheduler.values.request import Request
 
-# A preempted request waits for its own executor for this long before another one begins it.
+# Least time in ns for which a preempted request waits for its own executor before it may move.
 _LEAST_PATIENCE_NS = 10_000_000
 
 
 class PreemptedMoves:
-    """Chooses preempted requests that had better begin at another executor.
+    """Chooses preempted requests that should rather begin at another executor.
 
-    `givers`: executors at which preempted requests wait, by address. `next_at_ns`: when one of
-    these has waited long enough to begin elsewhere, if nothing happens before; None for never.
+    `givers`: executors with preempted requests, by address. `next_at_ns`: earliest time in ns at
+    which one of these requests has waited long enough to move, if nothing happens before; None for
+    never.
     """
 
     def __init__(self, queue: WaitingQueue, routing: Routing) -> None:
@@ -27,7 +28,7 @@ class PreemptedMoves:
         self.next_at_ns: int | None = None
 
     def planned(self, executor: ExecutorState) -> None:
-        """Notes whether requests of an executor are preempted, after it has planned a step."""
+        """Updates `givers` after an executor has planned a step."""
         if executor.engine.num_preempted:
             self.givers[executor.address] = executor
         else:
@@ -39,11 +40,12 @@ class PreemptedMoves:
         now_ns: int,
         planning: Container[ExecutorState] = (),
     ) -> tuple[ExecutorState, Request] | None:
-        """Returns an executor and its preempted request that is to wait in the queue again.
+        """Returns an executor and its preempted request that is to move to the waiting queue.
 
-        Waiting requests that may begin before it do so first. `executors`: those that take
-        requests. `planning`: executors that are about to plan a step, and bring their own requests
-        back if they have room.
+        None if no request is to move. A waiting request that may begin before the preempted one has
+        precedence. `executors`: executors that take requests. `planning`: executors that are about
+        to plan a step; while they have room they resume their own preempted requests. Sets
+        `next_at_ns`.
         """
         self.next_at_ns = None
         if not self.givers:
@@ -65,7 +67,7 @@ class PreemptedMoves:
         return None
 
     def _may_move(self, request: Request, takers: list[ExecutorState], now_ns: int) -> bool:
-        """Returns whether a request may move to one of `takers` now, or notes when it may."""
+        """Returns whether a request may move to one of `takers` now; else lowers `next_at_ns`."""
         for taker in takers:
             if not taker.engine.has_room_for(request):
                 continue
@@ -77,10 +79,11 @@ class PreemptedMoves:
 
 
 def _moves_at_ns(request: Request, taker: ExecutorState) -> int:
-    """Returns when a preempted request has waited long enough to move to `taker`, in ns.
+    """Returns the time in ns from which a preempted request may move to `taker`.
 
-    Its own executor has KV of it, or a part. So it waits there for as long as it would take to
-    compute it again: it loses at most twice what the best choice would (ski rental).
+    The request's own executor still has some of its KV. So the request waits there for as long as
+    `taker` would need to recompute it. It loses at most twice what the best choice would (ski
+    rental).
     """
     num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
     return request.queued_at_ns + max(_LEAST_PATIENCE_NS, taker.engine.recompute_ns(num_tokens))
