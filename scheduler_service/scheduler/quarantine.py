@@ -1,14 +1,14 @@
-"""Requests during whose steps executors were lost: tried alone on one executor, then failed.
+"""Quarantine of requests during whose steps executors were lost: trials alone, then failure.
 
-An executor that is lost accuses the requests that its steps in flight were to compute; which of
-them it was, if any, nobody knows. Whoever is accused too often in succession is isolated: it runs
-in steps of its own, with nothing else in flight there, and so do all others that are isolated, on
-the same executor. Whoever gets as far alone as it got between its latest losses is isolated no
-longer. Whoever was alone when one more was lost is failed (docs/adr/0021).
+A lost executor accuses the requests that its steps in flight were to compute; nobody knows which of
+them caused the loss, if any did. A request that is accused too often in succession is isolated: it
+runs in steps of its own, with nothing else in flight at its executor. All isolated requests share
+one executor. A request that gets as far alone as it got between its latest losses is isolated no
+longer. A request that ran alone when one more executor was lost fails (docs/adr/0021).
 
-While anybody is isolated, or a request was failed of late, one loss isolates. So several requests
-of which executors die cost one executor each, and a few before they are isolated. The last executor
-gets no isolated request as long as others may come back.
+While some request is isolated, or a request was failed recently, a single loss isolates. So several
+requests of which executors die cost one executor each, and a few executors before they are
+isolated. The last executor gets no isolated request as long as other executors may come back.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ REASON = "EXECUTOR_LOST_REPEATEDLY"
 
 @dataclass(slots=True)
 class Verdict:
-    """What follows from a loss: requests that are isolated from now on, and that have failed.
+    """Consequences of a loss: requests that are isolated from now on, and requests that failed.
 
-    `excused`: those that were isolated before and are not any more, as another has failed.
-    `released`: of these, who waited here, and is to wait with everybody else.
+    `excused`: requests that were isolated and no longer are, as another request was failed.
+    `released`: excused requests that waited in quarantine, and are to return to the waiting queue.
     """
 
     isolated: list[Request] = field(default_factory=list)
@@ -40,22 +40,22 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Isolated:
-    """A request that was isolated, and who has it."""
+    """Isolated request, and the engine that has it (`host`; None while it waits in quarantine)."""
 
     request: Request
     host: Engine | None = None
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether its core has not seen enough of it yet."""
+        """Whether the request still has trials left."""
         return self.request.trial_size > 0
 
 
 class Quarantine:
-    """Of all executors of a scheduler.
+    """Quarantine of a scheduler, for all of its executors.
 
-    `max_executor_losses`: in succession, until a request is isolated. `refuses_late`: whether one
-    that waits ends when its deadline is past.
+    `max_executor_losses`: losses in succession after which a request is isolated. `refuses_late`:
+    whether a request that waits in quarantine ends once its deadline is past.
     """
 
     def __init__(self, max_executor_losses: int, *, refuses_late: bool = False) -> None:
@@ -64,19 +64,22 @@ class Quarantine:
         self._losses: dict[str, RequestLosses] = {}
         self._fleet = FleetLosses()
         self._isolated: dict[str, _Isolated] = {}
-        # Until when nobody is given to the last executor; 0: now.
+        # Time in ns until which the last executor gets no isolated request; 0 for no such hold.
         self._held_until_ns = 0
 
     def executor_lost(self, requests: Iterable[Request], loss: Loss) -> Verdict:
-        """Judges what an executor had that was lost. Mutates the requests that it names.
+        """Judges the requests of a lost executor; returns the verdict.
 
-        Who was recalled from it too late is accused as well; it is not among `requests`.
+        Mutates the requests it names.
+
+        Also accuses requests that were recalled from the executor too late, which are not in
+        `requests`.
         """
         verdict = Verdict()
         requests = list(requests)
         for request in requests:
             if request.request_id in self._isolated:
-                # What the executor had of it says nothing any more, be it that it was acquitted.
+                # Whatever the executor did with the request is void, even an acquittal.
                 self._isolated[request.request_id] = _Isolated(request)
         self._release()
         if loss.cause.says_nothing:
@@ -96,7 +99,7 @@ class Quarantine:
             self._judge(request, verdict, loss, num_until_isolated)
         excused = self._release()
         verdict.released = [r for r in excused if r.request_id not in come_back]
-        # Who was isolated a moment ago was never tried.
+        # A request isolated by this very loss was never tried.
         verdict.excused = [r for r in excused if r not in verdict.isolated]
         verdict.isolated = [r for r in verdict.isolated if r not in excused]
         return verdict
@@ -105,20 +108,20 @@ class Quarantine:
         return self._losses.setdefault(request.request_id, RequestLosses())
 
     def forget(self, request_id: str) -> None:
-        """A request has ended."""
+        """Forgets a request that has ended."""
         self._losses.pop(request_id, None)
         self._isolated.pop(request_id, None)
 
     def _note_loss(self, request: Request, loss: Loss, *, is_alone: bool) -> None:
         losses = self._losses_of(request)
         if not self._is_isolated(request.request_id):
-            losses.num_alone = 0  # it came through, or has not been tried
+            losses.num_alone = 0  # acquitted, or never tried
         losses.add(self._fleet.num_losses, loss, _num_output_tokens(request), is_alone=is_alone)
 
     def _judge(
         self, request: Request, verdict: Verdict, loss: Loss, num_until_isolated: int
     ) -> None:
-        """Fails or isolates a request after a loss, or leaves it among others."""
+        """Fails or isolates an accused request, or leaves it among other requests."""
         request_id = request.request_id
         losses = self._losses_of(request)
         is_isolated = self._is_isolated(request_id)
@@ -126,7 +129,7 @@ class Quarantine:
             self._fail(request, losses, loss.now_ns)
             verdict.failed.append(request)
         elif len(losses.in_succession) >= num_until_isolated:
-            # It may have come further than was heard: a token with each step in flight.
+            # The request may be further than its results show: by a token for each step in flight.
             least = losses.num_trials if is_isolated else 2 * losses.num_trials
             losses.num_trials = max(losses.num_gained + loss.num_steps, least)
             request.trial_size, request.num_trials_left = 1, losses.num_trials
@@ -135,18 +138,21 @@ class Quarantine:
                 verdict.isolated.append(request)
 
     def _num_until_isolated(self, loss: Loss) -> int:
-        """Losses in succession. One that is certain suffices where others are suspects already."""
+        """Returns the number of losses in succession that isolate a request.
+
+        One certain loss suffices while other requests are suspects already.
+        """
         is_certain = loss.cause is LossCause.DIED
         is_alert = bool(self._isolated) or self._fleet.is_proven(loss.now_ns)
         return 1 if is_certain and is_alert else self._max_losses
 
     def _is_guilty(self, request_id: str, losses: RequestLosses, now_ns: int) -> bool:
-        """Whether it was alone often enough when executors were lost."""
+        """Returns whether enough executors were lost while the request ran alone."""
         num_losses = len(losses.in_succession)
         is_chance = losses.any_silent or self._fleet.is_storm(now_ns, request_id)
         if not is_chance and self._fleet.is_proven(now_ns) and num_losses > 1:
             return losses.num_alone > losses.num_alone_allowed(is_storm=False)
-        # Losses for which other suspects may account say nothing of chance.
+        # Losses that other suspects may have caused do not make chance more likely.
         is_storm = losses.any_silent or self._fleet.is_storm(now_ns, request_id, self._isolated)
         is_alone = losses.num_alone > losses.num_alone_allowed(is_storm=is_storm)
         return is_alone and num_losses > self._max_losses
@@ -163,7 +169,10 @@ class Quarantine:
             self._excuse_others(losses.in_succession)
 
     def _excuse_others(self, numbers: Collection[int]) -> None:
-        """These losses are explained: who was isolated for them need not be tried any more."""
+        """Drops explained losses of all requests, and releases requests cleared by that.
+
+        Only requests that wait in quarantine are released.
+        """
         for request_id, losses in self._losses.items():
             losses.explain(numbers)
             isolated = self._isolated.get(request_id)
@@ -171,10 +180,10 @@ class Quarantine:
             if isolated is not None and is_waiting and len(losses.in_succession) < self._max_losses:
                 isolated.request.trial_size = isolated.request.num_trials_left = 0
 
-    # -- who goes where ------------------------------------------------------------------------
+    # -- placement of isolated requests --------------------------------------------------------
 
     def holds(self, request: Request) -> bool:
-        """Whether a request that no host has waits here, and nowhere else."""
+        """Returns whether a request waits in quarantine, without a host."""
         return self._keeps(request.request_id)
 
     def _keeps(self, request_id: str) -> bool:
@@ -183,12 +192,12 @@ class Quarantine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that no host has."""
+        """Number of isolated requests without a host."""
         return sum(isolated.host is None for isolated in self._isolated.values())
 
     @property
     def next_look_ns(self) -> int | None:
-        """When `take_overdue` or `dispatch` has something to do, if nothing happens before."""
+        """Time in ns at which `take_overdue` or `dispatch` is due without an event; else None."""
         times = [at_ns for at_ns, _ in self._expiring]
         if self._held_until_ns and self.num_waiting:
             times.append(self._held_until_ns)
@@ -196,13 +205,15 @@ class Quarantine:
 
     @property
     def is_holding(self) -> bool:
-        """Whether who waits here waits for executors that may come back."""
+        """Whether waiting requests are held back until lost executors may have returned."""
         return self._held_until_ns > 0
 
     def to_recall(self, hosts: Sequence[Engine], now_ns: int) -> list[tuple[str, Engine]]:
-        """Isolated requests to be withdrawn from `hosts`, all that there are, and `recalled`.
+        """Returns the isolated requests to withdraw from `hosts`, all engines there are.
 
-        The last executor is not to die of them while others are on their way back.
+        Each request comes with its engine. The caller reports a withdrawn request to `recalled`.
+        Only a last host is concerned: it must not die of an isolated request while other executors
+        may come back. Updates `is_holding`.
         """
         is_last = len(hosts) == 1
         self._held_until_ns = self._fleet.return_expected_until_ns(now_ns) if is_last else 0
@@ -213,18 +224,18 @@ class Quarantine:
         return [(name, last) for name, each in self._isolated.items() if each.host is last]
 
     def recalled(self, request: Request) -> None:
-        """No host has an isolated request any more, as its host gave it back."""
+        """Notes that the host gave an isolated request back; the request has no host now."""
         self._isolated[request.request_id] = _Isolated(request)
 
     def take_overdue(self, now_ns: int) -> Iterator[Request]:
-        """As that of the queue, of those that wait here."""
+        """Ends and yields requests waiting here whose deadline is past, at most MAX_OVERDUE."""
         overdue = [request for at_ns, request in self._expiring if at_ns < now_ns]
         for request in overdue[:MAX_OVERDUE]:
             yield end_overdue(request, now_ns)
 
     @property
     def _expiring(self) -> Iterator[tuple[int, Request]]:
-        """Those that wait here and end by themselves, and when."""
+        """Deadline in ns and request, of requests waiting here that end at their deadline."""
         if not self._refuses_late:
             return
         for request in (each.request for each in self._isolated.values() if each.host is None):
@@ -238,19 +249,19 @@ class Quarantine:
         now_ns: int,
         avoids: Callable[[Request, Engine], bool] = lambda _request, _host: False,
     ) -> Iterator[tuple[Request, Engine]]:
-        """Those that no host has, and the hosts that get them, whatever these have begun.
+        """Yields each waiting request with the host that gets it, whatever runs there.
 
-        It is one host for all; another only for who does not fit there, or `avoids` it while
-        there is another.
+        All isolated requests get the same host. Another host is used only for a request that does
+        not fit there, or that `avoids` it while another host fits.
         """
         waiting = [isolated for isolated in self._isolated.values() if isolated.host is None]
         if not waiting or self.to_recall(hosts, now_ns) or self.is_holding:
             return
-        # Who is suspected most is tried first: its guilt may explain the losses of others.
+        # The most suspected request is tried first: its guilt may explain the losses of others.
         waiting.sort(key=self._turn)
         for isolated in waiting:
             if not self.holds(isolated.request):
-                continue  # it has ended while others were given away
+                continue  # it ended while the caller placed another request
             self._release()
             wards = {other.host for other in self._isolated.values()}
             fitting = [host for host in hosts if host.fits(isolated.request)]
@@ -264,7 +275,7 @@ class Quarantine:
                 yield isolated.request, isolated.host
 
     def _turn(self, isolated: _Isolated) -> tuple[int, int]:
-        """Smaller is tried first."""
+        """Returns the sort key of a trial; the smallest is tried first."""
         losses = self._losses_of(isolated.request)
         return -len(losses.in_succession), isolated.request.arrival
 
@@ -273,7 +284,7 @@ class Quarantine:
         return isolated is not None and isolated.is_on_trial
 
     def _release(self) -> list[Request]:
-        """Forgets those of which enough was seen; returns those of them that no host has."""
+        """Drops requests whose trials are over; returns those of them without a host."""
         released = [each for each in self._isolated.values() if not each.is_on_trial]
         for isolated in released:
             del self._isolated[isolated.request.request_id]
@@ -281,18 +292,18 @@ class Quarantine:
 
 
 def _num_output_tokens(request: Request) -> int:
-    """Of its longest sequence that goes on."""
+    """Returns the number of output tokens of the longest unfinished sequence; 0 without any."""
     return max((s.num_output_tokens for s in request.unfinished), default=0)
 
 
-# -- Requests that no host has, and whose deadline is past -----------------------------------------
+# -- Overdue requests: waiting, and past their deadline --------------------------------------------
 
-# How many are ended in one go.
+# Most requests that one call of `take_overdue` ends.
 MAX_OVERDUE = 32
 
 
 def end_overdue(request: Request, now_ns: int) -> Request:
-    """Ends it, by name."""
+    """Ends an overdue request with DEADLINE_UNREACHABLE; returns the request."""
     late_s = (now_ns - (request.scheduling.deadline_ns or 0)) / 1e9
     message = f"it waited for an executor until {late_s:.3f} s after its deadline"
     request.fail_unscheduled("DEADLINE_UNREACHABLE", message)

@@ -1,7 +1,7 @@
 """Scheduler of all executors: `handle` takes an event and the time, and returns effects.
 
 Deterministic: no I/O, no clock, no randomness. Every unfinished request is in one place: in the
-queue, in quarantine, among those to be retried, or at the engine of one executor.
+waiting queue, in quarantine, or at the engine of one executor.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ from scheduler_service.scheduler.values.plan import (
 from scheduler_service.scheduler.values.request import Request, RequestStatus
 from splitserve_rpc.domain_error import DomainError
 
-# A deadline is past when the clock is beyond it.
+# Added to wake times: a deadline is past only once the clock is beyond it.
 _PAST_NS = 1_000_000
-# Requests that end late in one turn; the others wait for the next.
+# Most overdue requests that one tick ends; further ones end at the next tick.
 _MAX_OVERDUE = 32
 _MAX_HEADS = 4
 _MAX_HEAD_EXECUTORS = 8
@@ -98,25 +98,29 @@ _Result = TypeVar("_Result")
 
 
 class _EngineBroke(Exception):
-    """A call of an engine raised; its executor is about to be removed."""
+    """Raised when an engine call raised; its executor is about to be removed."""
 
 
 @dataclass(slots=True)
 class Place:
-    """An unfinished request, and the executor that has it; None for no executor."""
+    """Place of an unfinished request: the executor that has it, or None."""
 
     request: Request
     executor: ExecutorState | None = None
 
 
 class Scheduler:
-    """Requests and executors, and which executor computes which request.
+    """Places requests at executors: handles events, plans steps, and returns effects.
 
-    `executors`: by address, in order of registration. `places`: of all unfinished requests, by id.
+    `executors`: executors by address, in order of registration. `places`: places of all unfinished
+    requests, by request id.
     """
 
     def __init__(self, config: FleetConfig, router: Router | None = None) -> None:
-        """`router`: compares executors; None for the one of cached prefixes and load."""
+        """Creates a scheduler without executors.
+
+        `router`: compares executors; None for a `PrefixRouter`, by cached prefixes and load.
+        """
         self._config = config
         self.now_ns = 0
         self.executors: dict[str, ExecutorState] = {}
@@ -131,22 +135,24 @@ class Scheduler:
         self.capabilities = Capabilities(self.executors, return_ns)
         self._preempted_moves = PreemptedMoves(self.queue, self._routing)
         self._effects: list[Effect] = []
-        # Executors for which a step is to be planned by the next tick.
+        # Addresses of executors for which the next tick plans steps.
         self._awake: dict[str, None] = {}
-        # Executors to which another step could be sent, if there were something to compute.
+        # Addresses of executors that have credits left and nothing to compute.
         self._idle: dict[str, None] = {}
-        # Whether executors or their requests have changed, so that any request may begin anywhere.
+        # Whether executors or their requests changed, so that any waiting request may begin
+        # anywhere.
         self._has_changed = False
         self._broken: list[ExecutorState] = []
         self._draining: dict[str, ExecutorState] = {}
-        # When to plan steps of executors again though nothing happens, by address.
+        # Times in ns at which to plan steps again without any event, by address.
         self._asks_at_ns: dict[str, int] = {}
         self._wakes_at_ns: int | None = None
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         """Handles `event` at `now_ns`, which never decreases; returns effects in order.
 
-        Raises ValueError for an executor whose configuration makes no sense; then nothing changed.
+        Raises ValueError for an executor whose configuration is invalid; then the state is
+        unchanged.
         """
         self.now_ns = now_ns
         self.queue.tick(now_ns)
@@ -188,39 +194,40 @@ class Scheduler:
             case _:
                 assert_never(event)
 
-    # -- what is known -------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     @property
     def taking_requests(self) -> list[ExecutorState]:
-        """Executors that may be given requests."""
+        """Executors that take requests."""
         return [each for each in self.executors.values() if each.takes_requests]
 
     @property
     def num_waiting(self) -> int:
-        """Requests that no executor has."""
+        """Number of requests that no executor has."""
         return len(self.queue) + self._quarantine.num_waiting
 
     @property
     def num_queued(self) -> int:
-        """Requests in the waiting queue."""
+        """Number of requests in the waiting queue."""
         return len(self.queue)
 
     @property
     def num_quarantined(self) -> int:
-        """Requests in quarantine that no executor has."""
+        """Number of quarantined requests that no executor has."""
         return self._quarantine.num_waiting
 
     @property
     def num_unfitting(self) -> int:
-        """Waiting requests that fit no executor that takes requests."""
-        # Whoever waits in quarantine begins at once wherever it fits, or waits for an executor.
+        """Number of waiting requests that fit no executor that takes requests."""
+        # A quarantined request that fits an executor begins at once, unless the quarantine holds
+        # it.
         num_isolated = 0 if self._quarantine.is_holding else self._quarantine.num_waiting
         self._routing.keep(self.taking_requests)
         return sum(not self._routing.fits_some(each) for each in self.queue) + num_isolated
 
     @property
     def has_work(self) -> bool:
-        """Whether some connected executor has a request, or could run one that waits."""
+        """Whether a connected executor has a request, or could run a waiting one."""
         connected = [each for each in self.executors.values() if each.is_connected]
         if any(executor.engine.num_unfinished for executor in connected):
             return True
@@ -242,11 +249,14 @@ class Scheduler:
         return any(each.engine.num_in_flight for each in self.executors.values())
 
     def first_waiting(self, limit: int) -> list[Request]:
-        """The first `limit` requests of the queue."""
+        """Returns the first `limit` requests of the waiting queue."""
         return list(islice(self.queue.candidates(), limit))
 
     def heads(self) -> list[tuple[Request, list[tuple[str, str]]]]:
-        """First requests of the queue, each with (address, blocker) of executors."""
+        """Returns the first requests of the queue, each with (address, blocker) of executors.
+
+        At most _MAX_HEADS requests and _MAX_HEAD_EXECUTORS executors.
+        """
         executors = self.taking_requests[:_MAX_HEAD_EXECUTORS]
         return [
             (request, [(e.address, self.obstacle(request, e).value) for e in executors])
@@ -258,17 +268,17 @@ class Scheduler:
         return self._routing.obstacle(request, executor)
 
     def check(self, request: Request) -> None:
-        """Raises DomainError if no executor can run `request`, or if too many wait.
+        """Raises DomainError if no executor can run `request`, or if the queue is full.
 
-        An executor is expected back for `executor_return_s` after it left. Where none is here or
-        expected, the last one that joined stands for those to come.
+        An executor is expected back for `executor_return_s` after it left. While no executor is
+        connected or expected, the last one that served stands for executors to come.
         """
         self.capabilities.check_fits(request)
         executors = self.taking_requests
         num_places = self._config.max_num_waiting * max(1, len(executors))
         if self.queue.has_place(request.scheduling.tenant, num_places):
             return
-        # Requests for which rows are free begin with the next steps.
+        # Requests that free rows can take begin with the next steps.
         num_places += sum(each.engine.num_free_rows for each in executors if each.engine.has_room)
         if not self.queue.has_place(request.scheduling.tenant, num_places):
             message = f"{len(self.queue)} requests wait; allowed: {num_places}"
@@ -287,7 +297,7 @@ class Scheduler:
         self._push(request)
 
     def _push(self, request: Request) -> None:
-        """Has a request wait that no executor has."""
+        """Has a request wait in the queue; no executor has it."""
         request.status = RequestStatus.WAITING
         self._routing.push(request)
 
@@ -305,7 +315,7 @@ class Scheduler:
             self._end(place.request)
 
     def _end(self, request: Request) -> None:
-        """A request ended that no engine has."""
+        """Reports the end of a request that no engine has."""
         self._forget(request)
         self._effects.append(RequestFinished(request))
 
@@ -321,14 +331,14 @@ class Scheduler:
         self.places.pop(request_id, None)
 
     def _queue_changed(self) -> None:
-        """Has the next tick look whether those that wait may begin, or go on after preemption."""
+        """Has the next tick check whether waiting requests may begin, or preempted ones resume."""
         self._routing.is_stale = True
         for address in self._preempted_moves.givers:
             if address in self._idle:
                 self._awake[address] = None
 
     def _deliver(self, events: StepEvents) -> None:
-        """Takes note of what a step brought, and has clients told."""
+        """Forgets requests that ended with a step, and delivers its events to clients."""
         for request in events.acquitted:
             self._effects.append(RequestAcquitted(request, AcquittalReason.CAME_THROUGH))
         events.finished = [each for each in events.finished if not self._health.probe_ended(each)]
@@ -337,7 +347,7 @@ class Scheduler:
         self._effects.append(DeliverTokens(events))
 
     def _deliver_ended(self, executor: ExecutorState) -> None:
-        """Has clients told what ended by a decision of the engine; mostly nothing did."""
+        """Delivers requests that the engine ended by itself, if any, and charges tenants."""
         if executor.is_broken:
             return
         events = self._ask(executor, "take_ended", executor.engine.take_ended)
@@ -348,7 +358,8 @@ class Scheduler:
     # -- executors -----------------------------------------------------------------------------
 
     def _join(self, event: ExecutorJoined) -> None:
-        # Requests that are prepared for one executor are so for all that are like it.
+        # Executors with equal configurations share one object, for which requests are prepared
+        # once.
         alike = (each.config for each in self.executors.values() if each.config == event.config)
         config = next(alike, event.config)
         engine = Engine(config, self.queue, event.last_step_id)
@@ -371,7 +382,7 @@ class Scheduler:
         self._wake(executor)
 
     def _executor_takes_requests(self) -> None:
-        """Looks for requests that an executor which takes requests again, or is new, may begin."""
+        """Notes an executor that is new or takes requests again; ends unfitting requests."""
         self._health.executor_changed()
         if self.num_unfitting:
             self._end_unfitting()
@@ -421,7 +432,7 @@ class Scheduler:
     def _remove(
         self, executor: ExecutorState, cause: LossCause, why: str, *, is_drained: bool = False
     ) -> None:
-        """Closes the engine of an executor; its requests go on elsewhere."""
+        """Removes an executor and closes its engine; its requests go on elsewhere."""
         del self.executors[executor.address]
         givers = self._preempted_moves.givers
         for others in (self._awake, self._idle, givers, self._draining, self._asks_at_ns):
@@ -453,7 +464,7 @@ class Scheduler:
         self, executor: ExecutorState, requests: Sequence[Request], cause: LossCause
     ) -> None:
         """Requeues, quarantines or ends the requests of an executor that is gone."""
-        # The owners of others are gone.
+        # Skips requests whose owners are gone.
         lost = [request for request in requests if self._runs_at(executor, request.request_id)]
         verdict = self._quarantine.executor_lost(lost, self._loss(executor, cause))
         self._announce(verdict)
@@ -462,18 +473,18 @@ class Scheduler:
             self._push(request)
         for request in verdict.failed:
             if request.request_id in self.places:
-                self._end(request)  # it was recalled from the executor
+                self._end(request)  # a request recalled from the executor
         for place in [left for left in self.places.values() if left.executor is executor]:
-            # An engine so broken that it could not even give this one back, or say how it ended.
+            # The engine is so broken that it neither gave the request back nor reported its end.
             if place.request.error is None:
                 end_with_fault(place.request)
             self._end(place.request)
         self._has_changed = True
 
     def _end_unfitting(self) -> None:
-        """Ends waiting requests that no executor can run which is here or expected back.
+        """Ends waiting requests that no executor, present or expected back, can run.
 
-        While no executor is connected, nobody knows what those to come can run.
+        Does nothing while no executor is connected: the abilities of executors to come are unknown.
         """
         if not any(executor.is_connected for executor in self.executors.values()):
             return
@@ -498,7 +509,7 @@ class Scheduler:
     def _take_back(self, executor: ExecutorState, requests: Iterable[Request]) -> None:
         for request in sorted(requests, key=lambda moved: moved.arrival):
             if not self._runs_at(executor, request.request_id):
-                continue  # its owner is gone
+                continue  # the owner is gone
             self.places[request.request_id] = Place(request)
             if request.is_finished:
                 self._end(request)
@@ -520,14 +531,14 @@ class Scheduler:
     def _ask(
         self, executor: ExecutorState, name: str, call: Callable[[], _Result]
     ) -> _Result | None:
-        """Calls the engine of an executor; None if that raised, and it is to be removed."""
+        """Calls the engine of an executor; None if that raised. The executor is removed then."""
         try:
             return self._call(executor, name, call)
         except _EngineBroke:
             return None
 
     def _call(self, executor: ExecutorState, name: str, call: Callable[[], _Result]) -> _Result:
-        """Calls the engine of an executor, which is sound. Raises ContractBroken, _EngineBroke."""
+        """Calls the sound engine of an executor. Raises ContractBroken, _EngineBroke."""
         executor.engine.tick(self.now_ns)
         try:
             return call()
@@ -540,7 +551,7 @@ class Scheduler:
             raise _EngineBroke from error
 
     def _withdraw(self, executor: ExecutorState, request_id: str) -> Request | None:
-        """Takes a request back from an executor; None if that has no such request."""
+        """Takes a request back from an executor; None if the executor has no such request."""
         if executor.is_broken:
             return None
         moved = self._ask(executor, "withdraw", lambda: executor.engine.withdraw(request_id))
@@ -549,7 +560,7 @@ class Scheduler:
         return moved
 
     def _adopt(self, executor: ExecutorState, request: Request) -> None:
-        """Gives a quarantined request to an executor, which runs it in steps of its own."""
+        """Gives an isolated request or a probe to an executor, to run in steps of its own."""
         self._ask(executor, "adopt", lambda: executor.engine.adopt(request))
         self._deliver_ended(executor)
         self._wake(executor)
@@ -576,7 +587,10 @@ class Scheduler:
         self._deliver_ended(executor)
 
     def _judge(self, executor: ExecutorState, outcome: StepOutcome) -> None:
-        """Takes requests away that are to be tried on another executor."""
+        """Judges a result, and takes back the requests to be tried on another executor.
+
+        Raises ContractBroken, _EngineBroke.
+        """
         judgement = self._health.judge(executor, outcome)
         if judgement is None:
             return
@@ -606,16 +620,16 @@ class Scheduler:
         engine = executor.engine
         try:
             events = self._call(executor, "apply", lambda: engine.apply(outcome))
-        except _EngineBroke:  # a result that breaks the contract leaves nothing half taken
+        except _EngineBroke:  # a result that breaks the contract changes nothing
             was_taken = engine.oldest_step_in_flight != outcome.step_id
             executor.has_lost_events = was_taken and outcome.status is StepStatus.OK
             raise
         executor.has_answered = True
-        self.queue.charge(events.num_sampled)  # before the next step is planned
+        self.queue.charge(events.num_sampled)  # before planning the next step
         return events
 
     def _plan(self, addresses: Iterable[str]) -> None:
-        """Plans steps of executors for what they have, and of idle ones for what waits."""
+        """Plans steps of executors for their requests, and of idle ones for waiting requests."""
         executors = [self.executors[each] for each in addresses if each in self.executors]
         for executor in executors:
             self._idle[executor.address] = None
@@ -638,7 +652,7 @@ class Scheduler:
         return [self.executors[address] for address in self._idle]
 
     def _plan_steps(self, executor: ExecutorState) -> None:
-        """Sends steps to an executor while it has something to do, and credits."""
+        """Sends steps to an executor while it has credits and something to compute."""
         engine, address = executor.engine, executor.address
         self._asks_at_ns.pop(address, None)
         self._idle.pop(address, None)
@@ -662,16 +676,17 @@ class Scheduler:
         self._deliver_ended(executor)
 
     def _count_break(self, looked_at: Request | None) -> None:
-        """Ends the waiting request that a broken engine looked at last, if it saw too many break.
+        """Ends the request that a broken engine looked at last, if too many engines broke so.
 
-        It may be what breaks them, and would go on to the next.
+        The request waits in the queue. It may be what breaks engines, and would go on to the next
+        one.
         """
         if looked_at is not None and looked_at in self.queue and saw_too_many_break(looked_at):
             end_with_fault(looked_at)
             self._end(looked_at)
 
     def _move_preempted(self, planning: Sequence[ExecutorState] = ()) -> None:
-        """Has one preempted request wait in the queue that had better begin at another executor."""
+        """Moves to the queue one preempted request that should rather begin at another executor."""
         moves = self._preempted_moves
         if not moves.givers:
             moves.next_at_ns = None
@@ -682,7 +697,7 @@ class Scheduler:
             self._take_from(giver, request.request_id, MoveReason.BEGINS_SOONER_ELSEWHERE)
 
     def _assign_begun(self, executor: ExecutorState) -> None:
-        """Notes which requests have left the queue for an executor."""
+        """Assigns requests that began in the latest step to their executor."""
         begun = self.queue.take_begun()
         if begun:
             self._queue_changed()
@@ -695,7 +710,7 @@ class Scheduler:
             self._effects.append(RequestAssigned(request, executor.address, assignment))
 
     def _wake(self, executor: ExecutorState) -> None:
-        """Has the next tick plan steps of an executor, after all that arrived together."""
+        """Has the next tick plan steps of an executor, after all events that arrived together."""
         self._awake[executor.address] = None
 
     def _tick(self, *, looks_everywhere: bool) -> None:
@@ -718,7 +733,7 @@ class Scheduler:
         self._plan(list(self.executors) if looks_everywhere else awake)
 
     def _end_overdue(self) -> None:
-        """Ends some of the waiting requests whose deadline is past."""
+        """Ends some of the waiting and quarantined requests whose deadline is past."""
         for _ in range(_MAX_OVERDUE):
             request = self.queue.overdue()
             if request is None:
@@ -728,10 +743,10 @@ class Scheduler:
         for request in self._quarantine.take_overdue(self.now_ns):
             self._end(request)
 
-    # -- what follows before `handle` returns --------------------------------------------------
+    # -- follow-up work, before `handle` returns -----------------------------------------------
 
     def _settle(self) -> None:
-        """Does what others left to be done once they are through."""
+        """Completes work that event handlers left: removals, health actions, drains, wake."""
         while True:
             if self._broken:
                 executor = self._broken.pop()
@@ -744,7 +759,8 @@ class Scheduler:
                 self._has_changed = False
                 self._place_isolated()
                 if self._quarantine.num_waiting and not self._quarantine.is_holding:
-                    # It has outgrown all executors, or else it would be at one by now.
+                    # A request still waiting here has outgrown all executors; otherwise one would
+                    # have it by now.
                     self._end_unfitting()
                 self._queue_changed()
             else:
@@ -788,10 +804,13 @@ class Scheduler:
                 case _:
                     assert_never(action)
 
-    # -- who goes where ------------------------------------------------------------------------
+    # -- placement of isolated and withdrawn requests ------------------------------------------
 
     def _place_isolated(self) -> None:
-        """Gives requests of the quarantine to executors that try them apart."""
+        """Gives isolated requests to an executor that runs them alone.
+
+        Recalls them from the last executor while others may come back.
+        """
         by_engine: dict[Engine, ExecutorState] = {e.engine: e for e in self.taking_requests}
         for request_id, host in self._quarantine.to_recall(list(by_engine), self.now_ns):
             self._take_from(by_engine[host], request_id, MoveReason.LAST_EXECUTOR)
@@ -806,11 +825,11 @@ class Scheduler:
             self._effects.append(RequestAssigned(request, executor.address, _ALONE))
             if not executor.is_broken:
                 self._adopt(executor, request)
-            if executor.is_broken:  # it gives the request back, and then there is more to do
+            if executor.is_broken:  # `_settle` takes the request back and comes here again
                 break
 
     def _take_from(self, executor: ExecutorState, request_id: str, reason: MoveReason) -> None:
-        """Takes a request back from an executor that is to begin elsewhere."""
+        """Takes a request back from an executor, so that it begins elsewhere."""
         moved = self._withdraw(executor, request_id)
         if moved is None:
             return
