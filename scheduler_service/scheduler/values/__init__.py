@@ -1,1 +1,1 @@
-"""What the scheduler decides about and with: requests, parameters, plans, configuration."""
+"""Values of the scheduler: requests, parameters, plans, results, configuration."""

@@ -1,6 +1,6 @@
-"""Why an executor was given a request and no other was: for those who watch.
+"""Reasons for admission: why an executor got a request, and what blocks a request from beginning.
 
-Nothing is decided by it.
+Assignments are for logs and metrics only; no decision uses them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from enum import Enum
 
 
 class AssignedFor(Enum):
-    """What decided.
+    """Reason for which a request was assigned to an executor.
 
-    ONLY_ONE: no other was there that could begin it soon. MOST_CACHED: more of it is cached there,
-    SOONEST: less is before it there, AS_GOOD: nothing speaks for another. BETTER_IS_BUSY: another
-    were better, and not by enough to wait for it; WAITED_LONG_ENOUGH: it did wait for that one.
-    OTHERS_YIELD: less urgent ones there make room for it. NO_ROOM_ANYWHERE: it had a reservation
-    there, since nobody had room. TRIED_ALONE: whoever executors may have died of goes there
-    (`scheduler/quarantine.py`). RETRIED: it failed on another executor.
+    ONLY_ONE: no other executor could begin the request soon. MOST_CACHED: more of it is cached
+    there. SOONEST: less work is before it there. AS_GOOD: no other executor is better.
+    BETTER_IS_BUSY: another executor is better, but not by enough to wait for it.
+    WAITED_LONG_ENOUGH: the request did wait for a better executor. OTHERS_YIELD: less urgent
+    requests there make room for it. NO_ROOM_ANYWHERE: the request had a reservation there, since no
+    executor had room. TRIED_ALONE: executors may have died of the request, which runs alone there
+    (`scheduler/quarantine.py`). RETRIED: the request failed on another executor.
     """
 
     ONLY_ONE = "only_one"
@@ -34,12 +35,13 @@ class AssignedFor(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What decided, and by which numbers, as they were before the request was given.
+    """Reason for an assignment and the numbers behind it, as they were before the request began.
 
-    `num_cached`: tokens of it that need not be computed there; `num_ahead`: of prompts that are
-    computed there before it or with it; `num_running`: sequences with a row. `cost_us`: by these,
-    the time until its first token there, as the router estimates it for comparison. `_elsewhere`:
-    the same of the executor that was next best, or better; None if there is none.
+    `num_cached`: prompt tokens of the request cached at the executor. `num_ahead`: prompt tokens
+    computed there before the request or with it. `num_running`: sequences with a row there.
+    `cost_us`: estimated time until the request's first token there, in µs, as the router compares
+    it. `num_cached_elsewhere`, `cost_elsewhere_us`: the same of the best other executor, which may
+    be better; None without one.
     """
 
     why: AssignedFor
@@ -51,15 +53,15 @@ class Assignment:
     cost_elsewhere_us: int | None = None
 
 
-# -- What keeps a request from beginning on an engine now ------------------------------------------
+# -- Admission blockers ----------------------------------------------------------------------------
 
 
 class AdmissionBlocker(Enum):
-    """A reason why a request cannot have a row and blocks.
+    """Reason for which a request cannot have a row and blocks of an engine now.
 
-    POOL: no pool like this one will ever have enough blocks for it. OTHERS_FIRST: preempted
-    requests of the engine, or suspects that are tried, go before it. RESULTS, BUDGET (tokens of a
-    step) and BLOCKS_ON_THEIR_WAY pass by themselves.
+    POOL: no pool of this size will ever have enough blocks for the request. OTHERS_FIRST: preempted
+    requests of the engine, or suspects on trial, go before it. RESULTS, BUDGET (tokens of a step)
+    and BLOCKS_ON_THEIR_WAY pass without any request leaving.
     """
 
     ADAPTER_SLOT = "adapter_slot"
@@ -69,7 +71,7 @@ class AdmissionBlocker(Enum):
     SHARE = "share"
     POOL = "pool"
     OTHERS_FIRST = "others_wait_there"
-    # All of these pass by themselves, and nobody goes first.
+    # Blockers that pass without any request leaving; no other request goes first.
     RESULTS = "results"
     BUDGET = "budget"
     BLOCKS_ON_THEIR_WAY = "blocks_on_their_way"

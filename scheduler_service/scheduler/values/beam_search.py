@@ -1,14 +1,14 @@
-"""Beam search for one request, from logprobs alone: the search, and its state as values.
+"""Beam search of one request, from logprobs alone: the search, and its state as values.
 
-Of all continuations of the live beams, the best `width` that do not end a sequence live on. One
-that does end it (by a stop token, or at the maximum length) becomes a hypothesis if it is among the
-best `width` of all; the best `width` hypotheses are kept.
+Of all continuations of the live beams, the best `width` that do not end a sequence live on. A
+continuation that ends its sequence (by a stop token, or at the maximum length) becomes a hypothesis
+if it is among the best `width` of all continuations; the best `width` hypotheses are kept.
 
-For the same logprobs this gives what `generate` of Hugging Face transformers 5 gives with
-`num_beams > 1`. Two things differ. There, -1e9 stands for "no beam", which shows where the
+For equal logprobs the results equal those of `generate` of Hugging Face transformers 5 with
+`num_beams > 1`, with two differences. There, -1e9 stands for "no beam", which shows where the
 vocabulary is smaller than `width` plus the number of stop tokens, or where a score is below -1e9;
-here, there then are fewer beams. And sums are not rounded to float32, ties not left to chance: the
-earlier beam wins, then the smaller token id.
+here, fewer beams are live then. And here sums are not rounded to float32, and ties are not left to
+chance: the earlier beam wins, then the smaller token id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scheduler_service.scheduler.values.sampling_params import BeamParams, Early
 
 @dataclass(frozen=True, slots=True)
 class BeamSelection:
-    """The live beams after a step, best first, as (index of the parent beam, token id).
+    """Live beams after a step, best first, as (index of the parent beam, token id).
 
     The parent's index counts the beams that were live before the step. A parent may occur several
     times or not at all. There are no beams if the search is finished.
@@ -35,10 +35,10 @@ class BeamSelection:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A finished output. `token_ids` and both numbers include the stop token, if there is one.
+    """Finished output. `token_ids` and both numbers include the stop token, if there is one.
 
-    `score`: cumulative_logprob / len(token_ids) ** length_penalty. `stop_token_id` is None if it
-    was the maximum length that ended it.
+    `score`: cumulative_logprob / len(token_ids) ** length_penalty. `stop_token_id`: None if the
+    maximum length ended the output.
     """
 
     token_ids: tuple[int, ...]
@@ -49,7 +49,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class BeamState:
-    """A live beam, or an ended one with its score: output tokens and the sum of their logprobs."""
+    """Output tokens and summed logprob of a live beam, or of an ended one with its score."""
 
     token_ids: tuple[int, ...]
     cumulative_logprob: float
@@ -58,7 +58,7 @@ class BeamState:
 
 @dataclass(frozen=True, slots=True)
 class SearchState:
-    """A search after `num_tokens` tokens, with its parameters."""
+    """State of a search after `num_tokens` tokens, with its parameters."""
 
     params: BeamParams
     n: int
@@ -75,10 +75,10 @@ _Continuation = tuple[float, int, int]
 
 
 class BeamSearch:
-    """The live beams and the hypotheses of one request; `advance` is one step.
+    """Live beams and hypotheses of one request; `advance` is one step.
 
-    At first one beam is live, the prompt. `max_tokens` (at least 1) is the number of output tokens
-    at which a sequence ends; before it has `min_tokens`, no stop token is chosen.
+    The search begins with one live beam, the prompt. `max_tokens` (at least 1): number of output
+    tokens at which a sequence ends. No stop token is chosen before a sequence has `min_tokens`.
     """
 
     def __init__(
@@ -103,32 +103,32 @@ class BeamSearch:
 
     @property
     def max_tokens(self) -> int:
-        """The number of output tokens at which a sequence ends."""
+        """Number of output tokens at which a sequence ends."""
         return self._max_tokens
 
     @property
     def num_candidates(self) -> int:
-        """How many of its best tokens `advance` needs to know of each live beam.
+        """Number of best tokens that `advance` needs of each live beam.
 
-        Even if all stop tokens are among them, `width` others are left.
+        Even if all stop tokens are among them, `width` other tokens are left.
         """
         return self._params.width + len(self._stop_token_ids)
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing is left to do; `advance` must not be called then."""
+        """Whether the search is finished; `advance` must not be called then."""
         return not self._live
 
     @property
     def state(self) -> SearchState:
-        """All there is to know; a search `from_state` goes on as this one does."""
+        """Complete state of the search; `from_state` continues from it."""
         limits = self._max_tokens, self._min_tokens, self._stop_token_ids
         beams = tuple(self._live), tuple(self._ended)
         return SearchState(self._params, self._n, *limits, self._num_tokens, *beams)
 
     @classmethod
     def from_state(cls, state: SearchState) -> BeamSearch:
-        """A search that has come as far as `state`."""
+        """Returns a search that continues from `state`."""
         search = cls(
             state.params,
             n=state.n,
@@ -142,18 +142,20 @@ class BeamSearch:
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
-        """The best `n` found so far, best first.
+        """Best `n` hypotheses found so far, best first.
 
-        Fewer at the end only if there were no more continuations with a logprob above -inf.
+        A finished search has fewer only if there were no more continuations with a logprob above
+        -inf.
         """
         return [self._describe(ended) for ended in self._ended[: self._n]]
 
     def advance(self, candidates: Items[Items[tuple[int, float]]]) -> BeamSelection:
         """Appends a token to every live beam: `candidates[i]` are (token id, logprob) of beam i.
 
-        They are its `num_candidates` best tokens in any order (all of them, if the vocabulary is
-        smaller); more do no harm. The logprobs are those of the whole vocabulary. Raises ValueError
-        if `candidates` are not as many as the live beams.
+        Candidates are the `num_candidates` best tokens of the beam in any order (all tokens, if the
+        vocabulary is smaller); further candidates are allowed. Logprobs are normalized over the
+        whole vocabulary. Raises ValueError if the number of `candidates` differs from that of the
+        live beams.
         """
         assert not self.is_finished, "the search is finished"
         continuations = self._rank_continuations(candidates)
@@ -171,7 +173,7 @@ class BeamSearch:
     def _rank_continuations(
         self, candidates: Items[Items[tuple[int, float]]]
     ) -> list[_Continuation]:
-        """What the live beams may become, best first."""
+        """Returns the continuations of the live beams, best first."""
         refused = self._stop_token_ids if self._num_tokens < self._min_tokens else frozenset()
         return sorted(
             (-(beam.cumulative_logprob + logprob), parent, token_id)
@@ -188,7 +190,7 @@ class BeamSearch:
         return BeamState((*self._live[parent].token_ids, token_id), -negated_logprob)
 
     def _record(self, beams: list[BeamState]) -> None:
-        """Keeps the best hypotheses; of equals the older."""
+        """Adds ended beams and keeps the best `width` hypotheses; older ones win ties."""
         found = [
             replace(beam, score=self._score(beam.cumulative_logprob, self._num_tokens))
             for beam in beams
@@ -196,7 +198,7 @@ class BeamSearch:
         self._ended = sorted(self._ended + found, key=lambda e: -e.score)[: self._params.width]
 
     def _can_improve(self) -> bool:
-        """Whether the live beams are to go on, as `EarlyStopping` says."""
+        """Returns whether the live beams continue, according to `EarlyStopping`."""
         if len(self._ended) < self._params.width:
             return True
         length = self._num_tokens

@@ -1,4 +1,4 @@
-"""What one scheduler core must know of its executor and of the limits of a step."""
+"""Configuration of the scheduler: the fleet, scheduling policies, and each engine's executor."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Feature(Enum):
 
 
 class BatchPolicyName(Enum):
-    """What kinds of work share a step: all, or prompts apart from decodes."""
+    """Policies for the work that shares a step: prompts with decodes, or prompts apart."""
 
     MIXED = "mixed"
     PREFILL_FIRST = "prefill-first"
 
 
 class Speculation(Enum):
-    """Who guesses which tokens follow."""
+    """Source of draft tokens."""
 
     OFF = "off"
     PROMPT_LOOKUP = "prompt-lookup"
 
 
 class PreemptionMode(Enum):
-    """What becomes of the KV of a preempted request. AUTO: whichever is estimated to be cheaper."""
+    """Fate of a preempted request's KV. AUTO: the mode that is estimated to be cheaper."""
 
     AUTO = "auto"
     SWAP = "swap"
@@ -47,11 +47,11 @@ class PreemptionMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """Settings of the scheduler that concern all executors: queue, quarantine, returns.
+    """Settings of the scheduler for all executors: queue, quarantine, returns.
 
-    `max_num_waiting`: places in the queue for each executor. `max_executor_losses`: executors lost
-    in succession, after which a request of their steps is quarantined. `executor_return_s`: how
-    long an executor that left is expected back.
+    `max_num_waiting`: places in the waiting queue for each executor. `max_executor_losses`:
+    executors lost in succession after which a request of their steps is quarantined.
+    `executor_return_s`: time for which an executor that left is expected back, in seconds.
     """
 
     queue_policy: str = "fcfs"
@@ -63,12 +63,12 @@ class FleetConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """How every core schedules, whatever its executor.
+    """Scheduling policies of every engine, whatever its executor.
 
-    `separates_tenants`: the prefix cache never shares a block of one tenant with another.
-    `max_run_ahead`: most tokens of a row in one step by running on, 1 or less for none;
-    `max_run_ahead_ms`: how long such a step may take; half of that behind another one.
-    `max_draft_tokens`: most guesses of a row in one step.
+    `separates_tenants`: the prefix cache never shares a block of one tenant with another tenant.
+    `max_run_ahead`: most tokens that a row may sample in one step by running on; 1 or less for
+    none. `max_run_ahead_ms`: longest time of such a step, half of it behind another step.
+    `max_draft_tokens`: most draft tokens of a row in one step.
     """
 
     prefix_caching: bool = True
@@ -87,7 +87,7 @@ class PolicyConfig:
 
 
 class HashKind(NamedTuple):
-    """What blocks are named by, of all that a configuration says."""
+    """Parts of a configuration from which block hashes follow."""
 
     block_size: int
     model_digest: str
@@ -96,12 +96,13 @@ class HashKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(PolicyConfig):
-    """The executor's pools, the model's numbers, the limits of a step and of the queue, policies.
+    """Configuration of one engine: its executor's pools, the model, limits of a step, policies.
 
-    `sliding_window`: every layer attends to that many tokens at most; None without. `max_adapters`:
-    distinct adapters of one step. `max_params_bytes`: what lists and texts among the sampling
-    parameters of all that run may take, equal ones once, since a step may have to tell all of them;
-    None for any. Raises ValueError that names the field, its value and what is allowed.
+    `sliding_window`: most tokens that a layer attends to, for every layer; None without a window.
+    `max_adapters`: distinct adapters of one step. `max_params_bytes`: limit on the bytes of lists
+    and texts in the sampling parameters of all running requests, equal parameters counted once,
+    since a step may have to carry all of them; None for no limit. Raises ValueError that names the
+    field, its value and the allowed range.
     """
 
     block_size: int
@@ -130,7 +131,7 @@ class SchedulerConfig(PolicyConfig):
     max_params_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
+        """Checks the ranges. Raises ValueError."""
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -138,7 +139,7 @@ class SchedulerConfig(PolicyConfig):
 
     @property
     def hash_kind(self) -> HashKind:
-        """Cores of one kind give blocks that hold the same the same name."""
+        """Hash kind: engines of one kind give equal hashes to blocks with equal contents."""
         return HashKind(self.block_size, self.model_digest, self.separates_tenants)
 
     @property
@@ -148,31 +149,32 @@ class SchedulerConfig(PolicyConfig):
 
     @property
     def speculates(self) -> bool:
-        """Whether a row may get several tokens in one step by guesses of them."""
+        """Whether a row may get several tokens in one step by draft tokens."""
         is_wanted = self.speculation is not Speculation.OFF and self.max_draft_tokens > 0
         return is_wanted and Feature.SEVERAL_TOKENS in self.features
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that a row may get in one step."""
+        """Most tokens that a row may get in one step."""
         most = self.max_run_ahead if self.runs_ahead else 1
         return most + self.max_draft_tokens if self.speculates else most
 
     @property
     def num_device_slots(self) -> int:
-        """Tokens the device pool holds."""
+        """Number of tokens that the device pool holds."""
         return self.num_device_blocks * self.block_size
 
     @property
     def max_len(self) -> int:
-        """Most tokens a sequence may have here: the model's limit, or what the pool holds."""
+        """Most tokens of a sequence: the model's limit, or the capacity of the device pool."""
         return self.max_len_for(1, 1, 0)
 
     def max_len_for(self, num_prompt_tokens: int, num_sequences: int, num_cross_blocks: int) -> int:
-        """Most tokens each of several sequences may have that share a prompt, side by side.
+        """Returns the most tokens of each of `num_sequences` that run together and share a prompt.
 
-        With a sliding window the pool holds sequences of any length if it holds their windows; what
-        they share may be behind the window of one and not of the other.
+        With a sliding window, the pool holds sequences of any length if it holds their windows.
+        Shared blocks are not counted then: they may be behind the window of one sequence and not of
+        another.
         """
         num_blocks = self.num_device_blocks - num_cross_blocks
         num_shared = 0
@@ -186,12 +188,12 @@ class SchedulerConfig(PolicyConfig):
 
     @property
     def num_window_blocks(self) -> int:
-        """Blocks of a sequence within its window; a step writes up to a block beyond it."""
+        """Number of blocks of a sequence within its window, and those that a step writes beyond."""
         assert self.sliding_window is not None
         return self.num_blocks_for(self.sliding_window) + 2
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens`."""
+        """Returns the number of blocks that hold `num_tokens`."""
         return -(-num_tokens // self.block_size)
 
 

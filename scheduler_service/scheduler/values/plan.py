@@ -1,4 +1,4 @@
-"""What the core decides for one step, and what it learns from its result."""
+"""Plan of one step, its outcome, and the events and counters that follow from them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from scheduler_service.scheduler.values.request import (
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
-    """A row the executor is to know; see `NewRows` in the proto.
+    """Row that is new to the executor; see `NewRows` in the proto.
 
-    `token_ids`: all tokens known. `encoder_token_ids`: to be encoded with the row's first step.
+    `token_ids`: all known tokens. `encoder_token_ids`: tokens to encode with the row's first step.
     """
 
     sequence: Sequence
@@ -40,9 +40,9 @@ class NewRow:
 
 @dataclass(slots=True)
 class TableWrites:
-    """Blocks that were added to tables of rows the executor knows; see the proto.
+    """Blocks appended to block tables of rows that the executor knows; see the proto.
 
-    Write i gives row `row_ids[i]` the next `counts[i]` of `block_ids` from `start_indexes[i]` on.
+    Write i gives row `row_ids[i]` the next `counts[i]` of `block_ids`, from `start_indexes[i]` on.
     """
 
     row_ids: Int32Array
@@ -56,7 +56,7 @@ class TableWrites:
 
 @dataclass(slots=True)
 class BlockMoves:
-    """(source, destination) pairs of the three phases; see `BlockMoves` in the proto."""
+    """Block moves of the three phases as (source, destination); see `BlockMoves` in the proto."""
 
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
@@ -70,20 +70,20 @@ class BlockMoves:
 
     @property
     def device_destinations(self) -> set[int]:
-        """Device blocks that are overwritten."""
+        """Device blocks that the moves overwrite."""
         return {destination for _, destination in [*self.swap_in, *self.copy]}
 
     @property
     def host_destinations(self) -> set[int]:
-        """Host blocks that are overwritten."""
+        """Host blocks that the moves overwrite."""
         return {destination for _, destination in self.swap_out}
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Guesses of the tokens that follow the input of rows; see `Work.draft_token_ids` in the proto.
+    """Draft tokens that follow the input of rows; see `Work.draft_token_ids` in the proto.
 
-    `counts[i]` of `token_ids`, int32 both, are those of row i, the rows one after the other.
+    `counts`: [R] int32, draft tokens of each row. `token_ids`: int32, concatenated in row order.
     """
 
     counts: Int32Array
@@ -92,14 +92,14 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """What the rows of a step compute; see `Work` in the proto.
+    """Work of the rows of a step; see `Work` in the proto.
 
-    `stay_ids`: [R] int64, which stay of which sequence in the row this is. `row_ids`,
+    `stay_ids`: [R] int64, the stay (glossary) of the sequence in each row. `row_ids`,
     `num_computed_tokens`, `num_new_tokens`, `sampled_steps_back`: [R]. `samples`: [R] bool, None if
     all rows sample. `token_ids`: [I] int32, the literal input tokens, concatenated.
-    `num_run_on_tokens`: [R] int32, how many tokens a row may get by running on; None for none.
-    `drafts`: of those whose tokens are known; None for none. As long as steps before this one have
-    no result, `num_computed_tokens` are the most they can be.
+    `num_run_on_tokens`: [R] int32, most tokens that a row may get by running on; None for none.
+    `drafts`: only of rows whose tokens are known; None for none. While earlier steps have no
+    result, `num_computed_tokens` are upper bounds.
     """
 
     row_ids: Int64Array
@@ -114,7 +114,7 @@ class RowWork:
 
     @property
     def num_more_tokens(self) -> Int32Array | None:
-        """How many tokens more than one each row may get, [R]; None if no row may get any."""
+        """Most tokens beyond the first that each row may get, [R]; None if no row may get more."""
         if self.drafts is None:
             return self.num_run_on_tokens
         if self.num_run_on_tokens is None:
@@ -123,37 +123,37 @@ class RowWork:
 
     @property
     def num_inputs(self) -> Int32Array:
-        """How many tokens each row computes in the first pass, [R]: its input and its drafts."""
+        """Number of tokens that each row computes in the first pass, [R]: input and drafts."""
         return (
             self.num_new_tokens if self.drafts is None else self.num_new_tokens + self.drafts.counts
         )
 
     @property
     def num_written(self) -> Int32Array:
-        """How many slots each row writes at most, [R]."""
+        """Most slots that each row writes, [R]."""
         num_more = self.num_more_tokens
         return self.num_new_tokens if num_more is None else self.num_new_tokens + num_more
 
     @property
     def most_tokens(self) -> int:
-        """The most that some row may get."""
+        """Most tokens that any row may get."""
         num_more = self.num_more_tokens
         return 1 if num_more is None else 1 + int(num_more.max())
 
     @property
     def num_passes(self) -> int:
-        """How often at most the step goes through the model."""
+        """Most forward passes of the step."""
         return 1 if self.num_run_on_tokens is None else 1 + int(self.num_run_on_tokens.max())
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step; see `ScheduleBatch` in the proto.
+    """Plan of one step; see `ScheduleBatch` in the proto.
 
-    `base_step_id` is None for a snapshot, which then has all rows in `new_rows`. `published`:
-    by stay, blocks that are findable although this step is still to fill them; moves fill those
-    of NO_STAY. `notes`: what was done to requests since the last plan;
-    `lacks`: who could not begin.
+    `base_step_id`: None for a snapshot, which then has all rows in `new_rows`. `published`: blocks
+    by stay that the prefix cache finds although this step is still to fill them; block moves fill
+    the blocks of NO_STAY. `notes`: changes of requests since the last plan. `lacks`: requests that
+    could not begin, with their blockers.
     """
 
     step_id: int
@@ -170,7 +170,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Input tokens of the step, drafts among them."""
+        """Number of input tokens of the step, drafts included."""
         work = self.work
         is_decode = len(work.token_ids) == 0
         num_tokens = len(work.row_ids) if is_decode else int(work.num_new_tokens.sum())
@@ -178,11 +178,11 @@ class StepPlan:
 
 
 class ContractBroken(Exception):
-    """A result that fits no plan; its executor cannot be used any more."""
+    """Raised for a result that contradicts its plan; the executor cannot be used any more."""
 
 
 class StepStatus(Enum):
-    """What became of a step."""
+    """Outcome of a step."""
 
     OK = "ok"
     NEED_SNAPSHOT = "need_snapshot"
@@ -191,7 +191,7 @@ class StepStatus(Enum):
 
 
 class RowStatus(IntEnum):
-    """What became of a row; the numbers are those of the contract."""
+    """Outcome of a row, numbered as in the executor contract."""
 
     OK = 1
     INVALID_LOGITS = 2
@@ -201,7 +201,7 @@ class RowStatus(IntEnum):
     GRAMMAR_INVALID = 6
 
 
-# The slots that such a row was to write are written.
+# Statuses of rows whose slots are all written.
 ROW_COMPUTED = frozenset({RowStatus.OK, RowStatus.NOT_SAMPLED, RowStatus.GRAMMAR_INVALID})
 
 _NO_TOKENS = np.empty(0, np.int32)
@@ -209,11 +209,12 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The result of a step. `token_ids`: [R] int32, -1 for none. `row_statuses`: None if all OK.
+    """Result of a step, as the executor reports it.
 
-    `token_counts`: [R] int32, how many of `token_ids` are each row's, those of a row after the
-    other; None for one each. `logprobs` and `prompt_logprobs` are keyed by row index. `move_us` and
-    `compute_us`: what the executor says it took.
+    `token_ids`: int32, tokens of all rows in row order; without `token_counts` [R], -1 for no
+    token. `token_counts`: [R] int32, how many of `token_ids` each row has; None for one each.
+    `row_statuses`: [R], None if all rows are OK. `row_errors`, `logprobs` and `prompt_logprobs` are
+    keyed by row index. `move_us`, `compute_us`: times measured by the executor, in µs.
     """
 
     step_id: int
@@ -229,7 +230,7 @@ class StepOutcome:
     token_counts: Int32Array | None = None
 
     def tokens_of(self, index: int) -> list[int]:
-        """The tokens of one row."""
+        """Returns the tokens of the row at `index`."""
         if self.token_counts is None:
             token_id = int(self.token_ids[index])
             return [token_id] if token_id >= 0 else []
@@ -239,7 +240,7 @@ class StepOutcome:
 
     @property
     def counts(self) -> Int32Array:
-        """How many tokens each row has, [R]."""
+        """Number of tokens of each row, [R] int32."""
         if self.token_counts is None:
             return (self.token_ids >= 0).astype(np.int32)
         return self.token_counts
@@ -247,7 +248,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A new token of one sequence, with its score if the request asked for it."""
+    """New token of one sequence, with its score if the request asked for logprobs."""
 
     sequence: Sequence
     token_id: int
@@ -259,13 +260,13 @@ _NO_KEYS = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class StepEvents:
-    """What a result means for clients.
+    """Client-visible events of a result.
 
-    `client_keys[i]` got `token_ids[i]`: requests of one sequence without logprobs, perhaps several
-    times. `tokens`: those of all others. `prompt_logprobs` come before the tokens,
-    `finished_sequences` (of requests of several) after them, and `finished` last. `num_sampled`:
-    output tokens of each tenant, where the queue policy charges for them. `acquitted`: for those
-    who watch, requests from quarantine of which enough was seen.
+    `client_keys[i]` got `token_ids[i]`, for requests of one sequence without logprobs; a key may
+    occur several times. `tokens`: tokens of all other requests. `prompt_logprobs` come before the
+    tokens, `finished_sequences` (of requests with several sequences) after them, and `finished`
+    last. `num_sampled`: output tokens of each tenant, where the queue policy charges for them.
+    `acquitted`: for logs and metrics, requests from quarantine whose trials are over.
     """
 
     client_keys: Int64Array = field(default_factory=lambda: _NO_KEYS)
@@ -279,20 +280,21 @@ class StepEvents:
 
     @property
     def any_ended(self) -> bool:
-        """Whether something has ended, or somebody is to be charged."""
+        """Whether a request or sequence ended, or a tenant is to be charged."""
         return bool(self.finished or self.finished_sequences or self.num_sampled)
 
 
-# -- What a core did to requests while it planned: told with the plan, for those who watch ---------
+# -- Notes on requests -----------------------------------------------------------------------------
 #
-# Nothing is decided by it.
+# An engine returns them with its plan, for logs and metrics; no decision uses them.
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """It has rows from now on, with `num_tokens` known tokens.
+    """Request that got rows, with `num_tokens` known tokens.
 
-    `num_cached` of them need not be computed, and of these `num_on_host` come from the host pool.
+    `num_cached` of these tokens need not be computed; blocks of `num_on_host` of the cached tokens
+    come from the host pool.
     """
 
     request: Request
@@ -303,7 +305,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """It gave up its rows. `mode`: SWAP or RECOMPUTE."""
+    """Request that gave up its rows. `mode`: SWAP or RECOMPUTE."""
 
     request: Request
     mode: PreemptionMode
@@ -312,14 +314,14 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class SwappedIn:
-    """Its blocks come back from the host pool, and it goes on."""
+    """Request that resumes: its blocks return from the host pool."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class KvLost:
-    """A step failed that it leaned on: what it had computed is computed again."""
+    """Request whose KV depended on a failed step, and is recomputed."""
 
     request: Request
 
@@ -327,11 +329,13 @@ class KvLost:
 Note: TypeAlias = Began | Preempted | SwappedIn | KvLost
 
 
-# -- What a core has done so far, for those who watch it. Nothing is decided by it -----------------
+# -- Counters of an engine -------------------------------------------------------------------------
+#
+# For metrics; no decision uses them.
 
 
 class PreemptionCause(Enum):
-    """Why a request gave up its rows. SHARE: its tenant had more than its share of blocks."""
+    """Reason of a preemption. SHARE: the tenant had more than its share of blocks."""
 
     BLOCKS = "blocks"
     SHARE = "share"
@@ -339,7 +343,7 @@ class PreemptionCause(Enum):
 
 
 class PrefixSource(Enum):
-    """What became of prompt tokens when their request began."""
+    """Source of a prompt token's KV when its request began."""
 
     COMPUTED = "computed"
     DEVICE = "device"
@@ -347,9 +351,10 @@ class PrefixSource(Enum):
 
 
 class Tally:
-    """Numbers that only grow. `preemptions`: by SWAP or RECOMPUTE, and by cause.
+    """Counters that only grow.
 
-    `prefix_tokens`: prompt tokens of requests that began, by where they were found.
+    `preemptions`: by mode (SWAP or RECOMPUTE) and cause. `prefix_tokens`: prompt tokens of requests
+    that began, by the source of their KV.
     """
 
     def __init__(self) -> None:
@@ -358,11 +363,15 @@ class Tally:
 
     @property
     def num_preemptions(self) -> int:
-        """Of all kinds."""
+        """Number of preemptions of all modes and causes."""
         return self.preemptions.total()
 
     def began(self, *, num_prompt_tokens: int, num_cached: int, num_on_host: int) -> None:
-        """A request begins; `num_cached` of its prompt exist, `num_on_host` of these only there."""
+        """Counts the prompt of a request that begins.
+
+        `num_cached` prompt tokens have KV; the KV of `num_on_host` of these is in the host pool
+        only.
+        """
         num_on_host = min(num_on_host, num_cached)
         self.prefix_tokens[PrefixSource.COMPUTED] += num_prompt_tokens - num_cached
         self.prefix_tokens[PrefixSource.DEVICE] += num_cached - num_on_host

@@ -1,4 +1,4 @@
-"""Requests and sequences, and the states they go through."""
+"""Requests and sequences with their states, and the sampling parameters that requests share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler_service.scheduler.values.beam_search import BeamSearch
 from scheduler_service.scheduler.values.config import HashKind, SchedulerConfig
 from scheduler_service.scheduler.values.sampling_params import ID_BYTES, SamplingParams
 
-# -- Equal parameters of sampling are one set, which travels once in a batch and counts once -------
+# -- Shared sampling parameters --------------------------------------------------------------------
 
 _STAY_HERE = frozenset({"max_tokens", "ignore_eos", "n", "best_of"})
 _COMPARED_OTHERWISE = frozenset({"logit_bias", "beam", "min_tokens", "stop_token_ids"})
@@ -26,12 +26,13 @@ _compared = attrgetter(
 
 
 class ParamsSet:
-    """What executors are told of sampling, for all requests of a core that ask for the same.
+    """Sampling parameters of rows, shared by all requests of an engine with equal ones.
 
-    `stop_token_ids`: all that ends a sequence, if they are told that. `num_bytes` of both, and
-    `needs_history`, may take long to find. `num_requests`: unfinished
-    ones that have it; `num_running`: those of them that run. `encoded`: what a codec made of it;
-    None before. A set that no engine has yet is that of a single waiting request.
+    A set travels once in a batch and counts once. `stop_token_ids`: all tokens that end a sequence,
+    if the executor needs them. `num_bytes` (of both) and `needs_history` are computed once, since
+    that may take long. `num_requests`: unfinished requests with this set; `num_running`: running
+    ones among them. `encoded`: encoding cached by a codec; None before. A set that no engine has
+    yet belongs to a single waiting request.
     """
 
     __slots__ = (
@@ -63,7 +64,7 @@ class ParamsSet:
 
     @property
     def key(self) -> Hashable:
-        """Equal for parameters that executors are told alike."""
+        """Hashable key, equal for parameters that executors are told alike."""
         if self._key is None:
             self._key = _key(self.params, self.stop_token_ids)
         return self._key
@@ -73,12 +74,15 @@ class ParamsSet:
         return ParamsSet, values
 
 
-# Of a request that no core has.
+# Placeholder of a request that no engine has.
 OF_NO_CORE = ParamsSet(SamplingParams())
 
 
 class ParamsSets:
-    """The sets of all unfinished requests. `num_running_bytes`: of those in which some run."""
+    """Parameter sets of all unfinished requests of an engine.
+
+    `num_running_bytes`: bytes of the sets with running requests.
+    """
 
     def __init__(self) -> None:
         self._sets: dict[Hashable, ParamsSet] = {}
@@ -102,26 +106,26 @@ class ParamsSets:
         return found
 
     def give_back(self, params_set: ParamsSet) -> None:
-        """A request of a set has ended."""
+        """Counts a request of a set as ended; drops a set without requests."""
         params_set.num_requests -= 1
         if params_set.num_requests == 0:
             del self._sets[params_set.key]
 
     def start(self, params_set: ParamsSet) -> None:
-        """A request of a set runs from now on."""
+        """Counts a request of a set as running."""
         if params_set.num_running == 0:
             self.num_running_bytes += params_set.num_bytes
         params_set.num_running += 1
 
     def stop(self, params_set: ParamsSet) -> None:
-        """A request of a set does not run any more."""
+        """Counts a request of a set as no longer running."""
         params_set.num_running -= 1
         if params_set.num_running == 0:
             self.num_running_bytes -= params_set.num_bytes
 
 
 def _key(params: SamplingParams, stop_token_ids: frozenset[int]) -> Hashable:
-    """The same for parameters that are told the same."""
+    """Returns a key that is equal for parameters that executors are told alike."""
     told_stops = params.stop_token_ids if params.min_tokens else None
     bias = frozenset(params.logit_bias.items()) if params.logit_bias else None
     is_beam = params.beam is not None
@@ -141,7 +145,7 @@ _WORD = 2**64
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token's logprob and rank, and the best alternatives as (token, logprob), best first."""
+    """Token with logprob and rank, and its best alternatives as (token, logprob), best first."""
 
     position: int
     token_id: int
@@ -151,7 +155,7 @@ class ScoredToken:
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is: WAITING -> RUNNING <-> SWAPPED, back by recompute, any -> FINISHED."""
+    """State of a sequence: WAITING -> RUNNING <-> SWAPPED, back by recompute, any -> FINISHED."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -160,11 +164,11 @@ class SequenceStatus(Enum):
 
 
 class RequestStatus(Enum):
-    """Where a request is.
+    """State of a request.
 
-    ABSENT: neither in a queue nor with an engine. WAITING: in the waiting queue. RUNNING: some
-    sequence of it has a row of an engine. SWAPPED, PREEMPTED: with an engine and without a row; its
-    KV is in the host pool, or has to be computed again.
+    ABSENT: neither in the waiting queue nor with an engine. WAITING: in the waiting queue. RUNNING:
+    some sequence of it has a row of an engine. SWAPPED, PREEMPTED: with an engine and without a
+    row; its KV is in the host pool, or must be recomputed.
     """
 
     ABSENT = "absent"
@@ -175,7 +179,7 @@ class RequestStatus(Enum):
 
 
 class FinishReason(Enum):
-    """Why a request or a sequence ended."""
+    """Reason for the end of a request or a sequence."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -186,9 +190,9 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SchedulingParams:
-    """What a request asks of the scheduler; ranges and meaning as in `scheduler.proto`.
+    """Scheduling parameters of a request; ranges and meaning as in `scheduler.proto`.
 
-    `priority`: smaller is more urgent. `deadline_ns`: when the last token is wanted, by the core's
+    `priority`: smaller is more urgent. `deadline_ns`: wanted time of the last token, by the core's
     clock. `cache_salt` separates prefix caches, as `adapter` and the model do; tenants share blocks
     of the first `num_public_prefix_tokens` of a prompt.
     """
@@ -207,9 +211,9 @@ DEFAULT_SCHEDULING = SchedulingParams()
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One of the best completions of a request that is not streamed.
+    """Completion of a request that is not streamed: one of its best.
 
-    `score` is that of a beam search. `scored`: the tokens' scores, if the request asked for them.
+    `score`: score of a beam search. `scored`: scores of the tokens, if the request asked for them.
     """
 
     token_ids: list[int]
@@ -222,15 +226,15 @@ class Completion:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence of tokens of a request.
+    """Token sequence of a request.
 
-    `token_ids`: [T] int32, every token known, prompt first, except while RUNNING, when its row has
-    them. `num_promised` tokens more are being sampled by steps in flight, and until step
-    `settles_at_step` is answered some step in flight may concern it. `block_hashes`: the chain of
-    its full blocks, as far as it was needed; `chains`: of a sequence that no core has, the same by
-    what names blocks where it was looked for. `num_computed` and `host_table` are set while
-    SWAPPED: tokens whose KV is in the host pool, and where. `candidates`: of a beam, the most
-    probable next tokens as (token, logprob), once they are known.
+    `token_ids`: [T] int32, every known token, prompt first; while RUNNING, the row has the tokens
+    instead. `num_promised`: further tokens that steps in flight are sampling. `settles_at_step`:
+    until this step is answered, steps in flight may concern the sequence. `block_hashes`: hash
+    chain of its full blocks, as far as it was needed. `chains`: the same for a sequence that no
+    engine has, by hash kind. `num_computed` and `host_table` are set while SWAPPED: number of
+    tokens whose KV is in the host pool, and its blocks. `candidates`: most probable next tokens of
+    a beam as (token, logprob); None until they are known.
     """
 
     request: Request
@@ -254,37 +258,44 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens known, resumed ones included; not while RUNNING."""
+        """Number of known output tokens, resumed ones included; not valid while RUNNING."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def is_finished(self) -> bool:
-        """Whether it will never run again."""
+        """Whether the sequence has ended for good."""
         return self.status is SequenceStatus.FINISHED
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What a client asked for. `arrival` orders requests: smaller is older.
+    """Request of a client, with its sequences and its scheduling state.
 
-    `client_key` is the owner's own name for it, returned with its tokens. `stop_len` is the number
-    of tokens at which its sequences end and `stop_token_ids` what else ends them; both are set when
-    it is prepared for an engine of the configuration `prepared_for`, as is `params_set`: what its
-    rows are sampled with. `num_fruitless_losses`
-    counts the steps and cores it lost since it had `num_tokens_at_loss` tokens. `trial_size`:
-    of a suspect, how many may share a step with it; else 0 (see `suspects.py`). `num_trials_left`:
-    of one from quarantine, trials that must yet bring it a token. `was_in_flight`: when the latest
-    executor that it ran on was lost, some step with it had no result. `num_bypasses`
-    counts the requests that were admitted while it was the first in line but could not run.
-    `is_protected`: it was admitted out of turn because it had waited longest, and is preempted
-    last. `rank` orders it among those of its engine, smaller first, and of a step with too few
-    tokens, smaller `step_class`es get them first. `queued_at_ns` and
-    `num_queued_tokens`: since when it waits, and its size then. `cross_blocks`: device blocks of
-    the encoder's keys and values, `host_cross_blocks` the same while it is swapped; `is_encoded`: a
-    step was planned that writes them. `search`, `num_forks` and `num_candidates` (logprobs asked
-    for in each row) belong to a beam search.
-    `completions`: the result, where tokens are not streamed. `submitted_ns`: when its owner took
-    it, by the core's clock, which decides nothing; None if that is not known.
+    Identity: `arrival` orders requests, smaller is older. `client_key`: name of the request at its
+    owner, returned with its tokens. `submitted_ns`: when the owner accepted the request, by the
+    core's clock; decides nothing, None if unknown.
+
+    Preparation for an engine of configuration `prepared_for` sets three fields. `stop_len`: number
+    of tokens at which its sequences end. `stop_token_ids`: tokens that end a sequence.
+    `params_set`: sampling parameters of its rows.
+
+    Losses and trials: `num_fruitless_losses` counts the steps and engines lost since the request
+    had `num_tokens_at_loss` tokens. `trial_size`: for a suspect, most requests that may share a
+    step with it, itself included; else 0 (see `engine/suspects.py`). `num_trials_left`: for a
+    quarantined request, trials that must still bring it a token. `was_in_flight`: some step with
+    the request had no result when the latest executor of the request was lost.
+
+    Order: `num_bypasses` counts requests admitted while this one was first in the queue but could
+    not run. `is_protected`: the request was admitted out of order because it had waited longest,
+    and is preempted last. `rank`: place among the requests of its engine, smaller first.
+    `step_class`: smaller classes get the tokens of a step first. `queued_at_ns`,
+    `num_queued_tokens`: time at which the request began to wait, and its number of tokens then.
+
+    Encoder: `cross_blocks`: device blocks of the encoder's keys and values; `host_cross_blocks`:
+    their host blocks while SWAPPED. `is_encoded`: a step that writes them was planned.
+
+    Results: `search`, `num_forks` and `num_candidates` (logprobs asked for in each row) belong to a
+    beam search. `completions`: the result of a request that is not streamed.
     """
 
     request_id: str
@@ -337,21 +348,22 @@ class Request:
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         encoder_token_ids: Tokens[int] | Int32Array | None = None,
     ) -> Request:
-        """A waiting request with all its sequences of the same prompt; one for a beam search.
+        """Creates a request, ABSENT, with all its sequences of one prompt; one for a beam search.
 
-        Sequence i has the output tokens `resume_token_ids[i]` already, if there are that many.
-        Raises ValueError if a token does not fit 32 bits.
+        Sequence i begins with the output tokens `resume_token_ids[i]`, if given. Raises ValueError
+        if a token does not fit 32 bits.
         """
         request = cls(request_id, params, arrival, scheduling)
         if encoder_token_ids is not None and len(encoder_token_ids):
             request.encoder_token_ids = token_array(encoder_token_ids)
         prompt = token_array(prompt_token_ids)
-        # Beams after the first come from it.
+        # Further beams are forks of the first.
         for index in range(1 if params.beam is not None else params.num_sequences):
             tokens = prompt
             if index < len(resume_token_ids) and len(resume_token_ids[index]):
                 tokens = np.concatenate([prompt, token_array(resume_token_ids[index])])
-                # Whoever has output tokens has the prompt logprobs, which come before them.
+                # A client with output tokens already has the prompt logprobs, which come before
+                # them.
                 request.num_prompt_logprobs_sent = len(prompt) - 1
             seed_of_sequence = sequence_seed(seed, index)
             request.sequences.append(
@@ -361,14 +373,14 @@ class Request:
 
     @property
     def sequence(self) -> Sequence:
-        """The first sequence; the only one unless `n`, `best_of` or beams ask for more."""
+        """First sequence; the only one unless `n`, `best_of` or beams ask for more."""
         return self.sequences[0]
 
     @property
     def num_row_logprobs(self) -> int | None:
-        """How many alternatives its rows ask for with each token; None if they ask for no logprobs.
+        """Number of alternatives that rows ask for with each token; None for no logprobs.
 
-        Where the best are chosen, they are asked for though the client did not.
+        If the best completions are chosen, rows ask for logprobs even if the client did not.
         """
         params = self.params
         if params.beam is not None:
@@ -377,19 +389,20 @@ class Request:
 
     @property
     def row_params(self) -> SamplingParams:
-        """What the executor is to sample its rows with.
+        """Sampling parameters of the rows, as the executor gets them.
 
-        With `min_tokens`, `stop_token_ids` are all that end a sequence, those of the model too.
+        With `min_tokens`, `stop_token_ids` holds all tokens that end a sequence, those of the model
+        too.
         """
         params, num_logprobs = self.params, self.num_row_logprobs
         if params.beam is not None:
-            # The search itself refuses what would end a sequence too early.
+            # The search itself refuses tokens that would end a sequence too early.
             return SamplingParams(temperature=0.0, num_logprobs=num_logprobs, beam=params.beam)
         if num_logprobs == params.num_logprobs and not (
             params.min_tokens or params.bad_words_token_ids
         ):
-            return params  # as for most; a copy costs more than all else here
-        # No bad word takes away a single token that ends a sequence.
+            return params  # as for most requests; avoids a costly copy
+        # A bad word of a single token does not forbid a token that ends a sequence.
         bad_words = (
             tokens
             for tokens in params.bad_words_token_ids
@@ -404,26 +417,26 @@ class Request:
 
     @property
     def unfinished(self) -> list[Sequence]:
-        """The sequences that go on."""
+        """Sequences that are not finished."""
         return [s for s in self.sequences if s.status is not SequenceStatus.FINISHED]
 
     @property
     def num_rows_wanted(self) -> int:
-        """Rows that it has or is going to need where it runs."""
+        """Number of rows that the request has or will need while it runs."""
         beam = self.params.beam
         return beam.width if beam is not None else len(self.unfinished)
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended, for whatever reason."""
+        """Whether the request has ended, for whatever reason."""
         return self.finish_reason is not None
 
     def abort_unscheduled(self) -> None:
-        """Ends a request that no core has."""
+        """Ends a request that no engine has, as ABORTED."""
         self._end_unscheduled(FinishReason.ABORTED)
 
     def fail_unscheduled(self, reason: str, message: str) -> None:
-        """Ends a request that no core has, with an error."""
+        """Ends a request that no engine has, with an error."""
         self.error = (reason, message)
         self._end_unscheduled(FinishReason.ERROR)
 
@@ -434,16 +447,16 @@ class Request:
 
 
 def token_array(token_ids: Tokens[int] | Int32Array) -> Int32Array:
-    """`token_ids` as int32. Raises ValueError if one is no integer or does not fit."""
+    """Returns `token_ids` as int32. Raises ValueError if a token is no integer or does not fit."""
     if isinstance(token_ids, np.ndarray):
         return token_ids.astype(np.int32, copy=False)
-    try:  # in half the time of numpy.array
+    try:  # takes half the time of numpy.array
         return np.frombuffer(struct.pack(f"={len(token_ids)}i", *token_ids), np.int32)
     except struct.error as error:
         raise ValueError(f"token_ids must be 32-bit integers: {error}") from error
 
 
 def sequence_seed(seed: int, index: int) -> int:
-    """The seed of sequence `index`, as a signed 64-bit number: index 0 has the request's own."""
+    """Returns the seed of sequence `index` as signed 64 bits; index 0 has the request's seed."""
     word = (seed + index * _SEED_STRIDE) % _WORD
     return word - _WORD if word >= _WORD // 2 else word

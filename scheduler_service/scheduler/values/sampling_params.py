@@ -1,4 +1,4 @@
-"""What a request asks of sampling and stopping, validated."""
+"""Sampling parameters, stop conditions and grammar of a request, with their validation."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ MAX_ENTRIES = {
     "allowed_token_ids": 16384,
     "bad_words_token_ids": 1024,
 }
-# Of a token id or the head of a field, and of an entry of a map.
+# Most bytes of a token id or of the head of a field, and of an entry of a map.
 ID_BYTES = 5
 _BIAS_BYTES = 16
-# Both mean that top_k is off, as in other engines.
+# Values of top_k that turn it off, as in other engines.
 _TOP_K_OFF = (0, -1)
 
 
 class EarlyStopping(Enum):
-    """When a beam search with `width` finished hypotheses ends.
+    """Conditions for the end of a beam search with `width` finished hypotheses.
 
-    HEURISTIC: when the best running beam, at its present length, is worse than all of them. ALWAYS:
-    at once. NEVER: when no running beam could become better at any length.
+    HEURISTIC: the best live beam, at its present length, is worse than all hypotheses. ALWAYS: the
+    search ends at once. NEVER: no live beam could become better than a hypothesis at any length.
     """
 
     HEURISTIC = "heuristic"
@@ -51,9 +51,9 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Meaning and ranges as in `scheduler.proto`; None stands for the neutral value.
+    """Sampling parameters; meaning and ranges as in `scheduler.proto`, None for the neutral value.
 
-    A `top_k` of 0 or -1 becomes None, so nobody else has to know that they mean it.
+    A `top_k` of 0 or -1 becomes None, so that "off" has one value everywhere else.
     """
 
     temperature: float = 1.0
@@ -78,25 +78,25 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        """Off has one spelling from here on."""
+        """Normalizes a `top_k` that is off to None."""
         if self.top_k in _TOP_K_OFF:
             object.__setattr__(self, "top_k", None)
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences are computed side by side."""
+        """Number of sequences that are computed side by side."""
         if self.beam is not None:
             return self.beam.width
         return self.n if self.best_of is None else self.best_of
 
     @property
     def is_streamed(self) -> bool:
-        """Whether every token that is sampled is the client's: not so if the best are chosen."""
+        """Whether every sampled token goes to the client, because no best ones are chosen."""
         return self.beam is None and self.num_sequences == self.n
 
     @property
     def uses_penalties(self) -> bool:
-        """Whether the logits depend on the tokens so far."""
+        """Whether the logits depend on earlier tokens by penalties."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -105,7 +105,7 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether the executor must be told all tokens of the sequence."""
+        """Whether the executor needs all tokens of the sequence."""
         has_phrases = any(len(tokens) > 1 for tokens in self.bad_words_token_ids)
         return (
             self.uses_penalties
@@ -116,7 +116,7 @@ class SamplingParams:
 
     @property
     def uses_constraints(self) -> bool:
-        """Whether some tokens can never, or not everywhere, be sampled."""
+        """Whether some tokens are forbidden, always or at some positions."""
         return (
             bool(self.allowed_token_ids or self.bad_words_token_ids)
             or -math.inf in self.logit_bias.values()
@@ -129,7 +129,7 @@ class SamplingParams:
 
     @property
     def num_bytes(self) -> int:
-        """What lists and texts take in a message, at most."""
+        """Most bytes that the lists and texts take in a message."""
         num_ids = len(self.allowed_token_ids)
         if self.min_tokens > 0:
             num_ids += len(self.stop_token_ids)
@@ -140,11 +140,11 @@ class SamplingParams:
         return num_bytes
 
     def stop_tokens(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
-        """The tokens that end a sequence of a model with `eos_token_ids`."""
+        """Returns the tokens that end a sequence of a model with `eos_token_ids`."""
         return self.stop_token_ids | (frozenset() if self.ignore_eos else eos_token_ids)
 
     def check_grammar(self, eos_token_ids: frozenset[int]) -> None:
-        """Raises DomainError(SAMPLING_PARAMS_INVALID) for a grammar that can never be kept to.
+        """Raises DomainError(SAMPLING_PARAMS_INVALID) for a grammar that no output can satisfy.
 
         A model with `eos_token_ids` samples one of them where the text is complete, and only there.
         """
@@ -159,7 +159,7 @@ class SamplingParams:
             raise _invalid("grammar is given; this model has no end-of-sequence token to end it")
 
     def check_samplable(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        """Raises DomainError(SAMPLING_PARAMS_INVALID) if there is no token to begin with."""
+        """Raises DomainError(SAMPLING_PARAMS_INVALID) if no first token can be sampled."""
         if not (
             self.logit_bias or self.bad_words_token_ids or self.min_tokens or self.allowed_token_ids
         ):
@@ -209,7 +209,7 @@ class SamplingParams:
             _check_tokens("bad_words_token_ids element", tokens, vocab_size)
 
     def check_sequences(self) -> None:
-        """Raises DomainError if n, best_of or beam_search make no sense."""
+        """Raises DomainError for n, best_of or beam_search out of range or in conflict."""
         _check_range("n", self.n, 1, MAX_SEQUENCES)
         if self.best_of is not None:
             _check_range("best_of", self.best_of, self.n, MAX_SEQUENCES)
@@ -217,7 +217,8 @@ class SamplingParams:
             return
         _check_range("beam_search.width", self.beam.width, max(self.n, 1), MAX_BEAM_WIDTH)
         _check_range("beam_search.length_penalty", self.beam.length_penalty, -10.0, 10.0)
-        # A beam search is no sampling: what would change the distribution has no meaning in it.
+        # Beam search does not sample: parameters that change the distribution have no meaning in
+        # it.
         neutral = SamplingParams(beam=self.beam)
         for name in _NOT_WITH_BEAMS:
             value = getattr(self, name)
@@ -256,7 +257,7 @@ def _check_range(
 
 
 def _check_tokens(name: str, token_ids: Collection[int], vocab_size: int) -> None:
-    # Almost always all are right: the extremes tell, without a loop.
+    # Checks the extremes first, without a loop: almost always all tokens are valid.
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
     bad = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
@@ -264,9 +265,9 @@ def _check_tokens(name: str, token_ids: Collection[int], vocab_size: int) -> Non
 
 
 def check_sizes(lists: object) -> None:
-    """Raises DomainError if a list of `lists` is too long; nothing is read or copied for that.
+    """Raises DomainError if a list of `lists` is too long; reads and copies no elements.
 
-    `lists`: SamplingParams, or the message they come from.
+    `lists`: SamplingParams, or the message from which they are decoded.
     """
     for name, most in MAX_ENTRIES.items():
         count = len(getattr(lists, name))
@@ -275,7 +276,7 @@ def check_sizes(lists: object) -> None:
 
 
 def check_bad_words(lengths: Sequence[int]) -> None:
-    """Raises DomainError for sequences of these `lengths`, if one is empty or all are too long."""
+    """Raises DomainError if one of these `lengths` is 0, or their sum is too large."""
     if 0 in lengths:
         raise _invalid(f"bad_words_token_ids[{lengths.index(0)}] is empty; allowed: 1 or more")
     if sum(lengths) > MAX_BAD_WORD_TOKENS:
@@ -287,8 +288,7 @@ def _invalid(message: str) -> DomainError:
     return DomainError("SAMPLING_PARAMS_INVALID", message)
 
 
-# --------------------------------------------------------------------------------------------------
-# What the text of an output must be, as the client said it; only executors can compile it.
+# -- Grammar ---------------------------------------------------------------------------------------
 
 GrammarKind = Literal["json_schema", "regex", "lark", "choices"]
 
@@ -298,18 +298,22 @@ MAX_CHOICES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A kind of the contract and its text; of "choices", all texts to choose from."""
+    """Grammar that the text of an output must satisfy; only executors can compile it.
+
+    `kind`: as in the executor contract. `texts`: the grammar's text; for "choices", all texts to
+    choose from.
+    """
 
     kind: GrammarKind
     texts: tuple[str, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Of all texts, in UTF-8."""
+        """Size of all texts in UTF-8, in bytes."""
         return sum(len(text.encode()) for text in self.texts)
 
     def validate(self) -> None:
-        """Raises DomainError(SAMPLING_PARAMS_INVALID) naming what is too large, or empty."""
+        """Raises DomainError(SAMPLING_PARAMS_INVALID) that names an empty or too large text."""
         check_num_texts(len(self.texts))
         name = f"grammar.{self.kind}"
         if "" in self.texts:
@@ -319,6 +323,6 @@ class Grammar:
 
 
 def check_num_texts(num_texts: int) -> None:
-    """Raises DomainError if there is nothing to choose from, or too much; other kinds have one."""
+    """Raises DomainError unless 1 to MAX_CHOICES texts are given; other kinds have one."""
     if not 1 <= num_texts <= MAX_CHOICES:
         raise _invalid(f"grammar.choices has {num_texts} texts; allowed: 1 to {MAX_CHOICES}")
