@@ -1,1 +1,1 @@
-"""The waiting queue: the requests that no engine has, in the order of a queue policy."""
+"""Waiting queue: the requests that no engine has, in the order of a queue policy."""

@@ -1,4 +1,4 @@
-"""Waiting requests by their keys, with turns so that none starves."""
+"""Order of waiting requests by the keys of a policy, with turns that prevent starvation."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ _ONLY_LANE: Lane = ("", "")
 
 
 class KeyOrder:
-    """The order of a policy without shares of tenants.
+    """Order of a policy without shares of tenants.
 
-    If the policy allows bypasses, requests take turns: after TURN_EVERY admissions by key it is the
-    turn of the request that has waited longest. It becomes *protected*: it goes before all that are
-    not, in the order of arrival, and no waiting request may preempt it. So a request that waits has
-    its turn, or is admitted before, within (TURN_EVERY + 1) * (m + 1) admissions, whatever arrives
-    later; m counts the older requests that are not protected, waiting and running. Not counted are
-    protected requests that come back: they take no turn from others. Requests with an adapter have
-    turns of their own, for they may wait for what nobody else can give them.
+    If the policy allows bypasses, requests take turns: after TURN_EVERY admissions by key, the turn
+    goes to the request that has waited longest. That request becomes *protected*: it goes before
+    all unprotected requests, in the order of arrival, and no waiting request may preempt it. So a
+    waiting request has its turn, or is admitted earlier, within (TURN_EVERY + 1) * (m + 1)
+    admissions, whatever arrives later; m counts the older requests that are not protected, waiting
+    and running. Protected requests that come back are not counted: they take no turn. Requests with
+    an adapter have separate turns, since they may wait for an adapter slot, which no request
+    without an adapter can free.
     """
 
     def __init__(self, policy: QueuePolicy, lanes: WaitingLanes) -> None:
         self._policy = policy
         self._lanes = lanes
-        # Those that may become overdue are apart, so that any number of them is passed at once.
+        # Requests that may become overdue are kept apart, so that any number of them is skipped at
+        # once.
         self._lasting: OrderedQueue[Request] = OrderedQueue()
         self._expiring: OrderedQueue[Request] = OrderedQueue()
         self._by_deadline: OrderedQueue[Request] = OrderedQueue()
@@ -45,11 +47,11 @@ class KeyOrder:
         return len(self._lasting) + len(self._expiring)
 
     def has_place(self, tenant: str, num_places: int) -> bool:
-        """Returns whether a queue of `num_places` takes one more new request."""
+        """Returns whether a queue of `num_places` accepts one more new request."""
         return len(self) < num_places
 
     def push(self, request: Request) -> None:
-        """Adds a request that is not here."""
+        """Adds a request that is not queued."""
         deadline_ns, rank = request.scheduling.deadline_ns, rank_of(self._policy, request)
         queue = self._lasting
         if self._policy.refuses_late and deadline_ns is not None and expires(request):
@@ -60,7 +62,7 @@ class KeyOrder:
         self._turns_of(request).waiting.add(request, _ONLY_LANE, (request.arrival,))
 
     def remove(self, request: Request) -> None:
-        """Removes a request that is here."""
+        """Removes a queued request."""
         if request in self._expiring:
             self._expiring.remove(request)
             self._by_deadline.remove(request)
@@ -69,12 +71,12 @@ class KeyOrder:
         self._turns_of(request).waiting.remove(request)
 
     def change_lane(self, request: Request) -> None:
-        """Moves a request that is here to its new lane."""
+        """Moves a queued request to its new lane."""
         queue = self._expiring if request in self._expiring else self._lasting
         queue.change_lane(request, self._lanes.of(request))
 
     def begun(self, request: Request, num_uncached_tokens: int) -> None:
-        """Counts an admission; protects `request`, which is still here, if it has the turn."""
+        """Counts an admission; protects `request`, which is still queued, if it has the turn."""
         if not self._policy.allows_bypasses:
             return
         own = self._turns_of(request)
@@ -86,11 +88,11 @@ class KeyOrder:
                 turns.num_since = 0
 
     def has_turn(self, request: Request) -> bool:
-        """Returns whether it is the turn of a waiting request."""
+        """Returns whether a waiting request has the turn."""
         return request is self._turns_of(request).holder
 
     def candidates(self, now_ns: int, open_lanes: OpenLanes) -> Iterator[Request]:
-        """Iterates over requests by key; the one that has the turn comes first.
+        """Iterates over requests by key; the request that has the turn comes first.
 
         Lazy, as `WaitingQueue.candidates`.
         """
@@ -109,7 +111,7 @@ class KeyOrder:
                 yield request
 
     def overdue(self, now_ns: int) -> Request | None:
-        """Returns a request whose deadline is past; first those that have the turn."""
+        """Returns a request whose deadline is past, else None; first those next in turn."""
         firsts = [turns.waiting.first() for turns in self._turns]
         for request in (*firsts, self._by_deadline.first()):
             if request is not None and self._is_overdue(request, now_ns):
@@ -118,7 +120,7 @@ class KeyOrder:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """The deadline after which a request is overdue first."""
+        """Earliest deadline after which a request is overdue, in ns; None without one."""
         first = self._by_deadline.first()
         return None if first is None else first.scheduling.deadline_ns
 
@@ -128,7 +130,7 @@ class KeyOrder:
         return self._turns[bool(request.scheduling.adapter)]
 
     def _whose_turn(self, seen: set[Request], now_ns: int, lanes: Lanes) -> Request | None:
-        """The request that has the turn, has not been seen yet, and is in an open lane."""
+        """Returns a request that has a turn, if not seen, not overdue, and in an open lane."""
         for turns in self._turns:
             request = turns.holder
             if request is None or request in seen or self._is_overdue(request, now_ns):
@@ -138,11 +140,14 @@ class KeyOrder:
         return None
 
     def _after(self, key: Key, now_ns: int, lanes: Lanes) -> tuple[Key, Request] | None:
-        """The next of those that are not overdue. These are passed class by class."""
+        """Returns the next key and request that is not overdue.
+
+        Skips overdue requests class by class.
+        """
         lasting = self._lasting.after(key, lanes)
         expiring = self._expiring.after(key, lanes)
         while expiring is not None and self._is_overdue(expiring[1], now_ns):
-            # No key is between this one and those of its class whose deadline is not past.
+            # No key lies between this one and the first of its class whose deadline is not past.
             expiring = self._expiring.after((*expiring[0][:-2], now_ns), lanes)
         if lasting is None or expiring is None:
             return lasting or expiring
@@ -162,14 +167,14 @@ class _Turns:
 
     @property
     def holder(self) -> Request | None:
-        """Whose turn it is, if it is anybody's."""
+        """Request that has the turn; None if no turn is due."""
         return self.waiting.first() if self.num_since >= TURN_EVERY else None
 
 
 def expires(request: Request) -> bool:
-    """Returns whether a deadline ends a request as long as it waits.
+    """Returns whether a deadline ends a request while it waits.
 
-    Not one that has tokens, or may get some from a step in flight.
+    False for a request that has tokens, or may get some from a step in flight.
     """
     has_tokens = any(len(s.token_ids) > s.num_prompt_tokens for s in request.sequences)
     return not (request.is_protected or request.num_preemptions > 0 or has_tokens)

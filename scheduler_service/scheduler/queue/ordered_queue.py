@@ -1,4 +1,4 @@
-"""Items in the order of the keys they were queued with, and in lanes."""
+"""Sorted queue of items by key, divided into lanes, and the lanes of waiting requests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ Key: TypeAlias = tuple[int, ...]
 Item = TypeVar("Item", bound=Hashable)
 
 BEFORE_ALL: Key = ()
-# Items are kept in pieces of at most that many, so that none costs a move of all others.
+# Largest piece of a sorted list; bounds the cost of an insertion.
 _MAX_PIECE = 512
 
 
 class _Sorted(Generic[Item]):
-    """Keys and items in pieces, smallest first. No piece is empty. `lasts`: each piece's last."""
+    """Keys and items in pieces, smallest key first. No piece is empty.
+
+    `_lasts`: last key of each piece.
+    """
 
     def __init__(self) -> None:
         self._lasts: list[Key] = []
@@ -77,12 +80,13 @@ class _Sorted(Generic[Item]):
 class OrderedQueue(Generic[Item]):
     """Items by key, smallest first; keys are unique. Each item is in one lane.
 
-    It remembers each item's key, so what becomes of the item while it is here does not move it.
-    Everything costs binary searches and the move of a few hundred pointers, however many there are.
+    The queue remembers each item's key, so later changes of the item do not move it. Every
+    operation costs binary searches and the move of a few hundred pointers, however many items there
+    are.
     """
 
     def __init__(self) -> None:
-        # Annotated, not subscripted: a checkpoint has no place for type arguments.
+        # Annotated, not subscripted: checkpoints cannot store type arguments.
         self._all: _Sorted[Item] = _Sorted()
         self._by_lane: dict[Lane, _Sorted[Item]] = {}
         self._places: dict[Item, tuple[Lane, Key]] = {}
@@ -97,18 +101,18 @@ class OrderedQueue(Generic[Item]):
         return item in self._places
 
     def lane_of(self, item: Item) -> Lane:
-        """Returns the lane of `item`, which is here."""
+        """Returns the lane of `item`, which must be queued."""
         return self._places[item][0]
 
     def add(self, item: Item, lane: Lane, key: Key) -> None:
-        """Adds `item`, which is not here."""
+        """Adds `item`, which must not be queued."""
         assert item not in self._places, "queued twice"
         self._places[item] = lane, key
         self._all.add(item, key)
         self._by_lane.setdefault(lane, _Sorted()).add(item, key)
 
     def remove(self, item: Item) -> None:
-        """Removes `item`, which must be here."""
+        """Removes `item`, which must be queued."""
         lane, key = self._places.pop(item)
         self._all.remove(key)
         self._remove_from(lane, key)
@@ -119,19 +123,19 @@ class OrderedQueue(Generic[Item]):
             del self._by_lane[lane]
 
     def change_lane(self, item: Item, lane: Lane) -> None:
-        """Moves `item`, which is here, to another lane, at the same place."""
+        """Moves `item`, which must be queued, to another lane; its key stays."""
         old, key = self._places[item]
         self._places[item] = lane, key
         self._remove_from(old, key)
         self._by_lane.setdefault(lane, _Sorted()).add(item, key)
 
     def first(self) -> Item | None:
-        """Returns the item with the smallest key, or None."""
+        """Returns the item with the smallest key; None for an empty queue."""
         entry = self._all.after(BEFORE_ALL)
         return None if entry is None else entry[1]
 
     def after(self, key: Key, lanes: Lanes = None) -> tuple[Key, Item] | None:
-        """Returns the first item whose key is above `key`, with its key; of these lanes only."""
+        """Returns the first key above `key` in these lanes, with its item; None without one."""
         if lanes is None:
             return self._all.after(key)
         open_lanes = (self._by_lane[lane] for lane in lanes if lane in self._by_lane)
@@ -143,22 +147,22 @@ def _key_of(entry: tuple[Key, Item]) -> Key:
     return entry[0]
 
 
-# -- Lanes of the waiting queue: requests apart by their group and their adapter -------------------
+# -- Lanes of the waiting queue: requests by group and adapter -------------------------------------
 #
-# So any number of requests that an engine cannot begin is passed at once: those that do not fit it,
-# and those whose adapter has no slot there.
+# With lanes, an engine skips at once any number of requests that it cannot begin: requests that do
+# not fit it, and requests whose adapter has no slot there.
 
-# A group (which engines requests fit) and an adapter.
+# Group (the kinds of engines that its requests fit) and adapter.
 Lane: TypeAlias = tuple[str, str]
-# The lanes to look at; None for all.
+# Lanes to look at; None for all lanes.
 Lanes: TypeAlias = Collection[Lane] | None
 
 
 @dataclass(slots=True)
 class OpenLanes:
-    """The adapters and groups whose requests a reader wants to see; None for all.
+    """Adapters and groups whose requests a reader wants to see; None for all.
 
-    The reader may change it between two requests.
+    The reader may change both between two requests.
     """
 
     adapters: Collection[str] | None = None
@@ -166,7 +170,7 @@ class OpenLanes:
 
 
 class WaitingLanes:
-    """The lane of each waiting request."""
+    """Lanes of all waiting requests."""
 
     def __init__(self) -> None:
         self._lanes: dict[Request, Lane] = {}
@@ -174,7 +178,7 @@ class WaitingLanes:
         self._num_of_group = Counter[str]()
 
     def put(self, request: Request, group: str) -> None:
-        """Puts a request, which has a lane or has none yet, into that of this group."""
+        """Puts a request into the lane of this group and its adapter; moves it if it has a lane."""
         if request in self._lanes:
             self.remove(request)
         lane = group, request.scheduling.adapter
@@ -197,7 +201,7 @@ class WaitingLanes:
         return self._lanes[request]
 
     def select(self, open_lanes: OpenLanes) -> Lanes:
-        """Returns the lanes that are open."""
+        """Returns the lanes that are open; None for all lanes."""
         adapters, groups = open_lanes.adapters, open_lanes.groups
         if adapters is None:
             return None if groups is None else [e for e in self._num_in if e[0] in groups]

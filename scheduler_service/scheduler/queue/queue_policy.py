@@ -1,7 +1,7 @@
-"""In which order requests begin: what a queue policy is, and which there are.
+"""Queue policies, which order requests, and the shares of tenants in limited resources.
 
-A policy answers questions about requests. It holds none of them, and knows nothing of blocks, rows
-or steps: the mechanics are in `waiting_queue.py`, once for all policies.
+A policy answers questions about requests. It holds no requests, and knows nothing of blocks, rows
+or steps: the mechanics are in `waiting_queue.py`, shared by all policies.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from scheduler_service.scheduler.values.request import Request
 
 
 class QueuePolicy:
-    """The rules of a policy, each with what holds unless a policy says otherwise.
+    """Rules of a queue policy, with defaults.
 
-    Requests are ordered by step class, then by key, then by arrival. Both are tuples of the same
-    length for all requests, and do not change while a request is unfinished. One queue serves all
-    engines, so a policy orders the requests of all of them.
+    Requests are ordered by step class, then by key, then by arrival. Step class and key are tuples
+    of the same length for all requests, and do not change while a request is unfinished. One queue
+    serves all engines, so a policy orders the requests of all engines.
 
-    `shares`: what tenants may take of rows and blocks. With shares, the tenant that was served
-    least is next, and the order holds among the requests of one tenant. None: tenants are not told
-    apart. The counters are no part of the order, as they change with every token.
+    `shares`: limits on the rows and blocks of tenants. With shares, the tenant that got the least
+    service is next, and the policy's order holds among the requests of one tenant. None: tenants
+    are not told apart. The counters are no part of the order, as they change with every token.
+
     `allows_bypasses`: whether a request may begin before an older one. If not, the order is that of
-    arrival, and nobody passes a request that lacks blocks or rows. If so, and without shares, the
-    request that has waited longest has a turn now and then, so that none starves.
-    `refuses_late`: whether a waiting request ends when it cannot meet its deadline any more. Step
-    class and key of a request with a deadline then end with it.
+    arrival, and no request passes one that lacks blocks or rows. If so, and without shares, the
+    request that has waited longest has a turn now and then, which prevents starvation.
+
+    `refuses_late`: whether a waiting request ends when it can no longer meet its deadline. Step
+    class and key of a request with a deadline then end with the deadline.
     """
 
     shares: TenantShares | None = None
@@ -43,28 +45,28 @@ class QueuePolicy:
         return ()
 
     def step_class(self, request: Request) -> Key:
-        """Returns the class of a request; smaller ones take the tokens of a step from others.
+        """Returns the class of a request; smaller classes take the tokens of a step first.
 
-        Within a class, decodes go before prompts, so none of them is left out of a step.
+        Within a class, decodes go before prompts, so no decode is left out of a step.
         """
         return ()
 
     def may_preempt(self, waiting: Request, running: Request) -> bool:
         """Returns whether `running` may be preempted so that `waiting` can begin.
 
-        Never true both ways.
+        Never true in both directions.
         """
         return False
 
 
 class FirstComeFirstServed(QueuePolicy):
-    """The order of arrival."""
+    """Order of arrival."""
 
     allows_bypasses = False
 
 
 class Priority(QueuePolicy):
-    """The smallest priority first; it preempts larger ones."""
+    """Order of priority, smallest first; a smaller priority preempts larger ones."""
 
     def step_class(self, request: Request) -> Key:
         return (request.scheduling.priority,)
@@ -74,7 +76,7 @@ class Priority(QueuePolicy):
 
 
 class EarliestDeadline(Priority):
-    """Of the same priority, the earliest deadline first; requests without one come last."""
+    """Order of priority, then of deadline, earliest first; no deadline comes last."""
 
     refuses_late = True
 
@@ -84,13 +86,13 @@ class EarliestDeadline(Priority):
 
 
 class FairShare(QueuePolicy):
-    """The tenant that was served least first, by weight."""
+    """Order of service per weight, least-served tenant first."""
 
     def __init__(self, tenant_weights: Mapping[str, float]) -> None:
         self.shares = TenantShares(tenant_weights)
 
 
-# By the name that the operator gives; made from the weights of tenants.
+# Factories of policies from tenant weights, by the name that the operator gives.
 QUEUE_POLICIES: Mapping[str, Callable[[Mapping[str, float]], QueuePolicy]]
 QUEUE_POLICIES = MappingProxyType(
     {
@@ -103,9 +105,9 @@ QUEUE_POLICIES = MappingProxyType(
 
 
 def make_queue_policy(name: str, tenant_weights: Mapping[str, float]) -> QueuePolicy:
-    """Returns the policy called `name`. A tenant without a weight has 1.
+    """Returns the policy called `name`. A tenant without a weight has weight 1.
 
-    Raises ValueError that names the field, its value and what is allowed.
+    Raises ValueError that names the field, its value and the allowed range.
     """
     for tenant, weight in tenant_weights.items():
         if not 0 < weight < math.inf:
@@ -116,40 +118,39 @@ def make_queue_policy(name: str, tenant_weights: Mapping[str, float]) -> QueuePo
 
 
 def rank_of(policy: QueuePolicy, request: Request) -> Key:
-    """Returns the place of a request in the order of all: protected ones first, by arrival."""
+    """Returns the place of a request among all requests: protected ones first, by arrival."""
     if request.is_protected:
         return (0, request.arrival)
     return (1, *policy.step_class(request), *policy.key(request), request.arrival)
 
 
-# --------------------------------------------------------------------------------------------------
-# What tenants may take of what there are only so many of: places in the queue, rows, blocks.
+# -- Tenant shares of limited resources: places in the queue, rows, blocks -------------------------
 #
-# Nobody knows beforehand how many tenants come, so nobody is given a fixed part. A tenant may take
-# more as long as what it has is at most HELD_PER_LEFT times what it leaves to others. So one that
-# takes all it can leaves a seventeenth, which is enough for whoever comes now and then; of several
-# that do, each has as much as the others, by their weights, and less is left. A tenant that has
-# nothing may take anything, so nobody waits for ever. Only tenants that are active count: a tenant
-# that is alone takes everything.
+# The number of tenants is not known in advance, so no tenant gets a fixed part. A tenant may take
+# more as long as it holds at most HELD_PER_LEFT times what it leaves to other tenants. So a tenant
+# that takes all it can leaves a seventeenth, which is enough for occasional tenants; several such
+# tenants get equal amounts, by their weights, and leave less. A tenant that holds nothing may take
+# anything, so no tenant waits for ever. Only active tenants count: a tenant that is alone may take
+# everything.
 #
 # Source of the rule: Choudhury and Hahne 1998, "Dynamic Queue Length Thresholds for Shared-Memory
 # Packet Switches".
 
 HELD_PER_LEFT = 16
-# Weights are integers, so that no rounding depends on the order of additions: something that a
-# tenant of weight 1 has, or was given, counts as much as this.
+# Price of one unit for a tenant of weight 1. Prices are integers, so that no rounding depends on
+# the order of additions.
 UNIT = 2**64
 # A tenant stays active for this long after its last request ended.
 ACTIVE_NS = 30_000_000_000
-# Remembered tenants without a request. One is enough to know that there is another tenant.
+# Most remembered tenants without a request. One is enough to know that another tenant is active.
 _MAX_IDLE = 16
 
 
 class TenantShares:
-    """The weights of tenants, and which tenants are active.
+    """Weights of tenants, and the set of active tenants.
 
     A tenant is active while it has an unfinished request, and for ACTIVE_NS after the last one.
-    `now_ns`: the current time; whoever owns the clock sets it.
+    `now_ns`: current time, set by the owner.
     """
 
     def __init__(self, tenant_weights: Mapping[str, float]) -> None:
@@ -157,7 +158,7 @@ class TenantShares:
         self.weigh(tenant_weights)
         self.now_ns = 0
         self._unfinished: dict[str, set[str]] = {}
-        # When the last request of a tenant ended, of active tenants without a request.
+        # End of the last request in ns, of active tenants without a request.
         self._idle_since_ns: OrderedDict[str, int] = OrderedDict()
 
     @property
@@ -165,7 +166,7 @@ class TenantShares:
         """Whether several tenants are active."""
         if len(self._unfinished) > 1:
             return True
-        # Those that became idle last come last.
+        # The tenants that became idle last are at the end.
         lately = islice(reversed(self._idle_since_ns.values()), 2)
         num_idle = sum(self.now_ns - since_ns <= ACTIVE_NS for since_ns in lately)
         return len(self._unfinished) + num_idle > 1
@@ -176,7 +177,7 @@ class TenantShares:
         self._idle_since_ns.pop(tenant, None)
 
     def ends(self, tenant: str, request_id: str) -> None:
-        """Removes an unfinished request, if it is one."""
+        """Removes a request from the unfinished ones, if it is one."""
         unfinished = self._unfinished.get(tenant)
         if unfinished is None or request_id not in unfinished:
             return
@@ -188,20 +189,20 @@ class TenantShares:
                 self._idle_since_ns.popitem(last=False)
 
     def weigh(self, tenant_weights: Mapping[str, float]) -> None:
-        """Gives tenants these weights, and all others 1."""
+        """Sets the weights of tenants; all other tenants get weight 1."""
         self._prices = {
             tenant: max(1, round(UNIT / Fraction(weight)))
             for tenant, weight in tenant_weights.items()
         }
 
     def price(self, tenant: str) -> int:
-        """What one of anything counts for `tenant`; less for one of more weight."""
+        """Returns the price of one unit for `tenant`; a larger weight lowers the price."""
         return self._prices.get(tenant, UNIT)
 
     def may_take(self, tenant: str, num_held: int, num_left: int) -> bool:
-        """Whether `tenant`, which has `num_held`, may take what leaves `num_left` to others."""
+        """Returns whether `tenant`, which holds `num_held`, may take more and leave `num_left`."""
         return not self.is_shared or self.leaves_enough(tenant, num_held, num_left)
 
     def leaves_enough(self, tenant: str, num_held: int, num_left: int) -> bool:
-        """The same where somebody who is not known yet may come and is to find something."""
+        """Returns the same as `may_take`, as if further tenants, yet unknown, were active."""
         return num_held == 0 or num_held * self.price(tenant) <= HELD_PER_LEFT * num_left * UNIT

@@ -1,20 +1,21 @@
-"""Waiting requests of the tenant that was served least: the Virtual Token Counter.
+"""Order of waiting requests by the service of their tenants: the Virtual Token Counter.
 
 Source: Sheng et al. 2023, "Fairness in Serving Large Language Models", Algorithm 2, with weights.
-Each tenant has a counter of what it was served by all engines, and the tenant with the least is
-next. Beyond the paper:
+Each tenant has a counter of the service that it got from all engines, and the tenant with the
+smallest counter is next. Beyond the paper:
 
-* A request pays for its uncached tokens when it begins first; when it comes back after a
-  preemption or a lost step, computing them again is not its tenant's debt. Outputs are paid as they
-  are sampled.
-* If the first request of the next tenant cannot run, the other tenants' first requests follow, and
-  then everybody's second, third, ...: no slot stays empty because of one large request.
-* No tenant takes all places, rows and blocks; see `tenant_shares.py`.
-* Tenants without any request are forgotten, those first that lose nothing by it.
+* A request pays for its uncached tokens when it first begins. When it comes back after a preemption
+  or a lost step, the recompute is not charged to its tenant. Outputs are charged as they are
+  sampled.
+* If the first request of the next tenant cannot run, the first requests of the other tenants
+  follow, and then the second requests of all tenants, and so on: no slot stays empty because of one
+  large request.
+* No tenant takes all places, rows and blocks; see `TenantShares` in `queue_policy.py`.
+* Tenants without any request are forgotten, first those that lose nothing by it.
 
-As in the paper a tenant that begins to wait is put level with those who do. So if there is no end
-of new tenants, the fair share of each goes to nothing, and older ones may wait without end. Where
-callers are known to the service, nobody can make tenants up.
+As in the paper, a tenant that begins to wait is lifted to the counter of the waiting tenants. So if
+new tenants keep coming without end, the fair share of each goes to zero, and older tenants may
+starve. Where callers are authenticated, no client can invent tenants.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ MAX_IDLE_TENANTS = 8192
 
 @dataclass(slots=True, eq=False)
 class _Account:
-    """What one tenant was served, divided by its weight, and its waiting requests.
+    """Account of one tenant: its service divided by its weight, and its waiting requests.
 
-    `num_new`: those of them that never began; the others take nobody's place. `places`: where it
-    stands among the tenants that wait in a lane (None: in any), as (counter, rank of its first
-    request there, itself); the counter may have grown since.
+    `num_new`: waiting requests that never began; only these occupy places in the queue. `places`:
+    position of the tenant among the tenants waiting in a lane (None: in any lane), as (counter,
+    rank of its first request there, account); the counter may have grown since.
     """
 
     tenant: str
@@ -59,17 +60,18 @@ class _Account:
     places: dict[Lane | None, _Place] = field(default_factory=dict)
 
 
-# Ranks are unique, so no two places are compared by their accounts.
+# Ranks are unique, so comparisons of places never reach the accounts.
 _Place: TypeAlias = tuple[int, Key, _Account]
-# Before all places.
+# Start value that is smaller than all places.
 _FIRST = (-1,)
 
 
 class TenantOrder:
-    """The first request of the tenant that was served least.
+    """Order of waiting requests by the counters of their tenants.
 
-    Every operation is O(log n) in the requests and tenants that wait, but for moving pointers. To
-    charge a tenant moves nothing: counters only grow, so a tenant that is met too early is moved.
+    Every operation is O(log n) in the waiting requests and tenants, apart from moving pointers.
+    Charging a tenant moves nothing: counters only grow, so a tenant is moved when it is met too
+    early.
     """
 
     def __init__(
@@ -86,24 +88,24 @@ class TenantOrder:
         self._num_new = 0
         # Tenants that have waiting requests.
         self.tenants: set[str] = set()
-        # Tenants that wait, by lane, in the order of their places.
+        # Waiting tenants by lane, sorted by place.
         self._order: dict[Lane | None, list[_Place]] = {}
         self._last_to_leave: _Account | None = None
-        # Tenants of unfinished requests, by request id; and which of these have begun.
+        # Tenants of unfinished requests, by request id; and ids of the requests that have begun.
         self._tenants: dict[str, str] = {}
         self._begun: set[str] = set()
         self._max_idle_tenants = max_idle_tenants
         self._max_accounts = max_idle_tenants
 
     def weigh_tenants(self) -> None:
-        """Takes over the weights of the shares."""
+        """Applies the changed weights of the shares to all accounts."""
         for account in self._accounts.values():
             account.price = self._shares.price(account.tenant)
 
     def has_place(self, tenant: str, num_places: int) -> bool:
-        """Returns whether a queue of `num_places` takes one more new request of `tenant`.
+        """Returns whether a queue of `num_places` accepts one more new request of `tenant`.
 
-        No tenant fills all places: whoever was refused would never become known.
+        No tenant may fill all places: a refused tenant would never become known.
         """
         account = self._accounts.get(tenant)
         num_held = 0 if account is None else account.num_new
@@ -111,10 +113,10 @@ class TenantOrder:
         return num_left >= 0 and self._shares.leaves_enough(tenant, num_held, num_left)
 
     def push(self, request: Request) -> None:
-        """Adds a request that is not here."""
+        """Adds a request that is not queued."""
         account = self._account(request.scheduling.tenant)
         if not account.waiting:
-            # Nobody saves up service by not asking for it.
+            # A tenant saves up no service by not asking for it.
             account.counter = max(account.counter, self._level())
         self.tenants.add(account.tenant)
         lane = self._lanes.of(request)
@@ -125,7 +127,7 @@ class TenantOrder:
         self._place(account, lane)
 
     def remove(self, request: Request) -> None:
-        """Removes a request that is here."""
+        """Removes a queued request."""
         account = self._accounts[request.scheduling.tenant]
         account.waiting.remove(request)
         if not account.waiting:
@@ -135,7 +137,7 @@ class TenantOrder:
         self._last_to_leave = account
 
     def change_lane(self, request: Request) -> None:
-        """Moves a request that is here to its new lane."""
+        """Moves a queued request to its new lane."""
         account = self._accounts[request.scheduling.tenant]
         old, lane = account.waiting.lane_of(request), self._lanes.of(request)
         account.waiting.change_lane(request, lane)
@@ -143,7 +145,7 @@ class TenantOrder:
         self._place(account, lane)
 
     def begun(self, request: Request, num_uncached_tokens: int) -> None:
-        """Charges the tenant of a request, which is still here, unless it has begun before."""
+        """Charges a tenant for the input of a request that first begins and is still queued."""
         if request.request_id in self._begun:
             return
         account = self._accounts[request.scheduling.tenant]
@@ -157,7 +159,7 @@ class TenantOrder:
         account.counter += OUTPUT_WEIGHT * num_tokens * account.price
 
     def ended(self, request_id: str) -> None:
-        """Forgets a request, which is not here any more."""
+        """Forgets a request that has ended and is not queued."""
         self._begun.discard(request_id)
         tenant = self._tenants.pop(request_id, None)
         if tenant is not None:
@@ -173,7 +175,7 @@ class TenantOrder:
         yield from self._further_requests(tried, open_lanes)
 
     def may_pass(self, request: Request, other: Request) -> bool:
-        """Returns whether `request` is of another tenant than `other`, served no more than it."""
+        """Returns whether `request` is of another tenant, served no more than that of `other`."""
         tenant, other_tenant = request.scheduling.tenant, other.scheduling.tenant
         served, served_other = self._accounts.get(tenant), self._accounts.get(other_tenant)
         if tenant == other_tenant or served_other is None:
@@ -183,18 +185,21 @@ class TenantOrder:
             counter = max(counter, self._level())  # see `push`
         return counter <= served_other.counter
 
-    # -- the order of requests ---------------------------------------------------------------------
+    # -- order of requests -------------------------------------------------------------------------
 
     def _first_requests(
         self, tried: dict[_Account, Key], open_lanes: OpenLanes
     ) -> Iterator[Request]:
-        """A tenant whose request began is met again, with its new counter and next request."""
+        """Yields the first request of each tenant, by counter.
+
+        A tenant whose request began is met again, with its new counter and its next request.
+        """
         place: _Place | tuple[int] = _FIRST
         in_vain: set[_Account] = set()
         while found := self._next_tenant(place, lanes := self._lanes.select(open_lanes)):
             place, account = found, found[2]
             entry = account.waiting.after(tried.get(account, BEFORE_ALL), lanes)
-            # Whoever was tried in vain is met again in another lane.
+            # A tenant whose request could not begin is met again in another lane.
             if entry is not None and account not in in_vain:
                 tried[account], request = entry
                 yield request
@@ -204,7 +209,7 @@ class TenantOrder:
     def _further_requests(
         self, tried: dict[_Account, Key], open_lanes: OpenLanes
     ) -> Iterator[Request]:
-        """Every tenant's first requests have been tried in vain."""
+        """Yields later requests of tenants, after all first requests were tried in vain."""
         turns = [
             (0, account.counter, *entry, account)
             for account, key in tried.items()
@@ -214,7 +219,7 @@ class TenantOrder:
         while turns:
             num_in_vain, _, key, request, account = heappop(turns)
             lanes = self._lanes.select(open_lanes)
-            # Its lane may have been closed since, or it has left.
+            # The lane may have been closed since, or the request has left the queue.
             if request in account.waiting and (lanes is None or self._lanes.of(request) in lanes):
                 yield request
                 num_in_vain += request in account.waiting
@@ -222,10 +227,10 @@ class TenantOrder:
             if entry is not None:
                 heappush(turns, (num_in_vain, account.counter, *entry, account))
 
-    # -- the order of tenants ----------------------------------------------------------------------
+    # -- order of tenants --------------------------------------------------------------------------
 
     def _next_tenant(self, place: _Place | tuple[int], lanes: Lanes) -> _Place | None:
-        """The first tenant after `place` that waits in one of these lanes."""
+        """Returns the place of the first tenant after `place` that waits in one of these lanes."""
         if lanes is None:
             return self._next_in(None, place)
         found = (self._next_in(lane, place) for lane in lanes if lane in self._order)
@@ -237,14 +242,14 @@ class TenantOrder:
             counter, rank, account = found = order[index]
             if counter == account.counter:
                 return found
-            # It was charged since: its place is further behind.
+            # The tenant was charged since, so its place is further behind.
             del order[index]
             account.places[lane] = moved = (account.counter, rank, account)
             insort(order, moved)
         return None
 
     def _place(self, account: _Account, lane: Lane) -> None:
-        """Puts a tenant where the first of its requests in a lane, and of all, has it be."""
+        """Updates the places of a tenant in a lane and overall, from its first waiting requests."""
         for each in (lane, None):
             first = account.waiting.after(BEFORE_ALL, None if each is None else (each,))
             rank, old = None if first is None else first[0], account.places.get(each)
@@ -259,7 +264,7 @@ class TenantOrder:
                 account.places[each] = place = (account.counter, rank, account)
                 insort(self._order.setdefault(each, []), place)
 
-    # -- the accounts ------------------------------------------------------------------------------
+    # -- accounts ----------------------------------------------------------------------------------
 
     def _count_new(self, account: _Account, request: Request, change: int) -> None:
         if request.request_id not in self._begun:
@@ -267,7 +272,10 @@ class TenantOrder:
             self._num_new += change
 
     def _level(self) -> int:
-        """The least counter of those who wait, or that of the last who did; never decreases."""
+        """Returns the least counter of waiting tenants, else of the last one that waited.
+
+        Never decreases.
+        """
         first = self._next_in(None, _FIRST)
         account = self._last_to_leave if first is None else first[2]
         return 0 if account is None else account.counter
@@ -282,10 +290,11 @@ class TenantOrder:
         return account
 
     def forget_idle_tenants(self) -> None:
-        """Forgets tenants that have no request; called in time by the order itself.
+        """Forgets idle tenants: tenants without an unfinished request.
 
-        Whoever is not above the level would be lifted to it anyway. Of those above, as many are
-        forgotten as are too many, the lowest first: they gain what they were above the level.
+        Called when accounts are too many. A tenant that is not above the level would be lifted to
+        it anyway. Of the idle tenants above the level, only the excess is forgotten, lowest
+        counters first: each gains what it was above the level.
         """
         busy = set(self._tenants.values())
         level = self._level()

@@ -1,8 +1,8 @@
-"""The waiting queue: the requests that no engine has, in the order of a queue policy.
+"""Waiting queue: the requests that no engine has, in the order of a queue policy.
 
-One queue serves any number of engines. Whatever depends on all requests of the scheduler is counted
-here once: the tenants' counters and activity, turns against starvation, and which requests were
-charged already. What an engine holds (rows, blocks, preempted requests) is the engine's.
+One queue serves any number of engines. State that depends on all requests of the scheduler is kept
+here, once: counters and activity of tenants, turns against starvation, and which requests were
+charged already. State of one engine (rows, blocks, preempted requests) belongs to the engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROTECTED: Key = (0,)
 
 
 class Waiting(Protocol):
-    """What an engine that plans a step sees of the waiting queue."""
+    """Waiting queue as seen by an engine that plans a step."""
 
     @property
     def is_empty(self) -> bool:
@@ -33,36 +33,36 @@ class Waiting(Protocol):
     def candidates(self, open_lanes: OpenLanes) -> Iterator[Request]:
         """Iterates over the requests that the engine may begin, in the order of the queue.
 
-        Of `open_lanes`, the adapters count.
+        Only the adapters of `open_lanes` are read.
         """
 
     def waits_here(self, request: Request) -> bool:
-        """Returns whether a request that lacks room here keeps others waiting, in the end."""
+        """Returns whether a request that lacks room here eventually blocks later requests."""
 
 
 class WaitingQueue:
     """Waiting requests, and the order of all requests, waiting or running.
 
-    Its owner tells it of every request that `ended`, and of sampled tokens by `charge`. It calls
-    `take_begun` after each step that was planned: until then those that have begun are kept.
-    `now_ns`: the time of the last `tick`; deadlines and waiting times are measured by it.
+    The owner reports every request that `ended`, and sampled tokens by `charge`. The owner calls
+    `take_begun` after each planned step; until then the queue keeps the requests that have begun.
+    `now_ns`: time of the last `tick`, by which deadlines and waiting times are measured.
     """
 
     def __init__(self, policy: QueuePolicy, max_idle_tenants: int = MAX_IDLE_TENANTS) -> None:
         self._policy = policy
-        # By id, the one that has waited longest first.
+        # Waiting requests by id, the longest-waiting first.
         self._requests: dict[str, Request] = {}
-        # Requests that have begun since `take_begun`.
+        # Requests that have begun since the last `take_begun`.
         self._begun: list[Request] = []
         self._lanes = WaitingLanes()
-        # By keys, or by the counters of tenants.
+        # Exactly one of both: order by keys, or by the counters of tenants.
         self._keys: KeyOrder | None = None
         self._tenants: TenantOrder | None = None
         if policy.shares is None:
             self._keys = KeyOrder(policy, self._lanes)
         else:
             self._tenants = TenantOrder(policy, policy.shares, self._lanes, max_idle_tenants)
-        # Whether the policy has a rule of its own for it.
+        # Whether the policy overrides `may_preempt`.
         self.preempts = type(policy).may_preempt is not QueuePolicy.may_preempt
         self.now_ns = 0
 
@@ -76,7 +76,7 @@ class WaitingQueue:
     # -- state -------------------------------------------------------------------------------------
 
     def tick(self, now_ns: int) -> None:
-        """Sets the time."""
+        """Sets the current time."""
         self.now_ns = now_ns
         if self.shares is not None:
             self.shares.now_ns = now_ns
@@ -85,14 +85,14 @@ class WaitingQueue:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterates over the waiting requests, the one that has waited longest first."""
+        """Iterates over the waiting requests, the longest-waiting first."""
         return iter(self._requests.values())
 
     def __contains__(self, request: Request) -> bool:
         return self._requests.get(request.request_id) is request
 
     def get(self, request_id: str) -> Request | None:
-        """Returns the waiting request with this id, if there is one."""
+        """Returns the waiting request with this id; None if there is none."""
         return self._requests.get(request_id)
 
     def has_place(self, tenant: str, num_places: int) -> bool:
@@ -112,15 +112,15 @@ class WaitingQueue:
 
     @property
     def tenants(self) -> Collection[str]:
-        """Tenants that have waiting requests, where there are shares."""
+        """Tenants that have waiting requests; empty for a policy without shares."""
         return () if self._tenants is None else self._tenants.tenants
 
-    # -- requests come and go ----------------------------------------------------------------------
+    # -- arrivals and departures -------------------------------------------------------------------
 
     def push(self, request: Request, group: str = "") -> None:
         """Adds a request that is new, or that comes back from an engine with its old arrival.
 
-        `group`: names the engines that it fits, together with all other requests of the group.
+        `group`: name of the set of requests that fit the same engines as this one.
         """
         request.queued_at_ns = self.now_ns
         self._requests[request.request_id] = request
@@ -172,28 +172,28 @@ class WaitingQueue:
                 self._tenants.sampled(tenant, num_tokens)
 
     def waits_here(self, request: Request) -> bool:
-        """Returns whether a request that lacks room keeps others waiting, in the end."""
+        """Returns whether a request that lacks room eventually blocks later ones: always True."""
         return True
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
-        """Gives tenants new weights; a tenant without one has 1."""
+        """Sets the weights of tenants; a tenant without a weight has weight 1."""
         if self._tenants is not None and self.shares is not None:
             self.shares.weigh(weights)
             self._tenants.weigh_tenants()
 
     def forget_idle_tenants(self) -> None:
-        """Forgets tenants that have no request; called in time by the queue itself."""
+        """Forgets tenants that have no request; the queue also does so by itself in time."""
         if self._tenants is not None:
             self._tenants.forget_idle_tenants()
 
-    # -- the order ---------------------------------------------------------------------------------
+    # -- order -------------------------------------------------------------------------------------
 
     def candidates(self, open_lanes: OpenLanes | None = None) -> Iterator[Request]:
         """Iterates over waiting requests in the order in which they should begin now.
 
-        Lazy: between two of them requests may begin and leave, and the order then reflects it. What
-        is pushed meanwhile may be left to the next call. Yields requests of `open_lanes` only,
-        which is read anew for each; requests that are `overdue` may be left out.
+        Lazy: requests may begin and leave between two steps of the iteration, which then follows
+        the new order. Requests pushed meanwhile may be left to the next call. Yields requests of
+        `open_lanes` only, which is read again for each request; `overdue` requests may be left out.
         """
         open_lanes = open_lanes or OpenLanes()
         if self._keys is not None:
@@ -202,23 +202,23 @@ class WaitingQueue:
         return self._tenants.candidates(open_lanes)
 
     def overdue(self) -> Request | None:
-        """Returns a waiting request whose deadline is past, if the policy refuses late ones."""
+        """Returns a waiting request that is past its deadline, if the policy refuses late ones."""
         return None if self._keys is None else self._keys.overdue(self.now_ns)
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """When `overdue` returns a request if nothing is pushed before; None for never."""
+        """Time in ns after which `overdue` returns a request if nothing is pushed; else None."""
         return None if self._keys is None else self._keys.next_deadline_ns
 
     def rank(self, request: Request) -> Key:
-        """Returns the place of a request in the order; unique, changes only when it begins."""
+        """Returns the unique place of a request in the order; it changes only at its beginning."""
         return rank_of(self._policy, request)
 
     def step_class(self, request: Request) -> Key:
-        """Returns the class of a request; smaller ones get the tokens of a step first.
+        """Returns the class of a request; smaller classes get the tokens of a step first.
 
-        Where the policy has classes, protected requests are in one before all others, and so is the
-        request that has the turn: it is protected as soon as it begins.
+        Where the policy has classes, protected requests are in one class before all others, and so
+        is the request that has the turn: it becomes protected when it begins.
         """
         step_class = self._policy.step_class(request)
         if not step_class or self._keys is None:
@@ -232,7 +232,7 @@ class WaitingQueue:
         return not running.is_protected and self._policy.may_preempt(waiting, running)
 
     def may_pass(self, request: Request, other: Request) -> bool:
-        """Returns whether `request` may begin before `other`, which all others have to wait for.
+        """Returns whether `request` may begin before `other`, which blocks later requests.
 
         `other` was passed as often as the rules allow, or was preempted and lacks room.
         """
@@ -244,7 +244,7 @@ class WaitingQueue:
 
     @property
     def shares(self) -> TenantShares | None:
-        """What tenants may take of rows and blocks; None where tenants are not told apart."""
+        """Shares of tenants in rows and blocks; None where tenants are not told apart."""
         return self._policy.shares
 
     @property
@@ -254,10 +254,10 @@ class WaitingQueue:
 
     @property
     def charges_outputs(self) -> bool:
-        """Whether `charge` matters."""
+        """Whether `charge` has any effect."""
         return self._tenants is not None
 
     @property
     def refuses_late(self) -> bool:
-        """Whether a waiting request ends when it cannot meet its deadline any more."""
+        """Whether a waiting request ends when it can no longer meet its deadline."""
         return self._policy.refuses_late

@@ -188,7 +188,7 @@ class SchedulerConfig(PolicyConfig):
 
     @property
     def num_window_blocks(self) -> int:
-        """Number of blocks of a sequence within its window, and those that a step writes beyond."""
+        """Number of blocks of a sequence's window, with one that a step may write beyond it."""
         assert self.sliding_window is not None
         return self.num_blocks_for(self.sliding_window) + 2
 
