@@ -1,1 +1,1 @@
-"""Who did what, for who has to answer for it; never what was said."""
+"""Audit log: actions and their callers, for accountability; never the content of requests."""

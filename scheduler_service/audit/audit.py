@@ -1,4 +1,4 @@
-"""Where events of the audit log go: `Audit`."""
+"""Audit log interface, its events, and the merging of repeated refusals."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from splitserve_rpc.addresses import peer_host
 
 
 class Audit(Protocol):
-    """Takes events. It waits for nobody, and may be called in any thread."""
+    """Receiver of audit events; any thread may call it. `record` never waits for the log."""
 
     def record(self, event: AuditEvent) -> None:
-        """One more."""
+        """Records an event."""
         ...
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes the remaining events and ends the log."""
         ...
 
 
 class NoAudit:
-    """Nobody has asked for a log. Implements `Audit`."""
+    """Audit log that records nothing. Implements `Audit`."""
 
     def record(self, event: AuditEvent) -> None:
         pass
@@ -30,14 +30,18 @@ class NoAudit:
         pass
 
 
-# -- What an audit log tells: names, numbers and reasons. No field has content of a request --------
+# -- Events ----------------------------------------------------------------------------------------
 #
-# Fields are JSON's, by these names; docs/security.md explains them.
+# Events hold names, numbers and reasons; no field has content of a request. Fields are written as
+# JSON under these names; docs/security.md explains them.
 
 
 @dataclass(frozen=True, slots=True)
 class RequestAdmitted:
-    """A request was taken. `adapter`: empty for none. `max_tokens`: None where it named none."""
+    """Admission of a request by the service.
+
+    `adapter`: empty for none. `max_tokens`: None if the request named none.
+    """
 
     caller: str
     tenant: str
@@ -51,10 +55,11 @@ class RequestAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestRefused:
-    """A request was not taken. `limit`: of the tenant, if that is why; empty otherwise.
+    """Refusal of a request.
 
-    Counted as `CallerRefused` is, of one caller for one reason and limit; `tenant` and `request_id`
-    are those of the first.
+    `limit`: the tenant's limit that caused the refusal; empty for other causes. Repeats are counted
+    as for `CallerRefused`, per caller, reason and limit; `tenant` and `request_id` are those of the
+    first refusal.
     """
 
     caller: str
@@ -67,9 +72,10 @@ class RequestRefused:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """A request that was taken is over. `reason`: as its finish says, or why it had none.
+    """End of an accepted request.
 
-    `num_output_tokens`: that were computed here, without those that it was resumed with.
+    `reason`: finish reason, or why the request had none. `num_output_tokens`: tokens computed here,
+    without resumed ones.
     """
 
     tenant: str
@@ -80,10 +86,11 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class CallerRefused:
-    """Somebody may not do what they tried, `num_times` from that peer.
+    """Refusal of a caller, `num_times` from that peer.
 
-    The first time is told at once, further ones in the same second together, where all but the
-    port of the peer is the same. `caller`: whose credential or certificate it was, if one is known.
+    The first refusal is recorded at once. Further ones in the same second are recorded together, if
+    they differ in nothing but the peer's port. `caller`: owner of the credential or certificate, if
+    known.
     """
 
     method: str
@@ -95,7 +102,7 @@ class CallerRefused:
 
 @dataclass(frozen=True, slots=True)
 class OperatorCalled:
-    """A method for operators was called, and answered. `caller`: as of `CallerRefused`."""
+    """Answered call of a method for operators. `caller`: as in `CallerRefused`."""
 
     method: str
     peer: str
@@ -104,7 +111,7 @@ class OperatorCalled:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRegistered:
-    """An executor is connected and gets requests."""
+    """Registration of an executor that is connected and gets requests."""
 
     address: str
     executor_epoch: int
@@ -113,7 +120,7 @@ class ExecutorRegistered:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRefused:
-    """An executor that wanted to register may not; counted as `CallerRefused` is."""
+    """Refused registration of an executor; repeats are counted as for `CallerRefused`."""
 
     address: str
     peer: str
@@ -123,7 +130,7 @@ class ExecutorRefused:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLost:
-    """An executor gets no more requests; those it had go on elsewhere."""
+    """Loss of an executor: it gets no more requests, and its requests go on elsewhere."""
 
     address: str
     executor_epoch: int
@@ -132,9 +139,9 @@ class ExecutorLost:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorWithdrawn:
-    """An executor computes wrongly, as others show; its requests go on elsewhere.
+    """Withdrawal of an executor that computes wrongly, as other executors show.
 
-    It gets none until it has computed a probe.
+    Its requests go on elsewhere. The executor gets no requests until it has computed a probe.
     """
 
     address: str
@@ -144,9 +151,10 @@ class ExecutorWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class RequestQuarantined:
-    """Executors were lost during steps of a request, and it is tried alone from now on.
+    """Quarantine of a request during whose steps executors were lost; it runs alone now.
 
-    If one more is, it is over: `RequestEnded` has the reason EXECUTOR_LOST_REPEATEDLY.
+    If one more executor is lost, the request ends: `RequestEnded` has the reason
+    EXECUTOR_LOST_REPEATEDLY.
     """
 
     tenant: str
@@ -155,7 +163,7 @@ class RequestQuarantined:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDrained:
-    """An executor was sent away by an operator, or wanted to go, and is gone."""
+    """Departure of an executor after a drain, asked for by an operator or by the executor."""
 
     address: str
     executor_epoch: int
@@ -163,7 +171,10 @@ class ExecutorDrained:
 
 @dataclass(frozen=True, slots=True)
 class KeysReloaded:
-    """The file of API keys says something else; ids of keys, `changed`: revoked, for one."""
+    """Change of the file of API keys. `added`, `removed`, `changed`: ids of keys.
+
+    A revoked key, for example, is `changed`.
+    """
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -172,7 +183,7 @@ class KeysReloaded:
 
 @dataclass(frozen=True, slots=True)
 class EventsDropped:
-    """So many events are not in the log: they came faster than they could be written."""
+    """Gap in the log: `num_events` events came faster than they could be written."""
 
     num_events: int
 
@@ -194,15 +205,17 @@ AuditEvent = (
 )
 
 
-# -- Refusals, few enough that a flood of them fills no disk and hides nobody else -----------------
+# -- Merging of refusals ---------------------------------------------------------------------------
+#
+# A flood of refusals must neither fill a disk nor hide other callers.
 
-# Refusals that are told apart in one second. Further ones are told apart by what servers say of
-# them, and that is a few names.
+# Most kinds of refusals told apart in one second. Further refusals are merged over all peers and
+# callers, by fields with few values, which servers choose.
 MAX_PEERS = 256
 OTHERS = "others"
 
 Refusal = CallerRefused | ExecutorRefused | RequestRefused
-# Type, host, caller, what was tried, and why it was refused.
+# Type, host, caller, method or limit, and reason.
 _Key: TypeAlias = tuple[type[Refusal], str, str, str, str]
 
 
@@ -214,13 +227,13 @@ class _Second:
 
 
 class RefusedPeers:
-    """Lets the first refusal of its kind in a second pass, and counts the rest."""
+    """Filter that passes the first refusal of each kind in a second, and counts the rest."""
 
     def __init__(self) -> None:
         self._seconds: dict[_Key, _Second] = {}
 
     def add(self, event: Refusal, now_s: float) -> Refusal | None:
-        """What is to be written now. Call `take_past` before."""
+        """Returns the event to write now; None for a counted repeat. Call `take_past` before."""
         key = _key(event)
         if key not in self._seconds and len(self._seconds) >= MAX_PEERS:
             event = _of_others(event)
@@ -233,13 +246,13 @@ class RefusedPeers:
         return None
 
     def take_past(self, now_s: float) -> list[Refusal]:
-        """What was counted in seconds that are over."""
+        """Returns the counted refusals of seconds that are over."""
         past = [key for key, second in self._seconds.items() if second.number != int(now_s)]
         seconds = [self._seconds.pop(key) for key in past]
         return [replace(each.first, num_times=each.num_more) for each in seconds if each.num_more]
 
     def take_all(self) -> list[Refusal]:
-        """What was counted so far."""
+        """Returns all counted refusals."""
         return self.take_past(-1.0)
 
 

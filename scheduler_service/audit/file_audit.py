@@ -1,4 +1,4 @@
-"""The audit log in a file, written by a thread of its own."""
+"""Audit log in a file of JSON lines, written by a thread of its own."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from scheduler_service.audit.audit import (
 )
 from splitserve_rpc.private_files import open_private
 
-# Some seconds of a busy scheduler.
+# Most queued events: some seconds of a busy scheduler.
 MAX_QUEUED = 16_384
-# How long what was counted may wait to be written.
+# Longest time that counted events wait to be written, in seconds.
 _LOOK_S = 1.0
 _CLOSE_S = 5.0
 
@@ -39,14 +39,14 @@ _log = logging.getLogger(__name__)
 
 
 class AuditUnusable(Exception):
-    """The file cannot be written; the message names it and says why."""
+    """Raised if the file cannot be written; the message names the file and the cause."""
 
 
 class EventSink(Protocol):
-    """What is written to; methods may raise OSError."""
+    """Destination of events; methods may raise OSError."""
 
     def write(self, fields: Mapping[str, object]) -> None:
-        """One event."""
+        """Writes one event."""
         ...
 
     def close(self) -> None:
@@ -55,9 +55,11 @@ class EventSink(Protocol):
 
 
 class FileAudit:
-    """Implements `Audit`. What comes while the queue is full is counted, and that is written.
+    """Audit log in a file. Implements `Audit`.
 
-    What cannot be written later on is lost, and serving goes on: the log of the process says so.
+    Events that arrive while the queue is full are dropped and counted; the log gets the count.
+    Events that cannot be written are lost, and serving goes on: the process log reports the
+    problem.
     """
 
     def __init__(
@@ -66,13 +68,13 @@ class FileAudit:
         now_s: Callable[[], float] = time.time,
         max_queued: int = MAX_QUEUED,
     ) -> None:
-        """`now_s`: seconds of the calendar."""
+        """Starts the writer thread. `now_s`: returns the calendar time in seconds since 1970."""
         self._now_s = now_s
         self._file = file
         self._queue: queue.Queue[tuple[float, AuditEvent] | None] = queue.Queue(max_queued)
         self._lock = threading.Lock()
         self._refused = RefusedPeers()
-        # Of their own: callers who are known cannot make others out of peers.
+        # Kept apart from refused peers: known callers cannot push unknown peers out of the table.
         self._refused_requests = RefusedPeers()
         self._num_dropped = 0
         self._is_failing = False
@@ -111,7 +113,7 @@ class FileAudit:
         except queue.Full:
             self._num_dropped += 1
 
-    # -- the thread ----------------------------------------------------------------------------
+    # -- writer thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
         item: tuple[float, AuditEvent] | None
@@ -156,12 +158,12 @@ def _fields(now_s: float, event: AuditEvent) -> dict[str, object]:
 
 
 def event_name(kind: type[AuditEvent]) -> str:
-    """`request_admitted` for RequestAdmitted."""
+    """Returns the event's name in the log: `request_admitted` for RequestAdmitted."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def open_audit(path: str | None) -> Audit:
-    """The audit log in `path`; none if there is no path. Raises AuditUnusable."""
+    """Opens the audit log in `path`; a log that records nothing for None. Raises AuditUnusable."""
     if path is None:
         return NoAudit()
     try:
@@ -170,13 +172,16 @@ def open_audit(path: str | None) -> Audit:
         raise AuditUnusable(f"--audit-log {path}: {error.strerror or error}") from error
 
 
-# -- A file of JSON lines that others may move away ------------------------------------------------
+# -- File of JSON lines, which log rotation may move away ------------------------------------------
 
 _MAX_TEXT_CHARS = 256
 
 
 class EventFile:
-    """Appends to `path`, which is made anew where it is gone. Its methods may raise OSError."""
+    """Appends events to `path`; creates the file again if it was moved.
+
+    Methods may raise OSError.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -184,12 +189,12 @@ class EventFile:
         self._is_torn = False
 
     def write(self, fields: Mapping[str, object]) -> None:
-        """Appends a line."""
+        """Appends an event as one line."""
         if not self._is_current():
             file = self._open()
             self._file.close()
             self._file = file
-        # What a full disk took a part of does not spoil what follows.
+        # A line that a full disk cut off must not spoil the next one.
         line = b"\n" * self._is_torn + _line(fields)
         num_bytes = self._file.write(line) or 0
         self._is_torn = num_bytes != len(line)
@@ -197,15 +202,15 @@ class EventFile:
             raise OSError(errno.ENOSPC, "only a part was written")
 
     def close(self) -> None:
-        """Ends the writing."""
+        """Closes the file."""
         self._file.close()
 
     def _open(self) -> FileIO:
-        # Unbuffered: a line is there as a whole, for whoever follows the file.
+        # Unbuffered: readers that follow the file see whole lines.
         return open(self._path, "ab", 0, opener=open_private)
 
     def _is_current(self) -> bool:
-        """Whether what is open is what is found at the path."""
+        """Returns whether the open file is still the file at the path."""
         ours = os.fstat(self._file.fileno())
         try:
             there = self._path.stat()
@@ -219,5 +224,5 @@ def _line(fields: Mapping[str, object]) -> bytes:
         name: value[:_MAX_TEXT_CHARS] if isinstance(value, str) else value
         for name, value in fields.items()
     }
-    # JSON escapes all other controls, and whatever is not ASCII.
+    # JSON escapes all other control characters and non-ASCII text.
     return json.dumps(shown).replace("\x7f", r"\u007f").encode() + b"\n"

@@ -1,1 +1,1 @@
-"""What clients asked for, on its way back to them."""
+"""Client streams: tokens and ends of requests on their way back to clients."""

@@ -1,4 +1,4 @@
-"""The client API in protobuf on one side, the core's values on the other."""
+"""Codec between the client API in protobuf and the values of the scheduler."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _EARLY_STOPPING: Mapping[int, EarlyStopping] = MappingProxyType(
         api.BEAM_EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
     }
 )
-# All other fields of a client's SamplingParams are those of the core's, by name.
+# Fields of the client's SamplingParams that do not map by name to those of the scheduler.
 _NOT_BY_NAME = frozenset({"seed", "beam_search"})
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {
@@ -60,25 +60,26 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "grammar": decode_grammar,
     }
 )
-# What a model's authors may recommend.
+# Sampling parameters that the authors of a model may recommend.
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _MAX_PRIORITY = 100
 _MAX_NAME_CHARS = 128
-# Of sampling parameters that are kept decoded: what each takes as a message, and how many.
+# Limits of the cache of decoded sampling parameters: bytes of each message, and number of entries.
 _MAX_KEPT_BYTES = 256
 _MAX_NUM_KEPT = 256
 _NO_TOKENS: Int32Array = np.empty(0, np.int32)
-# A Duration holds ten thousand years, an int64 of nanoseconds not three hundred.
+# Largest time in int64 ns. A Duration holds ten thousand years, int64 ns less than three hundred.
 _LAST_NS = 2**63 - 1
 
 
-# -- from clients ------------------------------------------------------------------------------
+# -- from clients to the scheduler -------------------------------------------------------------
 
 
 def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
-    """The client's parameters. Raises DomainError for an unknown enum value, or too long a list.
+    """Decodes the client's sampling parameters, except the seed.
 
-    The rest is not validated yet.
+    Raises DomainError for an unknown enum value or too long a list. Other fields are not validated
+    yet.
     """
     check_sizes(message)
     check_bad_words([len(tokens.token_ids) for tokens in message.bad_words_token_ids])
@@ -94,13 +95,13 @@ def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
 
 
 class SamplingDecoder:
-    """Decodes sampling parameters, which clients mostly repeat: small equal messages once."""
+    """Decoder of sampling parameters, which clients repeat: decodes small equal messages once."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, SamplingParams] = {}
 
     def decode(self, message: api.SamplingParams) -> SamplingParams:
-        """As `decode_sampling_params`; equal messages may give the same object."""
+        """Decodes as `decode_sampling_params`; equal messages may give the same object."""
         if message.HasField("seed") or _has_parts(message) or message.ByteSize() > _MAX_KEPT_BYTES:
             return decode_sampling_params(message)
         data = message.SerializeToString()
@@ -114,7 +115,10 @@ class SamplingDecoder:
 
 
 def _has_parts(message: api.SamplingParams) -> bool:
-    """Whether it has lists or texts of unchecked length: even to ask for their size copies them."""
+    """Returns whether a message has lists or texts of unchecked length.
+
+    Even asking for the size of such a message copies them.
+    """
     return bool(
         message.logit_bias
         or message.stop_token_ids
@@ -156,7 +160,7 @@ def check_names(message: api.GenerateRequest) -> None:
 def decode_scheduling_params(
     message: api.GenerateRequest, now_ns: int, tenant: str
 ) -> SchedulingParams:
-    """What a request for `tenant` asks of the scheduler.
+    """Decodes the scheduling parameters of a request for `tenant`; `now_ns`: base of the deadline.
 
     Raises DomainError(SCHEDULING_PARAMS_INVALID).
     """
@@ -186,14 +190,17 @@ def decode_scheduling_params(
 
 
 def decode_token_ids(token_ids: Collection[int]) -> Int32Array:
-    """A field of tokens as an array, which numpy copies where protobuf (7) lets it."""
+    """Returns a field of tokens as an array, which numpy copies where protobuf (7) lets it."""
     if not token_ids:
         return _NO_TOKENS
     return np.array(token_ids, dtype=np.int32)
 
 
 def decode_resumed(message: api.GenerateRequest, params: SamplingParams) -> list[Int32Array]:
-    """The output tokens that each sequence has. Raises DomainError(SAMPLING_PARAMS_INVALID)."""
+    """Returns the output tokens that each sequence resumes with; empty for a request that is new.
+
+    Raises DomainError(SAMPLING_PARAMS_INVALID).
+    """
     if not message.resume_sequences and not message.resume_token_ids:
         return []
     if not params.is_streamed:
@@ -225,13 +232,16 @@ def _unusable(message: str) -> DomainError:
     return DomainError("SAMPLING_PARAMS_INVALID", message)
 
 
-# -- to clients --------------------------------------------------------------------------------
+# -- from the scheduler to clients -------------------------------------------------------------
 
 
 def encode_default_sampling(
     params: executor.SamplingParams, vocab_size: int
 ) -> api.SamplingParams | None:
-    """What an executor says of its model, as far as requests could ask for it; None for nothing."""
+    """Encodes the sampling defaults of an executor's model; None if there are none.
+
+    Leaves out values that requests may not ask for.
+    """
     defaults = api.SamplingParams()
     for name in _RECOMMENDED:
         if not params.HasField(name):
@@ -246,7 +256,7 @@ def encode_default_sampling(
 
 
 def encode_token(event: TokenEvent) -> api.TokenChunk:
-    """A token that is not plain."""
+    """Encodes a token with scores, or of one of several sequences."""
     scored = () if event.scored is None else (event.scored,)
     return api.TokenChunk(
         token_ids=(event.token_id,), logprobs=_scores(scored), index=event.sequence.index
@@ -254,12 +264,12 @@ def encode_token(event: TokenEvent) -> api.TokenChunk:
 
 
 def encode_prompt_scores(scored: Iterable[ScoredToken]) -> api.TokenChunk:
-    """The logprobs of the next tokens of a prompt."""
+    """Encodes the logprobs of the next prompt tokens."""
     return api.TokenChunk(prompt_logprobs=_scores(scored))
 
 
 def encode_completion(completion: Completion, index: int) -> api.TokenChunk:
-    """The tokens of one of the best completions, with their scores if there are any."""
+    """Encodes the tokens of one of the best completions, with their scores if there are any."""
     return api.TokenChunk(
         token_ids=completion.token_ids, logprobs=_scores(completion.scored), index=index
     )
@@ -278,7 +288,7 @@ def _scores(scored: Iterable[ScoredToken]) -> list[api.TokenLogprob]:
 
 
 def encode_sequence_finish(sequence: Sequence) -> api.SequenceFinish:
-    """The end of one of several sequences that are streamed."""
+    """Encodes the end of one of several streamed sequences."""
     assert sequence.finish_reason is not None
     return api.SequenceFinish(
         index=sequence.index,
@@ -289,7 +299,7 @@ def encode_sequence_finish(sequence: Sequence) -> api.SequenceFinish:
 
 
 def encode_completion_finish(completion: Completion, index: int) -> api.SequenceFinish:
-    """The end of one of the best completions."""
+    """Encodes the end of one of the best completions."""
     return api.SequenceFinish(
         index=index,
         reason=_FINISH_REASONS[completion.finish_reason],
@@ -301,7 +311,7 @@ def encode_completion_finish(completion: Completion, index: int) -> api.Sequence
 
 
 def encode_finish(request: Request) -> api.Finish:
-    """The end of a finished request."""
+    """Encodes the end of a finished request."""
     assert request.finish_reason is not None
     finish = api.Finish(
         reason=_FINISH_REASONS[request.finish_reason],
@@ -327,14 +337,14 @@ def _stop_token_id(request: Request) -> int | None:
 
 
 def _num_output_tokens(request: Request) -> int:
-    """Output tokens of what is returned; of a request that ended early, what there was."""
+    """Returns the number of output tokens returned; all of a request that ended early."""
     if request.completions:
         return sum(len(completion.token_ids) for completion in request.completions)
     return sum(sequence.num_output_tokens for sequence in request.sequences)
 
 
 def encode_rejection(error: DomainError) -> api.RequestError:
-    """A refused request, in-band."""
+    """Encodes the refusal of a request as a message of the stream."""
     message = api.RequestError(reason=error.reason, message=error.message)
     message.schedulers.extend(error.schedulers[:MAX_NAMED])
     if error.retry_delay_s is not None:

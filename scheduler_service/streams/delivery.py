@@ -1,4 +1,4 @@
-"""What happened in a step, taken to the streams of those who asked."""
+"""Delivery of step events to the client streams of their requests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from splitserve_rpc.domain_error import DomainError
 
 
 class Delivery:
-    """The open `streams` by number, and the `sinks` of their unfinished requests by request id.
+    """Open `streams` by number, and `sinks` of their unfinished requests by request id.
 
-    Events of requests and streams that are not here, or no longer, are nobody's and dropped.
-    `on_unread` is told which streams hold too much that is not read, and closes their outboxes.
+    Events of unknown or closed requests and streams are dropped. `on_unread` is called with each
+    stream that holds too many unread bytes, and closes its outbox.
     """
 
     def __init__(self, unread: Unread, on_unread: Callable[[Stream], object]) -> None:
@@ -30,31 +30,34 @@ class Delivery:
         self._request_ids: dict[int, set[str]] = {}
 
     def new_outbox(self) -> Outbox:
-        """For a stream that is to be opened."""
+        """Returns an outbox for a stream that is about to be opened."""
         return Outbox(self.unread)
 
     def open_stream(self, stream: Stream) -> None:
-        """Registers where plain tokens go, under a number for `client_key`."""
+        """Registers a stream for plain tokens and sets its number, the one in `client_key`."""
         self._last_stream_number += 1
         stream.number = self._last_stream_number
         self.streams[stream.number] = stream
         self._request_ids[stream.number] = set()
 
     def close_stream(self, stream: Stream) -> None:
-        """Nobody listens there any more, and none of its requests is left."""
+        """Forgets an open stream whose client is gone; none of its requests may be left."""
         del self.streams[stream.number], self._request_ids[stream.number]
 
     def requests_of(self, stream: Stream) -> list[str]:
-        """The unfinished requests of a stream; none if it is not open."""
+        """Returns ids of the unfinished requests of a stream; none if the stream is not open."""
         return list(self._request_ids.get(stream.number, ()))
 
     def expect(self, request_id: str, sink: Sink) -> None:
-        """Registers where everything else about a request goes, whose stream is open."""
+        """Registers the sink of a request, for all events but plain tokens.
+
+        The stream of the sink must be open.
+        """
         self._request_ids[sink.stream.number].add(request_id)
         self.sinks[request_id] = sink
 
     def forget(self, request_id: str) -> Sink | None:
-        """Nobody is to be told anything about a request any more; returns who was."""
+        """Drops the sink of a request, which gets no more events; returns the sink, if any."""
         sink = self.sinks.pop(request_id, None)
         if sink is not None:
             self._request_ids[sink.stream.number].discard(request_id)
@@ -66,13 +69,13 @@ class Delivery:
             sink.stream.outbox.end(error)
 
     def finish(self, request: Request) -> None:
-        """Tells of one request that it has ended."""
+        """Delivers the end of one request and flushes its stream."""
         if sink := self.forget(request.request_id):
             sink.finish(request)
             self.flush([sink.stream])
 
     def deliver(self, events: StepEvents) -> None:
-        """Tells everybody what a step brought; each stream gets it in one piece."""
+        """Delivers the events of a step; each stream gets its events in one flush."""
         touched: dict[int, Stream] = {}
         for request, scored in events.prompt_logprobs:
             if sink := self.sinks.get(request.request_id):
@@ -94,7 +97,10 @@ class Delivery:
         self.flush(touched.values())
 
     def flush(self, streams: Iterable[Stream]) -> None:
-        """Everything was said to `streams` for now; tells of those that hold too much."""
+        """Flushes `streams` after a step; reports streams that hold too many unread bytes.
+
+        If all streams together hold too much, reports the largest streams first.
+        """
         for stream in streams:
             stream.flush()
             if stream.outbox.is_unread():
@@ -103,13 +109,13 @@ class Delivery:
             self._on_unread(max(self.streams.values(), key=lambda stream: stream.outbox.num_bytes))
 
     def _deliver_plain(self, events: StepEvents, touched: dict[int, Stream]) -> None:
-        """Divides the plain tokens of a step among the streams; adds those that got some."""
+        """Divides the plain tokens of a step among streams; adds these to `touched`."""
         if len(events.client_keys) == 0:
             return
         numbers, handles = split_keys(events.client_keys)
         first = int(numbers[0])
         if np.count_nonzero(numbers == first) == len(numbers):
-            # As a rule: a gateway has all of its requests in one stream.
+            # The usual case: a gateway has all of its requests in one stream.
             self._deliver_to(first, handles, events.token_ids, touched)
             return
         order = np.argsort(numbers, kind="stable")
@@ -122,7 +128,7 @@ class Delivery:
     def _deliver_to(
         self, number: int, handles: Int32Array, token_ids: Int32Array, touched: dict[int, Stream]
     ) -> None:
-        """Plain tokens of one stream, which may be closed by now."""
+        """Delivers plain tokens to one stream, unless it is closed by now."""
         stream = self.streams.get(number)
         if stream is not None:
             stream.plain_tokens(handles, token_ids)

@@ -1,4 +1,4 @@
-"""What a client's stream has still to send, bounded in bytes."""
+"""Outbox of a client's stream: encoded messages that are still to be sent, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from google.protobuf.message import Message
 
 from splitserve_rpc.domain_error import DomainError
 
-# What a queued message takes beside its bytes.
+# Memory of a queued message beside its bytes.
 _ENTRY_BYTES = 64
-# Messages that are joined are not more than this, but for the last of them.
+# Size up to which messages are joined; the last one may exceed it.
 _MAX_JOINED_BYTES = 64 * 1024
 
 
 class Unread:
-    """How much a stream may hold that its client has not read, and all streams together."""
+    """Limits on unread bytes of one stream and of all streams together, and the total now."""
 
     def __init__(self, max_stream_bytes: int, max_total_bytes: int) -> None:
         self.max_stream_bytes = max_stream_bytes
@@ -25,20 +25,20 @@ class Unread:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether the streams together hold more than they may."""
+        """Whether all streams together hold more bytes than they may."""
         return self.num_bytes > self.max_total_bytes
 
 
 class Outbox:
-    """Messages in order, encoded: that is what their memory can be counted by.
+    """Encoded messages of one stream in order, counted by their memory.
 
-    A message counts until the next one is taken, since it is then that it has been written. Once
-    the end is decided nothing is added any more.
+    A message counts until the next one is taken, since only then it has been written. After the end
+    is decided, no message is added.
     """
 
     def __init__(self, unread: Unread) -> None:
         self._unread = unread
-        # Each, and whether what follows may be joined to it.
+        # Encoded messages, each with whether the next one may be joined to it.
         self._messages: deque[tuple[bytes, bool]] = deque()
         self._num_taken_bytes = 0
         self._num_fresh_bytes = 0
@@ -52,8 +52,9 @@ class Outbox:
     def put(self, message: Message, *, joins_next: bool = False) -> None:
         """Queues a message.
 
-        `joins_next`: that it and the next one, merged as protobuf does, say the same as both. It is
-        sent so where several wait: a stream that is slower than steps gets fewer, larger messages.
+        `joins_next`: whether this message and the next one, merged as protobuf does, mean the same
+        as both. If several messages wait, such messages are sent as one: a stream that is slower
+        than steps gets fewer, larger messages.
         """
         if self.has_ended:
             return
@@ -65,35 +66,36 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is queued but what was taken."""
+        """Whether no message is queued, besides the ones taken already."""
         return not self._messages
 
     def seal(self) -> None:
-        """Lets nothing that is put from now on be joined to what is queued."""
+        """Prevents later messages from being joined to the queued ones."""
         if self._messages:
             data, _ = self._messages.pop()
             self._messages.append((data, False))
 
     def is_unread(self) -> bool:
-        """Whether too much waited already before what was put since this was asked last.
+        """Returns whether old unread messages exceed the limit of a stream.
 
-        So whoever reads may get a message of any size, in its own time.
+        Messages put since the previous call do not count. So a client that reads may get a message
+        of any size, in its own time.
         """
         num_old_bytes = self.num_bytes - self._num_taken_bytes - self._num_fresh_bytes
         self._num_fresh_bytes = 0
         return num_old_bytes > self._unread.max_stream_bytes
 
     def end(self, error: DomainError | None = None) -> None:
-        """Ends the stream, with `error` if given, after what is queued."""
+        """Ends the stream, with `error` if given, after the queued messages."""
         if not self.has_ended:
             self.has_ended = True
             self._error = error
             self._changed.set()
 
     def close(self, error: DomainError | None = None) -> None:
-        """Ends the stream, with `error` if given, and drops what is queued.
+        """Ends the stream, with `error` if given, and drops the queued messages.
 
-        A message that is being written is the transport's by now.
+        A message that is being written belongs to the transport already.
         """
         self._messages.clear()
         self.has_ended, self._error = True, error
@@ -102,11 +104,14 @@ class Outbox:
         self._changed.set()
 
     async def wait_for_room(self) -> None:
-        """Returns when it is at most half full."""
+        """Waits until the outbox is at most half full."""
         await self._has_room.wait()
 
     async def get(self) -> bytes | None:
-        """The next messages as one, None at the end. Raises the error that ended the stream."""
+        """Returns the next messages as one; None at the end.
+
+        Raises the error that ended the stream.
+        """
         self._take(0)
         while not self._messages:
             if self._error is not None:
@@ -122,11 +127,11 @@ class Outbox:
             parts.append(data)
             num_bytes += len(data) + _ENTRY_BYTES
         self._take(num_bytes)
-        # Encoded messages that follow each other are their merger.
+        # Concatenated encoded messages decode as their merger.
         return b"".join(parts)
 
     def _take(self, num_bytes: int) -> None:
-        """What was taken before has been written."""
+        """Uncounts the message taken before, now written; notes the size of the new one."""
         self._count(-self._num_taken_bytes)
         self._num_taken_bytes = num_bytes
 

@@ -1,4 +1,4 @@
-"""Where the tokens of a request go: one Generate stream, or a Session shared by many."""
+"""Sinks of requests and the client streams behind them: a Generate call, or a shared Session."""
 
 from __future__ import annotations
 
@@ -30,67 +30,67 @@ _HANDLE_BITS = 32
 
 
 def client_key(stream_number: int, handle: int) -> int:
-    """The key of a request in the core: its stream, and its handle there."""
+    """Returns the scheduler's key of a request: its stream's number and its handle there."""
     return stream_number << _HANDLE_BITS | (handle & (1 << _HANDLE_BITS) - 1)
 
 
 def split_keys(keys: Int64Array) -> tuple[Int64Array, Int32Array]:
-    """The stream numbers and handles of keys."""
+    """Returns the stream numbers and the handles of keys."""
     return keys >> _HANDLE_BITS, keys.astype(np.int32)
 
 
 class Stream(Protocol):
-    """Takes the plain tokens of a step, for any of its requests; `flush` ends the step.
+    """Client stream that takes the plain tokens of its requests; `flush` ends a step.
 
-    `number`: given when it is opened.
+    `number`: assigned when the stream is opened.
     """
 
     number: int
 
     @property
     def outbox(self) -> Outbox:
-        """What it has still to send."""
+        """Outbox of messages that the stream has still to send."""
         ...
 
     def plain_tokens(self, handles: Int32Array, token_ids: Int32Array) -> None:
-        """Request `handles[i]` got `token_ids[i]`."""
+        """Adds tokens: request `handles[i]` got `token_ids[i]`."""
         ...
 
     def flush(self) -> None:
-        """Everything of this step has been said."""
+        """Ends the step: queues the messages that the stream has collected."""
         ...
 
 
 class Sink(Protocol):
-    """Takes what else happens to a request, and is flushed through its stream."""
+    """Receiver of all other events of a request, flushed through its stream."""
 
     @property
     def stream(self) -> Stream:
-        """The stream it writes to."""
+        """Stream to which the sink writes."""
         ...
 
     def token(self, event: TokenEvent) -> None:
-        """A new output token with scores, or of one of several sequences."""
+        """Adds a new output token with scores, or of one of several sequences."""
         ...
 
     def prompt_logprobs(self, scored: list[ScoredToken]) -> None:
-        """Logprobs of the next prompt tokens."""
+        """Adds logprobs of the next prompt tokens."""
         ...
 
     def finish_sequence(self, sequence: Sequence) -> None:
-        """The end of one of several sequences."""
+        """Adds the end of one of several sequences."""
         ...
 
     def finish(self, request: Request) -> None:
-        """The end of the request; brings what was not streamed."""
+        """Adds the end of the request, with completions that were not streamed."""
         ...
 
 
 class EventStream(Stream, Protocol):
-    """A stream of messages, of which each is about one request: `handle`."""
+    """Stream of messages, each about one request: `handle`."""
 
     def put_first(self, handle: int, tokens: api.TokenChunk) -> None:
-        """Comes before the plain tokens of this step."""
+        """Adds tokens that come before the plain tokens of this step."""
         ...
 
     def put(
@@ -100,16 +100,16 @@ class EventStream(Stream, Protocol):
         tokens: api.TokenChunk | None = None,
         sequence_finish: api.SequenceFinish | None = None,
     ) -> None:
-        """Comes after them, in the order of the calls."""
+        """Adds tokens or an end that come after the plain tokens, in the order of the calls."""
         ...
 
     def end(self, handle: int, finish: api.Finish) -> None:
-        """The last of a request; its handle is free."""
+        """Adds the last message of a request; frees its handle."""
         ...
 
 
 class RequestSink:
-    """One request of a stream."""
+    """Sink of one request of a stream."""
 
     def __init__(self, stream: EventStream, handle: int) -> None:
         self.stream = stream
@@ -133,7 +133,7 @@ class RequestSink:
 
 
 class GenerateStream:
-    """The stream of one Generate call, which has one request. Everything is queued at once."""
+    """Stream of one Generate call, which has one request. Every message is queued at once."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.number = 0
@@ -169,28 +169,29 @@ class GenerateStream:
 
 
 class SessionStream:
-    """The stream of one Session. Collects what a step brings into one message.
+    """Stream of one Session. Collects the events of a step into one message.
 
-    What several steps bring is sent as one message if it waits, with all tokens before all events:
-    so nothing is joined to events that tokens of the same request may follow. `names`: of its
-    unfinished requests, by handle; `begin` adds to it.
+    If messages of several steps wait, they are sent as one, with all tokens before all events. So a
+    message with events is joined to the next one only if its events are ends: tokens of the same
+    request cannot follow those. `names`: names of the unfinished requests by handle; `begin` adds
+    one.
     """
 
     def __init__(self, outbox: Outbox) -> None:
         self.number = 0
         self.outbox = outbox
         self.names: dict[int, RequestName] = {}
-        # What the first step brings says what the stream takes.
+        # The first message tells the client that the stream takes submissions.
         self._pending = api.SessionResponse(takes_submissions=True)
         self._has_only_ends = True
-        # Handles that are free again, which clients may not have been told yet.
+        # Free handles of ended requests, of which clients may not have been told yet.
         self._freed: set[int] = set()
         self._is_half_closed = False
 
     def begin(self, handle: int, name: RequestName) -> None:
-        """Takes a request under a handle that is free."""
+        """Registers a request under a free handle."""
         if handle in self._freed:
-            # Its client has not waited for the end of the one before.
+            # The client reuses the handle before it has read the end of the earlier request.
             self.outbox.seal()
         self.names[handle] = name
 
@@ -219,7 +220,7 @@ class SessionStream:
         self._pending.events.add(handle=handle, finish=finish)
 
     def reject(self, handle: int, rejection: api.RequestError) -> None:
-        """Queues a refusal."""
+        """Queues the refusal of a request."""
         self._send(api.SessionEvent(handle=handle, rejected=rejection))
 
     def flush(self) -> None:
@@ -229,7 +230,7 @@ class SessionStream:
         self._end_if_done()
 
     def half_close(self) -> None:
-        """The client submits no more: ends the stream when all requests have ended."""
+        """Notes that the client submits no more: the stream ends when all requests have ended."""
         self._is_half_closed = True
         self._end_if_done()
 

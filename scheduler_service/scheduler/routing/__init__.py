@@ -1,1 +1,1 @@
-"""Which executor begins a request: the one where it has its first token soonest."""
+"""Routing of requests: each begins at the executor with the earliest estimated first token."""

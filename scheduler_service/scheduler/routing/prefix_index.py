@@ -1,7 +1,7 @@
-"""Which executors hold the prefix of a request: one walk along its hashes answers for all.
+"""Index of the prefixes cached by all executors: one walk along a hash chain answers for all.
 
-Fed by the pools themselves when a block becomes findable and when it ceases to be, so that it says
-of each executor what `PrefixCache.find` of its core would. It is no part of any core.
+Block pools report when a block becomes findable and when it stops being so. So the index says of
+each executor what `PrefixCache.find` of its engine would. The index belongs to no engine.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from scheduler_service.scheduler.engine.blocks.prefix_cache import (
 from scheduler_service.scheduler.values.config import SchedulerConfig
 from scheduler_service.scheduler.values.request import Int32Array, Request, Sequence
 
-# Of longer prompts no more blocks are looked for: what is found is less than what there is.
+# Most blocks of a prompt that are looked up; longer prompts may report less than is cached.
 MAX_BLOCKS = 8192
 
 
 @dataclass(slots=True)
 class Prefixes:
-    """What is cached of one request, by the numbers of those executors that have some of it.
+    """Cached prefixes of one request, at the executors that have some of it.
 
-    So many tokens, of which so many blocks are in the host pool; an entry for each executor.
-    `family`: a number that prompts have in common which go on alike where the cached part ends; 0
-    if there is no block to tell them by.
+    `numbers`: numbers of these executors. `num_tokens`: cached tokens at each; `num_host_blocks`:
+    how many of their blocks are in the host pool. `family`: number shared by prompts that continue
+    alike where the longest cached prefix ends; 0 if no block tells.
     """
 
     numbers: list[int] = field(default_factory=list)
@@ -44,12 +44,12 @@ class Prefixes:
 
     @property
     def cached(self) -> dict[int, CachedPrefix]:
-        """The same, for one after the other."""
+        """Cached prefixes by executor number."""
         prefixes = map(CachedPrefix, self.num_tokens, self.num_host_blocks)
         return dict(zip(self.numbers, prefixes, strict=True))
 
     def add(self, numbers: list[int], num_tokens: int, num_host_blocks: int) -> None:
-        """These executors have so much."""
+        """Adds executors, each with `num_tokens` cached and `num_host_blocks` in the host pool."""
         self.numbers += numbers
         self.num_tokens += [num_tokens] * len(numbers)
         self.num_host_blocks += [num_host_blocks] * len(numbers)
@@ -57,9 +57,10 @@ class Prefixes:
 
 @dataclass(slots=True)
 class _Member:
-    """An executor in the index. `place`: its bits in the masks of its shelf.
+    """Executor in the index. `place`: position of its bits in the masks of its shelf.
 
-    `expected`: what it was given to compute since it was settled last, and before that.
+    `expected`: hashes of blocks that the executor was given to compute, since the latest `settle`,
+    and between that and the one before.
     """
 
     shelf: _Shelf
@@ -69,14 +70,14 @@ class _Member:
     expected: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
 
     def listener(self, bit: int) -> _PoolBit:
-        """Sets its device bit or its host bit."""
+        """Returns a pool listener that sets this executor's `bit`, DEVICE_BIT or HOST_BIT."""
         return _PoolBit(self.shelf.masks, bit << NUM_BITS * self.place)
 
 
 class _Shelf:
-    """Executors whose blocks have the same names, and are found in the same way.
+    """Executors that share block hashes and the way to find cached blocks.
 
-    `masks`: by hash, a bit for each pool that has a block of that name.
+    `masks`: by block hash, a bit for each pool that has the block.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -86,24 +87,25 @@ class _Shelf:
         self.places = 0
 
     def enter(self, number: int) -> int:
-        """A place for an executor, the first that is free."""
+        """Assigns the first free place to an executor; returns the place."""
         place = next(at for at in range(len(self.numbers) + 1) if at not in self.numbers)
         self.numbers[place] = number
         self.places |= DEVICE_BIT << NUM_BITS * place
         return place
 
     def leave(self, place: int) -> None:
-        """Somebody else may have the place."""
+        """Frees a place for another executor."""
         del self.numbers[place]
         self.places &= ~(DEVICE_BIT << NUM_BITS * place)
 
 
 @dataclass(slots=True)
 class _PoolBit:
-    """Listens to one pool.
+    """Listener of one block pool, which updates the pool's bit in the masks.
 
-    Blocks that follow each other are mostly held by the same executors: such masks are one object,
-    which takes less memory, and less time to compare. `_last`: a mask, and what became of it.
+    Consecutive blocks are mostly held by the same executors. Equal masks of consecutive updates are
+    one object, which saves memory and time for comparisons. `_last`: the latest update of a mask,
+    before and after.
     """
 
     masks: dict[bytes, int]
@@ -128,7 +130,7 @@ class _PoolBit:
 
 
 class PrefixIndex:
-    """What the caches of all executors hold. Executors are numbered by who adds them."""
+    """Cached blocks of all executors. The caller of `add` numbers the executors."""
 
     def __init__(self) -> None:
         self._shelves: dict[object, _Shelf] = {}
@@ -137,11 +139,11 @@ class PrefixIndex:
 
     @property
     def num_hashes(self) -> int:
-        """Different blocks that some executor holds, by kinds of executors."""
+        """Number of distinct blocks that some executor holds, counted once for each shelf."""
         return sum(len(shelf.masks) for shelf in self._shelves.values())
 
     def add(self, number: int, config: SchedulerConfig, device: BlockPool, host: BlockPool) -> None:
-        """Listens to the pools of an executor from now on. `number` is not in use."""
+        """Adds an executor and listens to its pools from now on. `number` must not be in use."""
         assert number not in self._members, f"executor {number} is in the index already"
         kind = (config.hash_kind, config.sliding_window, config.prefix_caching)
         shelf = self._shelves.setdefault(kind, _Shelf(config))
@@ -151,7 +153,7 @@ class PrefixIndex:
         host.listen(member.listener(HOST_BIT))
 
     def remove(self, number: int) -> None:
-        """Forgets an executor, and all that it held."""
+        """Forgets an executor and its cached blocks."""
         for _ in range(2):
             self.settle(number)
         member = self._members.pop(number)
@@ -165,7 +167,10 @@ class PrefixIndex:
             self._shelves = {kind: kept for kind, kept in self._shelves.items() if kept.numbers}
 
     def expect(self, number: int, request: Request) -> None:
-        """An executor is about to get a request: who comes next finds there what that computes."""
+        """Marks the prompt blocks of a request as cached at the executor that is about to get it.
+
+        So the next request with the same prefix finds them before they are computed.
+        """
         member, sequence = self._members[number], request.unfinished[0]
         config = member.shelf.config
         if not may_skip_prefix(config, sequence):
@@ -180,9 +185,10 @@ class PrefixIndex:
         member.expected[0].extend(new)
 
     def settle(self, number: int) -> None:
-        """An executor is about to plan a step: what was expected of the one before is there now.
+        """Drops expected blocks that an executor does not have; called before it plans a step.
 
-        Or else it is not: then it was not begun.
+        Only blocks expected before the previous `settle` are checked. If such a block is missing,
+        its request did not begin.
         """
         member = self._members[number]
         newer, older = member.expected
@@ -193,9 +199,9 @@ class PrefixIndex:
         member.expected = [], newer
 
     def find(self, request: Request) -> Prefixes:
-        """What executors hold of the sequence with which a request that waits would begin.
+        """Returns the cached prefixes of the sequence with which a waiting request would begin.
 
-        The hashes stay with the request, for the next time and for the core that gets it.
+        The hashes stay with the request, for the next search and for the engine that gets it.
         """
         found, sequence = Prefixes(), request.unfinished[0]
         for shelf in self._shelves.values():
@@ -230,7 +236,7 @@ class PrefixIndex:
         chain: list[bytes],
         num_blocks: int,
     ) -> Iterator[list[int]]:
-        """Who has the blocks of a request, part by part; hashes no more than are asked for."""
+        """Yields masks of the blocks of a request part by part; hashes only consumed parts."""
         mask_of, config, token_ids = shelf.masks.get, shelf.config, sequence.token_ids
         for start in range(0, num_blocks, RUN_BLOCKS):
             end = min(num_blocks, start + RUN_BLOCKS)
@@ -239,26 +245,26 @@ class PrefixIndex:
             yield [mask_of(name, 0) for name in chain[start + 1 : end + 1]]
 
 
-# -- How much of a prefix each executor has, from masks that say who has each of its blocks --------
+# -- Prefix lengths of all executors, from block masks ---------------------------------------------
 #
-# A mask has `NUM_BITS` bits for each executor: whether the block is on its device, and whether it
-# is in its host pool. A set of executors is a mask of their device bits.
+# A mask of a block has `NUM_BITS` bits for each executor: whether the block is on its device, and
+# whether it is in its host pool. A set of executors is a mask of their device bits.
 
 DEVICE_BIT, HOST_BIT = 1, 2
 NUM_BITS = 2
-# Of so many it is quicker to look at each bit than to go from one to the next.
+# Number of set bits from which looking at every bit is quicker than jumping between set bits.
 _MANY = 8
 
 
 class CachedPrefix(NamedTuple):
-    """The KV of the first `num_tokens` exists; `num_host_blocks` of it have to be brought back."""
+    """Cached prefix of `num_tokens` tokens, with `num_host_blocks` blocks in the host pool only."""
 
     num_tokens: int
     num_host_blocks: int
 
 
 class Found(NamedTuple):
-    """These executors have so many blocks of a prefix, so many of them in the host pool only."""
+    """Executors (`places`) that have `num_blocks` cached, `num_host_blocks` on the host only."""
 
     places: int
     num_blocks: int
@@ -266,7 +272,7 @@ class Found(NamedTuple):
 
 
 def places_in(places: int) -> list[int]:
-    """The places whose device bits are set."""
+    """Returns the places whose device bits are set."""
     if places.bit_count() > _MANY:
         bits = bin(places)[:1:-NUM_BITS]
         return [place for place, bit in enumerate(bits) if bit == "1"]
@@ -279,18 +285,18 @@ def places_in(places: int) -> list[int]:
 
 
 def walk_run(parts: Iterable[list[int]], places: int) -> list[Found]:
-    """Who has a run of the first blocks, and how long it is; nobody of whom it is empty.
+    """Returns the length of the cached prefix at each executor, except where it is empty.
 
-    `parts`: masks of the blocks, from the first on, some at a time; asked for as long as anybody
-    has all.
+    `parts`: masks of the blocks from the first on, a few at a time; read as long as some executor
+    has all blocks so far.
     """
     found: list[Found] = []
-    # Who has all so far, by how many of them are in its host pool only.
+    # Executors that have all blocks so far, by the number of blocks in their host pool only.
     alive = {0: places}
-    # Blocks in a row that the same executors have, since the `begin`-th.
+    # Run of equal masks, from block `begin` on.
     same, begin, end = -1, 0, 0
     for part in parts:
-        # Mostly the same executors have all of it, and that is quickly seen.
+        # Mostly all masks of a part are equal, which is checked quickly.
         is_even = part.count(part[0]) == len(part)
         for index, mask in enumerate(part[:1] if is_even else part, end):
             if mask != same:
@@ -306,7 +312,7 @@ def walk_run(parts: Iterable[list[int]], places: int) -> list[Found]:
 
 
 def _go_on(alive: dict[int, int], mask: int, num_blocks: int) -> dict[int, int]:
-    """So many blocks further, all of which have this mask."""
+    """Advances executors by `num_blocks` blocks that all have this mask."""
     only_host = mask >> 1 & ~mask
     if not num_blocks or not any(have & only_host for have in alive.values()):
         return alive
@@ -322,7 +328,7 @@ def _go_on(alive: dict[int, int], mask: int, num_blocks: int) -> dict[int, int]:
 
 
 def _cut(alive: dict[int, int], holders: int, num_blocks: int, found: list[Found]) -> None:
-    """Those of `alive` that do not hold the next block are found."""
+    """Moves executors of `alive` that do not hold the next block to `found`."""
     for num_host, have in list(alive.items()):
         lost = have & ~holders
         if lost and num_blocks:
@@ -334,12 +340,14 @@ def _cut(alive: dict[int, int], holders: int, num_blocks: int, found: list[Found
 
 
 def walk_windows(masks: list[int], places: int, config: SchedulerConfig) -> list[Found]:
-    """Who has a whole window, and how far it reaches at most: the sliding window of `config`.
+    """Returns the end of the last fully cached sliding window (of `config`) at each executor.
 
-    Of a `Found`, `num_blocks` is the end of that window; the blocks before it are not needed.
+    In a `Found`, `num_blocks` is the end of that window; the blocks before the window are not
+    needed.
     """
     found: list[Found] = []
-    # By (end of the window, blocks of it in the host pool only): who has it back to `index`.
+    # Executors that have the window back to `index`, by (end of the window, blocks of it in the
+    # host pool only).
     searching = {(len(masks), 0): places}
     index = len(masks) - 1
     while searching:
@@ -357,7 +365,10 @@ def walk_windows(masks: list[int], places: int, config: SchedulerConfig) -> list
 def _step_back(
     searching: dict[tuple[int, int], int], mask: int, index: int
 ) -> dict[tuple[int, int], int]:
-    """Who goes on with which window when block `index` is looked at."""
+    """Extends windows back over block `index`; returns executors by window, as in `walk_windows`.
+
+    An executor without the block continues with a window that ends before the block.
+    """
     further: dict[tuple[int, int], int] = {}
     only_host = mask >> 1 & ~mask
     holders = mask | mask >> 1
@@ -372,25 +383,25 @@ def _step_back(
     return further
 
 
-# -- Names of blocks that many prompts begin with, so that only the first of them is hashed --------
+# -- Remembered block hashes, so that a common prefix is hashed once -------------------------------
 #
-# What is remembered by is a hash of the tokens, not the tokens: nothing of a prompt stays here.
+# The key of a run is a hash of its tokens, not the tokens: no prompt content stays here.
 
-# Names are remembered together that follow each other.
+# Number of consecutive blocks whose hashes are remembered together, as a run.
 RUN_BLOCKS = 32
-# Runs; with a name of 64 bytes about 7 MiB.
+# Most runs; about 7 MiB with hashes of 64 bytes.
 MAX_RUNS = 2048
 
 
 class RememberedNames:
-    """Runs of names, the one that was used least recently first."""
+    """Runs of block hashes, least recently used first."""
 
     def __init__(self) -> None:
         self._runs: dict[bytes, list[bytes]] = {}
 
     @property
     def num_runs(self) -> int:
-        """How many are remembered."""
+        """Number of remembered runs."""
         return len(self._runs)
 
     def grow_chain(
@@ -401,7 +412,7 @@ class RememberedNames:
         token_ids: Int32Array,
         num_blocks: int,
     ) -> None:
-        """Does what `block_hashes.grow_chain` does."""
+        """Extends a hash chain as `prefix_cache.grow_chain` does, by remembered runs."""
         if not chain:
             chain.append(root_hash(config, request))
         if len(chain) > num_blocks:
@@ -425,10 +436,14 @@ class RememberedNames:
 
 
 def _key(chain: list[bytes], token_ids: Int32Array, boundary: Boundary) -> bytes:
-    """What the names of these blocks follow from; the size of blocks is in that of their parent."""
+    """Returns the key of a run: all that its hashes follow from.
+
+    The parent hash covers the block size.
+    """
     key = blake2b(chain[-1], person=b"run")
     if boundary.num_public:
-        # Where the tenant is mixed in, seen from here; what is known of that tenant stays its own.
+        # Position at which the tenant is mixed into the hashes, relative to this run; keeps the
+        # runs of different tenants apart.
         key.update(b"%d %d " % (boundary.num_public - len(chain), len(boundary.tenant)))
         key.update(boundary.tenant)
     key.update(token_ids.tobytes())

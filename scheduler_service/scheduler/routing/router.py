@@ -1,4 +1,4 @@
-"""Which executor gets a request, of those that could begin it now or soon."""
+"""Routers, which compare executors for a request by their state, load and cached prefix."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from scheduler_service.scheduler.values.request import Request
 
 
 class Choice(NamedTuple):
-    """A host for a request, and what it costs there: least is best, if the router knows that.
+    """Host for a request and its cost there; least is best, for a router that knows costs.
 
-    `num_cached`: tokens of it that the router found there.
+    `num_cached`: tokens of the request that the router found cached there.
     """
 
     state: HostState
@@ -23,34 +23,34 @@ class Choice(NamedTuple):
 
 
 class Router(Protocol):
-    """Compares hosts."""
+    """Comparison of hosts (engines of executors) for requests."""
 
     def add(self, state: HostState) -> None:
-        """There is another host."""
+        """Adds a host."""
 
     def remove(self, state: HostState) -> None:
-        """A host is gone, or takes nobody any more."""
+        """Removes a host that is gone or takes no more requests."""
 
     def given(self, state: HostState, request: Request) -> None:
-        """A host is about to get a request."""
+        """Notes that a host is about to get a request."""
 
     def step_begins(self, state: HostState) -> None:
-        """A host is about to plan a step, or is looked at for another reason."""
+        """Notes that a host is about to plan a step, or that its state is about to be read."""
 
     def seen(self, state: HostState) -> None:
-        """A host was looked at."""
+        """Notes that the state of a host was read or updated."""
 
     def find(self, request: Request) -> Prefixes:
-        """Returns which hosts have computed a prefix of a waiting request."""
+        """Returns the cached prefixes of a waiting request at all hosts."""
 
     def rank(
         self, request: Request, states: Sequence[HostState], prefixes: Prefixes
     ) -> Iterator[Choice]:
-        """Iterates over hosts for a request, the best one first. `prefixes`: as `find` says."""
+        """Iterates over hosts for a request, best first. `prefixes`: result of `find`."""
 
 
 class LeastLoaded:
-    """The host with the fewest tokens."""
+    """Router that prefers the host with the fewest unfinished tokens."""
 
     def add(self, state: HostState) -> None:
         pass
@@ -80,30 +80,31 @@ def _load(state: HostState) -> int:
     return state.host.num_unfinished_tokens
 
 
-# -- State of one engine as the router sees it, read once for many comparisons ---------------------
+# -- Router's copy of an engine's state ------------------------------------------------------------
 #
-# Reading it costs more than comparing, and an engine changes only when it plans or applies a step
-# or loses a request. So it is read anew after such a change, and requests are compared with the
-# copy.
+# Reading the state costs more than comparing, and an engine changes only when it plans or applies a
+# step or loses a request. So the state is read again after such a change, and requests are compared
+# by the copy.
 
-# Times are those of so many tokens or blocks, so that little is lost by whole nanoseconds.
+# Number of tokens or blocks whose time is asked for, so that rounding to whole ns matters little.
 _NUM_MEASURED = 1000
-# A request that begins shares its steps with every row there for a while: so many tokens of each.
+# Tokens counted for each running row, since a beginning request shares its steps with every row.
 _ROW_TOKENS = 16
-# Time of a token while no step of any executor was measured.
+# Assumed time of a token while no step of any executor was measured, in ns.
 ASSUMED_TOKEN_NS = 50_000.0
 _STRIDE = 0x9E3779B97F4A7C15
 
 
 @dataclass(slots=True, eq=False)
 class HostState:
-    """An engine, its number among those that take requests, and its state at the latest `look`.
+    """Engine with its number among those that take requests, and its state at the latest `look`.
 
-    `kind`: the same for engines with equal configurations. `is_open_soon`: a row and blocks are
-    free; `is_open`: tokens of the next step are, too. `ahead_ns`: time of what is computed before,
-    or together with, the prompt of a request that begins now. `num_blank_blocks`: free blocks
-    without contents. `token_ns`: time of a prompt token, `is_measured` if it is known. `block_ns`:
-    time of bringing a block from the host pool. `num_pending_tokens`: of prompts, to be computed.
+    `kind`: equal for engines with equal configurations. `is_open_soon`: a row and blocks are free;
+    `is_open`: tokens of the next step are free, too. `ahead_ns`: time of the work that is computed
+    before, or together with, the prompt of a request that begins now. `num_pending_tokens`: prompt
+    tokens still to be computed. `num_blank_blocks`: free blocks without contents. `token_ns`: time
+    of a prompt token; `is_measured`: whether it was measured at this engine. `block_ns`: time of
+    bringing a block from the host pool.
     """
 
     host: Engine
@@ -123,11 +124,11 @@ class HostState:
 
     @property
     def salt(self) -> int:
-        """A number derived from `number`, far from those of other engines."""
+        """Number derived from `number`, far from the salts of other engines."""
         return self.number * _STRIDE
 
     def look(self, usual_token_ns: float) -> None:
-        """Reads the state of the engine; `usual_token_ns`: time of a token at other engines."""
+        """Reads the state of the engine. `usual_token_ns`: time of a token at other engines."""
         host = self.host
         device, _ = host.pools
         self.num_pending_tokens = num_pending = host.num_pending_tokens
@@ -144,7 +145,7 @@ class HostState:
         self.ahead_ns = self.token_ns * (num_pending + _ROW_TOKENS * host.num_running)
 
     def expect(self, num_rows: int, num_tokens: int) -> None:
-        """Counts a request that begins there in a moment: its rows, and tokens to be computed."""
+        """Counts a request that is about to begin: its rows, and its tokens to be computed."""
         num_blocks = -(-num_tokens // self.block_size)
         self.ahead_ns += self.token_ns * num_tokens
         self.num_pending_tokens += num_tokens
@@ -156,24 +157,25 @@ class HostState:
         self.is_open = self.is_open_soon and self.is_open and has_tokens
 
 
-# --------------------------------------------------------------------------------------------------
-# What a request costs at each host: the time of what is computed there before its first token.
+# -- Costs of a request at each host ---------------------------------------------------------------
 #
-# That is what waits there already, and what of the request is not cached. What is in the host pool
-# has to be brought back; who runs there shares every step; blocks that are taken from a full pool
-# are computed again by somebody; an adapter that is not in use there takes a slot. All of it is in
-# the host's own measured times, so that executors of different speeds and sizes are compared.
+# A cost is the time of the work at the host before the request's first token. That work is what
+# waits there already, and the tokens of the request that are not cached. Blocks in the host pool
+# have to be brought back. Running rows share every step. Blocks evicted from a full pool will be
+# recomputed by some request. An adapter that is not in use there takes a slot. All times are the
+# host's own measurements, so that executors of different speeds and sizes are comparable.
 
-# What is computed keeps others waiting, too: a cached token is worth more than one of waiting.
+# A computed token delays other requests, too: so a cached token is worth more than a token of
+# waiting.
 _NEW_TOKEN_WEIGHT = 1.25
-# The next reuse of what is evicted is not certain, and the least recently used goes first.
+# Reuse of an evicted block is not certain, and the least recently used block goes first.
 _EVICTED_RATIO = 0.125
-# An adapter that no row uses has to be loaded, as far as anybody knows.
+# Cost of an adapter that no row uses, in tokens: it presumably has to be loaded.
 _ADAPTER_TOKENS = 256
 
 
 class _Seen(NamedTuple):
-    """What a cost needs of a host. `num_blank`, `num_free`: tokens that such blocks hold."""
+    """State of a host as costs need it. `num_blank`, `num_free`: tokens that such blocks hold."""
 
     ahead_ns: float
     token_ns: float
@@ -182,13 +184,13 @@ class _Seen(NamedTuple):
 
 
 class HostCosts:
-    """What was seen of each host last, by its number."""
+    """Costs of requests at hosts, from the state of each host seen last, by host number."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
 
     def seen(self, state: HostState) -> None:
-        """Takes over what is known of a host."""
+        """Copies the state of a host."""
         num_blank = state.num_blank_blocks * state.block_size
         num_free = state.num_free_blocks * state.block_size
         self._seen[state.number] = _Seen(state.ahead_ns, state.token_ns, num_blank, num_free)
@@ -200,10 +202,10 @@ class HostCosts:
         num_cached: Mapping[int, int],
         num_in_host_pool: Mapping[int, int],
     ) -> list[float]:
-        """Returns what a request costs at each of `states`, which were seen, in ns.
+        """Returns the cost of a request at each of `states`, in ns; all were `seen`.
 
-        By number of the host, where there are any: `num_cached` tokens of the request, and
-        `num_in_host_pool` blocks of it.
+        `num_cached`: tokens of the request cached at a host; `num_in_host_pool`: blocks of it in
+        the host pool. Both are keyed by host number and may lack hosts with 0.
         """
         numbers = [state.number for state in states]
         num_tokens = len(request.unfinished[0].token_ids)
@@ -227,9 +229,10 @@ class HostCosts:
     def _of_new(
         self, numbers: Sequence[int], num_new: Sequence[int], num_placed: Sequence[int]
     ) -> list[float]:
-        """Returns costs for so many tokens that are computed, and so many that need room."""
+        """Returns costs in ns for numbers of computed tokens and of tokens that need blocks."""
         hosts = map(self._seen.__getitem__, numbers)
-        # What is not blank is evicted; what is not even free is taken from those that run.
+        # Beyond blank blocks, cached blocks are evicted; beyond free blocks, running requests lose
+        # theirs.
         return [
             ahead_ns + token_ns * new * _NEW_TOKEN_WEIGHT
             if placed <= blank
@@ -242,22 +245,22 @@ class HostCosts:
         ]
 
 
-# --------------------------------------------------------------------------------------------------
-# The executor at which a request has its first token soonest: longest cached prefix against load.
+# -- Prefix router ---------------------------------------------------------------------------------
 #
-# Where costs are alike, requests that go on alike choose the same host, by rendezvous hashing
-# (Thaler and Ravishankar 1998): so prompts of a family meet where the first of them was.
+# The best host is that with the earliest first token: longest cached prefix against load. Where
+# costs are alike, requests of one family choose the same host by rendezvous hashing (Thaler and
+# Ravishankar 1998). So prompts that continue alike meet where the first of them was.
 
-# Costs that differ by no more than so many tokens, or so much of them, are alike.
+# Largest difference of costs that are alike: in tokens, and as a ratio.
 _ALIKE_TOKENS = 8
 _ALIKE_RATIO = 1.02
 _WORD = 2**64
-# Odd, without a pattern: what differs in a bit is far apart afterwards.
+# Odd multiplier without a pattern: numbers that differ in one bit are far apart afterwards.
 _MIX = 0xBF58476D1CE4E5B9
 
 
 class PrefixRouter:
-    """Ranks hosts by the time until a first token there."""
+    """Router that ranks hosts by the estimated time until the first token."""
 
     def __init__(self) -> None:
         self._index = PrefixIndex()
@@ -305,7 +308,7 @@ class PrefixRouter:
 
 
 def are_alike(choice: Choice, other: Choice) -> bool:
-    """Whether nothing but the family of a request speaks for one or the other."""
+    """Returns whether two choices cost about the same, so that only the family decides."""
     least, most = sorted((choice, other), key=lambda each: each.cost_ns)
     return most.cost_ns <= _limit_ns(least.cost_ns, least.state)
 
@@ -315,7 +318,7 @@ def _choice(state: HostState, cost_ns: float, cached: Mapping[int, int]) -> Choi
 
 
 def _first(states: Sequence[HostState], costs_ns: Sequence[float], family: int) -> int:
-    """The best one; of those that are alike, the one that a family of requests has in common."""
+    """Returns the index of the best host; of alike hosts, the one that the family agrees on."""
     least_ns = min(costs_ns)
     least = costs_ns.index(least_ns)
     limit_ns = _limit_ns(least_ns, states[least])
@@ -326,5 +329,5 @@ def _first(states: Sequence[HostState], costs_ns: Sequence[float], family: int) 
 
 
 def _limit_ns(least_ns: float, state: HostState) -> float:
-    """What costs no more than this is like what costs `least_ns` at `state`."""
+    """Returns the largest cost in ns that is alike to `least_ns` at `state`."""
     return max(least_ns * _ALIKE_RATIO, least_ns + _ALIKE_TOKENS * state.token_ns)

@@ -1,10 +1,10 @@
-"""Routing: at which executor a waiting request begins, and which it waits for.
+"""Routing: at which executor a waiting request begins, and for which executor it waits.
 
 A request waits in the queue, and nowhere else. When an executor is about to plan a step, its view
-of the queue (`EngineQueue`) has the requests that had better begin there than elsewhere. An idle
+of the queue (`EngineQueue`) has the requests that should begin there rather than elsewhere. An idle
 executor plans a step only if `choose` assigned a request to it. A request for which no executor has
-room holds a reservation for one of them: there others pass it a bounded number of times, and then
-wait for it.
+room holds a reservation for one of them. Other requests pass it there a bounded number of times,
+and then wait for it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from scheduler_service.scheduler.values.admission import AdmissionBlocker, Assig
 from scheduler_service.scheduler.values.config import SchedulerConfig
 from scheduler_service.scheduler.values.request import Request, RequestStatus
 
-# Requests that may begin before one that waits for a busy executor.
+# Most requests that may begin before one that waits for a busy executor.
 MAX_PASSED = 8
-# So many that wait for busy executors are looked at before an executor finds nobody to begin.
+# Most requests waiting for busy executors that a pass through the queue skips before it ends.
 _MAX_HELD = 16
-# What may be saved by waiting for a busy executor, of what it costs at once; less is not worth it.
+# Least saving by waiting for a busy executor, as a ratio of the cost of beginning at once.
 _LEAST_SAVED_RATIO = 0.2
 _US_NS = 1000
 
@@ -44,9 +44,9 @@ _US_NS = 1000
 class Obstacle(Enum):
     """Reasons why a request does not begin at an executor, besides missing rows and blocks.
 
-    UNFIT: it could never run there. OTHERS_WAIT_THERE: it waits for room at another one. NONE: it
-    could begin, and will. BETTER_IS_BUSY: it could begin, and waits for another executor where it
-    has less to compute.
+    UNFIT: the request could never run there. OTHERS_WAIT_THERE: the request waits for room at
+    another executor. NONE: the request could begin, and will. BETTER_IS_BUSY: the request could
+    begin, but waits for another executor where it has less to compute.
     """
 
     UNFIT = "does_not_fit"
@@ -57,9 +57,10 @@ class Obstacle(Enum):
 
 @dataclass(slots=True)
 class _Hold:
-    """A request waits for `executor`, which is busy, until `until_ns` at most.
+    """Hold of a request that waits for `executor`, which is busy, until `until_ns` at most.
 
-    `prefixes`: of the request, when executors were compared last.
+    `prefixes`: cached prefixes of the request when executors were compared last. `num_passed`:
+    requests that began before this one meanwhile.
     """
 
     executor: ExecutorState
@@ -69,20 +70,24 @@ class _Hold:
     is_over: bool = False
 
     def end(self, now_ns: int) -> None:
-        """Ends the hold if the request has waited, or was passed, often enough."""
+        """Ends the hold if the request has waited long enough or was passed often enough."""
         self.is_over |= now_ns >= self.until_ns or self.num_passed >= MAX_PASSED
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A request has begun at an engine, as `assignment` says."""
+    """Request that has begun at an engine, and the reason, `assignment`."""
 
     request: Request
     assignment: Assignment
 
 
 class _Before(NamedTuple):
-    """Load of an engine before a request begins: its sequences with a row, and prompt tokens."""
+    """Load of an engine before a request begins.
+
+    `num_running`: sequences with a row; `num_pending_tokens`: prompt tokens to compute;
+    `num_preempted`: preempted requests.
+    """
 
     num_running: int
     num_pending_tokens: int
@@ -96,10 +101,10 @@ class _Before(NamedTuple):
 
 @dataclass(slots=True)
 class _Walk:
-    """State of a pass through the queue, by one `executor` that plans, or for all idle ones.
+    """State of a pass through the queue, for an `executor` that plans, or for all idle ones.
 
-    `held`: requests that wait for busy executors. `num_passes_left`: how many may yet begin before
-    all of these.
+    `held`: requests that wait for busy executors. `num_passes_left`: how many requests may still
+    begin before all of these.
     """
 
     executor: ExecutorState | None = None
@@ -113,11 +118,12 @@ class _Walk:
 
 
 class Routing:
-    """Compares executors, and keeps holds and reservations of waiting requests.
+    """Comparison of executors for waiting requests, with their holds and reservations.
 
-    `closed_to`: lives of executors where a request must not begin, but waits for another one.
-    `looked_at`: the request that the latest view of the queue came to last. `is_stale`: a request
-    may begin at an idle executor that could not when `choose` was asked before.
+    `closed_to`: returns the executor lives on which a request must not begin; it waits for another
+    executor instead. `looked_at`: the last request that the latest view of the queue reached.
+    `is_stale`: whether a request that could not begin at an idle executor when `choose` was called
+    last may begin now.
     """
 
     def __init__(
@@ -132,31 +138,31 @@ class Routing:
         self.looked_at: Request | None = None
         self.is_stale = self._was_stale = False
         self._states: dict[ExecutorState, HostState] = {}
-        # Executors of which something has changed since they were looked at.
+        # Executors whose state has changed since it was read.
         self._changed: dict[ExecutorState, None] = {}
-        # Kinds of executors that there were, by number, and their configurations.
+        # Configurations of all executors ever known; the index is the kind of the executor.
         self._kinds: list[SchedulerConfig] = []
-        # By the name of a group in the queue: the kinds of executors that its requests fit.
+        # Kinds of executors that the requests of a group fit, by the name of the group.
         self._groups: dict[str, frozenset[int]] = {}
         self._holds: dict[str, _Hold] = {}
         self._by_number: dict[int, ExecutorState] = {}
-        # Requests that begin at an executor that plans a step in this turn.
+        # Requests assigned to executors that plan a step in this turn, by request id.
         self._assigned: dict[str, ExecutorState] = {}
         # Executors that plan a step in this turn, or will if a request is assigned to them.
         self._planning: dict[ExecutorState, None] = {}
-        # Executors that did not begin a request that was assigned to them in this turn.
+        # Executors that did not begin a request assigned to them in this turn, by request id.
         self._declined: dict[str, set[ExecutorState]] = {}
-        # Large requests, and the executor that each waits for; at most one for each executor.
+        # Reservations: executor by id of the large request that waits for it, and the reverse.
         self._reserved: dict[str, ExecutorState] = {}
         self._reserving: dict[ExecutorState, str] = {}
         self._reasons: dict[str, tuple[AssignedFor, Choice | None, Choice | None]] = {}
-        # How the executor was where a request began, before it did.
+        # Load of the executor at which a request began, before it began, by request id.
         self._before: dict[str, _Before] = {}
 
     # -- executors -----------------------------------------------------------------------------
 
     def keep(self, executors: Sequence[ExecutorState]) -> None:
-        """Sets the executors that take requests. Reservations at others end."""
+        """Sets the executors that take requests. Ends reservations at all other executors."""
         if len(executors) == len(self._states) and all(e in self._states for e in executors):
             return
         for executor in [known for known in self._states if known not in executors]:
@@ -176,7 +182,7 @@ class Routing:
         self.is_stale = True
 
     def _kind_of(self, executor: ExecutorState) -> int:
-        """Returns the number of a configuration; a new number for a new configuration."""
+        """Returns the kind of an executor; a new number for a new configuration."""
         if executor.config in self._kinds:
             return self._kinds.index(executor.config)
         self._kinds.append(executor.config)
@@ -186,7 +192,7 @@ class Routing:
         return len(self._kinds) - 1
 
     def _forget_groups(self) -> None:
-        """Forgets groups of which no request waits."""
+        """Forgets groups without a waiting request."""
         used = {self.group_of(request) for request in self._queue}
         self._groups = {name: kinds for name, kinds in self._groups.items() if name in used}
 
@@ -205,16 +211,16 @@ class Routing:
             self._changed[executor] = None
 
     def begin_turn(self, executors: Sequence[ExecutorState], idle: Iterable[ExecutorState]) -> None:
-        """Sets the executors that take requests, and those of them that could plan a step."""
+        """Begins a turn with the executors that take requests, and `idle` ones that may plan."""
         self.keep(executors)
         self._declined.clear()
         self._assigned.clear()
         self._planning = dict.fromkeys(idle)
-        # What changes in this turn may concern executors that have planned before that.
+        # Changes of this turn may concern executors that planned before the change.
         self._was_stale, self.is_stale = self.is_stale, False
 
     def planned(self, executor: ExecutorState) -> None:
-        """Notes that an executor has planned; what was assigned to it and waits is declined."""
+        """Notes that an executor has planned. It declined assigned requests that still wait."""
         self._planning.pop(executor, None)
         self.changed(executor)
         left = [name for name, other in self._assigned.items() if other is executor]
@@ -223,10 +229,10 @@ class Routing:
             self._declined.setdefault(name, set()).add(executor)
 
     def choose(self, idle: Collection[ExecutorState]) -> list[ExecutorState]:
-        """Returns those of `idle` executors to which requests are assigned; they are to plan.
+        """Returns the executors of `idle` that are to plan, since requests are assigned to them.
 
-        If there are none, assigns the first waiting request that can begin at one that has not
-        planned in this turn; else one that was assigned and did not begin.
+        Without assignments, first assigns the first waiting request that can begin at an executor
+        that has not planned in this turn; else one that was assigned and did not begin.
         """
         if not self._assigned and len(self._queue) and (self.is_stale or self._was_stale):
             if len(self._states) == 1:
@@ -247,7 +253,7 @@ class Routing:
                 return
 
     def _choose_again(self, idle: Collection[ExecutorState]) -> None:
-        """Assigns a request that was declined, to an executor that has planned before that."""
+        """Assigns a declined request to an executor that has planned earlier in this turn."""
         for request_id, declined in self._declined.items():
             request = self._queue.get(request_id)
             if request is None:
@@ -257,7 +263,7 @@ class Routing:
                 return
 
     def has_room(self, executor: ExecutorState) -> bool:
-        """Returns whether some request could begin at an executor now."""
+        """Returns whether an executor has a row, blocks and tokens for a request now."""
         self._look()
         state = self._states.get(executor)
         return state is not None and state.is_open
@@ -265,7 +271,7 @@ class Routing:
     # -- requests ------------------------------------------------------------------------------
 
     def push(self, request: Request) -> None:
-        """Has a request wait in the queue."""
+        """Adds a request to the waiting queue, in its group."""
         self._queue.push(request, self.group_of(request))
         self.is_stale = True
 
@@ -295,12 +301,12 @@ class Routing:
         return self._groups[self._queue.group_of(request)]
 
     def _groups_for(self, here: Collection[int]) -> list[str] | None:
-        """The groups of requests that fit some of these kinds of executors; None for all."""
+        """Returns the groups whose requests fit one of these executor kinds; None for all."""
         names = [name for name, kinds in self._groups.items() if not kinds.isdisjoint(here)]
         return None if len(names) == len(self._groups) else names
 
     def first_of(self, executors: Collection[ExecutorState]) -> Request | None:
-        """Returns the first waiting request that fits one of these executors."""
+        """Returns the first waiting request that fits one of these executors; None without one."""
         return next(self._fitting(executors), None)
 
     def _fitting(self, executors: Collection[ExecutorState]) -> Iterator[Request]:
@@ -321,7 +327,7 @@ class Routing:
         return min((hold.until_ns for hold in holds if not hold.is_over), default=None)
 
     def end_holds(self) -> None:
-        """Ends holds whose time is over."""
+        """Ends holds whose time is over or whose request was passed too often."""
         for hold in self._holds.values():
             if not hold.is_over:
                 hold.end(self._queue.now_ns)
@@ -345,15 +351,15 @@ class Routing:
             return Obstacle.OTHERS_WAIT_THERE
         return Obstacle.NONE
 
-    # -- the choice ----------------------------------------------------------------------------
+    # -- choice of an executor -----------------------------------------------------------------
 
     def view(self, executor: ExecutorState) -> EngineQueue:
-        """Returns the queue as an executor sees it that is about to plan a step."""
+        """Returns the waiting queue as seen by an executor that is about to plan a step."""
         self.looked_at = None
         return EngineQueue(self, self._queue, executor)
 
     def candidates(self, executor: ExecutorState, open_lanes: OpenLanes) -> Iterator[Request]:
-        """Iterates over the requests that had better begin at `executor` than elsewhere."""
+        """Iterates over the requests that should begin at `executor` rather than elsewhere."""
         if executor not in self._states:
             return
         self._look()
@@ -378,7 +384,7 @@ class Routing:
         return is_as_urgent and walk.num_passes_left > 0 and len(walk.held) < _MAX_HELD
 
     def _passed(self, walk: _Walk) -> None:
-        """Notes that a request has begun before those that wait for busy executors."""
+        """Counts a request that has begun before those that wait for busy executors."""
         for held in walk.held:
             hold = self._holds.get(held.request_id)
             if hold is not None:
@@ -386,7 +392,7 @@ class Routing:
         walk.num_passes_left -= bool(walk.held)
 
     def _may_begin(self, request: Request, executor: ExecutorState, walk: _Walk) -> bool:
-        """Decides whether a request had better begin at `executor`; notes a hold if it waits."""
+        """Returns whether a request should begin at `executor`; notes a hold if it should wait."""
         if len(self._states) == 1:
             self._reasons[request.request_id] = (AssignedFor.ONLY_ONE, None, None)
             return not self._is_closed(executor, request)
@@ -402,12 +408,12 @@ class Routing:
             self._reasons[request.request_id] = (AssignedFor.ONLY_ONE, None, None)
             return True
         if executor not in options:
-            # There is room elsewhere, unless the request waits for this very executor.
+            # Other executors have room, unless the request waits for this very executor.
             return self._reserved.get(request.request_id) is executor
         return self._best_of(request, options, walk) is executor
 
     def _waits_elsewhere(self, request: Request, executor: ExecutorState, walk: _Walk) -> bool:
-        """Returns whether a request goes on waiting for the busy executor that was best for it."""
+        """Returns whether a request keeps waiting for the busy executor that was best for it."""
         hold = self._holds.get(request.request_id)
         if hold is None or hold.executor is executor or hold.executor in self._planning:
             return False
@@ -428,7 +434,7 @@ class Routing:
         return not _is_allowed(executor, self._states[executor], kinds, closed)
 
     def _options(self, request: Request) -> dict[ExecutorState, HostState]:
-        """Executors that could begin a request now or soon."""
+        """Returns executors that could begin a request now or soon, with their states."""
         kinds, closed = self._kinds_for(request), self._closed_to(request)
         declined = self._declined.get(request.request_id, ())
         return {
@@ -440,7 +446,7 @@ class Routing:
         }
 
     def _assign_best(self, request: Request, walk: _Walk) -> ExecutorState | None:
-        """Assigns a request to an executor that can plan a step for it in this turn."""
+        """Assigns a request to an executor that can plan a step for it in this turn, if any."""
         if request.request_id in self._assigned:
             return None
         options = self._options(request)
@@ -452,16 +458,17 @@ class Routing:
         return taker
 
     def _can_take(self, executor: ExecutorState, request: Request) -> bool:
-        """Returns whether a request may be assigned to another executor than the one that plans."""
+        """Returns whether a request may be assigned to an executor that plans in a moment."""
         is_open = executor in self._planning and self._states[executor].is_open
         return is_open and not self._takes_the_last(request, executor)
 
     def _best_of(
         self, request: Request, options: Mapping[ExecutorState, HostState], walk: _Walk
     ) -> ExecutorState | None:
-        """Returns where a request begins in this turn; None if it waits for a busy executor.
+        """Returns the executor at which a request begins in this turn; None if the request waits.
 
-        Compares what it costs at the executors that could begin it soon.
+        Compares the costs of the request at `options`: executors that could begin it soon. A
+        request that waits for a busy executor gets a hold.
         """
         prefixes = self._router.find(request)
         ranked = self._router.rank(request, list(options.values()), prefixes)
@@ -513,10 +520,10 @@ class Routing:
         *,
         is_other: bool = True,
     ) -> None:
-        """Notes why a request begins at `executor`, and that it does if that `is_other`.
+        """Notes why a request begins at `executor`, and assigns the request there if `is_other`.
 
-        An executor that plans now sees for itself whether it can begin the request. Another one
-        plans in a moment, and counts the request among what it has.
+        The executor that plans now checks for itself whether it can begin the request. Another
+        executor plans in a moment, so the request is counted in its load already.
         """
         self._reasons[request.request_id] = (why, own, elsewhere)
         if is_other:
@@ -527,7 +534,8 @@ class Routing:
     def _takes_the_last(self, request: Request, executor: ExecutorState) -> bool:
         """Returns whether a tenant would take the last executor with room for other tenants.
 
-        A tenant that has nothing at other executors may take any, so that nobody waits for ever.
+        A tenant that has nothing at other executors may take any executor, so that no tenant waits
+        for ever.
         """
         shares = self._queue.shares
         if shares is None or not shares.is_shared or not executor.engine.takes_over(request):
@@ -549,7 +557,7 @@ class Routing:
             self._expect(request, state, request.num_cached_tokens)
 
     def _expect(self, request: Request, state: HostState, num_cached: int) -> None:
-        """Counts a request among what an executor computes next."""
+        """Counts a request in the load of the executor that computes it next."""
         self._router.given(state, request)
         if len(self._states) == 1 or not request.unfinished:
             return
@@ -558,7 +566,7 @@ class Routing:
         self._router.seen(state)
 
     def assignment(self, request: Request, executor: ExecutorState) -> Assignment:
-        """Says why a request begins at an executor; for those who watch."""
+        """Returns why a request begins at an executor, with numbers, for logs and metrics."""
         why, own, elsewhere = self._reasons.get(
             request.request_id, (AssignedFor.ONLY_ONE, None, None)
         )
@@ -607,10 +615,10 @@ class Routing:
         best = next(iter(self._router.rank(request, states, prefixes)), None)
         return None if best is None else self._by_number[best.state.number]
 
-    # -- what is known of executors ------------------------------------------------------------
+    # -- state of executors --------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Sees how those executors are now that have changed."""
+        """Reads the states of executors that have changed."""
         if not self._changed or len(self._states) == 1:
             return
         usual_token_ns = self._usual_token_ns
@@ -628,7 +636,7 @@ class Routing:
 
 
 class EngineQueue:
-    """The waiting queue as one executor sees it. `begun`: requests that began since it was made."""
+    """Waiting queue as seen by one executor that plans a step."""
 
     def __init__(self, routing: Routing, queue: WaitingQueue, executor: ExecutorState) -> None:
         self._routing = routing
@@ -650,7 +658,7 @@ class EngineQueue:
         return self._routing.candidates(self._executor, open_lanes)
 
     def waits_here(self, request: Request) -> bool:
-        """Returns whether a request that lacks room here keeps others waiting, in the end."""
+        """Returns whether a request that lacks room here eventually blocks later requests."""
         return self._routing.waits_at(request, self._executor)
 
 
@@ -665,12 +673,12 @@ def _is_allowed(
 
 
 def _is_worth_waiting(best: Choice, own: Choice) -> bool:
-    """Whether a request saves enough by waiting for the best executor."""
+    """Returns whether a request saves enough by waiting for the best executor."""
     return own.cost_ns - best.cost_ns > _LEAST_SAVED_RATIO * own.cost_ns
 
 
 def _reason(best: Choice, next_best: Choice) -> AssignedFor:
-    """Returns what decided for the best executor."""
+    """Returns the reason for which the best executor beats the next best one."""
     if are_alike(best, next_best):
         return AssignedFor.AS_GOOD
     if best.num_cached > next_best.num_cached:
