@@ -47,7 +47,7 @@ class _Isolated:
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether the request still has trials left."""
+        """Whether the trials of the request are not over yet."""
         return self.request.trial_size > 0
 
 

@@ -551,7 +551,7 @@ class Scheduler:
             raise _EngineBroke from error
 
     def _withdraw(self, executor: ExecutorState, request_id: str) -> Request | None:
-        """Takes a request back from an executor; None if the executor has no such request."""
+        """Withdraws and returns a request of an executor; None if the engine lacks it."""
         if executor.is_broken:
             return None
         moved = self._ask(executor, "withdraw", lambda: executor.engine.withdraw(request_id))

@@ -269,7 +269,7 @@ def encode_prompt_scores(scored: Iterable[ScoredToken]) -> api.TokenChunk:
 
 
 def encode_completion(completion: Completion, index: int) -> api.TokenChunk:
-    """Encodes the tokens of one of the best completions, with their scores if there are any."""
+    """Encodes the tokens of one of the best completions, with scores if the completion has any."""
     return api.TokenChunk(
         token_ids=completion.token_ids, logprobs=_scores(completion.scored), index=index
     )

@@ -25,7 +25,7 @@ class Unread:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether all streams together hold more bytes than they may."""
+        """Whether the unread bytes of all streams exceed `max_total_bytes`."""
         return self.num_bytes > self.max_total_bytes
 
 
@@ -66,7 +66,7 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no message is queued, besides the ones taken already."""
+        """Whether the queue of messages is empty; messages already taken do not count."""
         return not self._messages
 
     def seal(self) -> None:
@@ -108,7 +108,7 @@ class Outbox:
         await self._has_room.wait()
 
     async def get(self) -> bytes | None:
-        """Returns the next messages as one; None at the end.
+        """Returns queued messages merged into one; None at the end.
 
         Raises the error that ended the stream.
         """

@@ -177,7 +177,7 @@ class TenantShares:
         self._idle_since_ns.pop(tenant, None)
 
     def ends(self, tenant: str, request_id: str) -> None:
-        """Removes a request from the unfinished ones, if it is one."""
+        """Counts a request as ended; ignores unknown requests."""
         unfinished = self._unfinished.get(tenant)
         if unfinished is None or request_id not in unfinished:
             return

@@ -175,7 +175,7 @@ class TenantOrder:
         yield from self._further_requests(tried, open_lanes)
 
     def may_pass(self, request: Request, other: Request) -> bool:
-        """Returns whether `request` is of another tenant, served no more than that of `other`."""
+        """Returns whether the tenant of `request` differs and was served no more than `other`'s."""
         tenant, other_tenant = request.scheduling.tenant, other.scheduling.tenant
         served, served_other = self._accounts.get(tenant), self._accounts.get(other_tenant)
         if tenant == other_tenant or served_other is None:

@@ -118,7 +118,7 @@ class WaitingQueue:
     # -- arrivals and departures -------------------------------------------------------------------
 
     def push(self, request: Request, group: str = "") -> None:
-        """Adds a request that is new, or that comes back from an engine with its old arrival.
+        """Adds a new request, or a request returned by an engine, which keeps its arrival number.
 
         `group`: name of the set of requests that fit the same engines as this one.
         """
@@ -182,7 +182,7 @@ class WaitingQueue:
             self._tenants.weigh_tenants()
 
     def forget_idle_tenants(self) -> None:
-        """Forgets tenants that have no request; the queue also does so by itself in time."""
+        """Forgets idle tenants; the queue also does so by itself when accounts are many."""
         if self._tenants is not None:
             self._tenants.forget_idle_tenants()
 

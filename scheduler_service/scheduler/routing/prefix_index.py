@@ -30,7 +30,7 @@ MAX_BLOCKS = 8192
 
 @dataclass(slots=True)
 class Prefixes:
-    """Cached prefixes of one request, at the executors that have some of it.
+    """Cached prefixes of one request, as parallel lists over the executors with a prefix.
 
     `numbers`: numbers of these executors. `num_tokens`: cached tokens at each; `num_host_blocks`:
     how many of their blocks are in the host pool. `family`: number shared by prompts that continue

@@ -12,9 +12,10 @@ from scheduler_service.scheduler.values.request import Request
 
 
 class Choice(NamedTuple):
-    """Host for a request and its cost there; least is best, for a router that knows costs.
+    """Candidate host for a request, with its cost there; the router prefers small costs.
 
-    `num_cached`: tokens of the request that the router found cached there.
+    `cost_ns`: 0 for a router without costs. `num_cached`: tokens of the request that the router
+    found cached there.
     """
 
     state: HostState
@@ -29,13 +30,13 @@ class Router(Protocol):
         """Adds a host."""
 
     def remove(self, state: HostState) -> None:
-        """Removes a host that is gone or takes no more requests."""
+        """Removes a host that left or accepts no further requests."""
 
     def given(self, state: HostState, request: Request) -> None:
-        """Notes that a host is about to get a request."""
+        """Notes that a host is about to receive a request."""
 
     def step_begins(self, state: HostState) -> None:
-        """Notes that a host is about to plan a step, or that its state is about to be read."""
+        """Notes that a host is about to plan a step, or that the caller reads its state."""
 
     def seen(self, state: HostState) -> None:
         """Notes that the state of a host was read or updated."""

@@ -678,7 +678,7 @@ def _is_worth_waiting(best: Choice, own: Choice) -> bool:
 
 
 def _reason(best: Choice, next_best: Choice) -> AssignedFor:
-    """Returns the reason for which the best executor beats the next best one."""
+    """Returns why the best executor beats the next best: load, cached prefix, or neither."""
     if are_alike(best, next_best):
         return AssignedFor.AS_GOOD
     if best.num_cached > next_best.num_cached:

@@ -155,7 +155,7 @@ class SchedulerConfig(PolicyConfig):
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens that a row may get in one step."""
+        """Upper bound on the tokens of a row in one step."""
         most = self.max_run_ahead if self.runs_ahead else 1
         return most + self.max_draft_tokens if self.speculates else most
 

@@ -114,7 +114,7 @@ class RowWork:
 
     @property
     def num_more_tokens(self) -> Int32Array | None:
-        """Most tokens beyond the first that each row may get, [R]; None if no row may get more."""
+        """Most tokens of each row beyond the first, [R]; None if every row may get only one."""
         if self.drafts is None:
             return self.num_run_on_tokens
         if self.num_run_on_tokens is None:
@@ -136,7 +136,7 @@ class RowWork:
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens that any row may get."""
+        """Upper bound on the tokens of any single row."""
         num_more = self.num_more_tokens
         return 1 if num_more is None else 1 + int(num_more.max())
 

@@ -211,7 +211,7 @@ DEFAULT_SCHEDULING = SchedulingParams()
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Completion of a request that is not streamed: one of its best.
+    """Completion selected as one of the best, for a request that is not streamed.
 
     `score`: score of a beam search. `scored`: scores of the tokens, if the request asked for them.
     """
@@ -422,7 +422,7 @@ class Request:
 
     @property
     def num_rows_wanted(self) -> int:
-        """Number of rows that the request has or will need while it runs."""
+        """Number of rows that the request needs while it runs, beams not yet forked included."""
         beam = self.params.beam
         return beam.width if beam is not None else len(self.unfinished)
 

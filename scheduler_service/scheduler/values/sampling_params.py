@@ -78,7 +78,7 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        """Normalizes a `top_k` that is off to None."""
+        """Normalizes `top_k`: values that mean "off" become None."""
         if self.top_k in _TOP_K_OFF:
             object.__setattr__(self, "top_k", None)
 
@@ -91,7 +91,7 @@ class SamplingParams:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether every sampled token goes to the client, because no best ones are chosen."""
+        """Whether every sampled token is sent to the client: no best ones are selected."""
         return self.beam is None and self.num_sequences == self.n
 
     @property
@@ -116,7 +116,7 @@ class SamplingParams:
 
     @property
     def uses_constraints(self) -> bool:
-        """Whether some tokens are forbidden, always or at some positions."""
+        """Whether the parameters forbid tokens, always or at some positions."""
         return (
             bool(self.allowed_token_ids or self.bad_words_token_ids)
             or -math.inf in self.logit_bias.values()
