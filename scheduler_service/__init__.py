@@ -1,1 +1,4 @@
-"""The scheduler service: owns requests, queues and block tables, decides, computes nothing."""
+"""Scheduler service: owns requests, queues and block tables, and decides each step of executors.
+
+The service computes no tensors.
+"""

@@ -1,4 +1,4 @@
-"""Composition root of the scheduler process: read config, wire, serve, drain."""
+"""Composition root of the scheduler process: reads options, wires the parts, serves, drains."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _log = logging.getLogger("scheduler_service")
 
 
 async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
-    """Serves until told to stop, then drains.
+    """Serves until the process is told to stop, then drains.
 
     Raises CannotListen, JournalUnusable and AuditUnusable.
     """
@@ -118,17 +118,19 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     )
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
 
-    # So that the first callers with tokens are known, if their issuer can be reached.
+    # Fetch the issuer's keys before the first call, so that the first tokens can be verified.
     await opened.refresh_token_keys()
     refreshing = opened.keep_fresh(cluster.weigh_tenants, audit=audit)
-    # So executors know whether to come; whether there are some already is for clients.
+    # Executors register only while the cluster services are SERVING. The health of the client
+    # service, which needs an executor, is published by `ReadinessWatch`.
     await for_cluster.set_serving(_CLUSTER_SERVICES, True)
     ends = CertificateEnds(config.security.shown)
     beside = [
         asyncio.create_task(work)
         for work in (readiness.run(changed), refreshing, ends.keep_looking())
     ]
-    # First what may find its address taken: a server that has begun is to be stopped.
+    # The metrics listener may find its port taken. It starts first, while no server has to be
+    # stopped for that.
     if metrics is not None:
         await metrics.serve(cluster, lambda: readiness.current)
     for running in servers:
@@ -140,9 +142,10 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         for_cluster.port,
     )
     if opened.callers.knows_callers and not config.security.identity.is_proof:
-        # Whoever registers as an executor is sent the prompts of all callers.
+        # Any process that reaches the cluster port can register, and would get all prompts.
         _log.warning("executors_not_known cluster_listen=%s", config.cluster_listen)
-    # What is there now stays: the collector need not look at it again, while steps wait.
+    # The objects made so far live as long as the process. Frozen, they cost no time in later
+    # collections, during which steps would wait.
     gc.collect()
     gc.freeze()
     await stop.wait()
@@ -164,21 +167,21 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
 async def _drain(
     cluster: Driver, readiness: ReadinessWatch, patience_s: float, peers: tuple[str, ...]
 ) -> None:
-    """Clients are told of it at once."""
+    """Drains the scheduler for up to `patience_s` seconds, and publishes DRAINING at once."""
     draining = asyncio.create_task(cluster.drain(patience_s, peers))
-    await asyncio.sleep(0)  # so that it has begun
+    await asyncio.sleep(0)  # lets `drain` set its state before readiness is looked at
     await readiness.look()
     await draining
 
 
 def _add_operators(running: RunningServer, admin: AdminServicer, live: LiveServicer) -> None:
-    """What operators call."""
+    """Adds the services for operators, AdminService and LiveService, to a server."""
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, running.server)
     live_pb2_grpc.add_LiveServiceServicer_to_server(live, running.server)
 
 
 def _open_metrics(config: SchedulerServiceConfig) -> SchedulerMetrics | None:
-    """None if nobody is to read them: then nothing is imported, and nothing counted."""
+    """Returns the metrics; None if they are off: then nothing is imported, and nothing counted."""
     if config.metrics is None:
         return None
     from scheduler_service.service.metrics_page import SchedulerMetrics
@@ -187,13 +190,13 @@ def _open_metrics(config: SchedulerServiceConfig) -> SchedulerMetrics | None:
 
 
 def _on_refusal(metrics: SchedulerMetrics | None, audit: Audit, callers: Callers) -> OnRefusal:
-    """What servers tell of calls that they refuse."""
+    """Returns the callback for refused calls: writes them to the audit log, and counts them."""
     on_refusal = caller_refusals(audit, CallerNames(callers))
     return on_refusal if metrics is None else metrics.counted_calls(on_refusal)
 
 
 def _open_traces(config: SchedulerServiceConfig) -> RequestTraces | None:
-    """None if nobody is to have any: then nothing is imported."""
+    """Returns the request traces; None if tracing is off: then nothing is imported."""
     if config.traces is None:
         return None
     from scheduler_service.watching.request_traces import SERVICE as SERVICE_IN_TRACES
@@ -204,20 +207,20 @@ def _open_traces(config: SchedulerServiceConfig) -> RequestTraces | None:
 
 
 def _open_recorder(config: SchedulerServiceConfig) -> LifeRecorder | None:
-    """None if it is not wanted."""
+    """Returns the recorder of requests for Explain; None if no requests are remembered."""
     if not config.remember_requests:
         return None
     return LifeRecorder(config.remember_requests, time.monotonic_ns)
 
 
 def _is_configured(config: SchedulerServiceConfig, opened: OpenedCallers, tenant: str) -> bool:
-    """Whether an operator has named the tenant."""
+    """Returns whether the tenants file or `--tenant-weights` names `tenant`."""
     named = {} if opened.tenants is None else opened.tenants.value.named
     return tenant in named or tenant in config.cluster.policies.tenant_weights
 
 
 async def _addresses(peers: Discovery | None) -> tuple[str, ...]:
-    """Of other schedulers, as far as is known."""
+    """Returns the addresses of the other schedulers; empty if they cannot be looked up."""
     try:
         return () if peers is None else await peers.addresses()
     except OSError as error:
@@ -231,7 +234,10 @@ def _bind(
     on_refusal: OnRefusal,
     message_limit: Callable[[], int],
 ) -> tuple[RunningServer, RunningServer]:
-    """The servers for clients and for the cluster: one, if they have the same address."""
+    """Binds and returns the servers for clients and for the cluster.
+
+    Both are the same server if both addresses are the same.
+    """
     most_bytes = most_message_bytes(config.cluster.max_model_len)
     identity = config.security.identity
     believed = (Role.OPERATOR,) if config.no_operator_token else ()
@@ -266,7 +272,10 @@ def _bind(
 
 
 def main() -> int:
-    """Runs the process; the exit code tells."""
+    """Runs the scheduler process, and returns its exit code.
+
+    0: stopped in order. 1: cannot listen. 2: options, files, journal or audit log are unusable.
+    """
     values = options.parse("scheduler", sys.argv[1:], os.environ)
     start_logging(str(values["log_level"]), str(values["log_format"]))
     try:

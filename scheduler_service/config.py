@@ -1,4 +1,4 @@
-"""The scheduler's configuration, validated once."""
+"""Configuration of the scheduler process: callers, limits and policies, validated once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
 from splitserve_tracing.trace_config import TraceConfig
 
-# -- What the options say about callers ------------------------------------------------------------
+# -- Options about callers -------------------------------------------------------------------------
 
 SAFE_URLS = "https://..., or http:// to this machine alone"
 
 
 @dataclass(frozen=True, slots=True)
 class TokensConfig:
-    """Tokens (JWT) of one issuer. `keys`: a JWK set, its URL, or None: as the issuer says."""
+    """Rules for the tokens (JWT) of one issuer.
+
+    `keys`: a file with a JWK set, its URL, or None to find the set by OpenID Connect Discovery.
+    """
 
     issuer: str
     audience: str
@@ -40,7 +43,10 @@ class TokensConfig:
 
 @dataclass(frozen=True, slots=True)
 class CallersConfig:
-    """How callers are known, and what their tenants may have; nothing: nobody is asked."""
+    """Credentials by which callers are identified, and the file with limits of their tenants.
+
+    Without `api_keys` and `tokens`, callers need no credential.
+    """
 
     api_keys: Path | None = None
     tenants: Path | None = None
@@ -48,12 +54,15 @@ class CallersConfig:
 
     @property
     def knows_callers(self) -> bool:
-        """Whether callers need a credential."""
+        """True if callers need a credential."""
         return self.api_keys is not None or self.tokens is not None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> CallersConfig:
-        """Raises ValueError for what cannot be meant."""
+        """Makes the configuration from parsed options.
+
+        Raises ValueError for options that contradict each other.
+        """
         config = cls(_path(values["api_keys"]), _path(values["tenants"]), _tokens(values))
         if config.tenants is not None and not config.knows_callers:
             raise ValueError(
@@ -66,13 +75,13 @@ class CallersConfig:
 
 
 def is_safe_url(url: str) -> bool:
-    """Whether what comes from there comes from whom it names."""
+    """Returns whether the host in `url` is authenticated: https, or http to this machine."""
     try:
         parts = urlsplit(url)
         host = parts.hostname
     except ValueError:
         return False
-    # A password in it would be logged with it.
+    # A URL is logged; a password in it would be logged, too.
     if not host or "@" in parts.netloc or not url.isascii() or not url.isprintable() or " " in url:
         return False
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(f"{host}:0"))
@@ -90,7 +99,7 @@ def _tokens(values: Mapping[str, Any]) -> TokensConfig | None:
                 raise ValueError(f"--{name} is given without --jwt-issuer")
         return None
     if audience is None:
-        # Else a token for any other service of the issuer would be good here.
+        # Without an audience, a token for any other service of the issuer would be accepted.
         raise ValueError("--jwt-issuer is given without --jwt-audience")
     if keys is None and not is_safe_url(issuer):
         raise ValueError(
@@ -104,16 +113,17 @@ def _tokens(values: Mapping[str, Any]) -> TokensConfig | None:
     )
 
 
-# -- Options of a scheduler ------------------------------------------------------------------------
+# -- Options of the scheduler process --------------------------------------------------------------
 
 _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """Limits of steps and queues, policies, and patience with executors.
+    """Limits of steps and queues, policies, and time limits of executors (in seconds).
 
-    A field that has the name of an option has its value.
+    A field with the name of an option has the value of that option. `max_model_len` None: the
+    limit of the model.
     """
 
     max_num_seqs: int = 256
@@ -132,7 +142,7 @@ class ClusterConfig:
 
     @property
     def fleet(self) -> FleetConfig:
-        """Settings of the waiting queue, quarantine and executors that are expected back."""
+        """Settings of the waiting queue, of quarantine, and of executors expected to return."""
         return FleetConfig(
             queue_policy=self.policies.queue_policy,
             tenant_weights=self.policies.tenant_weights,
@@ -144,11 +154,11 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerServiceConfig:
-    """Everything the scheduler process reads. `journal`: the file to record in, None for none.
+    """Configuration of the whole scheduler process.
 
-    `peers`: other schedulers, as `splitserve_rpc.discovery` understands it. `metrics`: None if
-    nobody is to read them, `traces`: if nobody is to have any. `remember_requests`: so many that
-    ended; 0: none.
+    `journal`: file to record events in, None for no journal. `peers`: the other schedulers, in the
+    format of `splitserve_rpc.discovery`. `metrics` None: no metrics. `traces` None: no traces.
+    `remember_requests`: number of ended requests that Explain remembers; 0: Explain is off.
     """
 
     listen: str
@@ -170,7 +180,7 @@ class SchedulerServiceConfig:
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
-        """From parsed options, whose types and ranges are checked already.
+        """Makes the configuration from parsed options; types and ranges are already checked.
 
         Raises ValueError and SecurityUnusable.
         """
@@ -205,7 +215,11 @@ class SchedulerServiceConfig:
 
 
 def _security(values: Mapping[str, Any], *, knows_callers: bool) -> Security:
-    """At one address for all, clients meet what the cluster meets. Raises SecurityUnusable."""
+    """Returns the TLS settings for clients and cluster, if the addresses are safe to expose.
+
+    If clients and cluster share one address, the cluster's TLS serves clients, too. Raises
+    SecurityUnusable.
+    """
     security, insecure = Security.from_options(values, Role.SCHEDULER), values["insecure"]
     if values["listen"] == values["cluster_listen"]:
         if values["tls_client_ca"]:
@@ -214,7 +228,7 @@ def _security(values: Mapping[str, Any], *, knows_callers: bool) -> Security:
                 "at one address for all it is --tls-ca that asks for certificates"
             )
         security = replace(security, client_tls=security.identity.tls)
-    # Callers are known by certificates, or by what they bring along where nobody overhears it.
+    # Callers are identified by certificates, or by credentials if TLS keeps these secret.
     knows_clients = security.protects_clients or (knows_callers and security.client_tls is not None)
     protected = {"listen": knows_clients, "cluster-listen": security.protects_cluster}
     for option, is_protected in protected.items():
@@ -224,7 +238,7 @@ def _security(values: Mapping[str, Any], *, knows_callers: bool) -> Security:
 
 
 def _executor_addresses(text: str | None) -> AddressRules:
-    """Raises ValueError."""
+    """Parses `--executor-addresses`. Raises ValueError."""
     try:
         return AddressRules() if text is None else AddressRules.parse(text)
     except ValueError as error:
@@ -250,7 +264,7 @@ def _policies(values: Mapping[str, Any]) -> PolicyConfig:
 
 
 def _tenant_weights(text: str) -> dict[str, float]:
-    """The weights in `a=2,b=0.5`. Raises ValueError."""
+    """Parses weights such as `a=2,b=0.5`. Raises ValueError."""
     weights: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         tenant, separator, number = part.rpartition("=")

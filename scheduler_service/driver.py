@@ -1,6 +1,6 @@
 """Driver of the scheduler: passes events in, executes effects, and owns the timer.
 
-It decides nothing. A request outlives the executors that it runs on.
+The driver decides nothing. A request outlives the executors that compute its steps.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from scheduler_service.watching.turn import RequestRefused, Submission, Turn, Wa
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
-# All streams together may hold as much unread as so many may alone.
+# Limit of unread bytes of all streams together, in multiples of the limit of one stream.
 _NUM_UNREAD_STREAMS = 16
-# Events of turns that name the model.
+# Watchers are told the name of the model in turns of these events.
 _NAMES_MODEL = frozenset({events.RequestSubmitted, events.ExecutorConnected})
 
 _log = logging.getLogger(__name__)
 
 
 class Driver:
-    """The one event loop around a `Scheduler`: clients on one side, executors on the other.
+    """Event loop around a `Scheduler`, between clients and executors.
 
     `on_change` is called when readiness may have changed. `watchers` see every turn, after its
-    effects. `delivery`: the streams of clients.
+    effects were executed. `delivery` holds the streams of clients. `now_ns`: monotonic clock.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Driver:
         self.membership = Membership(config, scheduler_epoch, now_ns, connect, self._handle)
         self.served = Served(self.membership, self.scheduler, config.max_model_len)
 
-    # -- the loop ------------------------------------------------------------------------------
+    # -- Event loop ----------------------------------------------------------------------------
 
     def _handle(self, event: events.Event, received: Received | None = None) -> None:
-        """Passes an event in, and executes its effects before any other event is passed in.
+        """Passes an event to the scheduler, and executes its effects before the next event.
 
-        Raises what the scheduler raises.
+        An event that arrives meanwhile is queued. Raises what the scheduler raises.
         """
         self._inbox.append((event, received))
         if self._is_handling:
@@ -130,7 +130,7 @@ class Driver:
         self._show(Turn.of(event, found, begun_ns, self.scheduler, planning_ns, submission))
 
     def _show(self, turn: Turn) -> None:
-        """Lets all watchers see a turn."""
+        """Shows a turn to all watchers."""
         if type(turn.event) in _NAMES_MODEL:
             model = self.membership.model
             turn = turn._replace(model_name="" if model is None else model.name)
@@ -138,7 +138,7 @@ class Driver:
             watcher.see(turn)
 
     def refused(self, refused: RequestRefused) -> None:
-        """Lets all watchers see a request that is not submitted."""
+        """Shows a request that was refused before its submission to all watchers."""
         self._show(Turn(refused, (), self.now_ns(), self.scheduler))
 
     def _execute(self, effect: effects.Effect) -> None:
@@ -163,7 +163,7 @@ class Driver:
                 | effects.RequestBlamed()
                 | effects.EngineFailed()
             ):
-                pass  # watchers see it
+                pass  # for watchers only
             case effects.SendStep():
                 raise AssertionError("a step is sent where its batch is kept")
             case _:
@@ -197,69 +197,72 @@ class Driver:
         """Checks all executors for work, as if everything had changed."""
         self._handle(events.Tick(looks_everywhere=True))
 
-    # -- executors -----------------------------------------------------------------------------
+    # -- Executors -----------------------------------------------------------------------------
 
     @property
     def executors(self) -> list[ExecutorState]:
-        """The executors that answered, in order of registration."""
+        """State of the executors that were taken in, in order of registration."""
         return list(self.scheduler.executors.values())
 
     def info_of(self, address: str) -> executor.ExecutorInfo:
-        """What the executor at `address`, one of `executors`, said of itself."""
+        """Returns the info that the executor at `address`, one of `executors`, registered with."""
         return self.membership.sessions[address].info
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
-        """Gives tenants other shares, under the policy `fair`.
+        """Sets the weights of tenants for the policy `fair`.
 
-        What waits is divided anew at once, rows and blocks by executors that join from now on.
+        The waiting queue uses the new weights at once, engines only of executors that join later.
         """
         self.membership.weigh_tenants(weights)
         self._handle(events.TenantsWeighed(weights))
 
     async def join(self, info: executor.ExecutorInfo, target: str | None = None) -> None:
-        """Takes an executor that registers, once it has answered. Raises DomainError."""
+        """Takes in an executor that registers, once it has answered GetInfo. Raises DomainError.
+
+        `target`: address to dial, if another than that of `info`.
+        """
         self.check_not_draining()
         await self.membership.join(info, target)
 
     async def drain_executor(self, address: str, timeout_s: float) -> Drained:
-        """Sends an executor away; returns when it is gone. Raises DomainError."""
+        """Drains an executor, and returns when the executor is removed. Raises DomainError."""
         return await self.membership.drain(address, timeout_s)
 
     def undrain_executor(self, address: str) -> None:
-        """Takes an executor back that was sent away. Raises DomainError."""
+        """Takes back an executor that drains or was drained. Raises DomainError."""
         known = self.scheduler.executors.get(address)
         self.membership.undrain(address, 0 if known is None else known.num_moved)
 
     async def leave(self, address: str, executor_epoch: int, timeout_s: float) -> None:
-        """An executor wants to go; returns when it may. Raises DomainError."""
+        """Drains an executor at its own wish, and returns when it may exit. Raises DomainError."""
         await self.membership.leave(address, executor_epoch, timeout_s)
 
-    # -- what is known -------------------------------------------------------------------------
+    # -- State of the scheduler ----------------------------------------------------------------
 
     @property
     def is_draining(self) -> bool:
-        """Whether it takes no more requests."""
+        """True once the scheduler is shutting down, and takes no more requests."""
         return self._draining is not None
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that have not ended."""
+        """Number of submitted requests that have not ended."""
         return len(self._tracked)
 
     def name_of(self, request: Request) -> str:
-        """What its client calls an unfinished one."""
+        """Returns the client's own id of an unfinished request."""
         return self._tracked[request.request_id].admission.name.own_id
 
     @property
     def submissions(self) -> Mapping[str, Submission]:
-        """What unfinished requests were taken as, by id."""
+        """Submissions of the unfinished requests, by request id."""
         return self._tracked
 
-    # -- streams of clients ----------------------------------------------------------------------
+    # -- Streams of clients ----------------------------------------------------------------------
 
     @contextmanager
     def client_stream(self, stream: Stream) -> Iterator[None]:
-        """A stream is open within; whatever ends that, it ends its requests."""
+        """Keeps a stream open within the block; leaving the block aborts its requests."""
         self.delivery.open_stream(stream)
         try:
             yield
@@ -269,7 +272,7 @@ class Driver:
             self.delivery.close_stream(stream)
 
     def fail_stream(self, stream: Stream, error: DomainError) -> None:
-        """Ends a stream with `error`, after what is queued, and its requests at once."""
+        """Ends a stream with `error` after its queued messages; aborts its requests at once."""
         stream.outbox.end(error)
         self._end_requests(stream)
 
@@ -282,35 +285,35 @@ class Driver:
             f"{self._config.max_unread_bytes}, and {_NUM_UNREAD_STREAMS} times that in all streams",
         )
         stream.outbox.close(error)
-        # Not now: others are still to be told what a step brought.
+        # Not now: the tokens of this step have still to be delivered to other streams.
         asyncio.get_running_loop().call_soon(self._end_requests, stream)
 
     def _end_requests(self, stream: Stream) -> None:
         for request_id in self.delivery.requests_of(stream):
             self._abandon(request_id)
 
-    # -- requests ------------------------------------------------------------------------------
+    # -- Requests ------------------------------------------------------------------------------
 
     def next_arrival(self) -> int:
-        """A number larger than any before."""
+        """Returns the next arrival number, larger than all before."""
         self._last_arrival += 1
         return self._last_arrival
 
     def check_not_draining(self) -> None:
-        """Raises DomainError(DRAINING)."""
+        """Raises DomainError(DRAINING) if the scheduler is shutting down."""
         if self._draining is not None:
             raise _draining(self._draining.schedulers)
 
     def check_accepting(self) -> None:
-        """Raises DomainError DRAINING or MODEL_NOT_READY."""
+        """Raises DomainError unless requests are accepted: DRAINING or MODEL_NOT_READY."""
         self.check_not_draining()
         if self.scheduler.capabilities.largest_config is None:
             raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
 
     def submit(self, request: Request, sink: Sink, admission: Admission) -> None:
-        """Takes a request. Raises DomainError; then nothing has changed.
+        """Submits a request, whose events go to `sink`. Raises DomainError; nothing changed then.
 
-        While no executor is connected, requests wait for one, up to the queue's bound.
+        While no executor is connected, requests wait in the waiting queue, up to its bound.
         """
         assert request.request_id == admission.name.key
         self.check_accepting()
@@ -325,26 +328,27 @@ class Driver:
         self._tracked[request.request_id] = Submission(admission, self.now_ns(), num_waiting)
         self._handle(events.RequestSubmitted(request))
         if request.params_set.num_bytes:
-            # Long ones take milliseconds, which a step of many would wait for.
+            # Long parameters take milliseconds to encode, which a step with many rows would wait.
             encode_once(request.params_set)
 
     def abort(self, name: RequestName) -> None:
-        """Ends a request. Raises DomainError(REQUEST_UNKNOWN)."""
+        """Aborts a request. Raises DomainError(REQUEST_UNKNOWN)."""
         if name.key not in self._tracked:
             raise DomainError("REQUEST_UNKNOWN", f"no unfinished request {name.own_id!r}")
         self._handle(events.RequestAborted(name.key))
 
     def _abandon(self, request_id: str) -> None:
-        """The client is gone: ends the request if it is unfinished, and tells nobody."""
+        """Aborts a request whose client is gone, if it is unfinished; its sink gets no Finish."""
         if request_id in self._tracked:
             self.delivery.forget(request_id)
             self._handle(events.RequestAborted(request_id))
 
     async def drain(self, timeout_s: float, peers: tuple[str, ...] = ()) -> None:
-        """Refuses new requests, lets those here finish for `timeout_s`, then ends the rest.
+        """Refuses new requests, waits `timeout_s` for the unfinished ones, then ends the rest.
 
-        `peers`: schedulers that may take over. Then what waits ends at once: nothing of it has been
-        computed here. What runs would have to be computed again, and may be over before that.
+        `peers`: addresses of schedulers that may take over. If there are any, streams with only
+        waiting requests end at once: nothing of them has been computed here. A running request
+        would have to be computed again elsewhere, and may finish here before that.
         """
         self._draining = _draining(peers)
         if peers:
@@ -362,7 +366,7 @@ class Driver:
         self._set_timer(None)
 
     def _end_waiting(self) -> None:
-        """Ends streams of which no request runs."""
+        """Ends the streams whose requests all wait."""
         places = self.scheduler.places
         for stream in list(self.delivery.streams.values()):
             found = [places.get(name) for name in self.delivery.requests_of(stream)]
@@ -370,7 +374,7 @@ class Driver:
                 self.fail_stream(stream, self._draining or _draining())
 
     def _untrack(self, request: Request) -> None:
-        """The one way out for a request that was taken."""
+        """Removes a request that has ended, and charges its tenant; all requests end here."""
         self.delivery.forget(request.request_id)
         tracked = self._tracked.pop(request.request_id, None)
         if not self._tracked:

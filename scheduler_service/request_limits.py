@@ -1,4 +1,7 @@
-"""How large a request may be: in bytes before it is decoded, in lengths before it is copied."""
+"""Size limits of requests, and the names of requests.
+
+Bytes are checked before a message is decoded, lengths before its tokens are copied.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +15,38 @@ from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import MAX_MESSAGE_BYTES
 
-# Everything but tokens of prompt and output fits in here.
+# Enough for all of a request but the tokens of prompt and output.
 _BASE_BYTES = 256 * 1024
-# A token id below 2^28, packed.
+# Bytes of a packed varint for a token id below 2^28.
 _TOKEN_BYTES = 4
-# A million tokens; decoding them takes 25 ms, in which nobody else is served.
+# A million tokens. Decoding them takes 25 ms, during which the event loop serves no other call.
 _MAX_BYTES = 4 * 1024 * 1024
 
 
 def most_message_bytes(max_model_len: int | None) -> int:
-    """The limit known at start: more than usual only if --max-model-len asks for it."""
+    """Returns the limit of a message in bytes, as far as it is known at the start of the process.
+
+    The limit is above 4 MiB only if --max-model-len needs more.
+    """
     asked = _BASE_BYTES + _TOKEN_BYTES * (max_model_len or 0)
     return min(max(_MAX_BYTES, asked), MAX_MESSAGE_BYTES)
 
 
 def message_bytes(config: SchedulerConfig, most_bytes: int) -> int:
-    """What the largest request takes that an executor with `config` could run."""
+    """Returns the bytes of the largest request that an executor with `config` can run.
+
+    The result is at most `most_bytes`.
+    """
     num_tokens = MAX_SEQUENCES * config.max_model_len
-    if config.sliding_window is None:  # then all of its sequences are in the pool
+    if config.sliding_window is None:  # all tokens of all sequences need slots in the pool
         num_tokens = min(num_tokens, max(config.num_device_slots, config.max_model_len))
     return min(_BASE_BYTES + _TOKEN_BYTES * num_tokens, most_bytes)
 
 
 def check_lengths(message: api.GenerateRequest, config: SchedulerConfig) -> None:
-    """Raises DomainError for tokens that are too many to be looked at, before any are copied.
+    """Checks the numbers of tokens of a request before any token is copied. Raises DomainError.
 
-    How long the lists of sampling parameters may be is checked where these are decoded.
+    The lengths of lists in the sampling parameters are checked where these are decoded.
     """
     _check_count("resume_sequences", len(message.resume_sequences), MAX_SEQUENCES)
     _check_count("resume_token_ids", len(message.resume_token_ids), config.max_model_len)
@@ -60,18 +69,18 @@ def _check_count(name: str, count: int, most: int) -> None:
         )
 
 
-# -- What a request is called: by its client, and inside -------------------------------------------
+# -- Names of requests -----------------------------------------------------------------------------
 
-# Names a request in the cluster and its cores. Only `RequestName` makes one.
+# Id of a request inside the scheduler. Only `RequestName` makes one.
 RequestKey = NewType("RequestKey", str)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestName:
-    """A client's own id of a request, and the tenant whose ids it is one of.
+    """Id that the client gave a request, and the tenant in whose namespace the id is.
 
-    `tenant`: None where nobody is told apart, and ids are everybody's. Whoever has an id comes to
-    a request through this, so none of another tenant can be reached, whatever the id says.
+    `tenant` None: callers need no credential, and all share one namespace. Requests are only found
+    by `key`, so a caller cannot reach a request of another tenant, whatever id the caller sends.
     """
 
     own_id: str
@@ -79,7 +88,7 @@ class RequestName:
 
     @classmethod
     def of_key(cls, key: str, tenant: str) -> RequestName:
-        """The name that has this key, if the request is for `tenant`."""
+        """Returns the name that has `key`, for a request of `tenant`."""
         prefix = f"{len(tenant)}:{tenant}:"
         if tenant and key.startswith(prefix):
             return cls(key.removeprefix(prefix), tenant)
@@ -87,7 +96,7 @@ class RequestName:
 
     @property
     def key(self) -> RequestKey:
-        """Another for each pair of tenant and id."""
+        """Key of the request inside the scheduler, unique for each pair of tenant and id."""
         if self.tenant is None:
             return RequestKey(self.own_id)
         return RequestKey(f"{len(self.tenant)}:{self.tenant}:{self.own_id}")

@@ -1,4 +1,4 @@
-"""What clients are served, by what executors say of themselves and by options."""
+"""Model and limits that clients are served, derived from executors and options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from splitserve.executor.v1 import executor_pb2 as executor
 
 
 class Served:
-    """A model and its limits. `max_model_len`: of the option, None if it was not given."""
+    """Model that clients are served, and its limits at this moment.
+
+    `max_model_len`: value of the option --max-model-len, None if it was not given.
+    """
 
     def __init__(
         self, membership: Membership, scheduler: Scheduler, max_model_len: int | None
@@ -22,33 +25,33 @@ class Served:
 
     @property
     def model(self) -> executor.ModelInfo | None:
-        """What the executors serve; None before one was connected."""
+        """Model of the executors; None before an executor was connected."""
         return self._membership.model
 
     @property
     def tokenizer_files(self) -> dict[str, bytes]:
-        """The tokenizer of the model."""
+        """Tokenizer files of the model, by name; empty if the executors offer no tokenizer."""
         return self._membership.tokenizer_files
 
     @property
     def largest_config(self) -> SchedulerConfig | None:
-        """Of the executor that takes the largest requests; None before the first."""
+        """Limits of the executor that takes the largest requests; None before the first one."""
         return self._scheduler.capabilities.largest_config
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and output together, as some connected executor allows."""
+        """Largest number of prompt and output tokens that some connected executor allows; or 0."""
         config = self.largest_config
         return config.max_len if config is not None else 0
 
     @property
     def max_num_sequences(self) -> int:
-        """Most sequences of a request, as some connected executor allows."""
+        """Largest number of sequences of one request that some connected executor allows."""
         return min(self._scheduler.capabilities.max_num_seqs, MAX_SEQUENCES)
 
     @property
     def max_message_bytes(self) -> int:
-        """What a message of a client may have now; GetModel says it."""
+        """Limit of a client's message in bytes at this moment; GetModel returns it."""
         most_bytes = most_message_bytes(self._max_model_len)
         config = self.largest_config
         return most_bytes if config is None else message_bytes(config, most_bytes)

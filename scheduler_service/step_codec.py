@@ -1,4 +1,7 @@
-"""The step contract in protobuf on one side, the core's values on the other."""
+"""Codec of the step contract: plans to ScheduleBatch, StepResult to outcomes, grammars, scores.
+
+Protobuf is on one side, values of the scheduler's core on the other.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ _FIRST_OFFSET = bytes(_I32.itemsize)
 _NO_SCORES: Mapping[int, list[ScoredToken]] = MappingProxyType({})
 _MAX_TEXT_CHARS = 500
 _MAX_DURATION_US = 3_600_000_000
-# Refusals that no other batch of ours would escape.
+# Reasons for which the executor would refuse every batch of this scheduler.
 _FENCED = frozenset(
     {
         executor.STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH,
@@ -63,12 +66,12 @@ _FENCED = frozenset(
 
 
 class ResultUnusable(Exception):
-    """A StepResult that contradicts the contract, or fences us off: the executor is of no use."""
+    """A StepResult contradicts the contract, or fences this scheduler off: the executor is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The message that an outcome was decoded from, and how many rows its step has."""
+    """Message that an outcome was decoded from, and the number of rows of its step."""
 
     result: executor.StepResult
     num_rows: int
@@ -79,14 +82,14 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """A ScheduleBatch in the bytes of protobuf."""
+    """Serialized ScheduleBatch of one step."""
 
     step_id: int
     data: bytes
 
 
 def encode_plan(plan: StepPlan, *, scheduler_epoch: int, executor_epoch: int) -> EncodedBatch:
-    """The batch of a step."""
+    """Encodes the plan of a step as a ScheduleBatch."""
     # Fields are set one by one: keywords of a message take twice as long.
     batch = executor.ScheduleBatch()
     batch.scheduler_epoch, batch.executor_epoch = scheduler_epoch, executor_epoch
@@ -132,7 +135,7 @@ def _encode_table_writes(writes: TableWrites, message: executor.TableWrites) -> 
 
 
 def _offsets(counts: Int32Array) -> bytes:
-    """Where the elements of each begin, and where the last end."""
+    """Encodes the offsets of a CSR column: `len(counts) + 1` int32, from 0 to the total."""
     return _FIRST_OFFSET + counts.cumsum(dtype=_I32).tobytes()
 
 
@@ -143,15 +146,15 @@ def _encode_moves(pairs: list[tuple[int, int]], message: executor.BlockMoves) ->
         message.destination_block_ids = columns[:, 1].tobytes()
 
 
-# -- from the executor -------------------------------------------------------------------------
+# -- Results from the executor -----------------------------------------------------------------
 
 
 def decode_result(result: executor.StepResult, num_rows: int) -> StepOutcome:
-    """A result of a step with `num_rows` rows, of which no more is read. Raises ResultUnusable.
+    """Decodes the result of a step with `num_rows` rows. Raises ResultUnusable.
 
-    Columns are read where they lie; what they say is for the core to judge, which has the plan. A
-    status that is not known may be of a later version: then nothing is known of the step, which
-    counts as refused.
+    Entries beyond `num_rows` are not read. Columns are not copied. The core has the plan, and
+    checks the values in the columns. An unknown status may be of a later version of the contract:
+    then the state of the step is unknown, and the step counts as refused.
     """
     status = _STATUSES.get(result.status, StepStatus.REFUSED)
     if status is not StepStatus.OK:
@@ -182,7 +185,7 @@ def _decode_ok(result: executor.StepResult, num_rows: int) -> StepOutcome:
         result.step_id,
         StepStatus.OK,
         np.frombuffer(result.sampled_token_ids, "<i4"),
-        # One too many is enough to see that there are too many.
+        # One entry too many is enough for the core to see the error.
         list(result.row_statuses[: num_rows + 1]) or None,
         {e.row_index: e.message[:_MAX_TEXT_CHARS] for e in result.row_errors[:num_rows]},
         _decode_scores(result.logprobs),
@@ -194,7 +197,10 @@ def _decode_ok(result: executor.StepResult, num_rows: int) -> StepOutcome:
 
 
 def _decode_counts(result: executor.StepResult, num_rows: int) -> Int32Array:
-    """How many tokens each row has. Raises ValueError if the column is none."""
+    """Decodes the number of sampled tokens of each row.
+
+    Raises ValueError if the column is no valid list of offsets.
+    """
     if len(result.sampled_offsets) > _I32.itemsize * (num_rows + 1):
         raise ValueError(f"sampled_offsets are {len(result.sampled_offsets)} bytes")
     offsets = np.frombuffer(result.sampled_offsets, "<i4")
@@ -205,7 +211,7 @@ def _decode_counts(result: executor.StepResult, num_rows: int) -> Int32Array:
 
 
 def _decode_scores(columns: executor.Logprobs) -> Mapping[int, list[ScoredToken]]:
-    """The scores of all rows; where they cannot be read, those who asked for them have none."""
+    """Returns the scores of all rows; no scores if the columns contradict each other."""
     if not columns.row_indexes:
         return _NO_SCORES
     try:
@@ -215,18 +221,18 @@ def _decode_scores(columns: executor.Logprobs) -> Mapping[int, list[ScoredToken]
 
 
 def _duration(us: int) -> int:
-    """A duration as it may be true; it only feeds averages."""
+    """Clamps a duration to 0 to 1 hour, in microseconds; durations only feed averages."""
     return min(max(us, 0), _MAX_DURATION_US)
 
 
 def decode_features(features: Iterable[int]) -> frozenset[Feature]:
-    """The features this scheduler knows; later ones are none of its business."""
+    """Returns the features that this scheduler knows; unknown features are ignored."""
     return frozenset(_FEATURES[feature] for feature in features if feature in _FEATURES)
 
 
-# -- Rows that join, and what their sequences ask for, as the step contract has them ---------------
+# -- New rows and their sampling parameters --------------------------------------------------------
 
-# The numbers among the parameters of sampling, which have the names of the core's; None is absent.
+# Numeric sampling parameters. Message and core use the same names; None is an absent field.
 _NUMBERS = tuple(
     field.name
     for field in executor.SamplingParams.DESCRIPTOR.fields
@@ -239,10 +245,10 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 
 def encode_new_rows(rows: Items[NewRow]) -> list[bytes]:
-    """The field `new_rows` of a batch, in parts.
+    """Encodes the field `new_rows` of a batch, as byte strings to be joined.
 
-    Parameters were encoded before, and are long: they are put where protobuf has them, not copied
-    from message to message.
+    Sampling parameters are already encoded, and may be long: their bytes are inserted into the
+    message instead of being copied from message to message.
     """
     distinct: dict[ParamsSet, int] = {}
     adapters: dict[str, int] = {"": -1}
@@ -279,12 +285,12 @@ def encode_new_rows(rows: Items[NewRow]) -> list[bytes]:
 
 
 def _field_head(number: int, num_bytes: int) -> bytes:
-    """What precedes the bytes of a message that is field `number` of another."""
+    """Encodes the tag and length that precede a submessage of `num_bytes` in field `number`."""
     return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(num_bytes)
 
 
 def _varint(value: int) -> bytes:
-    """7 bits to a byte, the lowest first; all bytes but the last have bit 7."""
+    """Encodes a protobuf varint: 7 bits a byte, lowest first; bit 7 is set in all but the last."""
     found = bytearray()
     while value >= 0x80:
         found.append(value & 0x7F | 0x80)
@@ -305,15 +311,18 @@ def _encode_cross_attention(rows: Items[NewRow], message: executor.NewRows) -> N
 
 
 def encode_once(params_set: ParamsSet) -> bytes:
-    """What executors are told of a set, encoded when it is first asked for."""
+    """Returns the encoded SamplingParams of a set; encodes and keeps them at the first call."""
     if params_set.encoded is None:
         params_set.encoded = encode_params(params_set.params, params_set.stop_token_ids)
     return params_set.encoded
 
 
 def encode_params(params: SamplingParams, stop_token_ids: Collection[int] = ()) -> bytes:
-    """A message SamplingParams; equal maps give equal bytes. `stop_token_ids`: if they are told."""
-    # Most has no meaning in a beam search, and is left out.
+    """Encodes a message SamplingParams; equal parameters give equal bytes.
+
+    `stop_token_ids`: token ids at which the executor itself stops; empty if it need not know them.
+    """
+    # Most parameters have no meaning in a beam search, and are left out.
     names = _NUMBERS if params.beam is None else ("temperature", "num_logprobs")
     message = executor.SamplingParams(
         **{name: getattr(params, name) for name in names},
@@ -335,17 +344,16 @@ def _i32(values: list[int]) -> bytes:
 
 
 def _csr(parts: Items[Int32Array]) -> tuple[bytes, bytes]:
-    """The offsets and data columns of `parts`."""
+    """Encodes `parts` as two int32 columns: offsets and concatenated data."""
     offsets = _i32([0, *accumulate(map(len, parts))])
     return offsets, np.concatenate(parts).astype("<i4", copy=False).tobytes()
 
 
-# --------------------------------------------------------------------------------------------------
-# A grammar in protobuf: the messages of the step contract, the client API and the journal.
+# -- Grammars in the step contract, the client API and the journal ---------------------------------
 
 
 def encode_grammar(grammar: Grammar, message: executor.Grammar | api.Grammar) -> None:
-    """Sets the kind of `message` that `grammar` has."""
+    """Writes `grammar` into `message`."""
     if grammar.kind == "choices":
         message.choices.texts.extend(grammar.texts)
     else:
@@ -353,7 +361,7 @@ def encode_grammar(grammar: Grammar, message: executor.Grammar | api.Grammar) ->
 
 
 def decode_grammar(message: api.Grammar) -> Grammar:
-    """What `message` says, which is not validated. Raises ValueError if it has no kind."""
+    """Decodes a grammar without validating its text. Raises ValueError if it has no kind."""
     kind = message.WhichOneof("kind")
     if kind is None:
         raise ValueError("grammar has no kind; allowed: json_schema, regex, lark or choices")
@@ -362,16 +370,17 @@ def decode_grammar(message: api.Grammar) -> Grammar:
     return Grammar(kind, (getattr(message, kind),))
 
 
-# -- The scores in a StepResult, made into objects only for rows that somebody looks at ------------
+# -- Scores of a StepResult, decoded lazily --------------------------------------------------------
 
-# Scores and alternatives of one row; more than a step of the largest kind has.
+# Limit of scores and alternatives of one row; the largest valid step has fewer.
 _MAX_OF_ROW = 2**20
 
 
 class ScoreColumns(Mapping[int, list[ScoredToken]]):
-    """By row index, in the order they came. Rows with more than could be true have none.
+    """Scores by row index, in the order of the message; a row is decoded when it is looked up.
 
-    Raises ValueError if the columns contradict each other.
+    A row with more scores and alternatives than a valid step can have counts as absent. Raises
+    ValueError if the columns contradict each other.
     """
 
     def __init__(self, columns: executor.Logprobs) -> None:
