@@ -1,1 +1,1 @@
-"""Who calls, and what that caller may do."""
+"""Identity of callers, and the limits of their tenants."""

@@ -1,4 +1,4 @@
-"""Who calls, where credentials are asked for."""
+"""Authentication of callers: API keys, the budget for invalid tokens, and the refusals."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles
 
 
 class Authenticator:
-    """Knows callers by API keys and tokens, tenants by their file. Implements `Callers`.
+    """Identifies callers by API keys and tokens, and looks up tenants' limits in the tenants file.
 
-    It reads no file and waits for nobody: what it looks at is refreshed by `OpenedCallers`.
+    Implements `Callers`. Reads no file and never blocks: `OpenedCallers` refreshes the values.
     """
 
     knows_callers = True
@@ -32,7 +32,11 @@ class Authenticator:
         identify_token: Callable[[str], Caller] | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """`identify_token`: whose a token is. `now_s`: of the calendar, by which keys expire."""
+        """Keeps the sources of keys and tenants.
+
+        `identify_token`: returns the caller of a token, or raises DomainError; None: tokens are
+        not accepted. `now_s`: wall clock in seconds since 1970, by which keys expire.
+        """
         self._keys = keys
         self._tenants = tenants
         self._identify_token = identify_token
@@ -55,14 +59,14 @@ class Authenticator:
         return tenants.limits(tenant)
 
 
-# -- Callers by their API keys ---------------------------------------------------------------------
+# -- API keys --------------------------------------------------------------------------------------
 
-# Compared with where there is no such key, so that this takes as long.
+# Digest that an unknown key is compared with, so that its refusal takes as long.
 _OF_NO_KEY = "0" * 64
 
 
 def read_key_file(path: Path) -> Keys:
-    """Raises FilesUnusable."""
+    """Reads the file of API keys. Raises FilesUnusable."""
     try:
         return read_keys(path)
     except KeyFileUnusable as error:
@@ -70,7 +74,7 @@ def read_key_file(path: Path) -> Keys:
 
 
 def caller_with_key(keys: Keys, text: str, now: datetime) -> Caller:
-    """Whose key `text` is. Raises DomainError(CALLER_UNKNOWN)."""
+    """Returns the caller with the API key `text`. Raises DomainError(CALLER_UNKNOWN)."""
     key = ApiKey.parse(text)
     if key is None:
         raise not_valid()
@@ -83,60 +87,67 @@ def caller_with_key(keys: Keys, text: str, now: datetime) -> Caller:
     return Caller(f"key:{entry.key_id}", entry.tenant, entry.scopes)
 
 
-# -- How many tokens of nobody are verified: each takes its time, and all others wait for it -------
+# -- Budget for the verification of invalid tokens -------------------------------------------------
+#
+# Verification blocks the event loop, so every other call waits for it.
 
-# One takes 0.1 to 0.3 ms; so all of them take at most 6 % of the time.
+# Invalid tokens a second. Each takes 0.1 to 0.3 ms, so all take at most 6 % of the time.
 MAX_AT_ONCE = 200
 _PER_MINUTE = 60.0 * MAX_AT_ONCE
-# The bucket would let a minute's worth come at once.
+# Reduces the burst that the bucket allows, a minute's worth, to MAX_AT_ONCE.
 _LESS = MAX_AT_ONCE - _PER_MINUTE
-# All of the budget is back by then.
+# The whole budget is available again by then.
 _RETRY_DELAY_S = 1.0
 
 
 class StrangerBudget:
-    """Counts tokens that turned out to be nobody's: so many may come at once, and each second."""
+    """Rate limit of invalid tokens: MAX_AT_ONCE at once, and as many a second."""
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._now_ns = now_ns
         self._refused = UsageBucket()
 
     def check(self) -> None:
-        """Raises DomainError(QUOTA_EXCEEDED) while there were too many."""
+        """Raises DomainError(QUOTA_EXCEEDED) if the budget is used up."""
         if self._refused.delay_s(_PER_MINUTE, self._now_ns(), debt=_LESS) > 0:
             raise too_many_strangers(_RETRY_DELAY_S)
 
     def count(self) -> None:
-        """One more was nobody's."""
+        """Counts one more invalid token."""
         self._refused.use(1.0, _PER_MINUTE, self._now_ns())
 
 
-# -- What is said to whom is not known: never which part of a credential was wrong -----------------
+# -- Refusals of credentials -----------------------------------------------------------------------
+#
+# A refusal never tells which part of a credential was wrong.
 
 _REASON = "CALLER_UNKNOWN"
 
 
 def missing() -> DomainError:
-    """No credential was given."""
+    """Returns the refusal of a call without a credential."""
     return DomainError(_REASON, "a credential is needed, and none was given")
 
 
 def not_valid() -> DomainError:
-    """Unknown, revoked, not ours, wrong: which of them is nobody's business."""
+    """Returns the refusal of a credential that is unknown, revoked, foreign or wrong.
+
+    The text does not tell which, so that it cannot be probed.
+    """
     return DomainError(_REASON, "the credential is not valid")
 
 
 def expired() -> DomainError:
-    """Only for one that is genuine."""
+    """Returns the refusal of an expired credential; only for a credential that is genuine."""
     return DomainError(_REASON, "the credential has expired")
 
 
 def no_tenant(claim: str) -> DomainError:
-    """Of a genuine token, whose issuer has to be told to say it."""
+    """Returns the refusal of a genuine token without a tenant; its issuer must add `claim`."""
     return DomainError(_REASON, f"the token has no claim {claim!r} that names a tenant")
 
 
 def too_many_strangers(retry_delay_s: float) -> DomainError:
-    """Whether the token is good is not looked at, after so many that were not."""
+    """Returns the refusal of a token that was not verified, after too many invalid tokens."""
     message = "too many tokens that are nobody's are shown; this one was not looked at, try again"
     return DomainError("QUOTA_EXCEEDED", message, retry_delay_s=retry_delay_s)

@@ -1,4 +1,4 @@
-"""The values: a caller, and what its tenant may have."""
+"""Values about callers: a caller, the limits of its tenant, and the admission of a request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from splitserve_keys.scope import Scope as Scope
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who has shown a valid credential, or anybody where none is asked for.
+    """Caller with a valid credential, or `ANYBODY` if callers need no credential.
 
-    `name`: as the audit log calls it, `key:` and the id of a key, or `token:` and its subject.
+    `name`: name in the audit log, `key:` and the id of an API key, or `token:` and the subject.
     """
 
     name: str
@@ -24,11 +24,11 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What a tenant may have; None: no limit but the service's own.
+    """Limits of a tenant; None: only the limits of the service apply.
 
-    `weight`: its share under the fair policy. `min_priority` and `max_priority`: inclusive, smaller
-    is more urgent. `max_output_tokens`: of each sequence. `adapters` and `models`: patterns of
-    names as a shell has them; the model without an adapter needs no pattern in `adapters`.
+    `weight`: share under the fair policy. `min_priority` and `max_priority`: inclusive, a smaller
+    priority is more urgent. `max_output_tokens`: limit of each sequence. `adapters` and `models`:
+    shell patterns of names; a request without an adapter needs no pattern in `adapters`.
     """
 
     weight: float = 1.0
@@ -45,19 +45,22 @@ class TenantLimits:
 
 
 class Callers(Protocol):
-    """Knows callers by their credentials. `knows_callers`: whether anybody needs one."""
+    """Identifies callers by their credentials, and looks up the limits of tenants."""
 
     @property
     def knows_callers(self) -> bool:
-        """False: everybody is `ANYBODY`, whatever credential they bring."""
+        """True if callers need a credential; if not, every caller is `ANYBODY`."""
         ...
 
     def identify(self, credential: str) -> Caller:
-        """Whose it is; empty: none was given. Raises DomainError(CALLER_UNKNOWN)."""
+        """Returns the caller with `credential`, which is empty if the call brings none.
+
+        Raises DomainError: CALLER_UNKNOWN, or QUOTA_EXCEEDED after too many invalid tokens.
+        """
         ...
 
     def limits(self, tenant: str) -> TenantLimits:
-        """What `tenant` may have now."""
+        """Returns the limits of `tenant` at this moment."""
         ...
 
 
@@ -66,7 +69,7 @@ NO_LIMITS = TenantLimits()
 
 
 class OpenDoor:
-    """Asks nobody who they are. Implements `Callers`."""
+    """Lets every caller in without a credential and without limits. Implements `Callers`."""
 
     knows_callers = False
 
@@ -77,23 +80,26 @@ class OpenDoor:
         return NO_LIMITS
 
 
-# -- On what terms a request was let in ------------------------------------------------------------
+# -- Admission of a request ------------------------------------------------------------------------
 
 
 class Charge(Protocol):
-    """What a request costs its tenant. After `begin` comes `end`, once."""
+    """Cost of one request, counted against the quota of its tenant.
+
+    `end` follows each `begin`, once.
+    """
 
     def begin(self) -> None:
-        """It is taken."""
+        """Charges the request as it is submitted."""
         ...
 
     def end(self, request: Request) -> None:
-        """It has ended, in whatever way; `request` has its tokens."""
+        """Charges the output tokens of `request`, which has ended, for whatever reason."""
         ...
 
 
 class _Free:
-    """Costs nobody anything. Implements `Charge`."""
+    """Charge of a tenant without quotas: does nothing. Implements `Charge`."""
 
     def begin(self) -> None:
         pass
@@ -107,9 +113,10 @@ FREE: Charge = _Free()
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """`name`: what the request is called; its `request_id` is the key of that.
+    """Terms on which a request is let in.
 
-    `trace_id`: of its trace, empty if there is none. `caller`: name of who submitted it.
+    `name`: name of the request; the key of that is the request's `request_id`. `trace_id`: id of
+    its trace, empty if there is none. `caller`: name of the caller that submitted the request.
     """
 
     name: RequestName

@@ -1,4 +1,4 @@
-"""Callers as the options have them, and what keeps them fresh."""
+"""Builds `Callers` from the options, and keeps its key files, tenants and issuer keys fresh."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def _pause() -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenedCallers:
-    """`callers`, and where they come from: what is refreshed here is what they look at."""
+    """`callers`, and the files and keys that it reads; refreshing these changes its answers."""
 
     callers: Callers
     keys: WatchedFiles[Keys] | None = None
@@ -43,11 +43,11 @@ class OpenedCallers:
 
     @property
     def tenant_weights(self) -> dict[str, float]:
-        """For the policy `fair`, as the file has them now."""
+        """Weights for the policy `fair`, from the tenants file as it is now."""
         return {} if self.tenants is None else self.tenants.value.weights
 
     async def refresh_files(self, audit: Audit | None = None) -> bool:
-        """Reads again what has changed; whether anything has. `audit` is told of keys."""
+        """Reads changed files again; returns whether any changed. Tells `audit` of changed keys."""
         keys_before = None if self.keys is None else self.keys.value
         refreshed = await asyncio.to_thread(
             lambda: [file.refresh() for file in (self.keys, self.tenants) if file is not None]
@@ -59,7 +59,7 @@ class OpenedCallers:
         return any(refreshed)
 
     async def refresh_token_keys(self) -> None:
-        """Reads or fetches them again, if they are due."""
+        """Reads or fetches the issuer's keys again, if they are due."""
         if self.token_keys is not None and await asyncio.to_thread(self.token_keys.refresh):
             self._say_what_there_is()
 
@@ -69,9 +69,10 @@ class OpenedCallers:
         pause: Callable[[], Awaitable[None]] = _pause,
         audit: Audit | None = None,
     ) -> None:
-        """Does both until it is cancelled, each at its own pace: an issuer may be slow.
+        """Refreshes files and issuer keys until cancelled.
 
-        `weigh_tenants` is told the weights whenever they may be others, `audit` of other keys.
+        Both run independently, because an issuer may be slow. `weigh_tenants` gets the weights
+        whenever they may have changed, `audit` the changes of API keys.
         """
 
         async def files() -> None:
@@ -104,7 +105,10 @@ def _tell_changes(audit: Audit, before: Keys, after: Keys) -> None:
 
 
 def open_callers(config: CallersConfig) -> OpenedCallers:
-    """Raises FilesUnusable, and ValueError where a package is missing; one line for people."""
+    """Opens all that `config` names.
+
+    Raises FilesUnusable, and ValueError if a package is missing; messages are one line for people.
+    """
     if config.api_keys is None and config.tokens is None:
         return OpenedCallers(OpenDoor())
     keys = None if config.api_keys is None else _watched("api-keys", config.api_keys, read_key_file)
@@ -114,7 +118,7 @@ def open_callers(config: CallersConfig) -> OpenedCallers:
 
 
 def _watched(option: str, path: Path, read: Callable[[Path], T]) -> WatchedFiles[T]:
-    """Raises FilesUnusable, which names the option."""
+    """Opens a file that is read again when it changes. Raises FilesUnusable, naming the option."""
     try:
         return WatchedFiles("callers_file", [path], lambda: read(path))
     except FilesUnusable as error:
@@ -158,5 +162,5 @@ async def _again_and_again(
         try:
             await refresh()
         except Exception:
-            # What holds stays; to stop looking would keep revoked keys alive.
+            # Keep the old values and go on: without refreshes, revoked keys would stay valid.
             _log.exception("callers_not_refreshed")

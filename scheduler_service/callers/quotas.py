@@ -1,4 +1,4 @@
-"""What tenants use in a minute and at a time, counted against their limits."""
+"""Quotas of tenants: requests and tokens per minute, and concurrent requests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from scheduler_service.scheduler.values.request import Request
 from splitserve_rpc.domain_error import DomainError
 
 _CONCURRENCY_RETRY_S = 1.0
-# Below so many tenants nobody looks which of them can be forgotten.
+# With fewer tenants, unused accounts are not looked for.
 _MIN_NUM_KEPT = 64
 
 
 class _Account:
-    """What one tenant has used, and the limits it has now."""
+    """Usage of one tenant, and its limits at this moment."""
 
     def __init__(self, limits: TenantLimits) -> None:
         self.limits = limits
@@ -24,7 +24,7 @@ class _Account:
         self.tokens = UsageBucket()
 
     def is_blank(self, now_ns: int) -> bool:
-        """Whether a new one would say the same."""
+        """Returns whether a new account would be equal, so that this one can be dropped."""
         rates = (
             (self.requests, self.limits.requests_per_minute),
             (self.tokens, self.limits.tokens_per_minute),
@@ -34,10 +34,10 @@ class _Account:
 
 
 class Quotas:
-    """Counts requests and tokens per minute, and requests at a time, of each tenant.
+    """Counts requests and tokens per minute, and concurrent requests, of each tenant.
 
-    `limits_of`: what a tenant may have now. A tenant is forgotten when nothing is left to remember,
-    so their number here is bounded by those that called in the last minutes.
+    `limits_of` returns the current limits of a tenant. Accounts without usage are dropped, so the
+    number of accounts is bounded by the tenants that called in the last minutes.
     """
 
     def __init__(self, limits_of: Callable[[str], TenantLimits], now_ns: Callable[[], int]) -> None:
@@ -48,27 +48,28 @@ class Quotas:
 
     @property
     def num_tenants(self) -> int:
-        """Of how many something is remembered."""
+        """Number of tenants with an account."""
         return len(self._accounts)
 
     def num_running(self, tenant: str) -> int:
-        """Requests of `tenant` that have begun and not ended."""
+        """Returns the number of requests of `tenant` that have begun and not ended."""
         account = self._accounts.get(tenant)
         return 0 if account is None else account.num_running
 
     def charge(self, tenant: str, num_prompt_tokens: int, num_resumed_tokens: int) -> Charge:
-        """What a request will cost `tenant`. Raises DomainError(QUOTA_EXCEEDED).
+        """Returns the charge of a new request of `tenant`. Raises DomainError(QUOTA_EXCEEDED).
 
-        Tokens are not known beforehand: a request is let in while there is room for one, and what
-        it overdraws is waited for by the next. A request that resumes would be lost, and what it
-        had with it: that is refused only where all is overdrawn by as much again.
+        The number of output tokens is not known beforehand: a request is let in while there is room
+        for one token, and the next request waits until an overdraft is paid back. Refusing a
+        resumed request would lose the tokens it already has, so it is refused only at twice each
+        limit.
         """
         limits = self._limits_of(tenant)
         account = self._accounts.get(tenant)
         if account is None:
             if not _is_limited(limits):
                 return FREE
-            account = _Account(limits)  # remembered when something is charged
+            account = _Account(limits)  # kept by `use`, when something is charged
         account.limits = limits
         self._check(tenant, account, resumes=num_resumed_tokens > 0)
         return _Charge(self, tenant, num_prompt_tokens + num_resumed_tokens, num_resumed_tokens)
@@ -97,7 +98,7 @@ class Quotas:
             )
 
     def use(self, tenant: str, *, num_running: int, num_requests: int, num_tokens: int) -> None:
-        """Adds to what a tenant has; negative numbers give back."""
+        """Adds to the usage of a tenant; negative numbers give back."""
         account = self._accounts.get(tenant)
         now_ns = self._now_ns()
         if account is None:
@@ -119,7 +120,11 @@ class Quotas:
 
 
 class _Charge:
-    """Of one request that is counted. Implements `Charge`."""
+    """Charge of one request whose tenant has quotas. Implements `Charge`.
+
+    `num_first_tokens`: prompt and resumed tokens, charged at `begin`. `num_resumed_tokens`: output
+    tokens that the request came with, not charged again at `end`.
+    """
 
     def __init__(
         self, quotas: Quotas, tenant: str, num_first_tokens: int, num_resumed_tokens: int
@@ -139,11 +144,11 @@ class _Charge:
 
 
 def num_computed_outputs(request: Request) -> int:
-    """Output tokens of all sequences that were computed, whether they are returned or not."""
+    """Returns the number of output tokens computed for all sequences, also for unreturned ones."""
     lengths = [sequence.num_output_tokens for sequence in request.sequences]
     if request.params.beam is None:
         return sum(lengths)
-    # Every step computed one token for each beam, also for those that were given up.
+    # Every step computed one token for each beam, also for beams that were given up.
     lengths += [len(completion.token_ids) for completion in request.completions]
     return request.params.num_sequences * max(lengths, default=0)
 
@@ -153,19 +158,19 @@ def _is_limited(limits: TenantLimits) -> bool:
     return any(quota is not None for quota in quotas)
 
 
-# -- A bucket of what a tenant used lately, which empties at the pace of its limit -----------------
+# -- Leaky bucket ----------------------------------------------------------------------------------
 
 _MINUTE_NS = 60 * 10**9
-# A limit may be so low that whoever waits for it asks again before.
+# Longest retry delay: a very low limit would otherwise ask a client to wait for longer than a day.
 _MAX_DELAY_S = 86400.0
 _ROUNDING = 1e-6
 
 
 class UsageBucket:
-    """What was used and has not been given time for yet.
+    """Leaky bucket of recent usage, which drains at the rate of the tenant's limit.
 
-    It holds a minute's worth, may be overdrawn, and empties by the limit of each moment: there is
-    nothing to convert when that changes. Limits are above 0. `now_ns` never goes back.
+    The bucket holds a minute's worth and may be overdrawn. The rate is an argument of each call, so
+    nothing has to be converted when the limit changes. Rates are above 0. `now_ns` never goes back.
     """
 
     def __init__(self) -> None:
@@ -173,25 +178,25 @@ class UsageBucket:
         self._at_ns = 0
 
     def use(self, amount: float, per_minute: float, now_ns: int) -> None:
-        """Adds to what was used; a negative amount gives back."""
+        """Adds `amount` to the usage; a negative amount gives back."""
         self._used = max(0.0, self.used(per_minute, now_ns) + amount)
         self._at_ns = now_ns
 
     def used(self, per_minute: float, now_ns: int) -> float:
-        """What is used now."""
+        """Returns the usage that has not drained yet."""
         return max(0.0, self._used - per_minute * (now_ns - self._at_ns) / _MINUTE_NS)
 
     def delay_s(self, per_minute: float, now_ns: int, *, debt: float = 0.0) -> float:
-        """0 if there is room for one more, else when there will be.
+        """Returns the seconds until there is room for one more; 0 if there is room now.
 
-        `debt`: how far beyond a minute's worth it may be overdrawn; negative: so much less may come
-        at once.
+        `debt`: how far the bucket may be filled beyond a minute's worth; a negative debt makes the
+        allowed burst smaller.
         """
-        # Limits below one a minute have room for one.
+        # A limit below one a minute has room for one.
         room = max(per_minute, min(math.ceil(per_minute), 1.0)) + debt
         excess = self.used(per_minute, now_ns) + 1.0 - room
         if excess <= _ROUNDING:
             return 0.0
-        # A millisecond later than the sum says, which is rounded.
+        # One millisecond more, because the sum is rounded.
         delay_ms = min(60_000.0 * excess / per_minute + 1, 1000.0 * _MAX_DELAY_S)
         return math.floor(delay_ms) / 1000.0

@@ -1,4 +1,4 @@
-"""The file of tenants, TOML: what each may have, and what those may that it does not name."""
+"""Tenants file (TOML) with the limits of tenants, and checks of requests against these limits."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _MAX_COUNT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """`named`: limits of those that have an entry; everybody else has `default`."""
+    """Limits of all tenants: `named` for tenants with an entry, `default` for all others."""
 
     default: TenantLimits
     named: Mapping[str, TenantLimits]
 
     def limits(self, tenant: str) -> TenantLimits:
-        """Of `tenant`."""
+        """Returns the limits of `tenant`."""
         return self.named.get(tenant, self.default)
 
     @property
     def weights(self) -> dict[str, float]:
-        """For the policy `fair`, where whoever is not named has 1."""
+        """Weights of the named tenants for the policy `fair`, where unnamed tenants have 1."""
         return {name: limits.weight / self.default.weight for name, limits in self.named.items()}
 
 
@@ -44,7 +44,10 @@ NO_TENANTS = Tenants(NO_LIMITS, {})
 
 
 def read_tenants(path: Path) -> Tenants:
-    """Raises FilesUnusable, which names table, field, value and what is allowed."""
+    """Reads the tenants file.
+
+    Raises FilesUnusable, which names table, field, value and what is allowed.
+    """
     try:
         return parse_tenants(read_bytes(path, _MAX_FILE_BYTES).decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -52,7 +55,10 @@ def read_tenants(path: Path) -> Tenants:
 
 
 def parse_tenants(text: str) -> Tenants:
-    """Raises ValueError, and RecursionError for what is nested without end."""
+    """Parses the text of a tenants file.
+
+    Raises ValueError, and RecursionError if values are nested too deeply.
+    """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -71,7 +77,7 @@ def parse_tenants(text: str) -> Tenants:
 
 
 def _limits(base: TenantLimits, where: str, table: object) -> TenantLimits:
-    """`base` with what `table` says otherwise."""
+    """Returns `base` with the fields that `table` sets. Raises ValueError."""
     values: dict[str, Any] = {}
     for name, value in _table(where, table).items():
         if name not in _FIELDS:
@@ -116,7 +122,7 @@ def _are_patterns(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    # A bool is an int, too, and no number here.
+    # A bool is an int in Python, but no number in the tenants file.
     return type(value) in (int, float)
 
 
@@ -126,7 +132,7 @@ _RATE: _Field = (_is_rate, f"a number above 0, to {_MAX_COUNT}")
 _PRIORITY: _Field = (_is_priority, f"an integer from {-_MAX_PRIORITY} to {_MAX_PRIORITY}")
 _COUNT: _Field = (_is_count, f"an integer from 1 to {_MAX_COUNT}")
 _PATTERNS: _Field = (_are_patterns, "a list of texts that are not empty")
-# What a field may be.
+# Check of each field, and the text about its allowed values.
 _FIELDS: Mapping[str, _Field] = MappingProxyType(
     {
         "weight": _WEIGHT,
@@ -144,24 +150,25 @@ _FIELDS: Mapping[str, _Field] = MappingProxyType(
 )
 
 
-# --------------------------------------------------------------------------------------------------
-# What a tenant may ask for in one request. Each refusal names the limit and what is allowed.
+# -- Checks of one request against the limits of its tenant ----------------------------------------
+#
+# Each refusal names the limit and what is allowed.
 
 
 def may_use_model(limits: TenantLimits, model: str) -> bool:
-    """Whether `model` is one of the tenant's."""
+    """Returns whether a tenant with `limits` may use `model`."""
     return limits.models is None or _is_one_of(model, limits.models)
 
 
 def check_model(limits: TenantLimits, tenant: str, model: str) -> None:
-    """Raises DomainError(CALLER_NOT_ALLOWED)."""
+    """Checks that `tenant` may use `model`. Raises DomainError(CALLER_NOT_ALLOWED)."""
     if not may_use_model(limits, model):
         what = f"tenant {tenant!r} may not use the model {model!r}"
         raise _not_allowed("models", what, limits.models)
 
 
 def check_prompt(message: api.GenerateRequest, limits: TenantLimits, tenant: str) -> None:
-    """Raises DomainError(PROMPT_TOO_LONG), before anything is decoded."""
+    """Checks the prompt length before anything is decoded. Raises DomainError(PROMPT_TOO_LONG)."""
     most = limits.max_prompt_tokens
     num_prompt_tokens = max(len(message.prompt_token_ids), len(message.encoder_token_ids))
     if most is not None and num_prompt_tokens > most:
@@ -174,7 +181,10 @@ def check_prompt(message: api.GenerateRequest, limits: TenantLimits, tenant: str
 
 
 def check_request(request: Request, limits: TenantLimits, tenant: str) -> None:
-    """Raises DomainError: CALLER_NOT_ALLOWED, SAMPLING_PARAMS_INVALID."""
+    """Checks priority, adapter, output tokens and sequences of a request.
+
+    Raises DomainError: CALLER_NOT_ALLOWED, SAMPLING_PARAMS_INVALID.
+    """
     priority, adapter = request.scheduling.priority, request.scheduling.adapter
     if not limits.min_priority <= priority <= limits.max_priority:
         raise DomainError(

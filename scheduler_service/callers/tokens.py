@@ -1,4 +1,7 @@
-"""Callers by tokens (JWT) that an issuer has signed. Needs joserfc."""
+"""Callers by signed tokens (JWT): verification, the issuer's keys, and fetching these by HTTP.
+
+Needs joserfc.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,13 @@ from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.json_text import parse_json
 from splitserve_rpc.watched_files import FilesUnusable, read_bytes
 
-# All of them with a public key: with any other kind whoever verifies could sign, too.
+# Asymmetric algorithms only: with a symmetric key, every verifier could also sign.
 ALGORITHMS = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA", "Ed25519", "Ed448"),
 )
 SCOPE_PREFIX = "splitserve:"
-# Clocks of two machines differ.
+# Tolerated difference between the clocks of two machines.
 LEEWAY_S = 30
 _MAX_SUBJECT_CHARS = 255
 _MAX_REMEMBERED = 10_000
@@ -46,7 +49,7 @@ _MAX_REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """What a token has to say. `tenant_claim`: the claim that names its tenant."""
+    """Required claims of a token. `tenant_claim`: name of the claim that holds the tenant."""
 
     issuer: str
     audience: str
@@ -55,7 +58,10 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class _Verified:
-    """A token that was verified with `keys`, and holds until `until_s`."""
+    """Verified token: its caller, the keys it was verified with, and its expiry.
+
+    `until_s`: wall clock in seconds, with leeway.
+    """
 
     caller: Caller
     keys: TokenKeys
@@ -63,11 +69,14 @@ class _Verified:
 
 
 class _UnknownKey(Exception):
-    """The token names a key that is not there."""
+    """The token names a key that the issuer's key set does not have."""
 
 
 class _Algorithms(JWSRegistry):
-    """Those above; the library's own choice has others, and warns of some that are fine."""
+    """Restricts signatures to `ALGORITHMS`.
+
+    The default of the library allows others, and warns of some that are safe.
+    """
 
     def get_alg(self, name: str) -> Any:  # noqa: ANN401
         if name not in ALGORITHMS:
@@ -76,10 +85,12 @@ class _Algorithms(JWSRegistry):
 
 
 class TokenVerifier:
-    """Knows callers by their tokens. What was verified is remembered, so that it costs once.
+    """Identifies callers by their tokens; verified tokens are cached.
 
-    What turns out to be nobody's has a budget. Where that is spent, those that are remembered are
-    known as ever, and all others have to come again.
+    A cached token holds until it expires or the keys of the issuer change.
+
+    Invalid tokens have a budget. Once it is spent, cached tokens are still accepted, and all other
+    tokens are refused with a retry delay.
     """
 
     def __init__(
@@ -91,7 +102,11 @@ class TokenVerifier:
         max_remembered: int = _MAX_REMEMBERED,
         strangers: StrangerBudget | None = None,
     ) -> None:
-        """`on_unknown_key`: told when a token names a key that is not among `keys`."""
+        """Keeps the rules and keys of the issuer.
+
+        `on_unknown_key` is called when a token names a key that is not among `keys`. `now_s`: wall
+        clock. `max_remembered`: size of the cache of verified tokens.
+        """
         self._rules = rules
         self._keys = keys
         self._on_unknown_key = on_unknown_key
@@ -107,11 +122,14 @@ class TokenVerifier:
             exp={"essential": True},
             sub={"essential": True},
         )
-        # By the digest of the token, least lately used first.
+        # LRU cache by the SHA-256 of the token; the least recently used token comes first.
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()
 
     def identify(self, token: str) -> Caller:
-        """Whose it is. Raises DomainError: CALLER_UNKNOWN, or QUOTA_EXCEEDED if nobody looked."""
+        """Returns the caller of `token`.
+
+        Raises DomainError: CALLER_UNKNOWN, or QUOTA_EXCEEDED if the token was not verified.
+        """
         digest = hashlib.sha256(token.encode("ascii")).digest()
         keys = self._keys.value
         known = self._verified.get(digest)
@@ -147,7 +165,7 @@ class TokenVerifier:
             self._on_unknown_key()
             raise not_valid() from error
         except Exception as error:
-            # Whatever a library makes of bytes from anybody: nobody gets in by it.
+            # The library may raise anything for arbitrary bytes; every error refuses the token.
             raise not_valid() from error
         return _Verified(self._caller(claims), keys, claims["exp"] + LEEWAY_S)
 
@@ -161,9 +179,10 @@ class TokenVerifier:
 
 
 def _scopes(claims: Mapping[str, Any]) -> frozenset[Scope]:
-    """Those among the token's that are for us; a token that names none of ours may generate.
+    """Returns the scopes that the token grants at this service; GENERATE if it names none of ours.
 
-    They have a prefix, for "operator" may be something else to the other services of an issuer.
+    Our scopes have a prefix, because "operator" may mean something else to the issuer's other
+    services.
     """
     ours = {
         name.removeprefix(SCOPE_PREFIX)
@@ -176,7 +195,10 @@ def _scopes(claims: Mapping[str, Any]) -> frozenset[Scope]:
 
 
 def _scope_names(claims: Mapping[str, Any]) -> Iterator[str]:
-    """As RFC 8693 has them, a text with spaces, or as others do, `scp` as a list."""
+    """Yields the names of scopes in the claims `scope` and `scp`.
+
+    Each may be a text with spaces (RFC 8693) or, as some issuers write it, a list.
+    """
     for claim in ("scope", "scp"):
         names = claims.get(claim)
         if isinstance(names, str):
@@ -185,11 +207,11 @@ def _scope_names(claims: Mapping[str, Any]) -> Iterator[str]:
             yield from (name for name in names if isinstance(name, str))
 
 
-# -- The public keys of an issuer of tokens: a JWK set. Needs joserfc ------------------------------
+# -- Public keys of an issuer: a JWK set -----------------------------------------------------------
 
 MAX_SET_BYTES = 2**20
 _MAX_KEYS = 100
-# Whoever knows a key of the kind `oct` can sign, too.
+# Without `oct`, the symmetric kind: such a key would also let its reader sign.
 _KINDS = ("RSA", "EC", "OKP")
 # Base64 of the modulus of the shortest RSA key that counts as safe, 2048 bits.
 _MIN_MODULUS_CHARS = 342
@@ -199,12 +221,12 @@ TokenKey = RSAKey | ECKey | OKPKey
 
 @dataclass(frozen=True, slots=True)
 class TokenKeys:
-    """Those of an issuer that verify."""
+    """Keys of an issuer that verify signatures."""
 
     keys: tuple[TokenKey, ...]
 
     def find(self, kid: object) -> TokenKey | None:
-        """The key that a token names by `kid`; a token without one means the only key there is."""
+        """Returns the key named `kid`, or the only key if `kid` is None; None if there is none."""
         if kid is None:
             return self.keys[0] if len(self.keys) == 1 else None
         return next((key for key in self.keys if key.kid == kid), None)
@@ -214,7 +236,7 @@ NO_TOKEN_KEYS = TokenKeys(())
 
 
 def read_token_keys(path: Path) -> TokenKeys:
-    """Raises FilesUnusable."""
+    """Reads the file of a JWK set. Raises FilesUnusable."""
     try:
         return parse_token_keys(read_bytes(path, MAX_SET_BYTES))
     except ValueError as error:
@@ -222,7 +244,10 @@ def read_token_keys(path: Path) -> TokenKeys:
 
 
 def parse_token_keys(content: bytes) -> TokenKeys:
-    """The keys of a set that verify; RFC 7517 has others left out. Raises ValueError."""
+    """Parses a JWK set. Raises ValueError if the set is malformed or has no key that verifies.
+
+    Keys that do not verify signatures are left out, as RFC 7517 has it.
+    """
     if len(content) > MAX_SET_BYTES:
         raise ValueError(f"is too large; allowed: {MAX_SET_BYTES} bytes")
     try:
@@ -248,7 +273,8 @@ def _key(entry: object) -> TokenKey | None:
     try:
         key = JWKRegistry.import_key(entry)
     except Exception:
-        # Of another curve, or broken: the library says so in many ways, and others are of use.
+        # The key has an unknown curve or is broken, for which the library raises many errors. The
+        # other keys of the set are still of use.
         return None
     return key if isinstance(key, TokenKey) else None
 
@@ -257,7 +283,7 @@ def _may_verify(operations: object) -> bool:
     return operations is None or (isinstance(operations, list) and "verify" in operations)
 
 
-# -- What an issuer of tokens publishes over HTTP: where its keys are, and the keys ----------------
+# -- Key set of an issuer, fetched by HTTP ---------------------------------------------------------
 
 _MAX_BYTES = 2**20
 _TIMEOUT_S = 5.0
@@ -265,7 +291,7 @@ _WELL_KNOWN = "/.well-known/openid-configuration"
 
 
 def fetch_keys_of(issuer: str) -> bytes:
-    """The key set of `issuer`, as OpenID Connect Discovery finds it. Raises CannotFetch."""
+    """Fetches the key set of `issuer`, found by OpenID Connect Discovery. Raises CannotFetch."""
     url = issuer.rstrip("/") + _WELL_KNOWN
     try:
         document = parse_json(fetch(url))
@@ -280,7 +306,7 @@ def fetch_keys_of(issuer: str) -> bytes:
 
 
 def fetch(url: str) -> bytes:
-    """What is there, within seconds and 1 MiB; no redirects. Raises CannotFetch."""
+    """Fetches the body at `url`: at most 1 MiB, within 5 s, no redirects. Raises CannotFetch."""
     try:
         with hurried_opener(_TIMEOUT_S).open(url, timeout=_TIMEOUT_S) as response:
             content: bytes = response.read(_MAX_BYTES + 1)
@@ -298,23 +324,23 @@ def fetch(url: str) -> bytes:
     return content
 
 
-# -- A value that is fetched now and then, and at once if something in it was missed ---------------
+# -- Value that is fetched periodically, and sooner on demand --------------------------------------
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 # Issuers announce keys long before they sign with them.
 PERIOD_S = 300.0
-# Whoever sends tokens of unknown keys makes us ask the issuer no more often than that.
+# Shortest pause between two fetches, however many tokens name unknown keys.
 LEAST_PAUSE_S = 10.0
 
 
 class CannotFetch(Exception):
-    """The message says from where, and why; one line."""
+    """A fetch failed; the message names the URL and the problem in one line."""
 
 
 class Fetched(Generic[T]):
-    """`value`: what `fetch` brought last; it raises CannotFetch. Implements `Refreshed`."""
+    """Value that `fetch` returned last; `fetch` may raise CannotFetch. Implements `Refreshed`."""
 
     def __init__(
         self, initial: T, fetch: Callable[[], T], now_s: Callable[[], float] = time.monotonic
@@ -327,7 +353,7 @@ class Fetched(Generic[T]):
         self._problem = ""
 
     def want(self) -> None:
-        """Something was looked for in the value, and was not there."""
+        """Asks for an early fetch, because a lookup in the value has failed."""
         self._is_wanted = True
 
     def refresh(self) -> bool:
@@ -355,16 +381,19 @@ class Fetched(Generic[T]):
         return pause_s >= (LEAST_PAUSE_S if self._is_wanted else PERIOD_S)
 
 
-# -- HTTP whose answers come within a time as a whole, and not only each of their bytes ------------
+# -- HTTP with a deadline for the whole answer -----------------------------------------------------
+#
+# The timeout of a socket only limits each single read.
 
 
 def hurried_opener(
     within_s: float, now_s: Callable[[], float] = time.monotonic
 ) -> urllib.request.OpenerDirector:
-    """For one request: what is read after `within_s` from now is a TimeoutError, or a URLError.
+    """Returns an opener for one request, whose reads fail `within_s` seconds from now.
 
-    That counts for headers and bodies, and for the answer of a proxy, however they trickle. No
-    redirects; proxies of the environment for https alone.
+    A late read raises TimeoutError or URLError. The deadline holds for headers, body and the answer
+    of a proxy, however slowly they trickle. Redirects are not followed. Proxies of the environment
+    are used for https only.
     """
     ends_at_s = now_s() + within_s
 
@@ -380,7 +409,7 @@ def hurried_opener(
 
 
 class _Reads(io.RawIOBase):
-    """Of a socket, each with the time that is left."""
+    """Raw stream of a socket that sets the timeout of each read to the time left."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, left_s: Callable[[], float]) -> None:
         self._raw = raw
@@ -435,7 +464,7 @@ def _connection(
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect could lead to where nobody has looked whether it is safe."""
+    """Follows no redirect: its target has not been checked by `is_safe_url`."""
 
     def redirect_request(
         self,
@@ -450,21 +479,24 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _proxies() -> dict[str, str]:
-    """Those of the environment, but for this machine itself."""
+    """Returns the https proxy of the environment; plain http only goes to this machine."""
     return {kind: url for kind, url in urllib.request.getproxies().items() if kind == "https"}
 
 
-# -- A value that comes from elsewhere, and from time to time is a new one -------------------------
+# -- Interface of refreshed values -----------------------------------------------------------------
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Refreshed(Protocol[T_co]):
-    """`value`: the last one of use; another object when it has changed."""
+    """Value from a file or URL, refreshed from time to time.
+
+    `value` is the last valid one, and another object whenever it has changed.
+    """
 
     @property
     def value(self) -> T_co: ...
 
     def refresh(self) -> bool:
-        """Looks whether there is a new one; whether there was. Blocks, in any thread."""
+        """Looks for a new value, and returns whether there was one. Blocks; any thread may call."""
         ...
