@@ -54,7 +54,7 @@ class CallersConfig:
 
     @property
     def knows_callers(self) -> bool:
-        """True if callers need a credential."""
+        """Whether callers need a credential."""
         return self.api_keys is not None or self.tokens is not None
 
     @classmethod

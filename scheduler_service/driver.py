@@ -241,7 +241,7 @@ class Driver:
 
     @property
     def is_draining(self) -> bool:
-        """True once the scheduler is shutting down, and takes no more requests."""
+        """Whether the scheduler is shutting down, and takes no more requests."""
         return self._draining is not None
 
     @property

@@ -49,7 +49,7 @@ class Callers(Protocol):
 
     @property
     def knows_callers(self) -> bool:
-        """True if callers need a credential; if not, every caller is `ANYBODY`."""
+        """Whether callers need a credential; without it, every caller is `ANYBODY`."""
         ...
 
     def identify(self, credential: str) -> Caller:
@@ -113,7 +113,7 @@ FREE: Charge = _Free()
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Terms on which a request is let in.
+    """Admission of a request: its name, charge, trace and caller.
 
     `name`: name of the request; the key of that is the request's `request_id`. `trace_id`: id of
     its trace, empty if there is none. `caller`: name of the caller that submitted the request.

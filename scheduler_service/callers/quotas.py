@@ -24,7 +24,7 @@ class _Account:
         self.tokens = UsageBucket()
 
     def is_blank(self, now_ns: int) -> bool:
-        """Returns whether a new account would be equal, so that this one can be dropped."""
+        """Returns whether the account has no usage, so that it can be dropped."""
         rates = (
             (self.requests, self.limits.requests_per_minute),
             (self.tokens, self.limits.tokens_per_minute),
@@ -187,7 +187,7 @@ class UsageBucket:
         return max(0.0, self._used - per_minute * (now_ns - self._at_ns) / _MINUTE_NS)
 
     def delay_s(self, per_minute: float, now_ns: int, *, debt: float = 0.0) -> float:
-        """Returns the seconds until there is room for one more; 0 if there is room now.
+        """Returns the seconds until the bucket has room for 1.0; 0 if it has room now.
 
         `debt`: how far the bucket may be filled beyond a minute's worth; a negative debt makes the
         allowed burst smaller.

@@ -1,1 +1,1 @@
-"""What clients, executors and operators call."""
+"""gRPC services that clients, executors and operators call."""

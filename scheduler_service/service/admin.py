@@ -1,4 +1,4 @@
-"""Looking into a running scheduler, and sending executors away from it."""
+"""AdminService: lists and drains executors, and explains requests and the waiting queue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from splitserve_rpc.domain_error import DomainError
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """ListExecutors, DrainExecutor, UndrainExecutor, Explain, ExplainQueue."""
+    """Implements ListExecutors, DrainExecutor, UndrainExecutor, Explain and ExplainQueue."""
 
     def __init__(
         self,
@@ -32,10 +32,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         drain_timeout_s: float = 10.0,
         recorder: LifeRecorder | None = None,
     ) -> None:
-        """`names`: of who calls, for `audit`; None to tell nobody.
+        """Keeps the parts that the methods use.
 
-        `drain_timeout_s`: of executors, for which an operator names none. `recorder`: of what
-        happens to requests, None if nobody writes it down.
+        `names`: names of callers for the audit log. `audit` None: no audit log. `drain_timeout_s`:
+        used if DrainExecutor names no timeout. `recorder`: history of requests for Explain, None if
+        none is kept.
         """
         self._cluster = cluster
         self._drain_timeout_s = drain_timeout_s
@@ -46,14 +47,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ListExecutors(
         self, request: admin_pb2.ListExecutorsRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ListExecutorsResponse:
-        """The executors known now."""
+        """Returns the state of all executors, and how many requests no executor has yet."""
         name = self._names.of_call(context)
         self._audit.record(OperatorCalled("ListExecutors", context.peer(), name))
         cluster = self._cluster
         engines = cluster.executors
         taking = [engine for engine in engines if engine.takes_requests]
         num_unfitting = cluster.scheduler.num_unfitting if taking else 0
-        # Of what waits for any of them.
+        # Requests that wait for any executor are shown in equal parts at the executors.
         num_shared = cluster.scheduler.num_waiting - num_unfitting
         parts = dict(zip(taking, _equal_parts(num_shared, len(taking)), strict=True))
         states = [
@@ -88,7 +89,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def DrainExecutor(
         self, request: admin_pb2.DrainExecutorRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.DrainExecutorResponse:
-        """Answers when the executor is gone."""
+        """Drains an executor, and answers when the executor is removed."""
         name = self._names.of_call(context)
         self._audit.record(OperatorCalled("DrainExecutor", context.peer(), name))
         timeout_s = self._drain_timeout_s
@@ -102,7 +103,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def UndrainExecutor(
         self, request: admin_pb2.UndrainExecutorRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.UndrainExecutorResponse:
-        """Takes an executor back."""
+        """Takes back an executor that drains or was drained."""
         name = self._names.of_call(context)
         self._audit.record(OperatorCalled("UndrainExecutor", context.peer(), name))
         self._cluster.undrain_executor(request.address)
@@ -111,7 +112,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def Explain(
         self, request: admin_pb2.ExplainRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ExplainResponse:
-        """What happened to a request."""
+        """Returns what happened to a request; an empty response if no history is kept."""
         name = self._names.of_call(context)
         self._audit.record(OperatorCalled("Explain", context.peer(), name))
         if self._recorder is None:
@@ -123,7 +124,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ExplainQueue(
         self, request: admin_pb2.ExplainQueueRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ExplainQueueResponse:
-        """Why the first in the queue wait."""
+        """Returns why the requests at the head of the waiting queue wait."""
         name = self._names.of_call(context)
         self._audit.record(OperatorCalled("ExplainQueue", context.peer(), name))
         cluster = self._cluster
@@ -136,17 +137,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 
 def _equal_parts(total: int, num_parts: int) -> list[int]:
-    """Of `total`; the first are larger by one if it cannot be divided."""
+    """Divides `total` into equal integer parts; the first ones get one more of the remainder."""
     return [(total + num_parts - 1 - index) // num_parts for index in range(num_parts)]
 
 
-# -- How long an executor that leaves may take, as a message says it -------------------------------
+# -- Drain timeouts --------------------------------------------------------------------------------
 
 _NS_PER_S = 1e9
 
 
 def read_timeout_s(timeout: Duration) -> float:
-    """Seconds. Raises DomainError(DRAIN_TIMEOUT_INVALID)."""
+    """Returns a drain timeout in seconds. Raises DomainError(DRAIN_TIMEOUT_INVALID)."""
     timeout_s = timeout.seconds + timeout.nanos / _NS_PER_S
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:
         message = f"timeout is {timeout_s:g} s; allowed: 0 to {MAX_TIMEOUT_S:g}"

@@ -1,4 +1,4 @@
-"""Who calls, from what calls and messages bring along."""
+"""Identity of callers, from the credentials and certificates of calls and messages."""
 
 from __future__ import annotations
 
@@ -16,37 +16,42 @@ from splitserve_rpc.domain_error import DomainError
 
 
 class CallerChecks:
-    """Asks `callers` who somebody is, each time anew: a credential may be revoked at any time."""
+    """Identifies the caller of a call or message.
+
+    Nothing is cached here: a credential may be revoked at any time.
+    """
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
 
     def credential_of(self, context: grpc.aio.ServicerContext) -> str:
-        """What the call brings; empty where nobody has to bring any."""
+        """Returns the bearer credential of a call; empty if callers need no credential."""
         if not self._callers.knows_callers:
             return ""
         return bearer_credential(context.invocation_metadata() or ())
 
     def of_call(self, context: grpc.aio.ServicerContext) -> Caller:
-        """Whose call it is. Raises DomainError(CALLER_UNKNOWN)."""
+        """Returns the caller of a call. Raises DomainError(CALLER_UNKNOWN)."""
         return self._callers.identify(self.credential_of(context))
 
     def known_tenant(self, caller: Caller) -> str | None:
-        """None where nobody is asked who they are."""
+        """Returns the tenant of `caller`; None if callers need no credential."""
         return caller.tenant if self._callers.knows_callers else None
 
     def owner_of(self, context: grpc.aio.ServicerContext) -> str:
-        """Whom a call is counted for: its tenant, or its host where nobody is asked.
+        """Returns the owner that a call is counted for: its tenant, or the host of its peer.
 
-        Raises DomainError(CALLER_UNKNOWN).
+        The host is used if callers need no credential. Raises DomainError(CALLER_UNKNOWN).
         """
         tenant = self.known_tenant(self.of_call(context))
         return peer_host(context.peer()) if tenant is None else f"tenant {tenant!r}"
 
     def of_submit(self, session_credential: str, credential: str) -> Caller:
-        """Whose request is submitted with `credential` in a Session of `session_credential`.
+        """Returns the caller of a request that is submitted in a Session.
 
-        Raises DomainError: CALLER_UNKNOWN, CALLER_NOT_ALLOWED.
+        `session_credential`: credential of the Session's opener. `credential`: credential of the
+        request's own caller, sent by a gateway; empty if the opener is the caller. Raises
+        DomainError: CALLER_UNKNOWN, CALLER_NOT_ALLOWED.
         """
         caller = self._callers.identify(session_credential)
         if not self._callers.knows_callers:
@@ -58,22 +63,25 @@ class CallerChecks:
         return caller
 
     def is_of_gateway(self, credential: str) -> bool:
-        """Whether it is known that a gateway has submitted a request with `credential`.
+        """Returns whether a request submitted with `credential` certainly came from a gateway.
 
-        After `of_submit`, which lets nobody else do that.
+        To be called after `of_submit`, which lets only gateways submit with a credential.
         """
         return self._callers.knows_callers and bool(credential)
 
     def check_model(self, caller: Caller, model: str) -> None:
-        """Raises DomainError(CALLER_NOT_ALLOWED) if the model is not for the caller.
+        """Raises DomainError(CALLER_NOT_ALLOWED) if the caller's tenant may not use the model.
 
-        A gateway looks at it for others, of whom each is asked for by itself.
+        A gateway always may: it asks on behalf of callers that are checked one by one.
         """
         if Scope.GATEWAY not in caller.scopes:
             check_model(self._callers.limits(caller.tenant), caller.tenant, model)
 
     def identify(self, credential: str, model: executor.ModelInfo | None) -> api.IdentifyResponse:
-        """Whose `credential` is. Raises DomainError(CALLER_UNKNOWN)."""
+        """Returns caller, tenant and scopes of `credential`, and whether it may use `model`.
+
+        Raises DomainError(CALLER_UNKNOWN).
+        """
         caller = self._callers.identify(credential)
         limits = self._callers.limits(caller.tenant)
         return api.IdentifyResponse(
@@ -86,7 +94,7 @@ class CallerChecks:
 
 
 def scopes_of(callers: Callers) -> ScopesOf | None:
-    """How a server asks what a credential is for; None where nobody needs one."""
+    """Returns the function that maps a credential to its scopes; None if callers need none."""
     if not callers.knows_callers:
         return None
     return lambda credential: _names(callers.identify(credential))
@@ -100,34 +108,41 @@ def _names(caller: Caller) -> set[str]:
     return {scope.value for scope in caller.scopes}
 
 
-# -- What the audit log calls who makes a call -----------------------------------------------------
+# -- Names of callers in the audit log -------------------------------------------------------------
 
 _UNKNOWN = "CALLER_UNKNOWN"
 
 
 class CallerNames:
-    """`key:ID`, `token:SUB`, `certificate:ROLE`, several of them, or nothing if nobody knows."""
+    """Names of callers in the audit log.
+
+    A name is `key:ID`, `token:SUB`, `certificate:ROLE`, several of these joined by ", ", or empty
+    for an unknown caller.
+    """
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
 
     def of_call(self, context: grpc.aio.ServicerContext) -> str:
-        """Who calls, by all that the call brings."""
+        """Returns the name of the caller, by the credential and certificate of the call."""
         name = self.of_credential(bearer_credential(context.invocation_metadata() or ()))
         return ", ".join([*([name] if name else []), *_certified(context)])
 
     def of_refused(self, context: grpc.aio.ServicerContext, reason: str) -> str:
-        """The same of a call that was refused for `reason`."""
-        # What was found to be unknown is not looked at again: that has a cost, with tokens.
+        """Returns the name of the caller of a call that was refused for `reason`."""
+        # An unknown credential is not identified again: with tokens, that costs time.
         return ", ".join(_certified(context)) if reason == _UNKNOWN else self.of_call(context)
 
     def of_submit(self, session_credential: str, credential: str, reason: str) -> str:
-        """Whose request a Session brought: the gateway's, if nobody knows its `credential`."""
+        """Returns the name of the caller of a request that a Session refused for `reason`.
+
+        If `credential` is unknown, that is the opener of the Session, a gateway.
+        """
         is_known = credential and reason != _UNKNOWN
         return self.of_credential(credential if is_known else session_credential)
 
     def of_credential(self, credential: str) -> str:
-        """Empty for one that is not valid."""
+        """Returns the name of the caller with `credential`; empty if it is not valid."""
         try:
             return self._callers.identify(credential).name
         except DomainError:

@@ -1,4 +1,4 @@
-"""From a caller's message to a request that may be submitted, and its terms."""
+"""Intake of requests: checks a client's message, and decodes it into a request and admission."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ MAX_REQUEST_ID_CHARS = 128
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request, and on what terms it may be submitted."""
+    """Decoded request, and the admission on which it may be submitted."""
 
     request: Request
     admission: Admission
 
 
 class Intake:
-    """Checks requests against their callers, and decodes them. One of each scheduler."""
+    """Checks requests against the limits of their callers, and decodes them.
+
+    A scheduler process has one intake, which holds the quotas of all tenants.
+    """
 
     def __init__(self, cluster: Driver, callers: Callers) -> None:
         self._cluster = cluster
@@ -44,7 +47,10 @@ class Intake:
         self.quotas = Quotas(callers.limits, cluster.now_ns)
 
     def name(self, caller: Caller, request_id: str) -> RequestName:
-        """The request that `caller` means. Raises DomainError(REQUEST_ID_INVALID)."""
+        """Returns the name of the request that `caller` calls `request_id`.
+
+        Raises DomainError(REQUEST_ID_INVALID) if the id is too long.
+        """
         if len(request_id) > MAX_REQUEST_ID_CHARS:
             raise DomainError(
                 "REQUEST_ID_INVALID",
@@ -53,9 +59,9 @@ class Intake:
         return RequestName(request_id, caller.tenant if self._callers.knows_callers else None)
 
     def accept(self, message: api.GenerateRequest, caller: Caller) -> Accepted:
-        """The request, once one is accepted at all. Raises DomainError; nothing has changed then.
+        """Checks and decodes a request. Raises DomainError; nothing has changed then.
 
-        What refuses most cheaply comes first.
+        To be called while the driver accepts requests. The cheapest checks come first.
         """
         config = self._cluster.served.largest_config
         assert config is not None, "requests are accepted"
@@ -73,7 +79,11 @@ class Intake:
         return Accepted(request, Admission(name, charge, caller=caller.name))
 
     def _tenant(self, message: api.GenerateRequest, caller: Caller) -> str:
-        """Whom the request is for. Raises DomainError(SCHEDULING_PARAMS_INVALID)."""
+        """Returns the tenant that the request is for.
+
+        The message may name the tenant if callers need no credential, or if the caller has the
+        scope TENANTS. Raises DomainError(SCHEDULING_PARAMS_INVALID).
+        """
         if not self._callers.knows_callers:
             return message.tenant
         if Scope.TENANTS not in caller.scopes or not message.tenant:
@@ -95,7 +105,7 @@ class Intake:
         params = message.sampling_params
         sampling = self._sampling.decode(params)
         sampling.check_sequences()
-        # A drawn seed is positive, one that is given may be any int64.
+        # A drawn seed is not negative; a seed from the client may be any int64.
         seed = params.seed if params.HasField("seed") else secrets.randbits(63)
         return Request.create(
             name.key,
@@ -116,7 +126,10 @@ def _num_resumed_tokens(message: api.GenerateRequest) -> int:
 
 
 def _limit_output(request: Request, most: int | None, config: SchedulerConfig) -> None:
-    """A request that says nothing ends at its tenant's limit, if it does not end earlier."""
+    """Sets `max_tokens` of a request without it to `most`, the limit of its tenant.
+
+    A request that reaches the maximum length before that is left as it is.
+    """
     if most is None or request.params.max_tokens is not None:
         return
     if request.sequence.num_prompt_tokens + most < max_len_of(request, config):

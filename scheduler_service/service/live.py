@@ -1,4 +1,4 @@
-"""LiveService: sends frames of the live view."""
+"""LiveService: streams frames of the live view to watchers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from splitserve.scheduler.v1 import live_pb2, live_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
 
 _NS_PER_S = 1_000_000_000
-# Sleep may end a little early, when the moment before still lasts.
+# Added to each pause: a sleep may end a little early, before the next moment has begun.
 _LATE_NS = 1_000_000
-# A watcher that reads no frame for so long makes room for another one.
+# A watcher that reads no frame for so long is disconnected, to make room for another watcher.
 _UNREAD_S = 30.0
 
 
@@ -33,9 +33,10 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         unread_s: float = _UNREAD_S,
     ) -> None:
-        """`view`: a watcher of `cluster`. `names`: of callers, for `audit`.
+        """Keeps the view that frames are made of.
 
-        `unread_s`: how long a frame may wait for its reader.
+        `view`: watcher of `cluster`. `names`: names of callers for the audit log. `unread_s`:
+        seconds that a frame may wait for its reader.
         """
         self._cluster = cluster
         self._view = view
@@ -47,7 +48,10 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
     async def WatchScheduler(
         self, request: live_pb2.WatchSchedulerRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Sends a frame whenever the one before it is sent and the next moment is there."""
+        """Sends a frame for each moment, once the previous frame is sent.
+
+        Raises DomainError: WATCH_RATE_INVALID, STREAM_NOT_READ.
+        """
         name = self._names.of_call(context)
         self._audit.record(OperatorCalled("WatchScheduler", context.peer(), name))
         rate = request.frames_per_second
@@ -56,14 +60,14 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
             raise DomainError("WATCH_RATE_INVALID", message)
         cluster = self._cluster
         with self._view.watching(cluster.scheduler, cluster.submissions) as watcher:
-            # Watchers that come and go get no more frames than those that stay.
+            # A watcher that reconnects again and again gets no more frames than one that stays.
             early_ns = self._view.pace.next_ns - self._cluster.now_ns()
             if early_ns > 0:
                 await self._sleep(early_ns / _NS_PER_S)
             while True:
                 await self._send(context, watcher.frame())
-                # All watchers wake up together, and so share frames. A late one gets no more
-                # frames afterwards.
+                # All watchers wake up together, and so share frames. A late watcher gets no extra
+                # frames to catch up.
                 period_ns, now_ns = _NS_PER_S // rate, self._cluster.now_ns()
                 due_ns = max(now_ns, self._view.pace.next_ns)
                 pause_ns = due_ns - now_ns + period_ns - due_ns % period_ns + _LATE_NS
@@ -72,7 +76,7 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
     async def _send(
         self, context: grpc.aio.ServicerContext, frame: live_pb2.WatchSchedulerResponse
     ) -> None:
-        """Sends a frame. Raises DomainError(STREAM_NOT_READ)."""
+        """Sends a frame. Raises DomainError(STREAM_NOT_READ) after `unread_s` seconds."""
         try:
             async with asyncio.timeout(self._unread_s):
                 await context.write(frame)

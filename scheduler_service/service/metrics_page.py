@@ -25,7 +25,7 @@ _STATES = ("serving", "late", "draining", "disconnected", "withdrawn", "failing"
 
 
 def _families(cluster: Driver, readiness: Readiness, instruments: Instruments) -> list[LiveFamily]:
-    """Returns the metrics that are read off the scheduler at this moment."""
+    """Returns the metrics that are read off the scheduler when the page is read."""
     return [
         *_of_fleet(cluster, readiness, instruments),
         *_of_cores(cluster, instruments),
@@ -116,7 +116,7 @@ def _pools(core: Engine) -> list[tuple[str, BlockPool, int]]:
 class SchedulerMetrics:
     """Instruments of a scheduler process, and the page that shows them.
 
-    `watch`: a watcher of the scheduler.
+    `watch` is the watcher of the scheduler that feeds the instruments.
     """
 
     def __init__(self, address: MetricsAddress) -> None:
@@ -128,28 +128,28 @@ class SchedulerMetrics:
         self.watch = RequestWatch(self._instruments)
 
     def counted(self, audit: Audit, has_numbers: Callable[[str], bool]) -> CountedAudit:
-        """Returns an audit log that counts events before `audit`; to be called once.
+        """Returns an audit log that counts events and passes them to `audit`; to be called once.
 
-        `has_numbers`: whether the configuration names a tenant.
+        `has_numbers` returns whether a tenant has metrics of its own: the configuration names it.
         """
         return CountedAudit(audit, self._instruments, has_numbers)
 
     def counted_calls(self, on_refusal: OnRefusal) -> OnRefusal:
-        """Returns what servers tell of refused calls, before `on_refusal`; to be called once."""
+        """Returns a callback that counts a refused call, then calls `on_refusal`; call once."""
         counter = self._instruments.counter("splitserve_calls_refused_total")
         return counted_refusals(counter, on_refusal)
 
     async def serve(self, cluster: Driver, readiness: Callable[[], Readiness]) -> str:
-        """Begins to answer readers; returns the address. Raises CannotListen and FilesUnusable."""
+        """Starts the listener, and returns its address. Raises CannotListen and FilesUnusable."""
         self._listener = MetricsListener(self._address, lambda: self.page(cluster, readiness()))
         return await self._listener.start()
 
     async def close(self) -> None:
-        """Stops answering readers."""
+        """Stops the listener, if it was started."""
         if self._listener is not None:
             await self._listener.close()
 
     def page(self, cluster: Driver, readiness: Readiness) -> Page:
-        """Returns the page of this moment; to be called in the event loop."""
+        """Returns the metrics page of this moment; to be called in the event loop."""
         state = _families(cluster, readiness, self._instruments)
         return Page(self._instruments.registry, [*state, *self.watch.families()])

@@ -1,4 +1,4 @@
-"""How many calls that last one tenant may have open, whatever comes of them."""
+"""Limits on open calls, slow-down and log of refused requests, and recovery of forgotten work."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.interceptors import OnRefusal
 
-# A gateway has one for all of its requests.
+# Of one tenant. A gateway needs one Session for all of its requests.
 MAX_OPEN_STREAMS = 1024
-# Each holds a piece of a file, until the caller reads it; those that wait hold nothing.
+# GetTokenizer calls of one owner. A call that sends holds a chunk of a file until the caller reads
+# it; a call that waits for its turn holds nothing.
 MAX_TOKENIZERS_AT_ONCE = 8
 MAX_TOKENIZERS = 256
 _RETRY_DELAY_S = 1.0
 
 
 class OpenCalls:
-    """Counts Generate and Session streams, and GetTokenizer calls, of each owner."""
+    """Limits each tenant's Generate and Session streams, and each owner's GetTokenizer calls."""
 
     def __init__(self) -> None:
         self._streams = Places(MAX_OPEN_STREAMS, _too_many_streams)
         self._tokenizers = Places(MAX_TOKENIZERS, _too_many_tokenizers)
-        # Kept by those that wait or have a turn.
+        # Semaphores are kept alive by the calls that wait for them or hold them.
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @contextmanager
     def stream(self, tenant: str | None) -> Iterator[None]:
-        """One is open within; None: nobody knows whose. Raises DomainError(QUOTA_EXCEEDED)."""
+        """Counts an open stream of `tenant` within the block. Raises DomainError(QUOTA_EXCEEDED).
+
+        `tenant` None: the tenant is unknown, and the stream is not counted.
+        """
         if tenant is None:
             yield
             return
@@ -49,9 +53,9 @@ class OpenCalls:
 
     @asynccontextmanager
     async def tokenizer(self, owner: str) -> AsyncIterator[None]:
-        """Waits for a turn: those that start together all get theirs.
+        """Waits for a turn of `owner` to send a tokenizer, and holds the turn within the block.
 
-        Raises DomainError(QUOTA_EXCEEDED).
+        Raises DomainError(QUOTA_EXCEEDED) if MAX_TOKENIZERS calls of `owner` are open.
         """
         with self._tokenizers.taken(owner):
             turns = self._turns.get(owner)
@@ -74,21 +78,21 @@ def _too_many_tokenizers(owner: str) -> DomainError:
     return DomainError("QUOTA_EXCEEDED", message, retry_delay_s=_RETRY_DELAY_S)
 
 
-# -- How much of something there may be side by side, for each of those that want it ---------------
+# -- Concurrency limit of each owner ---------------------------------------------------------------
 
 
 class Places:
-    """`most` places for each owner; nothing is remembered of one that has none."""
+    """Counter that gives each owner at most `most` places; owners without places cost no memory."""
 
     def __init__(self, most: int, refusal: Callable[[str], DomainError]) -> None:
-        """`refusal`: what an owner is told that has all of its places."""
+        """`refusal` makes the error for an owner whose places are all taken."""
         self._most = most
         self._refusal = refusal
         self._num_taken: Counter[str] = Counter()
 
     @contextmanager
     def taken(self, owner: str) -> Iterator[None]:
-        """`owner` has one more within. Raises DomainError."""
+        """Takes a place of `owner` for the block. Raises the DomainError of `refusal`."""
         if self._num_taken[owner] >= self._most:
             raise self._refusal(owner)
         self._num_taken[owner] += 1
@@ -100,7 +104,9 @@ class Places:
                 del self._num_taken[owner]
 
 
-# -- Who is refused again and again is read more slowly: refusals take time from others ------------
+# -- Backoff for Sessions whose requests are refused -----------------------------------------------
+#
+# Every refusal takes time from other callers, so such a Session is read more slowly.
 
 _FIRST_S = 0.01
 _MOST_S = 0.1
@@ -109,15 +115,18 @@ Sleep = Callable[[float], Awaitable[object]]
 
 
 class RefusalPauses:
-    """Those of all Sessions: one for each tenant, however many Sessions it has."""
+    """Backoff of each tenant, shared by all Sessions of the tenant."""
 
     def __init__(self, sleep: Sleep) -> None:
         self._sleep = sleep
-        # Kept by the Sessions that are open.
+        # Kept alive by the open Sessions.
         self._of: WeakValueDictionary[str, RefusalPause] = WeakValueDictionary()
 
     def of(self, tenant: str | None) -> RefusalPause:
-        """For a Session of `tenant`; None: of many, or of nobody knows whom, which never pauses."""
+        """Returns the backoff for a Session of `tenant`.
+
+        `tenant` None: the Session serves many tenants or an unknown one, and is never paused.
+        """
         if tenant is None:
             return RefusalPause(None)
         pause = self._of.get(tenant)
@@ -127,7 +136,10 @@ class RefusalPauses:
 
 
 class RefusalPause:
-    """Of one tenant, whose Sessions make it one after the other. `sleep`: None never to pause."""
+    """Backoff of one tenant: its Sessions pause one after the other, 10 to 100 ms each.
+
+    `sleep` None: never pauses.
+    """
 
     def __init__(self, sleep: Sleep | None) -> None:
         self._sleep = sleep
@@ -135,7 +147,10 @@ class RefusalPause:
         self._turn = asyncio.Lock()
 
     async def after(self, refusal_reason: str | None) -> None:
-        """Pauses after a submit that was refused for its tenant's quota; None: it was not."""
+        """Pauses after a submit that was refused for QUOTA_EXCEEDED, twice as long each time.
+
+        `refusal_reason` None: the request was accepted, which resets the pause.
+        """
         if refusal_reason is None:
             self._next_s = _FIRST_S
         elif refusal_reason == "QUOTA_EXCEEDED" and self._sleep is not None:
@@ -144,7 +159,7 @@ class RefusalPause:
                 await self._sleep(pause_s)
 
 
-# -- What becomes of requests and calls that are refused -------------------------------------------
+# -- Reports of refused requests and calls ---------------------------------------------------------
 
 _OF_CALLERS = frozenset({"CALLER_UNKNOWN", "CALLER_NOT_ALLOWED"})
 _MAX_TEXT_CHARS = 128
@@ -152,7 +167,7 @@ _SUBMIT = "/splitserve.scheduler.v1.SchedulerService/Session"
 
 
 def caller_refusals(audit: Audit, names: CallerNames) -> OnRefusal:
-    """Returns what tells `audit` of callers that may not do what they tried."""
+    """Returns a callback that records calls of unknown or not allowed callers in the audit log."""
 
     def tell(method: str, context: grpc.aio.ServicerContext, reason: str) -> None:
         if reason not in _OF_CALLERS:
@@ -164,9 +179,9 @@ def caller_refusals(audit: Audit, names: CallerNames) -> OnRefusal:
 
 
 class RequestLog:
-    """Tells the watchers of `driver` which requests were refused, and `audit` which callers.
+    """Reports refused requests to the watchers of `driver`, and refused callers to `audit`.
 
-    `tells_tenants_apart`: whether each tenant has request ids of its own.
+    `tells_tenants_apart`: each tenant has a namespace of request ids of its own.
     """
 
     def __init__(
@@ -178,7 +193,7 @@ class RequestLog:
 
     @contextmanager
     def refusals(self, message: api.GenerateRequest, caller: Caller) -> Iterator[None]:
-        """Tells of a DomainError that is raised within, which refuses the request."""
+        """Reports a DomainError raised in the block as refusal of the request; raises it again."""
         try:
             yield
         except DomainError as error:
@@ -188,7 +203,10 @@ class RequestLog:
     def _refused(
         self, message: api.GenerateRequest, caller: Caller, error: DomainError
     ) -> RequestRefused:
-        """Shortens the texts of clients: their lengths are not checked, and watchers keep them."""
+        """Returns the report of a refused request.
+
+        Texts of clients are shortened: their lengths are unchecked, and watchers keep them.
+        """
         name = RequestName(
             _shortened(message.request_id), caller.tenant if self._tells_tenants_apart else None
         )
@@ -200,9 +218,10 @@ class RequestLog:
 
     @contextmanager
     def unknown_callers(self, peer: str, name: Callable[[str], str]) -> Iterator[None]:
-        """Tells of a DomainError that is raised within, which refuses the caller of a request.
+        """Records a DomainError raised in the block as a refusal of a caller; raises it again.
 
-        A Session of `peer` brought the request. `name`: of the caller, by the reason.
+        `peer`: peer of the Session that brought the request. `name` returns the name of the caller
+        in the audit log, given the reason of the refusal.
         """
         try:
             yield
@@ -215,28 +234,33 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_TEXT_CHARS else f"{text[:_MAX_TEXT_CHARS]}..."
 
 
-# --------------------------------------------------------------------------------------------------
-# Work that nobody began, though nothing is in the way: a bug of ours, and no reason to hang.
+# -- Recovery of forgotten work --------------------------------------------------------------------
+#
+# If work can start and no step is in flight, a wake-up was missed. That is a bug of ours, which
+# must not make requests hang.
 
 _log = logging.getLogger(__name__)
 
 
 class ForgottenWork:
-    """Sees to it that what could begin begins, if there is no step from one look to the next.
+    """Watchdog that wakes the scheduler if it has work, but runs no step between two looks.
 
-    Whatever changes, `Scheduler` looks at requests that wait, so there is never anything to do
-    here. If there is, the log says so, and no request waits for ever.
+    `Scheduler` looks at the waiting requests after every event, so the watchdog should never find
+    any work. If it does, it logs an error, and no request waits for ever.
     """
 
     def __init__(self, cluster: Driver) -> None:
         self._cluster = cluster
-        # Steps answered by the time of a look at which nothing was in flight; None: something was.
+        # Steps answered until the last look, if there was work and no step in flight; else None.
         self._num_steps: int | None = None
 
     async def look(self) -> None:
-        """To be called now and then, with far more time between than a step takes to begin."""
+        """Compares with the previous look, and wakes the scheduler if it stood still since.
+
+        To be called periodically; the period must be much longer than the start of a step takes.
+        """
         cluster = self._cluster
-        # Whoever was woken by now, by what came while this process stood still, say, begins first.
+        # Callbacks that are already due run first, such as those from a stall of this process.
         await asyncio.sleep(0)
         before = self._num_steps
         is_still = cluster.scheduler.has_work and not cluster.scheduler.is_computing
@@ -244,6 +268,6 @@ class ForgottenWork:
         if not is_still or before != self._num_steps:
             return
         cluster.look_again()
-        await asyncio.sleep(0)  # those that were woken plan their steps
+        await asyncio.sleep(0)  # lets woken callbacks plan their steps
         if cluster.scheduler.is_computing:
             _log.error("wake_up_missed num_unfinished=%d", cluster.num_unfinished)

@@ -1,6 +1,6 @@
-"""Whether a scheduler serves, and if not, why: by progress, not by pulse.
+"""Readiness of a scheduler, judged by the progress of steps: the judge, and the watch around it.
 
-Pure: time is what callers say it is.
+`ReadinessJudge` is pure: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scheduler_service.service.open_calls import ForgottenWork
 
 
 class Readiness(Enum):
-    """Names of the contract (`Readiness` in scheduler.proto, which says what they mean)."""
+    """Readiness as clients see it; `Readiness` in scheduler.proto defines the same names."""
 
     READY = "READY"
     NO_EXECUTOR = "NO_EXECUTOR"
@@ -27,11 +27,11 @@ class Readiness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is the case. `num_steps`: how many were ever answered.
+    """Facts about the scheduler at one moment, from which readiness is judged.
 
-    `num_failing`, `has_work`: of those connected.
-
-    `step_allowed_s`: how long it may be until the next one is, if there is something to do.
+    `num_connected`: executors that are connected and do not drain; `num_failing` counts the failing
+    executors among them. `num_steps`: steps answered since the process started. `step_allowed_s`:
+    seconds until the next step must be answered, if there is work.
     """
 
     is_draining: bool
@@ -43,14 +43,14 @@ class Facts:
 
 
 class ReadinessJudge:
-    """Remembers since when nothing goes on."""
+    """Judges readiness; remembers since when no step was answered although there was work."""
 
     def __init__(self) -> None:
         self._num_steps = -1
         self._since_ns = 0
 
     def judge(self, facts: Facts, now_ns: int) -> Readiness:
-        """What holds now; to be asked again and again."""
+        """Returns the readiness at `now_ns`; to be called periodically."""
         if facts.num_steps != self._num_steps or not (facts.has_work and facts.num_connected):
             self._num_steps, self._since_ns = facts.num_steps, now_ns
         if facts.is_draining:
@@ -64,7 +64,7 @@ class ReadinessJudge:
         return Readiness.READY
 
 
-# -- Looks again and again whether the scheduler serves, and publishes it --------------------------
+# -- Periodic judgement ----------------------------------------------------------------------------
 
 _PERIOD_S = 0.5
 
@@ -72,10 +72,13 @@ _log = logging.getLogger(__name__)
 
 
 class ReadinessWatch:
-    """`current`: what was published last."""
+    """Judges the readiness of the scheduler periodically, and publishes changes.
+
+    `current` is the readiness that was published last.
+    """
 
     def __init__(self, cluster: Driver, publish: Callable[[bool], Awaitable[None]]) -> None:
-        """`publish`: is told whether requests are served now, where that has changed."""
+        """`publish` is called with whether requests are served, whenever readiness has changed."""
         self._cluster = cluster
         self._publish = publish
         self._judge = ReadinessJudge()
@@ -83,9 +86,9 @@ class ReadinessWatch:
         self.current = Readiness.NO_EXECUTOR
 
     async def run(self, changed: asyncio.Event) -> None:
-        """Looks when `changed` is set, and each half second. Until cancelled.
+        """Judges readiness when `changed` is set, and every half second, until cancelled.
 
-        And so that nobody else need look again and again, sees to what was forgotten.
+        Each half second without a change, the watchdog for forgotten work runs, too.
         """
         await self._publish(False)
         while True:
@@ -97,7 +100,7 @@ class ReadinessWatch:
             changed.clear()
 
     async def look(self) -> None:
-        """Publishes what is the case now."""
+        """Judges readiness now, and publishes it if it has changed."""
         cluster = self._cluster
         there = [e for e in cluster.executors if e.is_connected and not e.is_draining]
         facts = Facts(
@@ -126,7 +129,10 @@ class ReadinessWatch:
 
 
 async def _survive(look: Awaitable[None]) -> None:
-    """Whatever it raises: to look no more would be to say for ever what was so once."""
+    """Awaits `look`, and logs any exception.
+
+    If the watch ended instead, the last published readiness would stay for ever.
+    """
     try:
         await look
     except Exception:

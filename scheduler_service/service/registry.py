@@ -1,4 +1,7 @@
-"""Registration of executors: what does not fit is refused here, by name, not at the first step."""
+"""RegistryService: registers executors, lets them leave, and decides which addresses are dialled.
+
+An executor that does not fit is refused at registration, with the field, not at its first step.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,20 @@ from splitserve_rpc.addresses import peer_host
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
 from splitserve_rpc.domain_error import DomainError
 
-# Of one machine, among all that may wait at a time (`executors/engines`).
+# Pending registrations from one host; `executors/applicants` limits those of all hosts.
 MAX_PENDING_OF_A_HOST = 4
-# As many executors of a machine leave at a time; each waits until it may go.
+# Executors of one host that may leave at the same time; each call waits until its executor may go.
 MAX_LEAVING_OF_A_HOST = 64
 _BUSY_RETRY_S = 1.0
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
-    """Register, Leave."""
+    """Implements Register and Leave."""
 
     def __init__(
         self, cluster: Driver, addresses: ExecutorAddresses, audit: Audit | None = None
     ) -> None:
-        """`audit`: None to tell nobody."""
+        """`addresses` decides which addresses may be dialled. `audit` None: no audit log."""
         self._cluster = cluster
         self._addresses = addresses
         self._audit = audit or NoAudit()
@@ -45,7 +48,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     async def Register(
         self, request: registry_pb2.RegisterRequest, context: grpc.aio.ServicerContext
     ) -> registry_pb2.RegisterResponse:
-        """Takes an executor into the cluster once it answers, or refuses it."""
+        """Takes an executor in once it answers GetInfo, or refuses it and records the refusal."""
         try:
             check_executor_info(request.executor)
             with self._pending.taken(peer_host(context.peer())):
@@ -63,7 +66,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     async def Leave(
         self, request: registry_pb2.LeaveRequest, context: grpc.aio.ServicerContext
     ) -> registry_pb2.LeaveResponse:
-        """Answers when nothing of the cluster's is at that executor any more."""
+        """Drains an executor at its own wish, and answers when no request is left on it."""
         check_address(request.address)
         timeout_s = read_timeout_s(request.timeout)
         with self._leaving.taken(peer_host(context.peer())):
@@ -81,31 +84,32 @@ def _too_many_leave(host: str) -> DomainError:
     return DomainError("REGISTRY_BUSY", message, retry_delay_s=_BUSY_RETRY_S)
 
 
-# -- Where an executor is dialled: only where it may say that it is --------------------------------
+# -- Addresses of executors ------------------------------------------------------------------------
 #
-# Whoever may register could otherwise have the scheduler dial any address that it reaches.
+# An executor may only register addresses that rules allow. Otherwise a process that may register
+# could make the scheduler dial any address within its reach.
 
-# An executor waits 5 s for Register, of which the look at its address takes up to 3.
+# An executor waits 5 s for Register, of which asking the executor for its info takes up to 3 s.
 _TIMEOUT_S = 1.5
-# Threads that a name server without an answer can hold; those of everything else are not these.
+# Threads that an unresponsive name server can block; no other work uses these threads.
 _MAX_LOOKUPS = 4
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 
 class Resolver:
-    """The addresses of a host name, from the system."""
+    """Resolver of host names, by the system's resolver in threads of its own."""
 
     def __init__(
         self, look_up: Callable[[str], Sequence[str]] | None = None, timeout_s: float = _TIMEOUT_S
     ) -> None:
-        """`look_up` may take its time: it is called in a thread."""
+        """`look_up` may block: it is called in a thread. `timeout_s`: limit of one lookup."""
         self._look_up = look_up or _look_up
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(_MAX_LOOKUPS, "resolve-executor")
 
     async def __call__(self, host: str) -> Sequence[str]:
-        """Raises OSError, TimeoutError too."""
+        """Returns the addresses of `host`. Raises OSError, of which TimeoutError is one."""
         loop = asyncio.get_running_loop()
         looking = loop.run_in_executor(self._threads, self._look_up, host)
         return await asyncio.wait_for(looking, self._timeout_s)
@@ -120,21 +124,25 @@ def _look_up(host: str) -> list[str]:
 
 
 class ExecutorAddresses:
-    """Decides by `rules`, on the address that is then dialled: a name may mean another later."""
+    """Decides by `rules` which address of an executor is dialled.
+
+    The rules check resolved addresses, and the checked one is dialled: a name may resolve to
+    another address later.
+    """
 
     def __init__(self, rules: AddressRules, resolve: Resolve | None = None) -> None:
         self._rules = rules
         self._resolve = resolve or Resolver()
 
     async def target(self, address: str, peer: str) -> str:
-        """`address` (`host:port`) with an address that may be dialled in place of the host.
+        """Returns `address` (`host:port`) with the host replaced by an allowed IP address.
 
-        `peer`: who says it, as gRPC calls it. Raises DomainError(EXECUTOR_INFO_INVALID).
+        `peer`: gRPC peer of the executor that registers. Raises DomainError(EXECUTOR_INFO_INVALID).
         """
         host, _, port = address.rpartition(":")
         asking = _address_of(peer)
         addresses = await self._addresses(address, host.strip("[]"))
-        # Of several that a name stands for, the one that is certainly that executor's.
+        # Of several addresses, the one that the executor registers from comes first.
         for found in sorted(addresses, key=lambda found: found != asking):
             if self._rules.allows(host.strip("[]"), found, asking):
                 return f"[{found}]:{port}" if found.version == 6 else f"{found}:{port}"
@@ -157,7 +165,7 @@ class ExecutorAddresses:
 
 
 def _address_of(peer: str) -> IpAddress | None:
-    """From `ipv4:127.0.0.1:1234` or `ipv6:%5B::1%5D:1234`; None for a socket of this machine."""
+    """Parses a gRPC peer (`ipv4:127.0.0.1:1234`, `ipv6:%5B::1%5D:1234`); None for a local socket."""
     kind, _, rest = unquote(peer).partition(":")
     if kind not in ("ipv4", "ipv6"):
         return None

@@ -1,4 +1,4 @@
-"""The client API over the cluster."""
+"""SchedulerService: the API for clients."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from splitserve_rpc.log_context import LogContext, log_context
 if TYPE_CHECKING:
     from scheduler_service.watching.request_traces import RequestTraces
 
-# As much as a call takes whose caller does not read.
+# Bytes of a chunk of a tokenizer file, which a call holds while its caller does not read.
 _CHUNK_BYTES = 64 * 1024
-# It has no fields, and a call keeps its message as long as it is open.
+# The message has no fields, but a call keeps it, with unknown fields, as long as it is open.
 _MAX_TOKENIZER_REQUEST_BYTES = 1024
-# Requests of one message that are submitted before steps go on.
+# Requests of one message that are submitted before the event loop runs other work.
 _SUBMITTED_AT_ONCE = 8
-# Who has one of them submits for many, of whom none may slow down another.
+# A caller with one of these scopes submits for many tenants, which must not slow each other down.
 _FOR_OTHERS = frozenset({Scope.GATEWAY, Scope.TENANTS})
 
 _NO_TOKENIZER = (
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Who opened a Session: what it showed, where it is, and how it is slowed down."""
+    """Opener of a Session: its credential, its gRPC peer, and its backoff after refusals."""
 
     credential: str
     peer: str
@@ -65,10 +65,10 @@ class Opener:
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Generate, Session, Abort, GetModel, Identify, GetTokenizer.
+    """Implements Generate, Session, Abort, GetModel, Identify and GetTokenizer.
 
-    Which scopes a method needs is for `splitserve_rpc.access`; here it is about whose request is
-    whose.
+    `splitserve_rpc.access` checks the scopes that a method needs. The servicer checks which request
+    belongs to which caller.
     """
 
     def __init__(
@@ -80,7 +80,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         readiness: Callable[[], Readiness] = lambda: Readiness.READY,
         traces: RequestTraces | None = None,
     ) -> None:
-        """`callers`: None to ask nobody who they are; `audit`, `traces`: None to tell nobody."""
+        """Builds the intake and the limits on open calls.
+
+        `callers` None: callers need no credential. `audit` None: no audit log. `traces` None: no
+        traces. `readiness` returns the readiness that GetModel reports.
+        """
         callers = callers or OpenDoor()
         self._cluster = cluster
         self._checks = CallerChecks(callers)
@@ -95,7 +99,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Generate(
         self, request: api.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[bytes, None]:
-        """Streams one completion; the end of the call, however it comes, ends the request."""
+        """Streams one completion; the request ends with the call, for whatever reason that ends."""
         caller = self._checks.of_call(context)
         with self._request_log.refusals(request, caller):
             self._cluster.check_accepting()
@@ -116,7 +120,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         request_iterator: AsyncIterator[api.SessionRequest],
         context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[bytes, None]:
-        """Multiplexes requests until the client has half-closed and all have ended."""
+        """Multiplexes requests until the client has half-closed and all requests have ended."""
         stream = SessionStream(self._cluster.delivery.new_outbox())
         caller = self._checks.of_call(context)
         tenant = self._checks.known_tenant(caller)
@@ -171,15 +175,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             if stream.outbox.has_ended:
                 return
             await opener.pause.after(self._submit(submit, stream, opener))
-            # Whoever does not read what was refused cannot have more refused.
+            # A client that does not read its refusals gets no more of them: its submits wait.
             await stream.outbox.wait_for_room()
             if number % _SUBMITTED_AT_ONCE == 0:
-                await asyncio.sleep(0)  # steps do not wait for all of them
+                await asyncio.sleep(0)  # lets steps run between the requests of a long message
 
     def _submit(
         self, submit: api.SessionSubmit, stream: SessionStream, opener: Opener
     ) -> str | None:
-        """The reason for which it was refused, if it was."""
+        """Submits a request of a Session; returns the reason if it was refused, else None.
+
+        Raises DomainError(SESSION_PROTOCOL) if the handle is in use.
+        """
         handle = submit.handle
         if handle in stream.names:
             raise DomainError("SESSION_PROTOCOL", f"handle {handle} is in use in this session")
@@ -213,9 +220,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         *,
         is_of_gateway: bool = False,
     ) -> Iterator[Admission]:
-        """Within, the request is submitted, on these terms.
+        """Traces the submission of a request in the block; yields its admission with the trace id.
 
-        `context`: of a call that is about it alone.
+        A DomainError raised in the block ends the trace. `context`: context of a call that serves
+        this request alone, None in a Session.
         """
         own_id = accepted.admission.name.own_id
         admission, trace_id = accepted.admission, ""
@@ -231,13 +239,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self._traces.refused(accepted.request, error.reason)
             raise
         if context is not None:
-            # Not before: what others are woken up for by that is not about this request alone.
+            # Not before the submission: steps that it starts must not log this request's ids.
             log_context.set(LogContext(own_id, trace_id))
 
     async def Abort(
         self, request: api.AbortRequest, context: grpc.aio.ServicerContext
     ) -> api.AbortResponse:
-        """Ends a request; its own stream gets the Finish."""
+        """Aborts a request; the Finish goes to the request's own stream."""
         caller = self._checks.of_call(context)
         self._cluster.abort(self._intake.name(caller, request.request_id))
         return api.AbortResponse()
@@ -245,7 +253,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetModel(
         self, request: api.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> api.GetModelResponse:
-        """The model of the executors."""
+        """Returns the model of the executors, with its limits and the readiness."""
         model = self._model_for(context)
         return api.GetModelResponse(
             name=model.name,
@@ -263,7 +271,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
 
     def _model_for(self, context: grpc.aio.ServicerContext) -> executor.ModelInfo:
-        """The model, if the caller may know it. Raises DomainError."""
+        """Returns the model if the caller may use it. Raises DomainError."""
         caller = self._checks.of_call(context)
         model = self._cluster.served.model
         if model is None:
@@ -274,13 +282,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Identify(
         self, request: api.IdentifyRequest, context: grpc.aio.ServicerContext
     ) -> api.IdentifyResponse:
-        """Whose a credential is."""
+        """Returns the caller, tenant and scopes of a credential."""
         return self._checks.identify(request.credential, self._cluster.served.model)
 
     async def GetTokenizer(
         self, request: api.GetTokenizerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[api.GetTokenizerResponse]:
-        """The tokenizer files in chunks."""
+        """Streams the tokenizer files in chunks of at most 64 KiB."""
         if (num_bytes := request.ByteSize()) > _MAX_TOKENIZER_REQUEST_BYTES:
             message = f"it has {num_bytes} bytes; allowed: {_MAX_TOKENIZER_REQUEST_BYTES}"
             raise DomainError("MESSAGE_TOO_LARGE", message)
