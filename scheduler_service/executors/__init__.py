@@ -1,1 +1,1 @@
-"""The executors as the scheduler has them: who joins, the loop of each and the call to it."""
+"""Executors of the scheduler: joining, leaving and loss, sessions, links, and step time limits."""

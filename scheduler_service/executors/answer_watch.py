@@ -1,6 +1,7 @@
-"""Which executors are too slow: the steps of one, beside signs of life of the others.
+"""Detection of executors that are too slow, and the time limit of a step.
 
-Pure: time is what callers say it is.
+An executor is judged by its unanswered steps and by signs of life of the other executors. All of
+this is pure: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ _S = 1_000_000_000
 
 
 class FleetPulse:
-    """When each executor last answered: steps, or, while it has none, that it is there.
+    """Time of the latest sign of life of each executor: an answered step, or GetInfo while idle.
 
-    `num_steps`: how many all of them answered.
+    `num_steps`: steps answered by all executors.
     """
 
     def __init__(self) -> None:
@@ -28,15 +29,15 @@ class FleetPulse:
         self.num_steps = 0
 
     def show(self, executor: Hashable, now_ns: int) -> None:
-        """`executor` lives."""
+        """Notes a sign of life of `executor`."""
         self._latest_ns[executor] = now_ns
 
     def forget(self, executor: Hashable) -> None:
-        """It is none any more."""
+        """Removes an executor that has left."""
         self._latest_ns.pop(executor, None)
 
     def is_another_alive(self, executor: Hashable, since_ns: int) -> bool:
-        """Whether any but `executor` has shown life after `since_ns`."""
+        """Returns whether an executor other than `executor` has shown life after `since_ns`."""
         return any(
             latest_ns > since_ns
             for other, latest_ns in self._latest_ns.items()
@@ -45,7 +46,7 @@ class FleetPulse:
 
 
 class Verdict(Enum):
-    """What is to be done about an executor. ASK: whether others are there; then look again."""
+    """Verdict of a look at an executor. ASK: ask idle executors for signs of life, look again."""
 
     WAIT = "wait"
     ASK = "ask"
@@ -53,13 +54,13 @@ class Verdict(Enum):
 
 
 class AnswerWatch:
-    """The steps that one executor has not answered.
+    """Unanswered steps of one executor, and the verdict on it.
 
-    It is given up when the oldest of them takes longer than `patience` allows, by two looks, half
-    of that time apart, and if another executor showed life between them. So the last that is there
-    is not given up, nor are all of them if their machines, or this one, stood still: time counts
-    only while others go on. After `patience.ceiling_s` it is given up whatever others do.
-    `is_silent`: it does not answer when it is asked whether it is there.
+    The executor is given up when its oldest step takes longer than `patience` allows. That takes
+    two looks, half of the allowed time apart, and a sign of life of another executor between them.
+    So the last executor is not given up, nor are all executors if their machines, or this one,
+    stood still: time counts only while other executors go on. After `patience.ceiling_s` the
+    executor is given up, whatever the others do. `is_silent`: the executor does not answer GetInfo.
     """
 
     def __init__(self, executor: Hashable, patience: StepPatience, pulse: FleetPulse) -> None:
@@ -70,43 +71,45 @@ class AnswerWatch:
         self._is_cut = False
         self._is_late = False
         self.is_silent = False
-        # Of the oldest step. The half is worked out when it is asked for: mostly nobody does.
+        # Start of the oldest step, and half of its allowed time. The half is computed on demand,
+        # because most steps are answered before anything needs it.
         self._since_ns = 0
         self._known_half_ns: int | None = None
-        # Of the halves that passed in a row, those in which others went on; the first counts.
+        # Start of the current half, and the number of halves in a row in which other executors
+        # showed life; the first half always counts.
         self._half_since_ns = 0
         self._num_lively = 0
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it should get no new requests: it is late, silent, or its connection broken."""
+        """Whether the executor should get no new requests: it is late, silent or disconnected."""
         return self._is_late or self._is_cut or self.is_silent
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is expected of it."""
+        """Whether the executor has answered all its steps."""
         return not self._in_flight
 
     @property
     def earliest_look_ns(self) -> int:
-        """No look is due before this."""
+        """Lower bound of `look_at_ns`, cheap to compute."""
         return self._half_since_ns + int(self.patience.least_allowed_s * _S / 2)
 
     @property
     def look_at_ns(self) -> int | None:
-        """When to look; None: never, as it is now."""
+        """Time of the next look; None if no step is in flight or the connection is cut."""
         if self._is_cut or not self._in_flight:
             return None
         return min(self._half_since_ns + self._half_ns, self._since_ns + self._ceiling_ns)
 
     @property
     def allowed_s(self) -> float:
-        """How long the oldest step may take; 0 if there is none."""
+        """Seconds that the oldest step may take; 0 if no step is in flight."""
         return 2 * self._half_ns / _S if self._in_flight else 0.0
 
     @property
     def _half_ns(self) -> int:
-        """Half of what the oldest step may take."""
+        """Half of the time in nanoseconds that the oldest step may take."""
         if self._known_half_ns is None:
             allowed_s = self.patience.allowed_s(self._in_flight[0]) if self._in_flight else 0.0
             self._known_half_ns = int(allowed_s * _S / 2)
@@ -117,17 +120,17 @@ class AnswerWatch:
         return int(self.patience.ceiling_s * _S)
 
     def waited_s(self, now_ns: int) -> float:
-        """How long the oldest step has not been answered."""
+        """Returns for how many seconds the oldest step has not been answered."""
         return (now_ns - self._since_ns) / _S
 
     def sent(self, size: StepSize, now_ns: int) -> None:
-        """A step was sent."""
+        """Notes that a step was sent."""
         self._in_flight.append(size)
         if len(self._in_flight) == 1:
             self._start(now_ns)
 
     def answered(self, now_ns: int) -> None:
-        """The oldest step was answered."""
+        """Removes the oldest step, which was answered, and learns from its duration."""
         size = self._in_flight.popleft()
         self.patience.observe(size, self.waited_s(now_ns))
         self._pulse.show(self._executor, now_ns)
@@ -136,11 +139,14 @@ class AnswerWatch:
         self._start(now_ns)
 
     def cut(self) -> None:
-        """Its connection is broken: for how long it may be so is not about steps."""
+        """Notes that the connection is broken: no look is due until `mended`.
+
+        The link, not this watch, limits how long a connection may be broken.
+        """
         self._is_cut = True
 
     def mended(self, now_ns: int) -> None:
-        """It is connected again; steps that were not answered begin anew."""
+        """Notes that the connection is back; the time of unanswered steps starts anew."""
         self._is_cut = False
         self._start(now_ns)
 
@@ -150,7 +156,7 @@ class AnswerWatch:
         self._known_half_ns = None
 
     def look(self, now_ns: int) -> Verdict:
-        """What is to be done now."""
+        """Returns the verdict at `now_ns`. A GIVE_UP makes `patience` more lenient."""
         at_ns = self.look_at_ns
         if at_ns is None or now_ns < at_ns:
             return Verdict.WAIT
@@ -167,20 +173,20 @@ class AnswerWatch:
         return Verdict.ASK
 
 
-# -- How long a step may take: what steps like it took, times a factor -----------------------------
-#
-# Pure: no clock, no I/O.
+# -- Time limit of a step --------------------------------------------------------------------------
 
+# A step may take so many times what steps of its size took.
 FACTOR = 3.0
-# So many steps of a size are seen before they are believed: the first are slow, because something
-# is loaded, compiled or captured.
+# Averages of a size are used after so many steps: the first steps are slow, because something is
+# loaded, compiled or captured.
 BELIEVED_STEPS = 8
-# Until then an executor that has measured a step by itself has so many times what that one says: it
-# knows that nothing is compiled any more, but not who else will be on its machine. Eight times the
-# least that is ever allowed is longer than almost all that was seen to hold up a sound process, and
-# whoever is given up wrongly loses one recompute, and comes back with twice the time.
+# Extra factor on a step that the executor measured itself, used until averages are believed. The
+# executor knows that nothing is compiled any more, but not which processes will share its machine.
+# Eight times the least allowed time is longer than almost every stall seen of a sound process. An
+# executor that is given up wrongly loses one recompute, and comes back with twice the time.
 FIRST_LENIENCE = 8
-# Whoever was given up too early gets twice the time, up to so much; so many good steps halve it.
+# An executor that was given up gets twice the time, up to MAX_LENIENCE times. GOOD_STEPS steps in
+# time halve that again.
 MAX_LENIENCE = 64
 GOOD_STEPS = 32
 _NEWEST_WEIGHT = 0.2
@@ -188,9 +194,10 @@ _NEWEST_WEIGHT = 0.2
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """What there is to do. `num_attended`: pairs of a new token and one that it attends to.
+    """Amount of work of a step.
 
-    `num_turns`: so often at most rows get a token; the others are those of each turn.
+    `num_attended`: pairs of a new token and a token that it attends to. `num_turns`: most tokens
+    that a row gets, one a turn; `num_tokens` and `num_attended` count the work of one turn.
     """
 
     num_tokens: int
@@ -199,13 +206,16 @@ class StepSize:
 
     @classmethod
     def of(cls, plan: StepPlan, block_size: int) -> StepSize:
-        """A block that is moved counts as its tokens: it is moved because that costs less."""
+        """Returns the size of `plan`.
+
+        A moved block counts as its tokens: moving costs less than computing them.
+        """
         work = plan.work
         num_tokens = plan.num_tokens + len(plan.moves) * block_size
         for row in plan.new_rows:
             if row.encoder_token_ids is not None:
                 num_tokens += len(row.encoder_token_ids)
-        if len(work.token_ids) == 0 and work.drafts is None:  # one token each, as mostly
+        if len(work.token_ids) == 0 and work.drafts is None:  # the common case: one token a row
             num_attended = int(np.add.reduce(work.num_computed_tokens)) + len(work.row_ids)
         else:
             num_inputs = work.num_inputs
@@ -216,7 +226,7 @@ class StepSize:
 
 @dataclass(slots=True)
 class _Kind:
-    """Running averages over steps of about the same number of tokens."""
+    """Running averages over steps with about the same number of tokens."""
 
     took_s: float
     num_tokens: float
@@ -230,7 +240,11 @@ class _Kind:
         self.num_attended += _NEWEST_WEIGHT * (size.num_attended - self.num_attended)
 
     def most_s(self, size: StepSize) -> float:
-        """What a step grows by, it grows by at most in proportion; part of it is always there."""
+        """Returns the most seconds a step of `size` should take, scaled up from the averages.
+
+        Time grows at most in proportion to the work. It is not scaled down for a smaller step,
+        because part of it is constant.
+        """
         by_tokens = size.num_tokens / max(self.num_tokens, 1)
         by_attended = size.num_attended / max(self.num_attended, 1)
         return self.took_s * max(by_tokens, by_attended, 1.0)
@@ -238,18 +252,19 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A step that an executor ran before it joined; nothing that comes later has to be compiled."""
+    """Step that an executor measured before it joined; later steps need no compilation."""
 
     size: StepSize
     took_s: float
 
 
 class StepPatience:
-    """With one life of an executor; `ceiling_s` while nothing is known, and the most there is.
+    """Time limits of steps for one life of an executor, learned from its answered steps.
 
-    `floor_s`: the least. A process that shares its machine may wait so long for a turn.
-    `measured`: by the executor itself; its first steps go by that. Not by those of others: what
-    takes a GPU a moment takes a CPU a minute, and who has compiled says nothing of who has not.
+    `ceiling_s`: the largest limit, also used while nothing is known. `floor_s`: the smallest limit;
+    a process that shares its machine may wait so long to be scheduled. `measured`: a step that the
+    executor measured itself, which limits its first steps. Steps of other executors are not used: a
+    GPU may take a moment where a CPU takes a minute, and another executor may already be compiled.
     """
 
     def __init__(
@@ -266,22 +281,22 @@ class StepPatience:
 
     @property
     def least_allowed_s(self) -> float:
-        """No step is allowed less."""
+        """Smallest time limit of any step, in seconds."""
         return self._floor_s
 
     def allowed_s(self, size: StepSize) -> float:
-        """How long a step may take before its executor is doubted."""
+        """Returns the time limit of a step of `size` in seconds."""
         return min(self._expected_s(size) * self._lenience, self.ceiling_s)
 
     def observe(self, size: StepSize, took_s: float) -> None:
-        """Learns from a step that was answered."""
+        """Learns from an answered step of `size` that took `took_s` seconds."""
         expected_s = took_s if took_s <= self._floor_s else self._expected_s(size)
         if took_s <= expected_s:
             self._take_good()
-        # However long it took: one that waited for a suspended machine says little of the next.
+        # Capped: a step that waited for a suspended machine says little about the next step.
         took_s = min(took_s, expected_s)
         if size.num_turns > 1:
-            return  # how many turns it took is not known here
+            return  # the number of turns that the step really took is unknown here
         bits = size.num_tokens.bit_length()
         if bits in self._kinds:
             self._kinds[bits].take(size, took_s)
@@ -289,7 +304,10 @@ class StepPatience:
             self._kinds[bits] = _Kind(took_s, size.num_tokens, size.num_attended)
 
     def gave_up(self) -> None:
-        """The executor was given up for a step; should this life of it come back, it was alive."""
+        """Doubles the time limits after a step for which the executor was given up.
+
+        If this life of the executor comes back, it was alive, and the limit was too short.
+        """
         self._lenience = min(2 * self._lenience, MAX_LENIENCE)
         self._num_good = 0
 

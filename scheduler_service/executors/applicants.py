@@ -1,6 +1,6 @@
-"""Executors that have registered and are not believed yet.
+"""Applicants, registered executors that are not verified yet; and checks of idle executors.
 
-Nothing that Register says is believed before GetInfo at that address has said the same.
+The info in Register is not trusted until GetInfo at the executor's address has returned the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scheduler_service.executors.handshake import check_same
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
-# An address where nobody answers is waited for so long; executors wait 5 s for Register.
+# Timeout of GetInfo at the address of an applicant; executors wait 5 s for Register.
 VERIFY_TIMEOUT_S = 3.0
 MAX_PENDING_JOINS = 64
 _BUSY_RETRY_S = 1.0
@@ -27,17 +27,20 @@ _log = logging.getLogger(__name__)
 
 
 class Applicants:
-    """Asks them who they are, one at an address and a bounded number in all."""
+    """Verifies applicants by GetInfo: one at each address, and MAX_PENDING_JOINS in all."""
 
     def __init__(self, drains: Drains, step_patience_s: float) -> None:
-        """`step_patience_s`: who is still busy with a step for longer than that is not taken."""
+        """`step_patience_s`: an applicant busy with a step for more seconds is not taken in."""
         self._drains = drains
         self._step_patience_s = step_patience_s
         self._pending: set[str] = set()
 
     @contextmanager
     def place(self, address: str) -> Iterator[None]:
-        """Nobody else registers for `address` within. Raises DomainError(REGISTRY_BUSY)."""
+        """Reserves `address` for one registration in the block.
+
+        Raises DomainError(REGISTRY_BUSY).
+        """
         if address in self._pending or len(self._pending) >= MAX_PENDING_JOINS:
             raise DomainError(
                 "REGISTRY_BUSY",
@@ -54,11 +57,12 @@ class Applicants:
     async def ask(
         self, info: executor.ExecutorInfo, link: Link, life: Life
     ) -> executor.ExecutorInfo | None:
-        """What answers at `link`; None if nobody does, or if it is not done with a step.
+        """Asks the executor at `link` for its info, and returns it.
 
-        A life that was lost has to be done with all: else what it is given waits for what nobody
-        wants, and should it be lost again, that would say nothing of those who waited. Raises
-        DomainError if that is not what `info` says, or a life that was sent away.
+        Returns None if no executor answers, or if the executor is still busy with a step. A life
+        that was lost before must have finished all its steps. Otherwise new steps would wait for
+        old ones whose results are not needed, and a second loss would say nothing about their requests.
+        Raises DomainError if the answer differs from `info`, or if this life was drained.
         """
         try:
             answer, says_drained = await link.introduce(VERIFY_TIMEOUT_S)
@@ -78,12 +82,16 @@ class Applicants:
         return answer
 
 
-# --------------------------------------------------------------------------------------------------
-# Signs of life of executors that have nothing to answer: they are asked whether they are there.
+# -- Checks of idle executors ----------------------------------------------------------------------
+#
+# An idle executor has no steps to answer, so GetInfo asks for its sign of life.
 
 
 class IdleChecks:
-    """Asks each of `sessions()` once at a time, and shows `pulse` who answers."""
+    """Sends GetInfo to idle executors of `sessions()`, and notes answers in `pulse`.
+
+    An executor gets one question at a time.
+    """
 
     def __init__(
         self,
@@ -98,7 +106,7 @@ class IdleChecks:
         self._tasks = Tasks()
 
     def begin(self, doubted: str) -> None:
-        """Asks all that are idle, but for the executor at `doubted`."""
+        """Starts to ask all idle executors, except the executor at `doubted`."""
         for session in self._sessions():
             address = session.address
             is_idle = session.is_connected and session.steps.watch.is_idle
@@ -109,7 +117,8 @@ class IdleChecks:
     async def _ask(self, session: ExecutorSession) -> None:
         info = session.info
         try:
-            with suppress(ExecutorLost):  # its stream breaks, too, or it is only busy
+            # If the executor is lost, its stream breaks, too; or it is only busy.
+            with suppress(ExecutorLost):
                 answer = await session.link.get_info(VERIFY_TIMEOUT_S)
                 if answer.executor_epoch == info.executor_epoch and session in self._sessions():
                     self._pulse.show(info.address, self._now_ns())
@@ -117,29 +126,29 @@ class IdleChecks:
             self._asked.discard(info.address)
 
     async def close(self) -> None:
-        """Asks nobody any more."""
+        """Cancels the questions that are open."""
         await self._tasks.close()
 
 
-# -- Tasks that somebody began, and ends -----------------------------------------------------------
+# -- Set of tasks ----------------------------------------------------------------------------------
 
 
 class Tasks:
-    """Keeps each until it is done; a loop alone does not."""
+    """Set of running tasks; an event loop alone keeps only weak references to them."""
 
     def __init__(self) -> None:
-        # In order, so that the same happens each time that they are ended.
+        # An ordered set, so that tasks are always cancelled in the same order.
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def begin(self, coroutine: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Its task, which may be cancelled by whoever wants."""
+        """Starts and returns the task of `coroutine`; the caller may cancel it."""
         task = asyncio.create_task(coroutine)
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
         return task
 
     async def close(self) -> None:
-        """Ends those that are left; whatever they raise is nobody's any more."""
+        """Cancels the remaining tasks, and waits for them; their exceptions are ignored."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Executors on their way out: who waits until they are gone, and which lives may not come back."""
+"""Drains of executors: their deadlines and outcomes, and the drained lives that may not return."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
 MAX_TIMEOUT_S = 3600.0
-# Lives of executors that may not come back.
+# Limit of remembered lives, of each kind.
 _MAX_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """How a drain ended. `num_moved`: requests that go on elsewhere. `is_undone`: it stays."""
+    """Outcome of a drain.
+
+    `num_moved`: requests that go on at other executors. `is_lost`: the executor was lost before it
+    was drained. `is_undone`: the executor was taken back.
+    """
 
     num_moved: int = 0
     is_lost: bool = False
@@ -31,7 +35,7 @@ class _Drain:
     alarm: asyncio.TimerHandle | None = None
 
     def end(self, drained: Drained) -> None:
-        """Tells whoever waits."""
+        """Stops the alarm, and hands `drained` to the waiting callers."""
         if self.alarm is not None:
             self.alarm.cancel()
         if not self.over.done():
@@ -39,12 +43,12 @@ class _Drain:
 
 
 class Drains:
-    """The drains under way, by address, and whose life is over by one."""
+    """Drains in progress, by address, and the lives of executors that were drained."""
 
     def __init__(self) -> None:
         self._drains: dict[str, _Drain] = {}
         self._ended_lives: OrderedDict[str, int] = OrderedDict()
-        # Of these, those that were taken back and have not come yet.
+        # Drained lives that may register again, but have not yet done so.
         self._welcome: OrderedDict[str, int] = OrderedDict()
 
     def begin(
@@ -55,11 +59,12 @@ class Drains:
         *,
         is_own_wish: bool = False,
     ) -> tuple[asyncio.Future[Drained], bool]:
-        """The end of a drain, and whether the drain is new.
+        """Begins a drain, or joins the one in progress.
 
-        What runs there has `timeout_s`, or less if it had less before; then `expired` is called
-        with the address. `is_own_wish`: the executor is about to end. Cancelling the future changes
-        nothing.
+        Returns a future of its outcome, and whether the drain is new. After `timeout_s` seconds
+        `expired` is called with the address; a drain in progress keeps its deadline if that is
+        earlier. `is_own_wish`: the executor itself is about to exit. Cancelling the future does not
+        cancel the drain.
         """
         loop = asyncio.get_running_loop()
         drain = self._drains.get(info.address)
@@ -76,15 +81,15 @@ class Drains:
         return asyncio.shield(drain.over), is_new
 
     def gone(self, address: str, *, num_moved: int, is_lost: bool) -> None:
-        """The executor was removed."""
+        """Ends the drain of an executor that was removed, if it had one."""
         drain = self._drains.pop(address, None)
         if drain is not None:
             drain.end(Drained(num_moved, is_lost))
 
     def undo(self, address: str, num_moved: int) -> bool:
-        """Keeps an executor that drains; False: it does not drain.
+        """Undoes the drain of an executor; returns False if the executor does not drain.
 
-        Raises DomainError(EXECUTOR_LEAVES).
+        Raises DomainError(EXECUTOR_LEAVES) if the executor itself is about to exit.
         """
         drain = self._drains.get(address)
         if drain is None:
@@ -97,20 +102,21 @@ class Drains:
         return True
 
     def is_over(self, address: str) -> bool:
-        """Whether the latest life that was drained at `address` is remembered."""
+        """Returns whether a drained life at `address` is remembered."""
         return address in self._ended_lives
 
     def welcome(self, address: str) -> bool:
-        """The life that was sent away from `address` may come back; False: none is remembered."""
+        """Allows the drained life at `address` to register again; False if none is remembered."""
         epoch = self._ended_lives.pop(address, None)
         if epoch is not None:
             _remember(self._welcome, address, epoch)
         return epoch is not None or address in self._welcome
 
     def check(self, info: executor.ExecutorInfo, *, says_drained: bool = False) -> None:
-        """Raises DomainError(EXECUTOR_DRAINED) for a life that was sent away.
+        """Raises DomainError(EXECUTOR_DRAINED) for a life that was drained.
 
-        `says_drained`: by itself, from a scheduler that was here before, or from another.
+        `says_drained`: the executor says so itself, after a drain by an earlier scheduler process
+        or by another scheduler.
         """
         if says_drained and self._welcome.get(info.address) != info.executor_epoch:
             self._end_life(info)

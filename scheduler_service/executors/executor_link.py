@@ -1,4 +1,4 @@
-"""The Execute call to one executor, made again when it breaks as long as the executor lives."""
+"""Link to one executor: the Execute call, renewed when it breaks as long as the executor lives."""
 
 from __future__ import annotations
 
@@ -44,31 +44,33 @@ class ExecutorLost(Exception):
 
 
 class ExecutorSilent(ExecutorLost):
-    """It does not answer: it may hang, or live and be out of reach."""
+    """The executor does not answer: it may hang, or live and be out of reach."""
 
     cause = LossCause.SILENT
 
 
 class ExecutorGone(ExecutorLost):
-    """Nobody listens at the address, or another life does: no use to wait for the old one."""
+    """The executor's life is over: no process listens at its address, or another life does."""
 
 
 class _ConnectionCut(Exception):
-    """It lives, and what is said over the connection in use does not get there."""
+    """The executor lives, but messages over the connection in use do not reach it."""
 
 
 class ExecutorRestarted(ExecutorGone):
-    """Another life answers at the address."""
+    """Another life of the executor answers at its address."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """How patient a link is with a broken call and with one that streams files, and where it dials.
+    """Time limits, address and callbacks of a link.
 
-    `target` None: at the address of the executor's info, which may be a name. `on_cut`: told that
-    the Execute call broke, and that the executor is there again. `on_look`: told twice a second
-    what is known of the executor, and for how many seconds it has said nothing; returns whether it
-    is given up if it is silent.
+    `reconnect_timeout_s`: how long a broken Execute call may stay broken. `step_timeout_s`: limit
+    of the call that streams tokenizer files. `target`: address to dial; None: the address of the
+    executor's info, which may be a name. `on_cut` is called with True when the Execute call broke,
+    with False when the executor is back. `on_look` is called twice a second with the state of the
+    executor and the seconds since its last sign of life; it returns whether a silent executor is
+    given up.
     """
 
     reconnect_timeout_s: float
@@ -79,40 +81,40 @@ class LinkConfig:
 
 
 class Link(Protocol):
-    """The way to one executor."""
+    """Connection to one executor."""
 
     @property
     def info(self) -> executor.ExecutorInfo:
-        """What the executor is."""
+        """Info that the executor registered with."""
 
     def send(self, batch: EncodedBatch) -> None:
         """Queues `batch` to be sent."""
 
     async def get_info(self, timeout_s: float) -> executor.ExecutorInfo:
-        """What answers there says of itself. Raises ExecutorLost."""
+        """Returns the info of the executor that answers at the address. Raises ExecutorLost."""
         ...
 
     async def introduce(self, timeout_s: float) -> tuple[executor.ExecutorInfo, bool]:
-        """As `get_info`, and whether it says that a scheduler sent it away. Raises ExecutorLost."""
+        """Returns the info, and whether a scheduler drained the executor. Raises ExecutorLost."""
         ...
 
     async def is_draining(self, timeout_s: float) -> bool:
-        """Whether what answers there says that it is about to end. Raises ExecutorLost."""
+        """Returns whether the executor says that it is about to exit. Raises ExecutorLost."""
         ...
 
     async def tokenizer_files(self) -> dict[str, bytes]:
-        """The tokenizer files, empty if the executor has none. Raises ExecutorLost."""
+        """Fetches the tokenizer files; empty if the executor has none. Raises ExecutorLost."""
         ...
 
     def results(self) -> AsyncGenerator[executor.StepResult, None]:
         """Yields one result for each batch sent, in order. Raises ExecutorLost."""
 
     async def close(self) -> None:
-        """Ends what is open; whoever waits for an answer is told ExecutorLost."""
+        """Ends all open calls; callers that wait for an answer get ExecutorLost."""
 
 
 def execute_method(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCallable:
-    """`Execute` for batches that are encoded already; that of the stub takes messages."""
+    """Returns the method `Execute` for encoded batches; that of the stub takes messages."""
     return channel.stream_stream(
         f"/{_SERVICE.full_name}/Execute",
         request_serializer=attrgetter("data"),
@@ -121,11 +123,12 @@ def execute_method(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCalla
 
 
 class ExecutorLink:
-    """Sends batches and yields results in order, across calls that break.
+    """Sends batches and yields results in order, across Execute calls that break.
 
-    Batches without a result are sent again in the next call; the executor answers repeats from its
-    store (executor.proto, identity rule c), so nothing runs twice. While no results come it is
-    asked whether it is there, over a new connection too: that in use may be forgotten on the way.
+    Batches without a result are sent again in the next call. The executor answers repeats from its
+    store (executor.proto, identity rule c), so no step runs twice. While no results come, the link
+    sends GetInfo, also over a new connection: the network may have dropped the one in use.
+    Implements `Link`.
     """
 
     def __init__(
@@ -134,7 +137,7 @@ class ExecutorLink:
         config: LinkConfig,
         identity: ClusterIdentity = NOBODY,
     ) -> None:
-        """`identity`: who we are to the executor."""
+        """`identity`: credentials that the scheduler shows to the executor."""
         self.info = info
         self._config = config
         self._identity = identity
@@ -148,9 +151,9 @@ class ExecutorLink:
     def _open_channel(self) -> grpc.aio.Channel:
         options = [
             *channel_options(self.info.limits.max_message_bytes),
-            # Or the next life of an executor would wait for the retry of this one.
+            # With a shared pool, the next life of an executor would wait for this link's backoff.
             ("grpc.use_local_subchannel_pool", 1),
-            # Whoever refuses connections is to be the executor's machine.
+            # Without a proxy, a refused connection was refused by the executor's machine.
             ("grpc.enable_http_proxy", 0),
         ]
         return self._identity.channel(self._target, Role.EXECUTOR, options)
@@ -166,16 +169,16 @@ class ExecutorLink:
         self._outbox.put_nowait(batch)
 
     async def get_info(self, timeout_s: float) -> executor.ExecutorInfo:
-        """What answers at the address says of itself. Raises ExecutorLost."""
+        """Returns the info of the executor that answers at the address. Raises ExecutorLost."""
         return (await self._get_info(timeout_s)).executor
 
     async def introduce(self, timeout_s: float) -> tuple[executor.ExecutorInfo, bool]:
-        """As `get_info`, and whether it says that a scheduler sent it away. Raises ExecutorLost."""
+        """Returns the info, and whether a scheduler drained the executor. Raises ExecutorLost."""
         answer = await self._get_info(timeout_s)
         return answer.executor, answer.drained
 
     async def is_draining(self, timeout_s: float) -> bool:
-        """Whether it says, in the same life, that it is about to end. Raises ExecutorLost."""
+        """Returns whether the same life says that it is about to exit. Raises ExecutorLost."""
         answer = await self._get_info(timeout_s)
         is_same = answer.executor.executor_epoch == self.info.executor_epoch
         return is_same and answer.draining
@@ -195,23 +198,23 @@ class ExecutorLink:
             asking = asyncio.current_task()
             if asking is None or asking.cancelling():
                 raise
-            # Closing a channel cancels its calls, and not who waits for them.
+            # Not this task was cancelled: closing the channel cancelled the call.
             raise ExecutorLost(_CLOSED) from error
         return answer
 
     async def check_alive(self) -> None:
-        """Raises ExecutorLost unless the executor answers, in the same life, in time.
+        """Raises ExecutorLost unless the same life of the executor answers in time.
 
-        ExecutorRestarted: it will not, however long one waits.
+        Raises ExecutorRestarted if another life answers: the old one will not come back.
         """
         info = await self.get_info(self._config.reconnect_timeout_s)
         if info.executor_epoch != self.info.executor_epoch:
             raise ExecutorRestarted("it has restarted")
 
     async def tokenizer_files(self) -> dict[str, bytes]:
-        """The tokenizer files, empty if the executor has none. Raises ExecutorLost.
+        """Fetches the tokenizer files; empty if the executor has none. Raises ExecutorLost.
 
-        Names and sizes are checked: they are given to every client.
+        Names and sizes are checked, because the files are served to every client.
         """
         files: dict[str, bytearray] = {}
         num_bytes = 0
@@ -289,7 +292,7 @@ class ExecutorLink:
 
     @staticmethod
     async def _read(call: grpc.aio.StreamStreamCall, watching: asyncio.Task[None]) -> Any:  # noqa: ANN401
-        """The next result, or EOF. Raises what `watching` raised when it ended the call."""
+        """Reads the next result, or EOF. If `watching` ended the call, raises its exception."""
         try:
             return await call.read()
         except asyncio.CancelledError:
@@ -299,7 +302,10 @@ class ExecutorLink:
             raise
 
     async def _watch(self) -> None:
-        """Never ends by itself. Raises ExecutorSilent or _ConnectionCut if nothing is answered."""
+        """Watches the executor until cancelled.
+
+        Raises ExecutorSilent or _ConnectionCut if the executor does not answer.
+        """
         watch = PeerWatch(self._ask, self._ask_anew, lambda: self._num_results)
         try:
             while True:
@@ -326,7 +332,7 @@ class ExecutorLink:
         return True
 
     async def _ask_anew(self) -> bool:
-        """Whether it answers over a new connection, in the same life."""
+        """Returns whether the same life of the executor answers over a new connection."""
         async with self._open_channel() as channel:
             stub = executor_pb2_grpc.ExecutorServiceStub(channel)
             question = executor.GetInfoRequest()
@@ -346,7 +352,11 @@ class ExecutorLink:
                 await call.write(await outbox.get())
 
     async def _wait_until_alive(self, problem: str) -> None:
-        """Raises ExecutorLost: at once where it is certain, else after the reconnect timeout."""
+        """Waits until the executor answers again.
+
+        Raises ExecutorLost: at once if the life is certainly over, else after the reconnect
+        timeout.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.reconnect_timeout_s
         while True:
@@ -364,7 +374,7 @@ class ExecutorLink:
 
 
 def _check_name(file_name: str) -> None:
-    """Raises ExecutorLost for a name of a tokenizer file that clients should not get."""
+    """Raises ExecutorLost if the name of a tokenizer file is not safe to serve to clients."""
     try:
         check_file_name(file_name)
     except ValueError as error:
@@ -372,16 +382,16 @@ def _check_name(file_name: str) -> None:
         raise ExecutorLost(f"its tokenizer has a file named '{shown}': {error}") from error
 
 
-# -- Whether anybody listens at an address, as the machine there says by itself --------------------
+# -- Probe of an address ---------------------------------------------------------------------------
 
 _TIMEOUT_S = 1.0
 
 
 async def is_refused(target: str, timeout_s: float = _TIMEOUT_S) -> bool:
-    """Whether every address that `target` (`host:port`) stands for refuses connections.
+    """Returns whether every address of `target` (`host:port`) refuses TCP connections.
 
-    Nobody listens there then, and whoever did is gone. False where that is not certain: there is
-    somebody, or no answer in time, no way there, no such name.
+    If so, the process that listened there is gone. Returns False if that is not certain: a process
+    accepts the connection, the name or route is unknown, or no answer comes within `timeout_s`.
     """
     host, _, port = target.rpartition(":")
     loop = asyncio.get_running_loop()
@@ -396,6 +406,6 @@ async def is_refused(target: str, timeout_s: float = _TIMEOUT_S) -> bool:
                     except ConnectionRefusedError:
                         continue
                 return False
-    except (OSError, ValueError, OverflowError):  # TimeoutError, too
+    except (OSError, ValueError, OverflowError):  # TimeoutError is an OSError
         return False
     return bool(found)

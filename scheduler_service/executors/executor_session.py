@@ -1,4 +1,7 @@
-"""One executor over its link: steps go out, results come back as events of the scheduler."""
+"""Session with one executor: sends steps, reports results as events, and times out late steps.
+
+`Lives` remembers lives of executors that may come back.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from scheduler_service.step_codec import (
 )
 from splitserve.executor.v1 import executor_pb2 as executor
 
-# Repetitions in a row of results that came before; nothing but these could go on for ever.
+# Limit of repeated results in a row; otherwise an executor could repeat results for ever.
 MAX_REPEATED = 1000
 
 _log = logging.getLogger(__name__)
@@ -40,10 +43,11 @@ Report: TypeAlias = Callable[[events.Event, Received | None], None]
 
 
 class ExecutorSession:
-    """The conversation with one life of an executor.
+    """Session with one life of an executor.
 
-    `report` takes the events. `steps` gives the executor up when it does not answer.
-    `is_connected`: it serves. `closed` is to be called when the scheduler has removed it.
+    `report` takes the events. `steps` gives the executor up when it does not answer its steps.
+    `is_connected`: the executor serves. `closed` is to be called when the scheduler has removed the
+    executor.
     """
 
     def __init__(
@@ -75,7 +79,11 @@ class ExecutorSession:
         self._is_closed = False
 
     def send(self, plan: StepPlan) -> EncodedBatch:
-        """Sends a step. One that is too large for a message is answered as refused in its turn."""
+        """Sends a step, and returns its batch.
+
+        A batch that is too large for a message is not sent. Its step counts as refused, once all
+        earlier steps are answered.
+        """
         batch = encode_plan(
             plan,
             scheduler_epoch=self.scheduler_epoch,
@@ -91,7 +99,7 @@ class ExecutorSession:
         return batch
 
     async def run(self) -> None:
-        """Takes results until the executor is lost, or `closed`. Raises ExecutorLost."""
+        """Receives results until the executor is lost or removed. Raises ExecutorLost."""
         receiving = asyncio.ensure_future(self._receive())
         ending = asyncio.ensure_future(self._ended.wait())
         try:
@@ -106,14 +114,14 @@ class ExecutorSession:
             await asyncio.gather(receiving, ending, return_exceptions=True)
 
     def closed(self) -> None:
-        """The scheduler has removed the executor: ends `run`, and nothing is reported any more."""
+        """Ends `run` after the scheduler has removed the executor; no more events are reported."""
         self._is_closed = True
         self.is_connected = False
         self.steps.stop()
         self._ended.set()
 
     def _lose(self, why: str) -> None:
-        """Gives the executor up: `run` ends."""
+        """Gives the executor up: `run` raises ExecutorSilent with `why`."""
         self._lost = ExecutorSilent(why)
         self._ended.set()
 
@@ -127,7 +135,10 @@ class ExecutorSession:
                     self._answer_unsent()
 
     def _is_repeated(self, step_id: int) -> bool:
-        """Whether a result is of a step that was answered before: it says nothing new."""
+        """Returns whether the step was answered before; such a result is ignored.
+
+        Raises ExecutorLost after MAX_REPEATED repeated results in a row.
+        """
         if not 1 <= step_id <= self._last_answered_step_id:
             self._num_repeated = 0
             return False
@@ -158,7 +169,7 @@ class ExecutorSession:
         self._report(events.StepCompleted(self.address, outcome), Received(result, num_rows))
 
     def _answer_unsent(self) -> None:
-        """Answers batches that were too large to be sent, when it is their turn."""
+        """Reports unsent steps as refused, as far as all earlier steps are answered."""
         while self._in_flight and self._in_flight[0][0] in self._unsent_step_ids:
             step_id, _ = self._in_flight.popleft()
             self._unsent_step_ids.discard(step_id)
@@ -167,14 +178,15 @@ class ExecutorSession:
             self._report(events.StepCompleted(self.address, outcome, was_sent=False), None)
 
 
-# -- The clock beside an `AnswerWatch`: looks when it is time, and sees to what follows ------------
+# -- Timer of an `AnswerWatch` ---------------------------------------------------------------------
 
 
 class StepAlarm:
-    """Of one executor.
+    """Timer of the `AnswerWatch` of one executor: looks when it is time, and acts on the verdict.
 
-    `ask_others`: to find out which other executors are there. `doubted`: told whenever it becomes
-    doubtful, or is no longer. `give_up`: is set by whoever runs the executor, and is told why.
+    `ask_others` starts to ask the other executors for signs of life. `doubted` is called with
+    whether the executor is doubtful, at each change. `give_up` is set by the session, and is called
+    with the reason.
     """
 
     def __init__(
@@ -197,23 +209,23 @@ class StepAlarm:
 
     @property
     def watch(self) -> AnswerWatch:
-        """What is known of its steps."""
+        """Unanswered steps of the executor."""
         return self._watch
 
     def sent(self, plan: StepPlan) -> None:
-        """A step is on its way."""
+        """Notes that a step was sent."""
         self._watch.sent(StepSize.of(plan, self._block_size), self._now_ns())
         self._set_timer()
 
     def answered(self) -> None:
-        """The oldest step was answered."""
+        """Notes that the oldest step was answered."""
         was_doubtful = self._watch.is_doubtful
         self._watch.answered(self._now_ns())
         self._set_timer()
         self._notice(was_doubtful=was_doubtful)
 
     def connected(self, *, is_cut: bool) -> None:
-        """Its connection is broken, or is there again."""
+        """Notes that the connection to the executor is broken, or back."""
         was_doubtful = self._watch.is_doubtful
         if is_cut:
             self._watch.cut()
@@ -223,24 +235,27 @@ class StepAlarm:
         self._notice(was_doubtful=was_doubtful)
 
     def silent(self, *, is_silent: bool) -> None:
-        """Whether it answers when it is asked whether it is there."""
+        """Notes whether the executor is silent: does not answer GetInfo."""
         was_doubtful = self._watch.is_doubtful
         self._watch.is_silent = is_silent
         self._notice(was_doubtful=was_doubtful)
 
     def stop(self) -> None:
-        """Looks no more."""
+        """Stops the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _notice(self, *, was_doubtful: bool) -> None:
-        """Tells of a change of whether the executor is doubtful."""
+        """Reports whether the executor is doubtful, if that has changed."""
         if was_doubtful != self._watch.is_doubtful:
             self._doubted(not was_doubtful)
 
     def _set_timer(self) -> None:
-        """One timer serves many steps: it is set again only if it would be too late."""
+        """Sets the timer for the next look.
+
+        One timer serves many steps: it is set again only if it would fire too late.
+        """
         if self._timer is not None and self._looks_at_ns <= self._watch.earliest_look_ns:
             return
         at_ns = self._watch.look_at_ns
@@ -272,14 +287,14 @@ class StepAlarm:
         self._set_timer()
 
 
-# -- What is remembered of executors that may come back in the same life ---------------------------
+# -- Lives of executors that may come back ---------------------------------------------------------
 
 _MAX_REMEMBERED = 4096
 
 
 @dataclass(slots=True)
 class Life:
-    """One life of an executor: its latest step, and what its steps took."""
+    """One life of an executor: its epoch, its latest step, and the time limits of its steps."""
 
     executor_epoch: int
     patience: StepPatience
@@ -287,21 +302,25 @@ class Life:
 
 
 class Lives:
-    """The latest life at each address; of the addresses that were kept last, so many."""
+    """Latest life at each address, for the 4096 addresses that were kept most recently."""
 
     def __init__(self, step_patience_s: float, step_timeout_s: float) -> None:
         self._patience_s = (step_patience_s, step_timeout_s)
         self._lives: OrderedDict[str, Life] = OrderedDict()
 
     def of(self, address: str, executor_epoch: int, measured: MeasuredStep | None = None) -> Life:
-        """That life, or a new one, which has `measured` a step, and is to be kept if it is true."""
+        """Returns the remembered life with this epoch, or a new one, which is not remembered yet.
+
+        `measured`: step that the executor measured itself, for a new life. The caller passes a
+        verified life to `keep`.
+        """
         life = self._lives.get(address)
         if life is not None and life.executor_epoch == executor_epoch:
             return life
         return Life(executor_epoch, StepPatience(*self._patience_s, measured))
 
     def keep(self, address: str, life: Life) -> None:
-        """It is the latest at `address`."""
+        """Remembers `life` as the latest at `address`."""
         self._lives[address] = life
         self._lives.move_to_end(address)
         while len(self._lives) > _MAX_REMEMBERED:

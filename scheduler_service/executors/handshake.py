@@ -1,4 +1,4 @@
-"""What an executor says of itself: checked, and made into the configuration of its core.
+"""Handshake with an executor: checks of its ExecutorInfo, and the configuration of its core.
 
 The checks raise DomainError, naming field and values.
 """
@@ -22,24 +22,24 @@ from splitserve_rpc.addresses import is_reachable_address
 from splitserve_rpc.contract import CONTRACT_MAJOR, SAMPLING_VERSION
 from splitserve_rpc.domain_error import DomainError
 
-# What a step may take of the largest message: a token travels as input, as history and, with blocks
-# of one token, as block id; a row has a dozen columns; the rest, or half of it, is for lists and
-# texts among the sampling parameters. What does not fit even so (the history of a long sequence) is
-# caught when the batch is encoded.
+# Shares of a step in the largest message. A token travels as input, as history and, with blocks of
+# one token, as block id. A row has a dozen columns. The rest, or half of the message, is for lists
+# and texts in the sampling parameters. A batch that still does not fit (with the history of a long
+# sequence) is caught when it is encoded.
 MIN_MESSAGE_BYTES = 64 * 1024
 _MESSAGE_BYTES_PER_TOKEN = 32
 _MESSAGE_BYTES_PER_ROW = 128
-# Others wait while a batch is put together of what was encoded before: 2 ms a MiB, in a snapshot.
+# Joining the encoded parameters of a snapshot blocks the event loop for 2 ms a MiB.
 _MAX_PARAMS_BYTES = 4 * 1024 * 1024
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
-# Far above what exists, and so small that a core of it costs little: what is taken before anything
-# runs are a byte for each token of the vocabulary, and address space for the longest rows.
+# Limits far above real executors, but low enough that a core with these values costs little memory:
+# one byte for each token of the vocabulary, and address space for the longest rows.
 _RANGES = MappingProxyType(
     {
         "executor_epoch": (1, _INT64_MAX),
-        # There must be newer ones.
+        # Leaves room for newer epochs.
         "newest_scheduler_epoch": (0, _INT64_MAX // 2),
         "step_running_ms": (0, _INT64_MAX),
         "block_size_tokens": (1, 2**16),
@@ -79,9 +79,10 @@ _TEXTS = MappingProxyType(
     }
 )
 _SHOWN_CHARS = 100
-# Executors of this contract minor and later have version 2 where they do not say it.
+# Executors of this contract minor and later have sampling version 2 unless they say otherwise.
 _FIRST_MINOR_OF_SAMPLING_2 = 2
-# The same executor may be reached under several addresses; and what is so at one moment.
+# Fields that may differ between Register and GetInfo: one executor may have several addresses, and
+# other fields may change at any time.
 _NOT_COMPARED = frozenset(
     {
         "address",
@@ -97,7 +98,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_executor_info(info: executor.ExecutorInfo) -> None:
-    """Whether every field is in its range."""
+    """Checks that every field is in its range. Raises DomainError."""
     _check_versions(info)
     for path, most in _MAX_LENGTHS.items():
         if (length := len(_get(info, path))) > most:
@@ -132,24 +133,27 @@ def _check_versions(info: executor.ExecutorInfo) -> None:
 
 
 def _sampling_version(info: executor.ExecutorInfo) -> int:
-    """Version of the arithmetic of SamplingParams by which an executor samples."""
+    """Returns the version of the sampling arithmetic (SamplingParams) that an executor uses."""
     if info.HasField("sampling_version"):
         return info.sampling_version
     return 1 if info.contract_version.minor < _FIRST_MINOR_OF_SAMPLING_2 else 2
 
 
 def check_address(address: str) -> None:
-    """Whether it may be one that registered."""
+    """Checks that `address` is `host:port`, short and printable. Raises DomainError."""
     if (length := len(address)) > (most := _MAX_LENGTHS["address"]):
         raise _invalid("address", f"{length} long", f"{most} at most")
-    # Without spaces: it stands in the log as it is.
+    # No spaces: the address is logged without quotes.
     if not (address.isascii() and address.isprintable() and is_reachable_address(address)):
         allowed = "host:port with a port from 1 to 65535"
         raise _invalid("address", repr(address[:_SHOWN_CHARS]), allowed)
 
 
 def check_model(info: executor.ExecutorInfo, model: executor.ModelInfo | None) -> None:
-    """Whether it has the model that the others serve, if any."""
+    """Checks that the executor has the model that is already served, if any.
+
+    Raises DomainError(MODEL_MISMATCH).
+    """
     for path in ("digest", "dtype", "kv_cache_dtype"):
         if model is not None and getattr(model, path) != getattr(info.model, path):
             raise DomainError(
@@ -160,7 +164,10 @@ def check_model(info: executor.ExecutorInfo, model: executor.ModelInfo | None) -
 
 
 def check_same(info: executor.ExecutorInfo, answer: executor.ExecutorInfo) -> None:
-    """Whether `answer`, which came from the address of `info`, is of the same executor."""
+    """Checks that `answer`, which came from the address of `info`, is of the same executor.
+
+    Raises DomainError(EXECUTOR_MISMATCH).
+    """
     if info.executor_epoch != answer.executor_epoch:
         raise DomainError(
             "EXECUTOR_MISMATCH",
@@ -176,7 +183,7 @@ def check_same(info: executor.ExecutorInfo, answer: executor.ExecutorInfo) -> No
 
 
 def _differences(said: Any, answered: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:  # noqa: ANN401
-    """Path and both values of each field that is not the same."""
+    """Yields path and both values of each field that differs, except fields not to be compared."""
     for field in said.DESCRIPTOR.fields:
         one, other = getattr(said, field.name), getattr(answered, field.name)
         if f"{prefix}{field.name}" in _NOT_COMPARED or one == other:
@@ -188,7 +195,7 @@ def _differences(said: Any, answered: Any, prefix: str = "") -> Iterator[tuple[s
 
 
 def _check_optional(info: executor.ExecutorInfo) -> None:
-    """Fields that are present exactly if something else is so."""
+    """Checks the optional fields, and limits that depend on a feature. Raises DomainError."""
     window = info.model.sliding_window_tokens
     if info.model.HasField("sliding_window_tokens") and window < 1:
         raise _invalid("model.sliding_window_tokens", window, "1 or more, or absent")
@@ -210,9 +217,10 @@ def _get(info: executor.ExecutorInfo, path: str) -> Any:  # noqa: ANN401
 
 
 def epoch_for(answer: executor.ExecutorInfo, own_epoch: int) -> int:
-    """The scheduler_epoch under which an executor is spoken to: newer than any that it knows.
+    """Returns the scheduler epoch for an executor, not older than any epoch it has seen.
 
-    `own_epoch` is, unless the clock was set back before this scheduler started.
+    That is `own_epoch`, unless the clock was set back before this scheduler started. Raises
+    DomainError if the executor's newest epoch is out of range.
     """
     newest, (least, most) = answer.newest_scheduler_epoch, _RANGES["newest_scheduler_epoch"]
     if not least <= newest <= most:
@@ -221,7 +229,7 @@ def epoch_for(answer: executor.ExecutorInfo, own_epoch: int) -> int:
 
 
 def measured_step(info: executor.ExecutorInfo) -> MeasuredStep | None:
-    """The step that it has measured, if it says so."""
+    """Returns the step that the executor measured before it registered; None if it has not."""
     if not info.HasField("trial_step"):
         return None
     trial = info.trial_step
@@ -229,7 +237,10 @@ def measured_step(info: executor.ExecutorInfo) -> MeasuredStep | None:
 
 
 def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> SchedulerConfig:
-    """For the executor that `info` describes."""
+    """Returns the configuration of the core for the executor that `info` describes.
+
+    Each limit is the smaller one of executor and options.
+    """
     limits, model = info.limits, info.model
     max_rows = min(limits.max_num_rows, limits.max_message_bytes // _MESSAGE_BYTES_PER_ROW)
     max_tokens = min(
@@ -272,7 +283,7 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
 
 
 def _features(info: executor.ExecutorInfo) -> frozenset[Feature]:
-    """The executor's features, with what its version of the arithmetic of sampling implies."""
+    """Returns the executor's features, with those implied by its sampling version."""
     features = decode_features(info.features)
     has_min_p_last = _sampling_version(info) > 1
     return features | {Feature.MIN_P_AFTER_TOP_P} if has_min_p_last else features

@@ -1,6 +1,6 @@
-"""Executors that join, serve, leave and are lost.
+"""Membership of executors: they join, serve, leave and are lost.
 
-What happens is reported to the scheduler as events; what it decides comes back as effects.
+Changes are reported to the scheduler as events; its decisions come back as effects.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.peer_watch import TICK_S, PeerState
 
 _SHOWN_CHARS = 200
-# Who lives says something within two seconds, if only to be asked; who fell silent does not.
+# A live executor shows a sign of life within two seconds, because it is asked.
 _LATELY_NS = 2_500_000_000
 
 Connect = Callable[[executor.ExecutorInfo, LinkConfig], Link]
@@ -45,9 +45,9 @@ _log = logging.getLogger(__name__)
 
 
 class Membership:
-    """One session for each executor, by address, in order of registration.
+    """Sessions of all executors, by address, in order of registration.
 
-    `tokenizer_files`: of the model; empty before an executor was connected.
+    `tokenizer_files`: tokenizer files of the model; empty before an executor was connected.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Membership:
         self._tasks = Tasks()
         self._lives = Lives(config.step_patience_s, config.step_timeout_s)
         self._pulse = FleetPulse()
-        # When each said anything at all: it may hang in a step even so.
+        # Latest message of any kind of each executor, which may hang in a step nevertheless.
         self._signs_of_life = FleetPulse()
         self._idle_checks = IdleChecks(self._pulse, now_ns, self.sessions.values)
         self._drains = Drains()
@@ -79,35 +79,35 @@ class Membership:
 
     @property
     def model(self) -> executor.ModelInfo | None:
-        """The model that clients are served; None before an executor was connected.
+        """Model that clients are served; None before an executor was connected.
 
-        It stays the same as long as this process lives, whatever executors come and go.
+        The model stays the same as long as this process lives, whatever executors come and go.
         """
         return self._accepted_model if self._has_served else None
 
     @property
     def num_steps_answered(self) -> int:
-        """Steps answered by all executors that ever were here."""
+        """Number of steps answered by all executors since the process started."""
         return self._pulse.num_steps
 
     @property
     def step_allowed_s(self) -> float:
-        """How long it may be until some step is answered, if there is something to do."""
+        """Seconds within which some step must be answered, if there is work."""
         allowed_s = (session.steps.watch.allowed_s for session in self.sessions.values())
         return max(allowed_s, default=0.0) or self._config.step_patience_s
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
-        """Gives tenants other weights at executors that join from now on."""
+        """Sets the weights of tenants for executors that join from now on."""
         policies = replace(self._config.policies, tenant_weights=weights)
         self._config = replace(self._config, policies=policies)
 
-    # -- joining -------------------------------------------------------------------------------
+    # -- Joining -------------------------------------------------------------------------------
 
     async def join(self, info: executor.ExecutorInfo, target: str | None = None) -> None:
-        """Takes the executor that answers at `target`, if it is what `info` says.
+        """Takes in the executor that answers at `target`, if its GetInfo matches `info`.
 
-        `target`: what stands for `info.address`, None: that itself. One that does not answer is not
-        taken, and may register again. Raises DomainError.
+        `target`: address to dial in place of `info.address`, None to dial that. An executor that
+        does not answer is not taken in, and may register again. Raises DomainError.
         """
         check_model(info, self._accepted_model)
         if self._is_known(info):
@@ -129,7 +129,7 @@ class Membership:
         link, is_taken = self._connect(info, config), False
         try:
             answer = await self._applicants.ask(info, link, life)
-            check_model(info, self._accepted_model)  # another may have joined meanwhile
+            check_model(info, self._accepted_model)  # another executor may have joined meanwhile
             if answer is not None and not self._is_known(info) and not self._is_closed:
                 epoch = epoch_for(answer, self._scheduler_epoch)
                 self._take(link, life, steps, epoch)
@@ -143,7 +143,7 @@ class Membership:
     ) -> bool:
         """Records whether an executor answers; returns whether it may be given up if silent.
 
-        The last that is there is not, nor are all of them if it is this side that hears nothing.
+        The last live executor is not given up, nor are all executors if this side hears nothing.
         """
         if not self._is_known(info):
             return False
@@ -171,7 +171,10 @@ class Membership:
         )
 
     def _take(self, link: Link, life: Life, steps: StepAlarm, scheduler_epoch: int) -> None:
-        """Raises DomainError if no engine can be made for it; then nothing has changed."""
+        """Takes in a verified executor, and starts its session.
+
+        Raises DomainError if no engine can be made for the executor; then nothing has changed.
+        """
         info = link.info
         try:
             config = core_config(info, self._config)
@@ -193,12 +196,12 @@ class Membership:
         self.sessions[info.address] = session
         session.task = self._tasks.begin(self._run(session))
 
-    # -- leaving -------------------------------------------------------------------------------
+    # -- Leaving -------------------------------------------------------------------------------
 
     async def drain(self, address: str, timeout_s: float) -> Drained:
-        """Sends an executor away, and returns when it is gone. Raises DomainError.
+        """Drains an executor, and returns when the executor is removed. Raises DomainError.
 
-        Cancelling this changes nothing.
+        Cancelling the call does not cancel the drain.
         """
         session = self.sessions.get(address)
         if session is not None:
@@ -208,9 +211,9 @@ class Membership:
         return Drained()
 
     async def leave(self, address: str, executor_epoch: int, timeout_s: float) -> None:
-        """As `drain`, for an executor that wants it, and says so when it is asked.
+        """Drains an executor at its own wish, which GetInfo must confirm. Raises DomainError.
 
-        Nothing to do for one that is gone. Raises DomainError.
+        Does nothing if that life of the executor is already gone.
         """
         session = self.sessions.get(address)
         is_here = session is not None and session.info.executor_epoch == executor_epoch
@@ -227,9 +230,9 @@ class Membership:
             await self._drain(session, timeout_s, is_own_wish=True)
 
     def undrain(self, address: str, num_moved: int) -> None:
-        """Takes an executor back that was sent away. Raises DomainError.
+        """Takes back an executor that drains or was drained. Raises DomainError.
 
-        `num_moved`: requests that left it meanwhile.
+        `num_moved`: requests that were moved to other executors during the drain.
         """
         if address in self.sessions:
             if self._drains.undo(address, num_moved):
@@ -263,10 +266,10 @@ class Membership:
     def _drain_expired(self, address: str) -> None:
         self._report(events.ExecutorDrainExpired(address), None)
 
-    # -- its life ------------------------------------------------------------------------------
+    # -- Serving and loss ----------------------------------------------------------------------
 
     async def _run(self, session: ExecutorSession) -> None:
-        """Lives as long as the executor."""
+        """Runs a session until its executor is lost or removed; reports the loss."""
         try:
             if not self.tokenizer_files:
                 self.tokenizer_files = await session.link.tokenizer_files()
@@ -278,7 +281,7 @@ class Membership:
         except ExecutorLost as lost:
             self._lost(session, lost.cause, str(lost))
         except Exception:
-            # A fault of ours costs this executor a recompute, not the service its life.
+            # A bug of ours costs this executor's requests a recompute, but the service goes on.
             _log.exception("engine_loop_failed address=%s", session.address)
             self._lost(session, LossCause.DIED, "its engine loop failed")
         finally:
@@ -302,7 +305,7 @@ class Membership:
             self._accepted_model = None
 
     async def close(self) -> None:
-        """Ends all calls, and takes nobody any more."""
+        """Ends all calls to executors; no executor is taken in afterwards."""
         self._is_closed = True
         await self._tasks.close()
         await self._idle_checks.close()

@@ -165,7 +165,7 @@ class ExecutorAddresses:
 
 
 def _address_of(peer: str) -> IpAddress | None:
-    """Parses a gRPC peer (`ipv4:127.0.0.1:1234`, `ipv6:%5B::1%5D:1234`); None for a local socket."""
+    """Parses a peer, `ipv4:127.0.0.1:1234` or `ipv6:%5B::1%5D:1234`; None for a local socket."""
     kind, _, rest = unquote(peer).partition(":")
     if kind not in ("ipv4", "ipv6"):
         return None
