@@ -181,7 +181,7 @@ def _add_operators(running: RunningServer, admin: AdminServicer, live: LiveServi
 
 
 def _open_metrics(config: SchedulerServiceConfig) -> SchedulerMetrics | None:
-    """Returns the metrics; None if they are off: then nothing is imported, and nothing counted."""
+    """Returns the metrics; None if metrics are off: no module is imported, nothing is counted."""
     if config.metrics is None:
         return None
     from scheduler_service.service.metrics_page import SchedulerMetrics
@@ -196,7 +196,7 @@ def _on_refusal(metrics: SchedulerMetrics | None, audit: Audit, callers: Callers
 
 
 def _open_traces(config: SchedulerServiceConfig) -> RequestTraces | None:
-    """Returns the request traces; None if tracing is off: then nothing is imported."""
+    """Returns the request traces; None if tracing is off: no tracing module is imported."""
     if config.traces is None:
         return None
     from scheduler_service.watching.request_traces import SERVICE as SERVICE_IN_TRACES

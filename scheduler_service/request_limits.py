@@ -24,7 +24,7 @@ _MAX_BYTES = 4 * 1024 * 1024
 
 
 def most_message_bytes(max_model_len: int | None) -> int:
-    """Returns the limit of a message in bytes, as far as it is known at the start of the process.
+    """Returns the limit of message sizes in bytes, as known when the process starts.
 
     The limit is above 4 MiB only if --max-model-len needs more.
     """

@@ -35,7 +35,7 @@ class Served:
 
     @property
     def largest_config(self) -> SchedulerConfig | None:
-        """Limits of the executor that takes the largest requests; None before the first one."""
+        """Limits of the executor that takes the largest requests; None before any joined."""
         return self._scheduler.capabilities.largest_config
 
     @property

@@ -97,7 +97,7 @@ class AnswerWatch:
 
     @property
     def look_at_ns(self) -> int | None:
-        """Time of the next look; None if no step is in flight or the connection is cut."""
+        """Time of the next look; None while no step is in flight or the connection is cut."""
         if self._is_cut or not self._in_flight:
             return None
         return min(self._half_since_ns + self._half_ns, self._since_ns + self._ceiling_ns)
@@ -304,7 +304,7 @@ class StepPatience:
             self._kinds[bits] = _Kind(took_s, size.num_tokens, size.num_attended)
 
     def gave_up(self) -> None:
-        """Doubles the time limits after a step for which the executor was given up.
+        """Doubles the time limits, because the executor was given up for a late step.
 
         If this life of the executor comes back, it was alive, and the limit was too short.
         """

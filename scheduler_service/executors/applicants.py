@@ -61,8 +61,9 @@ class Applicants:
 
         Returns None if no executor answers, or if the executor is still busy with a step. A life
         that was lost before must have finished all its steps. Otherwise new steps would wait for
-        old ones whose results are not needed, and a second loss would say nothing about their requests.
-        Raises DomainError if the answer differs from `info`, or if this life was drained.
+        old ones whose results are not needed, and a second loss would say nothing about the
+        requests of the new steps. Raises DomainError if the answer differs from `info`, or if this
+        life was drained.
         """
         try:
             answer, says_drained = await link.introduce(VERIFY_TIMEOUT_S)

@@ -33,7 +33,7 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         unread_s: float = _UNREAD_S,
     ) -> None:
-        """Keeps the view that frames are made of.
+        """Keeps the live view, whose moments become frames.
 
         `view`: watcher of `cluster`. `names`: names of callers for the audit log. `unread_s`:
         seconds that a frame may wait for its reader.
