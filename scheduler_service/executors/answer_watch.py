@@ -242,7 +242,7 @@ class _Kind:
     def most_s(self, size: StepSize) -> float:
         """Returns the most seconds a step of `size` should take, scaled up from the averages.
 
-        Time grows at most in proportion to the work. It is not scaled down for a smaller step,
+        Time grows at most in proportion to the work. A smaller step is not given less time,
         because part of it is constant.
         """
         by_tokens = size.num_tokens / max(self.num_tokens, 1)
@@ -264,7 +264,7 @@ class StepPatience:
     `ceiling_s`: the largest limit, also used while nothing is known. `floor_s`: the smallest limit;
     a process that shares its machine may wait so long to be scheduled. `measured`: a step that the
     executor measured itself, which limits its first steps. Steps of other executors are not used: a
-    GPU may take a moment where a CPU takes a minute, and another executor may already be compiled.
+    GPU may take a moment where a CPU takes a minute, and another may have compiled earlier.
     """
 
     def __init__(
