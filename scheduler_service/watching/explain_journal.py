@@ -1,6 +1,7 @@
-"""Lives of requests from a journal: a scheduler decides again, and a recorder sees its turns.
+"""Lives of the requests in a journal, computed by replaying a segment for a life recorder.
 
-Run with FILE REQUEST, it writes an ExplainResponse as bytes, which `splitserve explain` shows.
+Run with FILE REQUEST: replays the segment FILE and writes the ExplainResponse of REQUEST as bytes
+to standard output. `splitserve explain` runs this module and shows the response.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ _NUM_KEPT = 100_000
 
 
 def lives_of(path: Path, num_kept: int) -> LifeRecorder:
-    """Returns what the segment in `path` says of requests. Raises JournalUnreadable.
+    """Replays the segment in `path`, and returns a recorder with the lives of its requests.
 
-    Of requests that were refused it says nothing. Of those that were there when the segment began,
-    it says when they came, and not why they waited before.
+    Requests that were refused are missing. Requests that were there when the segment began have
+    their arrival times, but not the reasons for which they waited before. `num_kept`: as of
+    `LifeRecorder`. Raises JournalUnreadable.
     """
     watched = _Watched(num_kept)
     replay(path, watched)
@@ -37,7 +39,7 @@ def lives_of(path: Path, num_kept: int) -> LifeRecorder:
 
 
 class _Watched:
-    """Shows a recorder the turns that the driver showed. Implements `Witness`."""
+    """Shows a recorder the same turns that the driver showed. Implements `Witness`."""
 
     def __init__(self, num_kept: int) -> None:
         self._now_ns = 0
@@ -66,9 +68,9 @@ class _Watched:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Writes the ExplainResponse to standard output. Returns the exit code."""
     file, request_id = argv
-    # The scheduler logs again what went wrong when the journal was written.
+    # The replayed scheduler logs the errors of the recorded run again.
     logging.disable()
     try:
         recorder = lives_of(Path(file), _NUM_KEPT)

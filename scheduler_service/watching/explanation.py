@@ -1,4 +1,4 @@
-"""Lives of requests as operators are told of them."""
+"""Responses to Explain and ExplainQueue, and the search for the lives that an id may mean."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "req_")
 
 
 def find_lives(recorder: LifeRecorder, request_id: str) -> list[Life]:
-    """Returns the lives that `request_id` may mean: unfinished ones first, then the latest.
+    """Returns the lives that `request_id` may mean: unfinished requests first, then the latest.
 
-    If no id is the same, returns those whose id begins with `request_id`, as long as they belong to
-    one request.
+    At most MAX_FOUND. If no recorded id is equal, returns the lives whose id begins with
+    `request_id`, provided that they belong to one request or answer.
     """
     wanted = {request_id[:MAX_ID_CHARS], _without_prefix(request_id[:MAX_ID_CHARS])}
     found = [
@@ -32,7 +32,10 @@ def find_lives(recorder: LifeRecorder, request_id: str) -> list[Life]:
 
 
 def _begun(recorder: LifeRecorder, beginning: str) -> list[Life]:
-    """Returns the lives of the one request or answer whose id has this beginning, if it is one."""
+    """Returns the lives whose id has this beginning, if they belong to one request or answer.
+
+    Returns none if they belong to several, or if `beginning` has fewer than 6 characters.
+    """
     if len(beginning) < _NUM_ALIKE_CHARS:
         return []
     meant: dict[str, list[Life]] = {}
@@ -43,7 +46,7 @@ def _begun(recorder: LifeRecorder, beginning: str) -> list[Life]:
 
 
 def near_ids(recorder: LifeRecorder, request_id: str) -> list[str]:
-    """Returns some ids that begin or end as `request_id` does."""
+    """Returns up to 8 recorded ids, latest first, that begin or end with the same 6 characters."""
     text = _without_prefix(request_id[:MAX_ID_CHARS])
     start, end = text[:_NUM_ALIKE_CHARS], text[-_NUM_ALIKE_CHARS:]
     ids = (life.request_id for life in _all(recorder))
@@ -65,8 +68,9 @@ def _without_prefix(request_id: str) -> str:
 def _names(request_id: str) -> list[str]:
     """Returns a request id and the ids that the gateway joined in it.
 
-    The last one is shared by all requests of an answer. The gateway joins the id of its caller, the
-    id of the answer, the number of the prompt and, after a retry elsewhere, the number of the try.
+    The last item is the same for all requests of one answer. The gateway joins the id of its
+    caller, the id of the answer, the number of the prompt and, after a retry at another scheduler,
+    the number of the try.
     """
     answer, _, prompt = request_id.rpartition(".")
     if not prompt.partition("~")[0].isdecimal():
@@ -84,10 +88,10 @@ def explain(
     heads: Sequence[Head] = (),
     wall_offset_ns: int | None = None,
 ) -> admin_pb2.ExplainResponse:
-    """Returns what is known of `request_id`.
+    """Returns the lives of `request_id`, or similar ids if it has no recorded life.
 
-    `heads`: requests that wait first now. `wall_offset_ns`: from the clock of events to the time
-    since 1970; None if it is not known.
+    `heads`: first requests of the waiting queue now. `wall_offset_ns`: difference between the clock
+    of events and the time since 1970; None if unknown.
     """
     lives = find_lives(recorder, request_id)
     return admin_pb2.ExplainResponse(
@@ -105,7 +109,10 @@ def explain_queue(
     num_executors: int,
     name_of: Callable[[Request], str],
 ) -> admin_pb2.ExplainQueueResponse:
-    """Returns what keeps the first of the queue. `name_of`: the client's id of a request."""
+    """Returns the first requests of the waiting queue, with the obstacle at each executor.
+
+    `name_of`: the client's id of a request.
+    """
     return admin_pb2.ExplainQueueResponse(
         first=[
             admin_pb2.WaitingRequest(

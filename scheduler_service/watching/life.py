@@ -1,4 +1,8 @@
-"""What happened to one request, and the parts of its time."""
+"""Life of one request: its events, its phases with their durations, and the rows that it had.
+
+`Life` and its values come first. `StepRows` follows: it knows the owners of an executor's rows, so
+that counts of a step can be added to the lives of its requests.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,13 @@ NO_NUMBERS: Mapping[str, int] = MappingProxyType({})
 class LifeKind(Enum):
     """Kinds of events in the life of a request.
 
-    In this order, if nothing is in the way: RECEIVED, GIVEN (to an executor, which has not begun
-    it), BEGAN, FIRST_TOKEN, ENDED. WAITS: for another reason than before. PREEMPTED: it gave up its
-    KV; SWAPPED_OUT: its KV is in the host pool. KV_LOST: a step failed that it depended on.
-    TAKEN_BACK: it left an executor that is still there; EXECUTOR_LOST: one that is not.
-    QUARANTINED: executors may have died of it, and it is tried alone from now on; ACQUITTED: it
-    runs with others again. RESUMED: the first token since.
+    An undisturbed request has RECEIVED, GIVEN (assigned to an executor, which has not begun it),
+    BEGAN, FIRST_TOKEN and ENDED, in this order. WAITS: the request waits for another reason than
+    before. PREEMPTED: the request gave up its KV. SWAPPED_OUT: its KV is in the host pool. KV_LOST:
+    a step failed that the request depended on. TAKEN_BACK: the request left an executor that still
+    serves. EXECUTOR_LOST: the request left an executor that is gone. QUARANTINED: executors may
+    have died of the request, and it is tried alone from now on. ACQUITTED: it runs with other
+    requests again. RESUMED: first token after any of these interruptions.
     """
 
     REFUSED = "refused"
@@ -54,10 +59,10 @@ class LifeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LifeEvent:
-    """An event in the life of a request.
+    """Event in the life of a request.
 
-    `executor`: its address, empty for none. `reason`: a constant name, or empty. `numbers`: by
-    name, as `LifeRecorder` documents. `detail`: what the client was told of a refusal or an error.
+    `executor`: address, empty for none. `reason`: a constant name, or empty. `numbers`: by name, as
+    `LifeRecorder` documents. `detail`: what the client was told of a refusal or an error.
     """
 
     at_ns: int
@@ -69,10 +74,12 @@ class LifeEvent:
 
 
 class Phase(Enum):
-    """States of a request. QUEUED: no executor has it; GIVEN: one has, and did not begin it.
+    """States of a request.
 
-    PROMPT: its known tokens are computed, for the first time or again. TOKENS: it decodes.
-    RECOVERING: an executor that had begun it is gone, and no other one has begun it yet.
+    QUEUED: no executor has the request. GIVEN: an executor has it and has not begun it. PROMPT: its
+    known tokens are computed, for the first time or again. TOKENS: it decodes. PREEMPTED: it gave
+    up its KV. SWAPPED: its KV is in the host pool. RECOVERING: its KV was lost after it had begun,
+    and no executor has begun it again.
     """
 
     QUEUED = "queued"
@@ -85,17 +92,18 @@ class Phase(Enum):
 
 
 class Part(NamedTuple):
-    """Part of the time of a request: its phase, why it did not go on, and at which executor."""
+    """Part of the time of a request: its phase, why it did not go on, and the executor's address.
+    """
 
     phase: Phase
     reason: str = ""
     executor: str = ""
 
 
-# Events of a request that are kept: the first ones, and the latest.
+# Number of events kept for a request. Beyond it, the first _NUM_FIRST and the latest are kept.
 MAX_EVENTS = 64
 _NUM_FIRST = 16
-# Parts of its time that are kept apart.
+# Number of parts of a life that are kept apart; further parts are counted by their phase alone.
 _MAX_PARTS = 32
 _MAX_DETAIL_CHARS = 300
 
@@ -103,12 +111,13 @@ _MAX_DETAIL_CHARS = 300
 class Life:
     """Life of one request, from its arrival or refusal. Only `LifeRecorder` changes it.
 
-    `key`: id inside the scheduler; `request_id`: the client's own; `client_key`: key of its tokens,
-    0 if it was refused. `events`: without `num_left_out` in the middle. `executor`: the one that
-    has it, or had it last. `num_chunks`, `num_prompt_tokens`: steps that computed known tokens of
-    it, and these tokens. `num_drafts`: draft tokens that were tried. `num_more_tokens`: tokens
-    beside the one that each step brings; `num_accepted` of them are accepted drafts, the others
-    come from running on. `num_output_tokens`: set when it has ended.
+    `key`: id inside the scheduler. `request_id`: the client's own id. `client_key`: key of its
+    tokens, 0 if the request was refused. `events`: all but `num_left_out` from the middle.
+    `executor`: address of the current executor, or of the last one. `num_chunks`,
+    `num_prompt_tokens`: steps that computed known tokens of the request, and the number of these
+    tokens. `num_drafts`: draft tokens that were tried. `num_more_tokens`: output tokens beyond one
+    per step. Of these, `num_accepted` are accepted draft tokens; the others come from running on.
+    `num_output_tokens`: set when the request has ended.
     """
 
     __slots__ = (
@@ -156,21 +165,21 @@ class Life:
         self._parts: dict[Part, int] = {}
         self._part = Part(Phase.QUEUED)
         self._since_ns = now_ns
-        # Reasons for waiting since the last event of another kind.
+        # (reason, executor) of each WAITS event since the last event of another kind.
         self._reasons: set[tuple[str, str]] = set()
 
     @property
     def part(self) -> Part:
-        """The current part of its time; the last one after its end."""
+        """Current part of the life; the last part once the request has ended."""
         return self._part
 
     @property
     def since_ns(self) -> int:
-        """Start of the current part."""
+        """Start of the current part, in nanoseconds by the clock of events."""
         return self._since_ns
 
     def parts(self, now_ns: int) -> dict[Part, int]:
-        """Returns the time spent in each part until now, in nanoseconds."""
+        """Returns the time spent in each part until `now_ns`, in nanoseconds."""
         parts = dict(self._parts)
         if self.ended_ns is None:
             parts[self._part] = parts.get(self._part, 0) + now_ns - self._since_ns
@@ -184,7 +193,7 @@ class Life:
         numbers: Mapping[str, int] = NO_NUMBERS,
         detail: str = "",
     ) -> LifeEvent:
-        """Records an event at its executor, if it has one."""
+        """Records an event at the current executor, if there is one. Long details are cut."""
         if kind is not LifeKind.WAITS:
             self._reasons.clear()
         if len(detail) > _MAX_DETAIL_CHARS:
@@ -192,9 +201,9 @@ class Life:
         return self._keep(LifeEvent(now_ns, kind, self.executor, reason, numbers, detail))
 
     def wait(self, now_ns: int, reason: str, executor: str) -> LifeEvent | None:
-        """Records what it waits for; returns the event, or None if that is no news.
+        """Records what the request waits for. Returns the event; None if the reason is not new.
 
-        The same reason is no news until something else has happened.
+        A reason is new once for each executor, until an event of another kind happens.
         """
         if self._part[1:] == (reason, executor):
             return None
@@ -205,7 +214,7 @@ class Life:
         return self._keep(LifeEvent(now_ns, LifeKind.WAITS, executor, reason))
 
     def enter(self, now_ns: int, phase: Phase, reason: str = "", executor: str = "") -> None:
-        """Begins another part of its time."""
+        """Ends the current part and begins another one."""
         self._close_part(now_ns)
         part = Part(phase, reason, executor)
         if part not in self._parts and len(self._parts) >= _MAX_PARTS:
@@ -213,7 +222,7 @@ class Life:
         self._part = part
 
     def end(self, now_ns: int) -> None:
-        """Ends its time."""
+        """Ends the current part and the life."""
         self._close_part(now_ns)
         self.ended_ns = now_ns
 
@@ -230,17 +239,17 @@ class Life:
         return event
 
 
-# -- Owners of the rows of an executor, so that what its steps do can be told of requests ----------
+# -- Owners of the rows of an executor -------------------------------------------------------------
 
 _NO_STAY = -1
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A step without a result.
+    """Step that was sent and has no result yet.
 
-    `firsts`: by index, lives that get a first token by it. `work`: None if no row gets more than
-    one token.
+    `firsts`: lives that get an awaited token by the step, by index of the row in the step. `work`:
+    None if no row gets more than one token.
     """
 
     firsts: dict[int, Life]
@@ -253,23 +262,26 @@ def _no_numbers() -> Int64Array:
 
 @dataclass(slots=True)
 class StepRows:
-    """Rows of one executor. Costs nothing for rows that only decode, one token a step."""
+    """Rows of one executor and the lives that own them, with the counts of each row.
+
+    Rows that decode one token per step cost nothing here.
+    """
 
     _owners: dict[int, Life] = field(default_factory=dict)
     _row_ids: dict[Life, list[int]] = field(default_factory=dict)
     _awaiting: dict[int, Life] = field(default_factory=dict)
-    # By row: whether it is in `_awaiting`.
+    # By row id: True if the row is in `_awaiting`.
     _is_awaiting: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
     _sent: deque[_Sent] = field(default_factory=deque)
-    # By row, for the current stay: its id, draft tokens that were tried, those that were accepted,
-    # and tokens beside the one that each step brings.
+    # By row id, for the current stay: its id, draft tokens tried, draft tokens accepted, and output
+    # tokens beyond one per step.
     _stay_ids: Int64Array = field(default_factory=_no_numbers)
     _num_drafts: Int64Array = field(default_factory=_no_numbers)
     _num_accepted: Int64Array = field(default_factory=_no_numbers)
     _num_more: Int64Array = field(default_factory=_no_numbers)
 
     def sent(self, plan: StepPlan, life_of: Callable[[str], Life | None]) -> None:
-        """Takes note of a step that was sent. `life_of`: the life of a request, by its id."""
+        """Notes a step that was sent. `life_of`: returns the life of a request id, or None."""
         for row in plan.new_rows:
             self._take_row(row, life_of(row.sequence.request.request_id))
         firsts = self._prompts(plan.work) if self._awaiting else {}
@@ -279,7 +291,7 @@ class StepRows:
         self._sent.append(_Sent(firsts, plan.work if has_more else None))
 
     def answered(self, outcome: StepOutcome) -> Iterator[Life]:
-        """Takes note of the result of the oldest step; yields lives that got an awaited token."""
+        """Notes the result of the oldest open step; yields the lives that got an awaited token."""
         if not self._sent:
             return
         sent = self._sent.popleft()
@@ -294,12 +306,12 @@ class StepRows:
                 yield life
 
     def settle(self, life: Life) -> None:
-        """Adds to a life what was counted of its rows."""
+        """Moves the counts of the rows of a life into the life."""
         for row_id in self._row_ids.get(life, ()):
             self._settle_row(row_id)
 
     def forget(self, life: Life) -> None:
-        """Takes note that a life has no row here any more."""
+        """Releases all rows of a life, after moving their counts into the life."""
         for row_id in self._row_ids.pop(life, ()):
             self._settle_row(row_id)
             del self._owners[row_id]
@@ -334,14 +346,17 @@ class StepRows:
             self._is_awaiting[row_id] = False
 
     def _prompts(self, work: RowWork) -> dict[int, Life]:
-        """Counts chunks of lives that await a token; returns by index those that get it."""
+        """Counts the chunks of lives that await a token.
+
+        Returns, by index in `work`, the lives that get the token by this step.
+        """
         found: dict[int, Life] = {}
         is_awaiting = self._is_awaiting.take(work.row_ids, mode="clip")
         for index in is_awaiting.nonzero()[0].tolist():
             row_id = int(work.row_ids[index])
             life = self._awaiting.get(row_id)
             if life is None:
-                continue  # `clip` found it beyond the end of the array
+                continue  # `clip` repeats the last element for row ids beyond the array
             life.num_chunks += 1
             life.num_prompt_tokens += int(work.num_new_tokens[index])
             if work.samples is None or work.samples[index]:
@@ -349,7 +364,7 @@ class StepRows:
                 self._await_no_more(row_id)
         return found
 
-    # -- drafts, and running on ----------------------------------------------------------------
+    # -- Draft tokens and running on -----------------------------------------------------------
 
     def _see_stays(self, work: RowWork) -> None:
         most = int(work.row_ids.max()) + 1 if len(work.row_ids) else 0
@@ -373,7 +388,7 @@ class StepRows:
         if work.drafts is not None:
             num_drafts = work.drafts.counts[is_same]
             self._num_drafts[row_ids] += num_drafts
-            # A row runs on only after drafts that were all accepted.
+            # A row runs on only if all of its draft tokens were accepted.
             self._num_accepted[row_ids] += np.minimum(num_more, num_drafts)
 
     def _settle_row(self, row_id: int) -> None:

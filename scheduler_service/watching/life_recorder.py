@@ -1,4 +1,7 @@
-"""Records what happens to requests, and what they wait for."""
+"""Recorder of request lives: what happens to requests, and the reasons for which they wait.
+
+`SharedPlaces` bounds the number of lives that are kept; `LifeRecorder` fills them.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,10 @@ from scheduler_service.watching.turn import RequestRefused, Submission, Turn
 
 
 class SharedPlaces:
-    """Lives by key, in a bounded number of places that tenants share.
+    """Lives by key, in a bounded number of places that all tenants share.
 
-    If all places are taken, the tenant with most lives gives one up. `gives_oldest`: its oldest, or
-    else its youngest.
+    If more than `num_places` are needed, the tenant with most lives loses its oldest life with
+    `gives_oldest`, else its youngest.
     """
 
     def __init__(self, num_places: int, *, gives_oldest: bool) -> None:
@@ -60,11 +63,11 @@ class SharedPlaces:
         return iter(self._lives.values())
 
     def get(self, key: str) -> Life | None:
-        """Returns the life with this key; None if it has no place."""
+        """Returns the life with this key; None if there is none."""
         return self._lives.get(key)
 
     def add(self, life: Life) -> None:
-        """Gives a life a place, in place of one with its key or of one that has to give way."""
+        """Adds a life, replacing one with the same key. Evicts a life if there are too many."""
         self.remove(life.key)
         self._lives[life.key] = life
         self._by_tenant.setdefault(life.tenant, OrderedDict())[life.key] = life
@@ -73,7 +76,7 @@ class SharedPlaces:
             self.remove(next(iter(most) if self._gives_oldest else reversed(most)))
 
     def remove(self, key: str) -> Life | None:
-        """Removes a life and returns it; None if it has no place."""
+        """Removes a life and returns it; None if there is none with this key."""
         life = self._lives.pop(key, None)
         if life is not None:
             of_tenant = self._by_tenant[life.tenant]
@@ -84,20 +87,20 @@ class SharedPlaces:
 
 
 Listener: TypeAlias = Callable[[Life, LifeEvent], None]
-# A request that waits for an executor, and (address, reason) for each that cannot begin it.
+# A request of the waiting queue, and (address, reason) of each executor that cannot begin it.
 Head: TypeAlias = tuple[Request, Sequence[tuple[str, str]]]
 
-# Reasons of this module; all others are the scheduler's.
+# Reasons of this module; all other reasons come from the scheduler.
 BEHIND_OTHERS = "behind_others"
 NO_EXECUTOR = "no_executor"
 ABANDONED = "abandoned"
-# A request of a journal that waited before the journal begins.
+# Reason of a request that waited before the first event of a journal.
 NOT_RECORDED = "not_recorded"
-# Least time between two looks at what the first in the queue wait for.
+# Minimum time between two inspections of the head of the waiting queue.
 _BETWEEN_HEADS_NS = 100_000_000
-# Places for unfinished requests, beside as many as for those that ended.
+# Places for unfinished requests beyond `num_kept`.
 _NUM_MORE_LIVING = 1024
-# If executors have different reasons, the first of these is what a request waits for.
+# If executors have different reasons, the request waits for the first of these.
 _NEAREST_FIRST = (
     "about_to_begin",
     "awaits_better",
@@ -114,18 +117,22 @@ class LifeRecorder:
     """Keeps the lives of unfinished requests, and of the last `num_kept` that ended.
 
     Implements `Watcher`. Numbers of events: RECEIVED num_waiting (requests that waited for an
-    executor before it), num_prompt_tokens, num_resumed_tokens; GIVEN those of its `Assignment`;
-    QUARANTINED num_trials (tokens that it has to get alone); BEGAN num_tokens (known ones), of
-    which num_cached need not be computed, and of these num_on_host come from the host pool;
-    FIRST_TOKEN num_chunks, num_prompt_tokens; ENDED num_output_tokens. `num_kept_at_most`: as
-    `num_kept`. Steps that only decode cost nothing for each row.
+    executor before this one), num_prompt_tokens, num_resumed_tokens; GIVEN the numbers of its
+    `Assignment`; QUARANTINED num_trials (tokens that the request has to get alone); BEGAN
+    num_tokens (known tokens), num_cached (of these, tokens that need not be computed), num_on_host
+    (of the cached ones, tokens from the host pool); FIRST_TOKEN and RESUMED num_chunks,
+    num_prompt_tokens; ENDED num_output_tokens, num_more_tokens, num_drafts, num_accepted.
+    `num_kept_at_most`: same as `num_kept`. Rows that only decode cost nothing per step.
     """
 
     def __init__(self, num_kept: int, now_ns: Callable[[], int]) -> None:
-        """`now_ns`: the clock of turns. Keeps `num_kept` unfinished lives, and some more."""
+        """Keeps `num_kept` ended lives and 1024 more of unfinished requests.
+
+        `now_ns`: the clock of turns.
+        """
         self.num_kept_at_most = num_kept
         self._clock_ns = now_ns
-        # Time of the current turn.
+        # Time of the current turn, in nanoseconds.
         self._now_ns = 0
         self._next_heads_ns = 0
         self._living = SharedPlaces(num_kept + _NUM_MORE_LIVING, gives_oldest=False)
@@ -135,16 +142,16 @@ class LifeRecorder:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Calls `listener` with each event from now on, at once; returns what ends that.
+        """Calls `listener` with each later event, at once. Returns a function that ends the calls.
 
-        `listener` has to return soon, and to raise nothing.
+        `listener` must return soon and raise nothing.
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     @property
     def now_ns(self) -> int:
-        """Present time, by the clock of events."""
+        """Present time in nanoseconds, by the clock of events."""
         return self._clock_ns()
 
     @property
@@ -159,21 +166,21 @@ class LifeRecorder:
 
     @property
     def num_living(self) -> int:
-        """Number of `living`."""
+        """Number of lives of unfinished requests."""
         return len(self._living)
 
     @property
     def num_ended(self) -> int:
-        """Number of `ended`."""
+        """Number of lives of requests that ended or were refused."""
         return len(self._ended)
 
     def settle(self, life: Life) -> None:
-        """Adds to a life what was counted of its rows so far."""
+        """Moves the counts of a life's rows at its executor into the life."""
         rows = self._rows.get(life.executor)
         if rows is not None:
             rows.settle(life)
 
-    # -- turns ---------------------------------------------------------------------------------
+    # -- Turns ---------------------------------------------------------------------------------
 
     def see(self, turn: Turn) -> None:
         self._now_ns = turn.now_ns
@@ -192,7 +199,7 @@ class LifeRecorder:
             else:
                 self._see_change(effect)
         scheduler = turn.scheduler
-        # While steps are about to be planned, nobody knows who is left.
+        # If steps are about to be planned, these may take requests of the queue.
         is_due = turn.now_ns >= self._next_heads_ns and not scheduler.is_about_to_plan
         if is_due and scheduler.num_queued:
             self._next_heads_ns = turn.now_ns + _BETWEEN_HEADS_NS
@@ -218,7 +225,7 @@ class LifeRecorder:
     def _refused(self, refused: RequestRefused) -> None:
         name = refused.name
         if not name.own_id or self._living.get(name.key) is not None:
-            return  # no id, or that of an unfinished request
+            return  # no id, or the id of an unfinished request
         now_ns = self._now_ns
         life = self._ended.remove(name.key)
         if life is None or not _was_refused(life):
@@ -232,7 +239,7 @@ class LifeRecorder:
         self._begin(request, submission.admission.name, BEHIND_OTHERS, numbers)
 
     def add_unfinished(self, place: Place, now_ns: int) -> None:
-        """Records a request of a journal that was there before the first turn."""
+        """Records a request of a journal that was unfinished before the first recorded event."""
         request = place.request
         name = RequestName.of_key(request.request_id, request.scheduling.tenant)
         self._now_ns = now_ns if request.submitted_ns is None else request.submitted_ns
@@ -288,7 +295,7 @@ class LifeRecorder:
             self._add(life, LifeKind.ACQUITTED, why.value)
 
     def _executor_gone(self, gone: ExecutorGone) -> None:
-        if gone.cause is not LossCause.WITHDRAWN:  # for those, `RequestMoved` came before
+        if gone.cause is not LossCause.WITHDRAWN:  # `RequestMoved` came before for each request
             for request in gone.requests:
                 if gone.cause is LossCause.BLAMELESS:
                     self._leave(request, LifeKind.TAKEN_BACK, MoveReason.DRAINED.value)
@@ -348,10 +355,10 @@ class LifeRecorder:
         detail = "" if request.error is None else request.error[1]
         self._add(life, LifeKind.ENDED, _end_of(request), _end_numbers(life), detail)
 
-    # -- parts ---------------------------------------------------------------------------------
+    # -- Helpers -------------------------------------------------------------------------------
 
     def _take_note(self, note: Note) -> None:
-        """Records what an engine did to a request while it planned a step."""
+        """Records a change that an engine made to a request while it planned a step."""
         life = self._living.get(note.request.request_id)
         if life is None:
             return
@@ -376,14 +383,14 @@ class LifeRecorder:
                 life.enter(now_ns, phase, "", life.executor)
                 self._add(life, LifeKind.SWAPPED_IN)
             case KvLost():
-                if life.part.phase is not Phase.RECOVERING:  # once for all of its sequences
+                if life.part.phase is not Phase.RECOVERING:  # one event for all sequences
                     life.enter(now_ns, Phase.RECOVERING, "step_failed", life.executor)
                     self._add(life, LifeKind.KV_LOST)
             case _:
                 assert_never(note)
 
     def _leave(self, request: Request, kind: LifeKind, reason: str) -> None:
-        """Records that a request left its executor."""
+        """Records that a request left its executor, and releases its rows there."""
         life = self._living.get(request.request_id)
         if life is None:
             return
@@ -419,7 +426,11 @@ def _was_refused(life: Life) -> bool:
 
 
 def _nearest(reasons: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Returns why a request waits, and the executor if only one is about that reason."""
+    """Returns the reason for which a request waits, and the address if one executor alone has it.
+
+    Prefers reasons of _NEAREST_FIRST, then any reason but _FARTHEST. The address is empty if
+    several executors have the reason. NO_EXECUTOR if `reasons` is empty.
+    """
     names = Counter(reason for _, reason in reasons)
     if not names:
         return NO_EXECUTOR, ""
@@ -430,14 +441,14 @@ def _nearest(reasons: Sequence[tuple[str, str]]) -> tuple[str, str]:
 
 
 def _end_of(request: Request) -> str:
-    """Returns the constant name of how a request ended."""
+    """Returns the constant name of how a request ended: error, finish reason or ABANDONED."""
     if request.error is not None:
         return request.error[0]
     return ABANDONED if request.finish_reason is None else request.finish_reason.value
 
 
 def _numbers_of(assignment: Assignment) -> dict[str, int]:
-    """Returns the numbers of an assignment, without zeros."""
+    """Returns the numbers of an assignment, without counts of zero and unknown costs."""
     numbers = {
         "num_cached": assignment.num_cached or None,
         "num_ahead": assignment.num_ahead or None,

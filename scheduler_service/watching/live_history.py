@@ -1,4 +1,7 @@
-"""Last five minutes of a scheduler in points of two seconds, also while nobody watches."""
+"""History of a scheduler: the last five minutes in points of two seconds, for the live view.
+
+The history is recorded even if no client watches.
+"""
 
 from __future__ import annotations
 
@@ -16,37 +19,37 @@ from splitserve.scheduler.v1 import live_pb2 as live
 
 POINT_NS = 2_000_000_000
 NUM_POINTS = 150
-# Points of the last minute, whose times to first tokens are in every frame.
+# Points of the last minute. Every frame has the times to first token of these.
 _NUM_RECENT = 30
 _NS_PER_MS = 1_000_000
 _NS_PER_US = 1_000
-# Logarithm of the ratio of neighbouring bins.
+# Logarithm of the ratio between neighbouring bins.
 _LOG_BIN = math.log(1.05)
 
 
 class Durations:
-    """Histogram of durations, exact to 2.5 %."""
+    """Histogram of durations, exact to 2.5 % from one microsecond on."""
 
     def __init__(self) -> None:
         self._bins = Counter[int]()
 
     def add(self, duration_ns: int) -> None:
-        """Counts a duration."""
+        """Counts a duration in nanoseconds."""
         self._bins[round(math.log(max(duration_ns, _NS_PER_US)) / _LOG_BIN)] += 1
 
     def merge(self, other: Durations) -> None:
-        """Counts the durations of `other`, too."""
+        """Adds the counts of `other`."""
         self._bins.update(other._bins)
 
     def tell(self, told: live.LiveLatency) -> None:
-        """Fills `told`, which is blank."""
+        """Fills the blank message `told` with the count and, unless it is 0, the quantiles."""
         told.count = self._bins.total()
         if told.count:
             told.p50_us = self._quantile_us(0.5, told.count)
             told.p99_us = self._quantile_us(0.99, told.count)
 
     def _quantile_us(self, part: float, count: int) -> int:
-        """Returns the shortest duration that `part` of all do not exceed."""
+        """Returns the shortest duration, in microseconds, that a share `part` does not exceed."""
         rank = math.ceil(part * count)
         for each in sorted(self._bins):
             rank -= self._bins[each]
@@ -57,7 +60,11 @@ class Durations:
 
 @dataclass(slots=True)
 class Point:
-    """Figures of two seconds. `num_waiting`: the most requests that waited for a row at once."""
+    """Figures of two seconds.
+
+    `number`: start of the point in units of POINT_NS. `num_waiting`: maximum number of requests
+    that waited for a row at once. `first_tokens`: times to first token.
+    """
 
     number: int
     num_waiting: int
@@ -65,7 +72,7 @@ class Point:
     first_tokens: Durations = field(default_factory=Durations)
 
     def tell(self, told: live.LivePoint) -> None:
-        """Fills `told`, which is blank."""
+        """Fills the blank message `told`."""
         told.start_ms = self.number * POINT_NS // _NS_PER_MS
         told.num_tokens = self.num_tokens
         told.num_waiting = self.num_waiting
@@ -73,45 +80,46 @@ class Point:
 
 
 class History:
-    """Points of the last five minutes. Implements `Watcher`.
+    """Records the points of the last five minutes. Implements `Watcher`.
 
-    `points`: those that are over, oldest first.
+    `points`: completed points, oldest first.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
-        """`now_ns`: the clock of turns, for questions between them."""
+        """`now_ns`: the clock of turns, read for questions between turns."""
         self.points = deque[Point](maxlen=NUM_POINTS)
         self._now_ns = now_ns
-        # Submission times by client key, of requests without a row, and with a row but no token.
+        # Submission times by client key: of requests without a row, and of requests with a row but
+        # without a token.
         self._without_row: dict[int, int] = {}
         self._without_token: dict[int, int] = {}
         self._point = Point(now_ns() // POINT_NS, 0)
-        # Durations of the last minute, without the current point.
+        # Times to first token of the last minute, without the current point.
         self._recent = Durations()
 
     @property
     def num_unanswered(self) -> int:
-        """Number of requests that are remembered, which are those without a token."""
+        """Number of remembered requests: those without a token."""
         return len(self._without_row) + len(self._without_token)
 
     def points_after(self, number: int) -> Iterator[Point]:
-        """Yields the points that are over and came after that of `number`."""
+        """Yields the completed points after point `number`."""
         return (point for point in self.points if point.number > number)
 
     def tell_recent(self, told: live.LiveLatency) -> None:
-        """Fills `told`, which is blank, with the times to first tokens of the last minute."""
+        """Fills the blank message `told` with the times to first token of the last minute."""
         point, recent = self._point_at(self._now_ns()), Durations()
         recent.merge(self._recent)
         recent.merge(point.first_tokens)
         recent.tell(told)
 
     def _point_at(self, now_ns: int) -> Point:
-        """Returns the point of a moment that is not past; ends those before it."""
+        """Returns the current point, after completing all points before `now_ns`."""
         number = now_ns // POINT_NS
         if number > self._point.number:
             self.points.append(self._point)
             num_waiting = len(self._without_row)
-            # Requests also waited in points in which nothing happened.
+            # Requests also wait in points without an event.
             first = max(self._point.number + 1, number - NUM_POINTS)
             self.points.extend(Point(each, num_waiting) for each in range(first, number))
             self._point = Point(number, num_waiting)
@@ -120,7 +128,7 @@ class History:
                 self._recent.merge(point.first_tokens)
         return self._point
 
-    # -- turns ---------------------------------------------------------------------------------
+    # -- Turns ---------------------------------------------------------------------------------
 
     def see(self, turn: Turn) -> None:
         if isinstance(turn.event, RequestSubmitted):
@@ -158,7 +166,8 @@ class History:
             if self._without_token:
                 keys = events.client_keys.tolist()
                 keys += [token.sequence.request.client_key for token in events.tokens]
-                # Mostly there is no first token, which costs less to find out than whose it is.
+                # Most deliveries have no first token. `isdisjoint` is cheaper than the
+                # intersection.
                 if not self._without_token.keys().isdisjoint(keys):
                     self._first_tokens(self._without_token.keys() & set(keys), point, now_ns)
         for request in events.finished:

@@ -1,4 +1,8 @@
-"""A scheduler at one moment, and the frames that bring watchers there from earlier moments."""
+"""State of a scheduler at one moment, and the frames that bring watchers to it.
+
+The parts are: reasons for which requests wait, views of executors, moments, and maps of the blocks
+of a pool.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ from scheduler_service.watching.live_steps import LoggedStep, RowOwners, StepLog
 from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import live_pb2 as live
 
-# Requests of a queue that frames show.
+# Maximum number of requests of a queue that a frame shows.
 MAX_WAITING = 32
 _MS = 1_000_000
 _LACKS: Mapping[AdmissionBlocker | Obstacle, live.LiveLack] = MappingProxyType(
@@ -52,13 +56,16 @@ _LACKS: Mapping[AdmissionBlocker | Obstacle, live.LiveLack] = MappingProxyType(
 
 
 def why_unassigned(request: Request, scheduler: Scheduler) -> Iterator[live.LiveReason]:
-    """Yields for each executor why a request of the queue does not begin there."""
+    """Yields for each executor the reason why a request of the waiting queue does not begin there.
+
+    Yields LIVE_LACK_EXECUTOR if there is no executor.
+    """
     for executor in scheduler.executors.values():
         address = executor.address
         if executor.takes_requests:
             obstacle = scheduler.obstacle(request, executor)
             if obstacle is Obstacle.NONE:
-                # Its next step, which decides, waits for results.
+                # The next step of the executor decides, and waits for results.
                 obstacle = executor.engine.find_blocker(request) or obstacle
             yield _reason(address, executor.engine, request, obstacle)
         else:
@@ -68,7 +75,7 @@ def why_unassigned(request: Request, scheduler: Scheduler) -> Iterator[live.Live
 
 
 def why_waiting(address: str, core: Engine) -> live.LiveReason | None:
-    """Returns the reason why the first preempted request of an engine has no row, if one waits."""
+    """Returns why the first preempted request of an engine has no row; None if there is none."""
     placement = core.placement
     request = next(iter(placement.preempted), None)
     if request is None:
@@ -87,7 +94,10 @@ def _reason(
 
 
 def _num_needed(core: Engine, request: Request) -> int:
-    """Returns the free blocks that a request needs, with those that growing rows keep free."""
+    """Returns the number of free blocks that a request needs, including the watermark.
+
+    The watermark is the number of blocks that growing rows keep free; none if no row runs.
+    """
     placement = core.placement
     blocks, others_run = placement.blocks, len(placement.rows) > 0
     if request.status is RequestStatus.SWAPPED:
@@ -97,7 +107,7 @@ def _num_needed(core: Engine, request: Request) -> int:
         return 0
     leader = request.unfinished[0]
     if request.status is RequestStatus.WAITING:
-        # Which of them are cached here is not known before the engine prepares the request.
+        # The number of cached blocks is unknown until the engine prepares the request.
         return core.config.num_blocks_for(len(leader.token_ids)) + blocks.watermark * others_run
     num_lacking = blocks.num_lacking(leader, blocks.prefixes.find(leader))
     return num_lacking + core.num_free_blocks + (blocks.watermark if others_run else 0)
@@ -105,9 +115,11 @@ def _num_needed(core: Engine, request: Request) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecutorView:
-    """One life of an executor at one moment. `told`: the part of it that every frame has.
+    """One life of an executor at one moment.
 
-    `steps`: the latest that were answered; `num_steps`: number of all, while somebody watched.
+    `life`: address and epoch. `told`: the part that every frame has. `device`, `host`: blocks of
+    its pools. `steps`: the latest answered steps. `num_steps`: number of all steps that were
+    answered while the scheduler was watched.
     """
 
     life: tuple[str, int]
@@ -118,7 +130,7 @@ class ExecutorView:
     num_steps: int
 
     def tell_changes(self, before: ExecutorView | None, told: live.LiveExecutor) -> None:
-        """Adds to `told` the steps and blocks that were not told at `before`."""
+        """Adds to `told` the steps and blocks that differ from the view `before`; None: all."""
         num_told = 0 if before is None else before.num_steps
         for step in self.steps:
             if step.number > num_told:
@@ -130,9 +142,10 @@ class ExecutorView:
 def view_executor(
     engine: ExecutorState, names: Names, log: StepLog, before: ExecutorView | None
 ) -> ExecutorView:
-    """Returns the present view of an executor; to be called between turns.
+    """Returns the present view of an executor. Must be called between turns.
 
-    `before`: the view of the moment before. Blocks that steps moved since then are on the move.
+    `before`: the view at the previous moment. Blocks that steps have moved since then are shown as
+    on the move.
     """
     core = engine.engine
     names.see(log.owners.refresh())
@@ -189,7 +202,7 @@ def _tell(
 
 
 def first_queued(core: Engine) -> list[Request]:
-    """Returns the requests that wait at an engine and are shown."""
+    """Returns the first preempted requests of an engine that frames show, at most MAX_WAITING."""
     waiting = (r for r in core.placement.preempted if r.status is RequestStatus.PREEMPTED)
     return list(islice(waiting, MAX_WAITING))
 
@@ -206,11 +219,11 @@ def _state_of(engine: ExecutorState) -> live.LiveState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moment:
-    """State of a scheduler at one moment, to which all watchers are brought by frames.
+    """State of a scheduler at one moment, and the frames that lead watchers to it.
 
-    Watchers of the same earlier moment get the same frame. `told`: the part that every frame has.
-    `executors`: by their lives. `last_point`: number of the latest point of `history` that was
-    over.
+    Watchers at the same earlier moment get the same frame. `told`: the part that every frame has.
+    `executors`: views by life (address, epoch). `last_point`: number of the latest completed point
+    of `history`, -1 for none.
     """
 
     number: int
@@ -220,13 +233,13 @@ class Moment:
     mark: NamesMark
     history: History
     last_point: int
-    # By the number of the earlier moment, None for none.
+    # By the number of the earlier moment; None for a new watcher.
     frames: dict[int | None, live.WatchSchedulerResponse] = field(default_factory=dict)
 
     def frame_after(self, before: Moment | None) -> live.WatchSchedulerResponse:
-        """Returns the frame that leads from `before` to this moment; None: from nothing.
+        """Returns the frame that leads from the moment `before` to this one; None: from no view.
 
-        Frames are shared: nobody may change one. To be called before there is a later moment.
+        Frames are shared and must not be changed. Must be called before a later moment is made.
         """
         number = None if before is None else before.number
         frame = self.frames.get(number)
@@ -250,7 +263,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What is remembered of `scheduler` while somebody watches. `logs`: of steps, by address."""
+    """State kept of `scheduler` while it is watched. `logs`: logs of steps, by executor address."""
 
     scheduler: Scheduler
     names: Names
@@ -258,7 +271,7 @@ class Watched:
     logs: dict[str, StepLog]
 
     def log_of(self, engine: ExecutorState) -> StepLog:
-        """Returns the log of an executor's steps, which begins now if there is none."""
+        """Returns the step log of an executor; begins one for a new life of the executor."""
         address, rows = engine.life[0], engine.engine.placement.rows
         log = self.logs.get(address)
         if log is None or log.owners.rows is not rows:
@@ -267,7 +280,7 @@ class Watched:
         return log
 
     def see(self, turn: Turn) -> None:
-        """Takes note of steps that were sent and answered."""
+        """Records steps that were sent and answered. Drops the logs of executors that are gone."""
         if (answered := turn.answered) is not None:
             log = self._log_at(answered.address)
             if log is not None:
@@ -281,7 +294,7 @@ class Watched:
                 self.logs.pop(effect.address, None)
 
     def _log_at(self, address: str) -> StepLog | None:
-        """Returns the steps of an executor; None for one that is gone."""
+        """Returns the step log of the executor at `address`; None if the executor is gone."""
         log = self.logs.get(address)
         if log is None:
             executor = self.scheduler.executors.get(address)
@@ -289,7 +302,10 @@ class Watched:
         return log
 
     def moment(self, number: int, now_ns: int, unix_ms: int, before: Moment | None) -> Moment:
-        """Returns the present moment; to be called between turns. `before`: the last one."""
+        """Makes the present moment. Must be called between turns. `before`: the previous moment.
+
+        `now_ns`: by the clock of turns. `unix_ms`: milliseconds since 1970.
+        """
         scheduler, names = self.scheduler, self.names
         told = live.WatchSchedulerResponse(
             unix_ms=unix_ms,
@@ -318,7 +334,7 @@ class Watched:
         told: live.WatchSchedulerResponse,
         executors: Mapping[tuple[str, int], ExecutorView],
     ) -> set[int]:
-        """Returns numbers of requests that this and later frames may name."""
+        """Returns the numbers of requests that this frame and later ones may name."""
         views = [view.told for view in executors.values()]
         steps = [step for log in self.logs.values() for step in (*log.answered, *log.in_flight)]
         return {
@@ -329,7 +345,7 @@ class Watched:
 
 
 def _shown(engines: Iterable[ExecutorState]) -> Iterator[Request]:
-    """Yields the requests of executors that are shown."""
+    """Yields the requests that frames show of these executors."""
     for engine in engines:
         placement = engine.engine.placement
         yield from (sequence.request for sequence in placement.rows.running)
@@ -337,13 +353,13 @@ def _shown(engines: Iterable[ExecutorState]) -> Iterator[Request]:
         yield from first_queued(engine.engine)
 
 
-# -- Blocks of a pool at one moment: the state of each, and the request that holds it --------------
+# -- Blocks of a pool at one moment ----------------------------------------------------------------
 
 ByteArray = npt.NDArray[np.uint8]
 
 
 class BlockState(IntEnum):
-    """States of a block, with the numbers of `LivePool.states`."""
+    """States of a block, numbered as in `LivePool.states`."""
 
     FREE = 0
     HELD = 1
@@ -355,7 +371,7 @@ class BlockState(IntEnum):
 
 _SHARED, _CACHED = np.uint8(BlockState.SHARED), np.uint8(BlockState.CACHED)
 _NO_STATES, _NO_HOLDERS = np.empty(0, np.uint8), np.empty(0, np.int64)
-# Reference counts of one byte end here.
+# Maximum of a reference count of one byte.
 _MANY = 255
 
 
@@ -382,7 +398,11 @@ def block_states(pool: BlockPool, given_back: Sequence[int], moved: Collection[i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolMap:
-    """A pool at one moment. `states`, `holders`: [num_blocks], never written to."""
+    """Blocks of a pool at one moment.
+
+    `states`: `BlockState` of each block, [num_blocks] uint8. `holders`: number of the request that
+    holds the block, 0 for none, [num_blocks] int64. Both are never written to.
+    """
 
     block_size: int
     states: ByteArray
@@ -390,11 +410,11 @@ class PoolMap:
 
     @classmethod
     def of_none(cls, block_size: int) -> PoolMap:
-        """Returns the map of a pool that has no blocks."""
+        """Returns the map of a pool without blocks."""
         return cls(block_size, _NO_STATES, _NO_HOLDERS)
 
     def tell_changes(self, before: PoolMap | None, told: live.LivePool) -> None:
-        """Adds to `told` the blocks that differ from `before`; None: from a pool that is free."""
+        """Adds to `told` the blocks that differ from `before`; None: from a pool of free blocks."""
         told.num_blocks = len(self.states)
         told.block_size = self.block_size
         if before is None:
@@ -412,7 +432,8 @@ class PoolMap:
 def device_holders(core: Engine, numbers: Int64Array) -> Int64Array:
     """Returns for each device block the number of a request whose row has it, 0 for none.
 
-    `numbers`: of the requests of `placement.rows.order`.
+    The result is [num_blocks] int64. `numbers`: request numbers of `placement.rows.order`. A shared
+    block gets the most urgent of its requests.
     """
     placement, rows = core.placement, core.placement.rows
     holders = np.zeros(placement.blocks.device.num_blocks, np.int64)
@@ -422,11 +443,11 @@ def device_holders(core: Engine, numbers: Int64Array) -> Int64Array:
     lengths = -(-rows.num_slots[order].astype(np.int64) // rows.block_size)
     starts = rows.num_released[order].astype(np.int64)
     counts = lengths - starts
-    # Columns of the block table that each row has, the rows one after the other.
+    # Columns of the block table that are in use, for one row after the other.
     firsts = np.repeat(np.cumsum(counts) - counts - starts, counts)
     columns = np.arange(int(counts.sum())) - firsts
     blocks = rows.block_tables[np.repeat(order, counts), columns]
-    # Written last: the most urgent of the requests that share a block.
+    # Reversed, so that the most urgent request of a shared block is written last.
     holders[blocks[::-1]] = np.repeat(numbers, counts)[::-1]
     if Feature.CROSS_ATTENTION in core.config.features:
         for request in placement.requests.values():
@@ -436,7 +457,10 @@ def device_holders(core: Engine, numbers: Int64Array) -> Int64Array:
 
 
 def host_holders(placement: Placement) -> Int64Array:
-    """Returns for each host block the number of the swapped request that has it, 0 for none."""
+    """Returns for each host block the number of the swapped request that has it, 0 for none.
+
+    The result is [num_blocks] int64.
+    """
     holders = np.zeros(placement.blocks.host.num_blocks, np.int64)
     for request in placement.swapped:
         for sequence in request.sequences:

@@ -1,4 +1,4 @@
-"""Names of requests, as watchers of the live view are told of them."""
+"""Names of requests for the live view: which are known, and which a watcher has to be told."""
 
 from __future__ import annotations
 
@@ -9,46 +9,51 @@ from scheduler_service.scheduler.values.request import Request
 from scheduler_service.watching.turn import Submission
 from splitserve.scheduler.v1 import live_pb2 as live
 
-# Names that are remembered here, and by each watcher.
+# Maximum number of names that the scheduler and each watcher remember.
 MAX_NAMES = 8192
-# One part in so many is kept without checking whether it is still used.
+# Up to this part of the maximum, names are kept without checking whether they are still used.
 _KEPT_PART = 16
 _MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class NamesMark:
-    """Names that a watcher knows: those learned up to `num_learned` in a generation."""
+    """Names that a watcher knows: those learned up to `num_learned` in a generation.
+
+    A new generation begins when watchers have to forget all names.
+    """
 
     generation: int
     num_learned: int
 
 
 class Names:
-    """Names of requests that were shown; they outlive the requests for a while.
+    """Names of requests that were shown. Names outlive their requests for a while.
 
-    A watcher knows what its latest mark says, so all watchers of the same mark are told the same.
+    The latest mark of a watcher says which names the watcher knows, so all watchers with the same
+    mark are told the same names.
     """
 
     def __init__(self, submissions: Mapping[str, Submission], max_names: int = MAX_NAMES) -> None:
-        """`submissions`: those of unfinished requests, by id."""
+        """`submissions`: those of unfinished requests, by request id."""
         self._submissions = submissions
         self._max_names = max_names
-        # By number, with the position in the order of learning, which is the order of the dict.
+        # By request number: position in the order of learning, and name. The dict has the same
+        # order.
         self._names: dict[int, tuple[int, live.LiveRequest]] = {}
-        # Learned before an executor set their `stop_len`.
+        # Numbers of requests that were learned before an executor set their `stop_len`.
         self._without_end: set[int] = set()
-        # Whether a name found no room since the last `tidy`.
+        # True if a name found no room since the last `tidy`.
         self._lacks_some = False
         self._num_learned = 0
         self._generation = 0
-        # The most names that a watcher of this generation knows.
+        # Maximum number of names that a watcher of this generation knows.
         self._num_said = 0
         self._limit = max_names // _KEPT_PART
 
     @property
     def mark(self) -> NamesMark:
-        """Mark of a watcher that is told all names known now."""
+        """Mark of a watcher that was told all names known now."""
         return NamesMark(self._generation, self._num_learned)
 
     def see(self, requests: Iterable[Request]) -> None:
@@ -60,7 +65,7 @@ class Names:
                 self._learn(request)
 
     def numbers_of(self, requests: Collection[Request]) -> list[int]:
-        """Returns the numbers of unfinished requests, and learns their names."""
+        """Returns the numbers of unfinished requests and learns their names."""
         self.see(requests)
         return [request.arrival for request in requests]
 
@@ -69,7 +74,7 @@ class Names:
         if submission is None:
             return
         names, number = self._names, request.arrival
-        # A known name becomes one of the latest, so that it is told again.
+        # A known name moves to the end, so that watchers are told it again.
         names.pop(number, None)
         self._without_end.discard(number)
         if len(names) >= self._max_names:
@@ -92,10 +97,10 @@ class Names:
         names[number] = self._num_learned, name
 
     def tidy(self, used: Callable[[], Set[int]], shown: Callable[[], Iterable[Request]]) -> None:
-        """Drops unused names if there are many, and learns names that found no room.
+        """Drops unused names if there are many, and learns names that found no room before.
 
-        `used`: numbers that may still be shown. A name that was dropped is learned again if it is
-        shown. `shown`: all requests whose names watchers are to know now.
+        `used`: returns the numbers that may still be shown. A dropped name is learned again when
+        its request is shown. `shown`: returns all requests whose names watchers have to know now.
         """
         is_forgotten = self._num_said > self._max_names
         lacks_some, self._lacks_some = self._lacks_some, False
@@ -114,8 +119,8 @@ class Names:
     def tell(
         self, before: NamesMark | None, now: NamesMark, told: live.WatchSchedulerResponse
     ) -> None:
-        """Adds to `told` the names up to `now` that are not known at `before`."""
-        # Names learned since `now` are told with the moment that shows them.
+        """Adds to `told` the names up to mark `now` that are unknown at mark `before`."""
+        # Names learned after `now` are told with the moment that shows them.
         is_forgotten = before is not None and before.generation != now.generation
         told.forgets_requests = is_forgotten
         known = 0 if before is None or is_forgotten else before.num_learned
