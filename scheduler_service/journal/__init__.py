@@ -1,1 +1,1 @@
-"""Record and replay of the scheduler; journal.proto has the format, ADR 5 the reasons."""
+"""Journal of the scheduler: recording and replay. Format: journal.proto; reasons: ADR 5."""

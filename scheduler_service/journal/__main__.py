@@ -1,4 +1,4 @@
-"""`splitserve replay`: whether this software decides as the one that wrote a journal did."""
+"""Command `splitserve replay`: replays a journal and compares decisions with the record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ read. FILE.1, which has what was before FILE, is a journal by itself.
 
 
 def main(argv: Sequence[str]) -> int:
-    """Replays a file; returns the exit code."""
+    """Replays a journal and prints the result. Returns the exit code, as `_EPILOG` lists it."""
     parser = argparse.ArgumentParser(
         "splitserve replay", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False
     )
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def describe(path: Path, report: Report) -> str:
-    """Returns what a replay found, for people."""
+    """Returns the result of a replay as text for people, with a newline at the end."""
     last_event = report.first_event + report.num_events - 1
     events = f"events {report.first_event} to {last_event}" if report.num_events else "no event"
     lines = [

@@ -1,9 +1,9 @@
-"""The whole scheduler as bytes, and back, without running what the bytes say.
+"""Checkpoints: the whole scheduler as bytes, and a safe reader of these bytes.
 
-A pickle can call whatever its reader finds by name. This reader finds classes and functions of the
-pure packages, methods of their classes, plain containers, and the functions at the end of this
-file. The pure packages do no I/O, which is checked, and nothing else can be reached from any of
-these. What strange bytes can do is take time and memory.
+A plain pickle can call whatever its reader finds by name. This reader finds only classes and
+functions of the pure packages, methods of their classes, plain containers, and the restoring
+functions of this module. The pure packages do no I/O, which is checked, and nothing else can be
+reached from any of these. Hostile bytes can only take time and memory.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ import numpy as np
 import scheduler_service.scheduler
 from scheduler_service.scheduler.engine.row_columns import RowColumns
 
-# The package whose classes a scheduler consists of.
+# Package with the classes of a scheduler.
 _PURE = scheduler_service.scheduler
 _PROTOCOL = 5
 _NUMBERS = frozenset({"<i4", "<i8", "<u4", "<u8", "<f4", "<f8", "|b1", "|u1"})
-# Columns of rows that are as long as a sequence may become; only what is in use is written.
+# Columns of RowColumns as long as the longest sequence; only the parts in use are written.
 _LONG_COLUMNS = ("token_ids", "block_tables")
 
 _Value = TypeVar("_Value")
 
 
 class CheckpointUnusable(Exception):
-    """The bytes are not the state of a scheduler, or not of one of this software version."""
+    """Error: the bytes are not the state of a scheduler, or come from another software version."""
 
 
 def dump_state(value: object) -> bytes:
-    """Returns the state of a scheduler or an engine.
+    """Returns the state of a scheduler or an engine as bytes.
 
-    Raises PicklingError if it has something that cannot be restored.
+    Raises PicklingError if the state contains a value that cannot be restored.
     """
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, _PROTOCOL)
@@ -54,26 +54,30 @@ def dump_state(value: object) -> bytes:
 
 
 def load_state(data: bytes, kind: type[_Value]) -> _Value:
-    """Returns a new object in the state that `dump_state` wrote. Raises CheckpointUnusable."""
+    """Returns a new object of class `kind` in the state that `dump_state` wrote.
+
+    Raises CheckpointUnusable.
+    """
     try:
         value = _Unpickler(io.BytesIO(data)).load()
-    except Exception as error:  # whatever strange bytes lead to
+    except Exception as error:  # damaged bytes may raise anything
         raise CheckpointUnusable(f"{type(error).__name__}: {error}") from error
     if not isinstance(value, kind):
         raise CheckpointUnusable(f"it holds a {type(value).__name__}")
     return value
 
 
-# -- what a scheduler consists of --------------------------------------------------------------
+# -- Structure of a scheduler ------------------------------------------------------------------
 
 
 @cache
 def scheduler_structure() -> str:
-    """Fingerprint of what the classes of this build's scheduler consist of, in hexadecimal.
+    """Fingerprint of the classes of this build's scheduler, in hexadecimal.
 
-    It covers their names, bases, fields with types, members of enums, and the attributes that
-    methods set, with the values that `__init__` gives them. A checkpoint is read by builds with
-    the same fingerprint; what methods decide may differ, which is what a replay finds out.
+    The fingerprint covers their names, bases, fields with types, members of enums, and the
+    attributes that methods set, with the values that `__init__` gives them. A checkpoint is read
+    only by builds with the same fingerprint. The code of methods may differ: a replay finds
+    differing decisions.
     """
     digest = hashlib.sha256()
     for name, path in _modules():
@@ -84,7 +88,7 @@ def scheduler_structure() -> str:
 
 
 def _modules() -> Iterator[tuple[str, Path]]:
-    """Yields the files of the pure package, each with a name that is the same wherever they are."""
+    """Yields the modules of the pure package, with names that do not depend on the folder."""
     assert _PURE.__file__ is not None
     folder = Path(_PURE.__file__).parent
     for path in sorted(folder.rglob("*.py")):
@@ -92,7 +96,7 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 
 def check_structure(recorded: str) -> None:
-    """Raises CheckpointUnusable unless a checkpoint is of a scheduler like that of this build."""
+    """Raises CheckpointUnusable if `recorded` is not the structure of this build's scheduler."""
     if recorded != scheduler_structure():
         raise CheckpointUnusable(
             f"a checkpoint of another build: the structure of its scheduler is "
@@ -101,7 +105,7 @@ def check_structure(recorded: str) -> None:
 
 
 def class_structures(source: str) -> Iterator[str]:
-    """Lines that change whenever instances of the classes of a module consist of something else."""
+    """Yields lines that change whenever instances of the classes in `source` change contents."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
             yield f"class {node.name} {[ast.unparse(base) for base in node.bases]}"
@@ -134,13 +138,16 @@ def _attributes_set(method: ast.FunctionDef) -> Iterator[str]:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, name: str) -> Any:  # noqa: ANN401
-        """What a pickle may name. Raises UnpicklingError for all else."""
+        """Returns the class or function that a pickle names.
+
+        Raises UnpicklingError unless admitted.
+        """
         admitted = _ADMITTED.get((module_name, name))
         if admitted is not None:
             return admitted
         is_pure = _is_pure(module_name) and name.isidentifier()
         found = getattr(importlib.import_module(module_name), name, None) if is_pure else None
-        # Of that module itself, not something that it imports.
+        # Defined in that module, not imported by it.
         if isinstance(found, type | FunctionType) and found.__module__ == module_name:
             return found
         raise pickle.UnpicklingError(f"{module_name}.{name} is not admitted")
@@ -151,25 +158,28 @@ def _is_pure(module_name: str) -> bool:
     return package == _PURE.__name__
 
 
-# -- what pickles in its own way ---------------------------------------------------------------
+# -- Values with their own pickling ------------------------------------------------------------
 
 
 def restore_array(dtype: str, shape: tuple[int, ...], data: bytes) -> np.ndarray[Any, Any]:
-    """An array of numbers. Raises ValueError."""
+    """Returns an array of numbers. Raises ValueError for another dtype or a wrong shape."""
     if dtype not in _NUMBERS:
         raise ValueError(f"an array of {dtype}")
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
 def restore_number(dtype: str, data: bytes) -> Any:  # noqa: ANN401
-    """A single number of numpy's. Raises ValueError."""
+    """Returns a numpy scalar. Raises ValueError for a dtype that is no number."""
     return restore_array(dtype, (1,), data)[0]
 
 
 def restore_rows(
     columns: dict[str, Any], shapes: dict[str, tuple[int, int]], used: dict[str, list[Any]]
 ) -> RowColumns:
-    """Rows whose long columns were cut."""
+    """Returns rows with their long columns filled up to `shapes`.
+
+    `used`: for each long column, (row id, part in use).
+    """
     rows = object.__new__(RowColumns)
     vars(rows).update(columns)
     for name in _LONG_COLUMNS:
@@ -202,7 +212,7 @@ def _reduce_rows(rows: RowColumns) -> tuple[Any, ...]:
 
 
 def restore_method(owner: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401
-    """A method of an object of the pure packages. Raises ValueError for any other."""
+    """Returns a bound method of an object of the pure packages. Raises ValueError for any other."""
     for kind in type(owner).__mro__:
         found = vars(kind).get(name)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Events of the scheduler as messages of the journal, and back."""
+"""Codec of the journal: events of the scheduler both ways, and effects one way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal
 from splitserve_rpc.domain_error import DomainError
 
-# Events whose messages have fields of the same names, and what converts their values.
+# Events whose messages have fields of the same names, and the converters of their values.
 _PLAIN_EVENTS: Mapping[type[Any], tuple[str, Converters]] = MappingProxyType(
     {
         events.RequestAborted: ("request_aborted", NO_CONVERTERS),
@@ -51,7 +51,7 @@ def encode_event(
 ) -> None:
     """Sets the event of `entry`.
 
-    `received`: the message that the outcome of a `StepCompleted` was decoded from.
+    `received`: message from which the outcome of a `StepCompleted` was decoded.
     """
     match event:
         case events.StepCompleted():
@@ -66,7 +66,7 @@ def encode_event(
 
 
 def decode_event(entry: journal.JournalEntry) -> events.Event:
-    """Returns the event of `entry`. Raises ValueError or DecodeError if it makes no sense."""
+    """Returns the event of `entry`. Raises ValueError or DecodeError if the event is invalid."""
     name = entry.WhichOneof("event")
     match name:
         case "step_completed":
@@ -126,10 +126,10 @@ def _decode_joined(message: journal.ExecutorJoined) -> events.ExecutorJoined:
     )
 
 
-# -- Effects of the scheduler as messages of the journal -------------------------------------------
+# -- Effects ---------------------------------------------------------------------------------------
 #
-# A replay compares effects, so what is long is written as a checksum, and texts for people are left
-# out: they may be reworded.
+# Effects are only compared by a replay. Long values are written as checksums. Texts for people are
+# left out, since they may be reworded.
 
 # Effects whose messages have fields of the same names.
 _PLAIN_EFFECTS: Mapping[type[Any], str] = MappingProxyType(
@@ -144,7 +144,7 @@ _PLAIN_EFFECTS: Mapping[type[Any], str] = MappingProxyType(
 def encode_effect(
     effect: effects.Effect, message: journal.JournaledEffect, batch: bytes = b""
 ) -> None:
-    """Sets `message`, which is empty. `batch`: the encoded ScheduleBatch of a `SendStep`."""
+    """Fills the blank `message`. `batch`: encoded ScheduleBatch of a `SendStep`."""
     match effect:
         case effects.SendStep(address, _):
             message.send_step.address = address
@@ -188,7 +188,7 @@ def _encode_of_request(effect: effects.Effect, message: journal.JournaledEffect)
 
 
 def describe_error(error: Exception) -> str:
-    """What a call raised, without the message."""
+    """Returns the class of an error, and the reason of a DomainError, without the message."""
     name = type(error).__name__
     return f"{name} {error.reason}" if isinstance(error, DomainError) else name
 

@@ -1,4 +1,7 @@
-"""Journal of a scheduler: what it is told, and what it decides, in a file or nowhere."""
+"""Journal of a scheduler: records its events and effects in a file, or nowhere.
+
+`FileJournal` writes a file. `Entries` makes the entries, for a recording and for a replay.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from scheduler_service.step_codec import EncodedBatch, Received, encode_plan
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
 JOURNAL_VERSION = 3
-# A segment ends here, so that an event that comes when it is nearly full still has room.
+# Fill level at which a segment ends, so that an event of a nearly full segment still has room.
 _FULL_RATIO = 7 / 8
 _EVENTS_BETWEEN_FLUSHES = 64
 
@@ -31,33 +34,36 @@ _log = logging.getLogger(__name__)
 
 
 class Recording(Protocol):
-    """The record of one event: completed once the scheduler has handled it."""
+    """Record of one event, completed after the scheduler has handled the event."""
 
     def done(self, found: Sequence[Effect], batches: Sequence[EncodedBatch]) -> None:
-        """`found` are the effects, in order; `batches`: of the steps among them."""
+        """Completes the record. `found`: the effects, in order. `batches`: of the steps in them."""
 
     def raised(self, error: Exception) -> None:
-        """The scheduler raised instead."""
+        """Completes the record of an event for which the scheduler raised `error`."""
 
 
 class Journal(Protocol):
-    """Records what a scheduler is told, and what it decides."""
+    """Records the events that a scheduler handles, and the effects that it returns."""
 
     @property
     def position(self) -> str:
-        """Where the latest event is, for people."""
+        """Position of the latest event, for people."""
 
     def begin(self, scheduler: Scheduler, config: FleetConfig) -> None:
-        """Records that `scheduler` was made with `config`. Called once, before any event."""
+        """Records that `scheduler` was made with `config`.
+
+        Must be called once, before any event.
+        """
 
     def record(self, event: Event, now_ns: int, received: Received | None) -> Recording:
         """Begins the record of an event that is about to be handled.
 
-        `received`: the message that the outcome of a `StepCompleted` was decoded from.
+        `received`: message from which the outcome of a `StepCompleted` was decoded.
         """
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes the buffered records and closes the journal."""
 
 
 class NoJournal:
@@ -85,18 +91,19 @@ _NOTHING = NoJournal()
 
 
 class JournalUnusable(Exception):
-    """Its file cannot be written; the message names it and says why."""
+    """Error: the journal file cannot be written. The message names the file and the reason."""
 
 
 class JournalTooSmall(Exception):
-    """The state of the scheduler leaves no room for events."""
+    """Error: the state of the scheduler leaves no room for events in a segment."""
 
 
 class FileJournal:
-    """Records in `path` and, of earlier events, `path`.1; both together take up to `max_bytes`.
+    """Records in the file `path` and keeps the previous segment in `path`.1.
 
-    Raises OSError if `path` cannot be written. Later errors end the recording and nothing else.
-    Implements `Journal`, and `Recording` of the latest event.
+    Both segments together take up to `max_bytes`. Raises OSError if `path` cannot be written. Later
+    errors end the recording and nothing else. Implements `Journal`, and `Recording` of the latest
+    event.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -107,7 +114,7 @@ class FileJournal:
         self._entry = journal.JournalEntry()
         self._num_events = 0
         self._num_unflushed = 0
-        scheduler_structure()  # takes a while, for which no step is to wait later
+        scheduler_structure()  # cached now, as it takes a while and later steps must not wait
         self._file = SegmentFile(path)
         self._is_recording = True
         self._file.write(self._header())
@@ -117,7 +124,7 @@ class FileJournal:
 
     @property
     def position(self) -> str:
-        """The number of the latest event, after the name of the file."""
+        """Name of the file and number of the latest event, as `path#number`."""
         return f"{self._path}#{self._num_events}"
 
     def begin(self, scheduler: Scheduler, config: FleetConfig) -> None:
@@ -168,16 +175,16 @@ class FileJournal:
 
         self._attempt(write)
 
-    # -- parts ---------------------------------------------------------------------------------
+    # -- State and helpers ---------------------------------------------------------------------
 
     @property
     def is_recording(self) -> bool:
-        """Whether events are recorded: nothing went wrong, and the journal is open."""
+        """Whether events are recorded: the journal is open and no error has ended the recording."""
         return self._is_recording
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the current segment."""
+        """Size of the current segment in bytes."""
         return self._file.num_bytes
 
     @property
@@ -185,17 +192,22 @@ class FileJournal:
         return self._scheduler is not None and self._scheduler.is_computing
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Runs a part of the recording; whatever it raises ends the recording, and nothing else."""
+        """Runs a part of the recording. Any error ends the recording and is only logged."""
         if not self._is_recording:
             return
         try:
             action()
-        except Exception:  # nobody's request is to suffer from it
+        except Exception:  # no request may fail because of the journal
             _log.exception("journal_stopped position=%s", self.position)
             self._stop()
 
     def _append(self, entry: journal.JournalEntry) -> None:
-        """Writes an entry whose effects the scheduler has. Raises OSError, PicklingError."""
+        """Writes an entry whose effects are complete.
+
+        Raises OSError, PicklingError, JournalTooSmall. Begins a new segment when the current one is
+        full. An entry that does not fit is not written: the checkpoint of the new segment already
+        includes its effects.
+        """
         self._num_unflushed += 1
         written = entry.SerializeToString()
         num_bytes = self._file.num_bytes + FRAME_BYTES + len(written)
@@ -212,7 +224,7 @@ class FileJournal:
         self._attempt(self._file.flush)
 
     def _begin_segment(self) -> None:
-        """Goes on in a new file, which begins with the scheduler as it is after the last event.
+        """Begins a new segment with a checkpoint of the scheduler after the last event.
 
         Raises OSError, PicklingError, JournalTooSmall.
         """
@@ -243,7 +255,10 @@ class FileJournal:
         return journal.JournalEntry(header=header).SerializeToString()
 
     def checkpoint(self) -> bytes:
-        """Returns the entry of the scheduler as it is now. Raises PicklingError."""
+        """Returns a serialized entry with the present state of the scheduler.
+
+        Raises PicklingError.
+        """
         checkpoint = journal.SchedulerCheckpoint(
             scheduler=dump_state(self._scheduler),
             structure=scheduler_structure(),
@@ -259,7 +274,7 @@ class FileJournal:
 
 
 def open_journal(path: str | None, max_bytes: int) -> Journal:
-    """The journal in `path`; none if there is no path. Raises JournalUnusable."""
+    """Returns the journal in `path`; a `NoJournal` if `path` is None. Raises JournalUnusable."""
     if path is None:
         return NoJournal()
     try:
@@ -271,20 +286,21 @@ def open_journal(path: str | None, max_bytes: int) -> Journal:
 
 
 def software_version() -> str:
-    """The version of splitserve."""
+    """Returns the installed version of splitserve, or "unknown"."""
     try:
         return metadata.version("splitserve")
     except metadata.PackageNotFoundError:
         return "unknown"
 
 
-# -- Entries of the journal: made while the scheduler runs, and made again by a replay -------------
+# -- Entries of the journal ------------------------------------------------------------------------
 
 
 class Entries:
-    """Makes the entries of one scheduler.
+    """Makes the journal entries of one scheduler, while it runs or in a replay.
 
-    `executors`: those of the scheduler by address, with the epochs of their batches.
+    `executors`: identities of the scheduler's executors by address, with the epochs of their
+    batches.
     """
 
     def __init__(self, executors: Iterable[journal.ExecutorIdentity] = ()) -> None:
@@ -295,7 +311,7 @@ class Entries:
     ) -> journal.JournalEntry:
         """Returns the entry of an event that is about to be handled, without effects.
 
-        `received`: the message that the outcome of a `StepCompleted` was decoded from.
+        `received`: message from which the outcome of a `StepCompleted` was decoded.
         """
         entry = journal.JournalEntry(now_ns=now_ns)
         encode_event(event, received, entry)
@@ -307,7 +323,11 @@ class Entries:
         found: Sequence[effects.Effect],
         batches: Sequence[EncodedBatch] = (),
     ) -> None:
-        """Adds the effects. `batches`: of the first steps among them; others are encoded here."""
+        """Adds the effects to `entry`.
+
+        `batches`: encoded batches of the first steps among the effects. Further steps are encoded
+        here.
+        """
         if entry.HasField("executor_joined"):
             joined = entry.executor_joined.identity
             self.executors[joined.address] = joined
@@ -322,7 +342,7 @@ class Entries:
                 self._forget(effect)
 
     def fail(self, entry: journal.JournalEntry, error: Exception) -> None:
-        """Says that the scheduler raised `error`, and returned no effects."""
+        """Sets the error that the scheduler raised instead of returning effects."""
         entry.raised = describe_error(error)
 
     def _encode(self, address: str, plan: StepPlan) -> EncodedBatch:
@@ -335,6 +355,6 @@ class Entries:
 
     def _forget(self, gone: effects.ExecutorGone) -> None:
         known = self.executors.get(gone.address)
-        # A new life may have joined at the address of the one that is gone.
+        # A new life of the executor may have joined at the same address.
         if known is not None and known.executor_epoch == gone.epoch:
             del self.executors[gone.address]

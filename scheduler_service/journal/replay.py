@@ -1,4 +1,4 @@
-"""Passes the events of a journal to a scheduler again, and compares the effects."""
+"""Replay of a journal: handles the recorded events again and compares the effects."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _NO_EFFECT = journal.JournaledEffect()
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first effect that is not the recorded one.
+    """First effect that differs from the record.
 
-    `event`: its number; `kind`: its name. `address`: the executor that the effect or the event is
-    about, empty for none. `step_id`: the step that they are about, or that executor's latest; 0 if
-    there is none. `error`: what the scheduler raised in the replay, in full.
+    `event`: number of the event. `kind`: name of the event. `address`: executor of the effect or
+    the event, empty for none. `step_id`: step of the effect or the event, else the latest step of
+    that executor; 0 for none. `error`: error that the scheduler raised in the replay, in full.
     """
 
     event: int
@@ -45,9 +45,10 @@ class Difference:
 
 @dataclass(slots=True)
 class Report:
-    """What a replay found. `first_event`, `num_events`: those that were complete and were replayed.
+    """Result of a replay. `first_event`, `num_events`: complete events that were replayed.
 
-    `is_cut`: the file ends in the middle of an entry.
+    `num_executors`: lives of executors. `num_steps`: answered steps. `is_cut`: the file ends in the
+    middle of an entry. `difference`: None if all effects are equal.
     """
 
     software_version: str
@@ -60,23 +61,23 @@ class Report:
 
 
 class Witness(Protocol):
-    """Looks on while a journal is replayed; changes nothing."""
+    """Observer of a replay. Changes nothing."""
 
     def begins(self, scheduler: Scheduler) -> None:
-        """The replay begins with the scheduler, which may have executors and requests."""
+        """Called once with the scheduler, which may already have executors and requests."""
         ...
 
     def handles(self, scheduler: Scheduler, event: Event, now_ns: int) -> None:
-        """The scheduler is about to handle the event."""
+        """Called when the scheduler is about to handle the event."""
         ...
 
     def handled(self, event: Event, effects: list[Effect], now_ns: int) -> None:
-        """The scheduler has handled the event, with these effects."""
+        """Called when the scheduler has handled the event and returned the effects."""
         ...
 
 
 def replay(path: Path, witness: Witness | None = None) -> Report:
-    """Replays one segment, up to the first difference. Raises JournalUnreadable."""
+    """Replays one segment up to the first difference. Raises JournalUnreadable."""
     reader = SegmentReader(path)
     entries = iter(reader)
     header = _read_header(entries)
@@ -114,7 +115,10 @@ def _read_header(entries: Iterator[journal.JournalEntry]) -> journal.JournalHead
 
 
 def _begin(entry: journal.JournalEntry, witness: Witness | None) -> _Replay:
-    """Makes the scheduler that a segment begins with. Raises CheckpointUnusable, ValueError."""
+    """Makes the initial scheduler of a segment.
+
+    Raises CheckpointUnusable, DecodeError, ValueError.
+    """
     match entry.WhichOneof("event"):
         case "scheduler_created":
             config = decode_fleet_config(entry.scheduler_created.config)
@@ -129,24 +133,27 @@ def _begin(entry: journal.JournalEntry, witness: Witness | None) -> _Replay:
 
 
 class _Replay:
-    """A scheduler that handles the events of a journal again."""
+    """Scheduler that handles the events of a journal again."""
 
     def __init__(self, scheduler: Scheduler, entries: Entries, witness: Witness | None) -> None:
         self._scheduler = scheduler
         self._entries = entries
         self._witness = witness
-        # Lives of executors, by address and epoch.
+        # Lives of executors, as (address, epoch).
         self._lives = {(e.address, e.executor_epoch) for e in entries.executors.values()}
         if witness is not None:
             witness.begins(scheduler)
 
     @property
     def num_executors(self) -> int:
-        """Lives of executors there were."""
+        """Number of lives of executors in the segment."""
         return len(self._lives)
 
     def handle(self, recorded: journal.JournalEntry, number: int) -> Difference | None:
-        """Handles an event. Raises ValueError or DecodeError if the entry has none."""
+        """Handles the event of a recorded entry; returns the first difference, or None.
+
+        Raises ValueError or DecodeError if the entry has no valid event.
+        """
         event = decode_event(recorded)
         now_ns = recorded.now_ns
         replayed = journal.JournalEntry()
@@ -157,7 +164,7 @@ class _Replay:
         error_text = ""
         try:
             found = self._scheduler.handle(event, now_ns)
-        except Exception as error:  # to be compared with what was raised then
+        except Exception as error:  # to be compared with the recorded error
             self._entries.fail(replayed, error)
             error_text = f"{type(error).__name__}: {error}"
         else:
@@ -212,14 +219,14 @@ def _part(message: Message, oneof: str) -> Message | None:
 
 
 def _address(message: Message | None) -> str:
-    """The executor that an event or an effect is about; empty for none."""
+    """Returns the address of an event or effect; empty for none."""
     if isinstance(message, journal.ExecutorJoined):
         return message.identity.address
     return str(getattr(message, "address", ""))
 
 
 def _step_id(message: Message | None) -> int:
-    """The step that an event or an effect is about; 0 for none."""
+    """Returns the step id of an event or effect; 0 for none."""
     if isinstance(message, journal.StepCompleted):
         if not message.HasField("result"):
             return message.unsent_step_id
@@ -229,21 +236,21 @@ def _step_id(message: Message | None) -> int:
     return 0
 
 
-# -- Where two messages differ ---------------------------------------------------------------------
+# -- Comparison of two messages --------------------------------------------------------------------
 
 NOTHING = "nothing"
 
-# Bytes that are messages themselves, by the name of their field.
+# Bytes fields that contain a serialized message, by name of the field.
 _MESSAGES: Mapping[str, type[Message]] = MappingProxyType(
     {"batch": executor.ScheduleBatch, "result": executor.StepResult}
 )
-# Columns that are not i32; see executor.proto.
+# Columns of bytes that are not i32; see executor.proto.
 _DTYPES = MappingProxyType({"seeds": "<i8", "samples": "|u1", "row_statuses": "|u1"})
 
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """The first field in which a replay differs from its record."""
+    """First field in which a replay differs from the record. `field`: path of the field."""
 
     field: str
     recorded: str
@@ -251,7 +258,10 @@ class FieldDifference:
 
 
 def find_difference(recorded: Message, replayed: Message, at: str = "") -> FieldDifference | None:
-    """The first difference of two messages of one type, None if they are equal."""
+    """Returns the first difference of two messages of one type, or None.
+
+    `at`: path of the messages.
+    """
     for field in recorded.DESCRIPTOR.fields:
         name = field.name
         path = f"{at}.{name}" if at else name
@@ -268,7 +278,7 @@ def find_difference(recorded: Message, replayed: Message, at: str = "") -> Field
 
 
 def _compare(recorded: Any, replayed: Any, name: str, path: str) -> FieldDifference | None:  # noqa: ANN401
-    """Two values of one field."""
+    """Returns the first difference of two values of one field, or None."""
     if recorded == replayed:
         return None
     if isinstance(recorded, Message):

@@ -1,4 +1,7 @@
-"""Requests as messages of the journal: all that another core needs to go on with them."""
+"""Codec of requests in the journal, complete enough for another engine to continue a request.
+
+The last part encodes and decodes dataclasses whose messages have fields of the same names.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ from scheduler_service.scheduler.values.sampling_params import (
 from scheduler_service.step_codec import decode_grammar, encode_grammar
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
-# Fields that are the same on both sides.
+# Fields with the same name and value in `Request` and in its message.
 PLAIN_FIELDS = (
     "request_id",
     "arrival",
@@ -61,7 +64,7 @@ PLAIN_FIELDS = (
 
 
 def encode_request(request: Request) -> journal.JournaledRequest:
-    """A request that no core has."""
+    """Encodes a request that no engine has."""
     first = request.sequence
     message = journal.JournaledRequest(
         prompt_token_ids=first.token_ids[: first.num_prompt_tokens].tobytes(),
@@ -80,7 +83,7 @@ def encode_request(request: Request) -> journal.JournaledRequest:
 
 
 def decode_request(message: journal.JournaledRequest) -> Request:
-    """Raises ValueError if a value makes no sense."""
+    """Decodes a request. Raises ValueError if a value is invalid."""
     request = Request(
         params=decode_sampling_params(message.params),
         scheduling=decode_scheduling_params(message.scheduling),
@@ -99,7 +102,7 @@ def decode_request(message: journal.JournaledRequest) -> Request:
     return request
 
 
-# -- sequences ---------------------------------------------------------------------------------
+# -- Sequences ---------------------------------------------------------------------------------
 
 
 def _encode_sequence(sequence: Sequence) -> journal.JournaledSequence:
@@ -156,7 +159,7 @@ def _tokens(column: bytes) -> Int32Array:
     return np.frombuffer(column, np.int32)
 
 
-# -- beam search -------------------------------------------------------------------------------
+# -- Beam search -------------------------------------------------------------------------------
 
 
 def _encode_search(state: SearchState) -> journal.JournaledBeamSearch:
@@ -194,20 +197,20 @@ def _decode_beam(message: journal.JournaledBeam) -> BeamState:
     return BeamState(tuple(message.token_ids), message.cumulative_logprob, message.score)
 
 
-# -- Values whose messages in the journal have fields of the same names ----------------------------
+# -- Dataclasses whose messages have fields of the same names --------------------------------------
 
 Converters: TypeAlias = Mapping[str, Callable[[Any], Any]]
 NO_CONVERTERS: Converters = MappingProxyType({})
 
 
 def encode_fields(value: object, message: Message) -> None:
-    """Sets all fields of `message` from the attributes of `value` that have their names."""
+    """Sets all fields of `message` from the attributes of `value` with the same names."""
     message.SetInParent()
     for name, has_presence in _fields(message.DESCRIPTOR):
         part = getattr(value, name)
         if part is None:
             continue
-        # Without presence an absent field is an empty one. Negative zeros are not empty.
+        # A field without presence reads as empty when absent. A negative zero is not empty.
         if not part and not has_presence and not isinstance(part, float):
             continue
         if isinstance(part, Mapping):
@@ -228,17 +231,18 @@ def encode_fields(value: object, message: Message) -> None:
 
 @cache
 def _fields(kind: Descriptor) -> tuple[tuple[str, bool], ...]:
-    """Names of the fields of a message, and whether each has presence.
+    """Returns (name, has presence) of each field of a message.
 
-    To ask a descriptor takes longer than to encode a field.
+    Cached, because asking a descriptor takes longer than encoding a field.
     """
     return tuple((field.name, field.has_presence) for field in kind.fields)
 
 
 def decode_fields(message: Message, converters: Converters = NO_CONVERTERS) -> dict[str, Any]:
-    """Values of all fields of `message` by name, None for one that is absent.
+    """Returns the values of all fields of `message` by name; None for an absent field.
 
-    `converters`: by name of the field, of those whose value is to be something else.
+    Only fields with presence can be absent. `converters`: functions by field name that convert the
+    value.
     """
     values: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
@@ -252,22 +256,22 @@ def decode_fields(message: Message, converters: Converters = NO_CONVERTERS) -> d
 
 
 def decode_config(message: journal.CoreConfig) -> SchedulerConfig:
-    """Raises ValueError if a value makes no sense."""
+    """Decodes the configuration of an engine. Raises ValueError if a value is invalid."""
     return SchedulerConfig(**decode_fields(message, _CONFIG))
 
 
 def decode_fleet_config(message: journal.FleetConfig) -> FleetConfig:
-    """How requests wait and move among executors."""
+    """Decodes the configuration for requests that wait and move among executors."""
     return FleetConfig(**decode_fields(message, {"tenant_weights": dict}))
 
 
 def decode_sampling_params(message: journal.JournaledSamplingParams) -> SamplingParams:
-    """Raises ValueError if a value makes no sense."""
+    """Decodes sampling parameters. Raises ValueError if a value is invalid."""
     return SamplingParams(**decode_fields(message, _SAMPLING))
 
 
 def decode_scheduling_params(message: journal.JournaledSchedulingParams) -> SchedulingParams:
-    """What a request asked of the scheduler."""
+    """Decodes the scheduling parameters of a request."""
     return SchedulingParams(**decode_fields(message))
 
 
@@ -276,7 +280,7 @@ def _features(names: list[str]) -> frozenset[Feature]:
 
 
 def _speculation(name: str) -> Speculation:
-    """Cores of earlier versions had none, and no name for it."""
+    """Decodes the speculation mode. Journals of earlier versions have an empty name for OFF."""
     return Speculation(name or Speculation.OFF)
 
 

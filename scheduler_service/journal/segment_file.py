@@ -1,4 +1,4 @@
-"""The files of a journal: records with checksums, a current segment and the one before.
+"""Files of a journal: records with checksums, in a current segment and the previous one.
 
 A record is a frame of 12 bytes and the bytes of an entry. The frame has three little-endian u32:
 the length of the entry, its CRC-32 continued from that of the record before (0 at first), and the
@@ -28,7 +28,7 @@ FRAME_BYTES = _FRAME.size
 
 
 class SegmentFile:
-    """Writes `path`. What was there before becomes `previous`, replacing it.
+    """Writes segments to `path`. The file that was there before replaces `previous`.
 
     Writes are buffered, and nothing is forced to the disk. Every method may raise OSError.
     """
@@ -36,13 +36,13 @@ class SegmentFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.previous = path.with_name(path.name + ".1")
-        # Of the current segment, buffered ones included.
+        # Size of the current segment, including buffered bytes.
         self.num_bytes = 0
         self._checksum = 0
         self._file = self._begin()
 
     def write(self, entry: bytes) -> None:
-        """Appends the record of a serialized JournalEntry: FRAME_BYTES more than the entry has."""
+        """Appends the record of a serialized JournalEntry: its bytes and FRAME_BYTES."""
         self._checksum = crc32(entry, self._checksum)
         checked = _CHECKED.pack(len(entry), self._checksum)
         self._file.write(_FRAME.pack(len(entry), self._checksum, crc32(checked)))
@@ -50,18 +50,18 @@ class SegmentFile:
         self.num_bytes += FRAME_BYTES + len(entry)
 
     def flush(self) -> None:
-        """Gives everything to the system."""
+        """Passes all buffered bytes to the operating system."""
         self._file.flush()
 
     def rotate(self) -> None:
-        """Begins a new segment."""
+        """Ends the current segment and begins a new one."""
         self._file.close()
         self._file = self._begin()
         self.num_bytes = 0
         self._checksum = 0
 
     def close(self) -> None:
-        """Ends the writing."""
+        """Flushes and closes the file."""
         self._file.close()
 
     def _begin(self) -> BinaryIO:
@@ -70,23 +70,26 @@ class SegmentFile:
                 raise OSError(errno.EINVAL, "it is no regular file")
             make_private(self._path)
             self._path.replace(self.previous)
-        # Prompts are in it.
+        # The file contains prompts, so only its owner may read it.
         return open(self._path, "wb", _BUFFER_BYTES, opener=open_private)
 
 
 class JournalUnreadable(Exception):
-    """The file is not a journal, is damaged, or is not one that this software can read."""
+    """Error: the file is not a journal, is damaged, or is in a format of another version."""
 
 
 class SegmentReader:
-    """The entries of a file. `is_cut`: afterwards, whether it ends in the middle of a record."""
+    """Reads the entries of a segment.
+
+    `is_cut`: after reading, whether the last record is incomplete.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.is_cut = False
 
     def __iter__(self) -> Iterator[journal.JournalEntry]:
-        """Yields one entry after the other. Raises JournalUnreadable at the first damaged one."""
+        """Yields the entries in order. Raises JournalUnreadable at the first damaged record."""
         try:
             with self._path.open("rb") as file:
                 yield from self._read(file)
@@ -106,7 +109,7 @@ class SegmentReader:
                 if number == 0:
                     raise JournalUnreadable("it does not begin as a journal of this format does")
                 raise JournalUnreadable(_damaged(number, begins_at, "its length or checksum"))
-            # A length that is written is read: the frame's own checksum holds it.
+            # The length can be trusted, because the checksum of the frame covers it.
             data = file.read(min(length, size - begins_at))
             self.is_cut = len(data) < length
             if self.is_cut:
@@ -127,7 +130,10 @@ def _damaged(number: int, begins_at: int, what: str) -> str:
 
 
 def _decode(data: bytes, number: int) -> journal.JournalEntry:
-    """The entry of record `number`. Raises JournalUnreadable for what another build has added."""
+    """Returns the entry of record `number`.
+
+    Raises JournalUnreadable for fields of another version.
+    """
     try:
         entry = journal.JournalEntry.FromString(data)
     except DecodeError as error:

@@ -36,7 +36,7 @@ class LifeKind(Enum):
     a step failed that the request depended on. TAKEN_BACK: the request left an executor that still
     serves. EXECUTOR_LOST: the request left an executor that is gone. QUARANTINED: executors may
     have died of the request, and it is tried alone from now on. ACQUITTED: it runs with other
-    requests again. RESUMED: first token after any of these interruptions.
+    requests again. RESUMED: first token after the request began again.
     """
 
     REFUSED = "refused"
@@ -92,8 +92,7 @@ class Phase(Enum):
 
 
 class Part(NamedTuple):
-    """Part of the time of a request: its phase, why it did not go on, and the executor's address.
-    """
+    """Part of the time of a request: phase, reason for not going on, and executor address."""
 
     phase: Phase
     reason: str = ""

@@ -63,7 +63,7 @@ class SharedPlaces:
         return iter(self._lives.values())
 
     def get(self, key: str) -> Life | None:
-        """Returns the life with this key; None if there is none."""
+        """Returns the life with this key, or None."""
         return self._lives.get(key)
 
     def add(self, life: Life) -> None:
@@ -76,7 +76,7 @@ class SharedPlaces:
             self.remove(next(iter(most) if self._gives_oldest else reversed(most)))
 
     def remove(self, key: str) -> Life | None:
-        """Removes a life and returns it; None if there is none with this key."""
+        """Removes and returns the life with this key, or None."""
         life = self._lives.pop(key, None)
         if life is not None:
             of_tenant = self._by_tenant[life.tenant]
@@ -116,13 +116,14 @@ _WAITING = frozenset({Phase.GIVEN, Phase.PREEMPTED, Phase.SWAPPED, Phase.RECOVER
 class LifeRecorder:
     """Keeps the lives of unfinished requests, and of the last `num_kept` that ended.
 
-    Implements `Watcher`. Numbers of events: RECEIVED num_waiting (requests that waited for an
-    executor before this one), num_prompt_tokens, num_resumed_tokens; GIVEN the numbers of its
-    `Assignment`; QUARANTINED num_trials (tokens that the request has to get alone); BEGAN
-    num_tokens (known tokens), num_cached (of these, tokens that need not be computed), num_on_host
-    (of the cached ones, tokens from the host pool); FIRST_TOKEN and RESUMED num_chunks,
-    num_prompt_tokens; ENDED num_output_tokens, num_more_tokens, num_drafts, num_accepted.
-    `num_kept_at_most`: same as `num_kept`. Rows that only decode cost nothing per step.
+    Implements `Watcher`. Numbers of events, of which zeros may be missing: RECEIVED num_waiting
+    (requests that waited for an executor before this one), num_prompt_tokens, num_resumed_tokens;
+    GIVEN the numbers of its `Assignment`; QUARANTINED num_trials (tokens that the request has to
+    get alone); BEGAN num_tokens (known tokens), num_cached (of these, tokens that need not be
+    computed), num_on_host (of the cached ones, tokens from the host pool); FIRST_TOKEN and RESUMED
+    num_chunks, num_prompt_tokens; ENDED num_output_tokens, num_more_tokens, num_drafts,
+    num_accepted. `num_kept_at_most`: same as `num_kept`. Rows that only decode cost nothing per
+    step.
     """
 
     def __init__(self, num_kept: int, now_ns: Callable[[], int]) -> None:

@@ -75,7 +75,7 @@ def why_unassigned(request: Request, scheduler: Scheduler) -> Iterator[live.Live
 
 
 def why_waiting(address: str, core: Engine) -> live.LiveReason | None:
-    """Returns why the first preempted request of an engine has no row; None if there is none."""
+    """Returns why the first preempted request of an engine has no row; None without one."""
     placement = core.placement
     request = next(iter(placement.preempted), None)
     if request is None:

@@ -1,4 +1,4 @@
-"""Latest steps of one executor: the rows in them, and what came of them."""
+"""Latest steps of one executor for the live view: their rows, owners, results and durations."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from splitserve.scheduler.v1 import live_pb2 as live
 
 
 class RowOwners:
-    """Requests that have the rows of an engine, or had them last. `rows`: those of the engine.
+    """Requests that own the rows of an engine, or owned them last. `rows`: columns of the engine.
 
-    `now`: [2, rows], of each row the number of its request and the length of the prompt. Such an
-    array is never written to: another one takes its place.
+    `now`: [2, max_num_rows] int64, for each row the number of its request and the length of the
+    prompt. The array is never written to; a changed copy replaces it.
     """
 
     def __init__(self, rows: RowColumns) -> None:
@@ -37,11 +37,11 @@ class RowOwners:
         self._stay_ids: Int64Array = np.full(rows.max_num_rows, NO_STAY, np.int64)
 
     def take(self, new_rows: Iterable[NewRow]) -> None:
-        """Takes note of the rows that are new in a plan: no others have changed hands by it."""
+        """Notes the new rows of a plan. No other rows change owners by the plan."""
         self._set((row.row_id, row.sequence) for row in new_rows)
 
     def refresh(self) -> list[Request]:
-        """Takes note of the rows as they are now; returns the requests of those that changed."""
+        """Notes the present owners of all rows; returns the requests of the rows that changed."""
         rows = self.rows
         changed = (rows.stay_ids != self._stay_ids).nonzero()[0]
         if len(changed) == 0:
@@ -62,7 +62,7 @@ class RowOwners:
         self.now = now
 
 
-# The most steps of a frame, and rows of a step, that are shown.
+# Maximum number of steps in a frame, and of rows shown of a step.
 MAX_STEPS = 32
 MAX_ROWS = 128
 _NS_PER_MS = 1_000_000
@@ -70,7 +70,7 @@ _NS_PER_US = 1_000
 
 
 class RowKind(IntEnum):
-    """Kinds of rows in a step, with the numbers of `LiveStep.kinds`."""
+    """Kinds of rows in a step, numbered as in `LiveStep.kinds`."""
 
     PREFILL = 1
     DECODE = 2
@@ -83,10 +83,11 @@ _PREFILL, _DECODE = np.uint8(RowKind.PREFILL), np.uint8(RowKind.DECODE)
 
 @dataclass(slots=True)
 class LoggedStep:
-    """A step that was sent. `number`: position among those that were answered.
+    """Step that was sent. `number`: position among the answered steps, 0 before the answer.
 
-    `owners`: `RowOwners.now` when it was planned. `token_ids`: its result, -1 for none. Figures are
-    computed when a watcher is told of the step, as there are more steps than frames.
+    `owners`: `RowOwners.now` at the time of planning. `token_ids`: result, -1 for rows without a
+    token. Figures are computed when a watcher is told of the step, since there are more steps than
+    frames.
     """
 
     step_id: int
@@ -102,24 +103,24 @@ class LoggedStep:
 
     @property
     def request_numbers(self) -> list[int]:
-        """Numbers of the requests of its first rows."""
+        """Numbers of the requests of the first MAX_ROWS rows."""
         found: list[int] = self.owners[0, self.work.row_ids[:MAX_ROWS]].tolist()
         return found
 
     @property
     def device_blocks(self) -> set[int]:
-        """Device blocks that it copies from or to."""
+        """Device blocks that the step copies from or to."""
         moves = self.moves
         sources = {source for source, _ in [*moves.swap_out, *moves.copy]}
         return sources | moves.device_destinations
 
     @property
     def host_blocks(self) -> set[int]:
-        """Host blocks that it copies from or to."""
+        """Host blocks that the step copies from or to."""
         return self.moves.host_destinations | {source for source, _ in self.moves.swap_in}
 
     def tell(self, told: live.LiveStep) -> None:
-        """Fills `told`, which is blank."""
+        """Fills the blank message `told`."""
         work = self.work
         numbers, num_prompt = self.owners[:, work.row_ids[:MAX_ROWS]]
         told.step_id = self.step_id
@@ -140,7 +141,7 @@ class LoggedStep:
 
 
 class StepLog:
-    """Steps of an executor that are in flight, and the latest that were answered."""
+    """Log of the steps of one executor: in flight, and the latest MAX_STEPS that were answered."""
 
     def __init__(self, owners: RowOwners) -> None:
         self.owners = owners
@@ -149,7 +150,7 @@ class StepLog:
         self.answered = deque[LoggedStep](maxlen=MAX_STEPS)
 
     def sent(self, plan: StepPlan, now_ns: int, names: Names) -> None:
-        """Takes note of a step that was sent; called in the order in which steps were planned."""
+        """Logs a step that was sent. Must be called in the order of planning."""
         owners = self.owners
         if plan.new_rows:
             names.see(row.sequence.request for row in plan.new_rows)
@@ -157,7 +158,10 @@ class StepLog:
         self.in_flight.append(LoggedStep(plan.step_id, now_ns, plan.work, owners.now, plan.moves))
 
     def took(self, outcome: StepOutcome, now_ns: int) -> None:
-        """Takes note of the result of the oldest step in flight, if it was sent after the start."""
+        """Logs the result of a step.
+
+        Ignores the result of a step that was sent before the log began.
+        """
         while self.in_flight and self.in_flight[0].step_id <= outcome.step_id:
             step = self.in_flight.popleft()
             if step.step_id < outcome.step_id:
@@ -175,10 +179,13 @@ class StepLog:
 
 
 def _kinds(work: RowWork, num_prompt: Int64Array) -> npt.NDArray[np.uint8]:
-    """Returns the `RowKind` of each of the first rows, [len(num_prompt)] uint8."""
+    """Returns the `RowKind` of each of the first rows, [len(num_prompt)] uint8.
+
+    `num_prompt`: prompt lengths of these rows.
+    """
     num = len(num_prompt)
     is_prompt = (work.num_new_tokens[:num] > 1) | (work.num_computed_tokens[:num] < num_prompt)
-    # Nearly all rows are of these two kinds.
+    # Nearly all rows are prefill or decode.
     kinds: npt.NDArray[np.uint8] = np.where(is_prompt, _PREFILL, _DECODE)
     if work.num_run_on_tokens is not None:
         kinds[~is_prompt & (work.num_run_on_tokens[:num] > 0)] = RowKind.RUN

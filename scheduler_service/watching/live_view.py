@@ -1,4 +1,4 @@
-"""Watchers of the live view, and what is remembered for them."""
+"""Live view of a scheduler: its watchers, the pace of frames, and the state kept for watchers."""
 
 from __future__ import annotations
 
@@ -16,31 +16,34 @@ from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_rpc.domain_error import DomainError
 
 MAX_WATCHERS = 8
-# For all watchers together.
+# Limit for all watchers together.
 MAX_MOMENTS_PER_SECOND = 10
 _RETRY_S = 5.0
 _NS_PER_MS = 1_000_000
 _NS_PER_MOMENT = 1_000_000_000 // MAX_MOMENTS_PER_SECOND
-# One part in so many of the loop's time is for frames.
+# Frames take at most one part in FRAMES_PART of the event loop's time.
 FRAMES_PART = 20
 
 _Made = TypeVar("_Made")
 
 
 class Pace:
-    """Keeps the time for frames to one part in `FRAMES_PART` of the event loop's.
+    """Limits the time for frames to one part in `FRAMES_PART` of the event loop's time.
 
-    After a frame that took a time, nothing new is made for 19 times as long. `spent_ns`: CPU time
-    of the thread, which the load of the machine does not change.
+    After a frame, no new moment is made for 19 times as long as the frame took. `spent_ns`: CPU
+    time of the thread, which does not depend on the load of the machine.
     """
 
     def __init__(self, spent_ns: Callable[[], int] = time.thread_time_ns) -> None:
         self._spent_ns = spent_ns
-        # Earliest time of the next moment, by the clock of turns.
+        # Earliest time of the next moment, in nanoseconds by the clock of turns.
         self.next_ns = 0
 
     def make(self, make: Callable[[], _Made], now_ns: Callable[[], int]) -> _Made:
-        """Returns what `make` returns, and measures its time."""
+        """Calls `make`, counts its CPU time, and returns its result.
+
+        `now_ns`: the clock of turns.
+        """
         begun_ns = self._spent_ns()
         try:
             return make()
@@ -54,14 +57,17 @@ def _unix_ms() -> int:
 
 
 def moment_number(now_ns: int) -> int:
-    """Returns the number of a moment: whoever asks within the same one gets the same frame."""
+    """Returns the number of the moment at `now_ns`.
+
+    Watchers with the same moment get the same frame.
+    """
     return now_ns // _NS_PER_MOMENT
 
 
 class LiveView:
-    """What watchers of a live view are shown. Implements `Watcher`.
+    """State of the scheduler that watchers of the live view are shown. Implements `Watcher`.
 
-    While nobody watches, nothing but its `history` is remembered.
+    Without watchers, only `history` is kept.
     """
 
     def __init__(
@@ -71,7 +77,7 @@ class LiveView:
         pace: Pace | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`unix_ms`: wall clock, read once a moment. `number_of`: number of a moment, by the time.
+        """`unix_ms`: wall clock, read once per moment. `number_of`: number of the moment at a time.
 
         `now_ns`: the clock of turns.
         """
@@ -80,7 +86,7 @@ class LiveView:
         self.now_ns = now_ns
         self._unix_ms = unix_ms
         self._number_of = number_of
-        # From the first watcher to the end of the last one.
+        # Set while there are watchers.
         self._watched: Watched | None = None
         self._moment: Moment | None = None
         self._num_watchers = 0
@@ -89,9 +95,9 @@ class LiveView:
     def watching(
         self, scheduler: Scheduler, submissions: Mapping[str, Submission]
     ) -> Iterator[LiveWatcher]:
-        """Lets somebody watch `scheduler` within. Raises DomainError(TOO_MANY_WATCHERS).
+        """Context manager of one watcher of `scheduler`. Raises DomainError(TOO_MANY_WATCHERS).
 
-        `submissions`: those of unfinished requests, by id.
+        `submissions`: those of unfinished requests, by request id.
         """
         if self._num_watchers >= MAX_WATCHERS:
             message = f"{self._num_watchers} watch already; allowed: {MAX_WATCHERS}"
@@ -108,11 +114,14 @@ class LiveView:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is remembered of executors and their steps."""
+        """Whether the view has no watcher, and so keeps no state of executors and steps."""
         return self._watched is None
 
     def moment(self, watched: Watched) -> Moment:
-        """Returns the moment that all who ask now share."""
+        """Returns the current moment, which is shared by all watchers.
+
+        Makes a new one if it is due.
+        """
         now_ns = self.now_ns()
         number = self._number_of(now_ns)
         is_due = now_ns >= self.pace.next_ns
@@ -120,7 +129,7 @@ class LiveView:
             self._moment = watched.moment(number, now_ns, self._unix_ms(), self._moment)
         return self._moment
 
-    # -- turns ---------------------------------------------------------------------------------
+    # -- Turns ---------------------------------------------------------------------------------
 
     def see(self, turn: Turn) -> None:
         self.history.see(turn)
@@ -129,7 +138,7 @@ class LiveView:
 
 
 class LiveWatcher:
-    """Somebody who watches: is brought from moment to moment at its own speed."""
+    """Watcher of the live view. Moves from moment to moment at its own speed."""
 
     def __init__(self, view: LiveView, watched: Watched) -> None:
         self._view = view
@@ -137,9 +146,10 @@ class LiveWatcher:
         self._before: Moment | None = None
 
     def frame(self) -> live.WatchSchedulerResponse:
-        """Returns what has changed since the last frame. Others may get the same: do not change it.
+        """Returns the changes since the last frame.
 
-        The time that this takes counts for the pace of the view.
+        The frame may be shared and must not be changed. The time of this call counts for the pace
+        of the view.
         """
         return self._view.pace.make(self._frame, self._view.now_ns)
 

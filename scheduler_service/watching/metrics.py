@@ -1,4 +1,4 @@
-"""Metrics of requests, steps and what the audit log is told."""
+"""Prometheus metrics of the scheduler: token gaps, request times, step times, and audit counts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ from splitserve_rpc.errors import CODE_OF_REASON
 class _Cohort:
     """Requests whose latest tokens came at the same time.
 
-    `members`: their keys. `keys`: as bytes, those of the step in which the tokens came.
+    `keys`: client keys of the step that brought these tokens, as bytes. `last_ns`: time of the
+    tokens. `members`: client keys of the requests.
     """
 
     keys: bytes
@@ -60,24 +61,25 @@ class _Cohort:
 
 
 class TokenGaps:
-    """Time between tokens of requests of one sequence.
+    """Measures the time between tokens (inter-token latency) of requests of one sequence.
 
-    Rows mostly get a token each, step after step: while the same requests do, all gaps are one,
-    whatever their number. Where some come and go, the cost is that of comparing sets.
+    Most rows get one token per step. While the same requests do so, all their gaps are equal, and a
+    step costs the same however many they are. When requests come or go, sets are compared.
     """
 
     def __init__(self, gaps: BulkValues) -> None:
-        """`gaps`: in nanoseconds."""
+        """`gaps`: histogram of gaps in nanoseconds."""
         self._gaps = gaps
         self._cohort_of: dict[int, _Cohort] = {}
-        # Cohorts that are all requests of a step, by the keys of that.
+        # Cohorts that consist of all requests of a step, by the keys of that step.
         self._whole: dict[bytes, _Cohort] = {}
 
     def add(self, keys: npt.NDArray[np.int64], now_ns: int, known: Container[int]) -> list[int]:
-        """Takes note of a token for each of `keys`, of which some may be there several times.
+        """Records one token for each item of `keys`; a key with several tokens is repeated.
 
-        Returns the `known` ones that had none before: these have no gap yet, also not to further
-        tokens of the same step. Several tokens share the time since the one before them.
+        Returns the keys in `known` that had no token before, each once. Such a request has no gap
+        yet, not even to further tokens of the same step. Several tokens of a request share the time
+        since its previous token.
         """
         told = keys.tobytes()
         cohort = self._whole.get(told)
@@ -103,10 +105,10 @@ class TokenGaps:
         return firsts
 
     def _add_together(self, keys: set[int], now_ns: int) -> tuple[_Cohort, set[int]]:
-        """Takes note of one token each.
+        """Records one token for each request in `keys`, all of which had tokens before.
 
-        Returns a cohort, and those of `keys` that are to become members of it. It is the largest
-        that got a token as a whole, so that few are.
+        Returns the cohort to reuse and the `keys` that have to become members of it. The cohort is
+        the largest one whose members all got a token, so that few keys move.
         """
         largest, moved = _Cohort(b"", now_ns, set()), set[int]()
         rest = set(keys)
@@ -145,7 +147,7 @@ class TokenGaps:
 
     @property
     def num_remembered(self) -> int:
-        """Number of requests, and of sets of requests."""
+        """Number of remembered requests and cohorts."""
         return len(self._cohort_of) + len(self._whole)
 
 
@@ -154,7 +156,10 @@ _S = 1e9
 
 @dataclass(slots=True)
 class _Open:
-    """An unfinished request. `last_ns`: of the latest token, by sequence, if there are several."""
+    """Unfinished request.
+
+    `last_ns`: time of the latest token of each sequence, if there are several.
+    """
 
     submitted_ns: int
     has_begun: bool = False
@@ -163,7 +168,7 @@ class _Open:
 
 
 class RequestTimes:
-    """Times of requests, which are known by their `client_key`."""
+    """Measures the durations of requests. Requests are identified by `client_key`."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._first_token = instruments.histogram("splitserve_time_to_first_token_seconds")
@@ -176,21 +181,21 @@ class RequestTimes:
         )
         self._gaps = self.between_tokens.labels()
         self._open: dict[int, _Open] = {}
-        # Latest tokens of requests of one sequence.
+        # Token gaps of requests of one sequence.
         self._of_one = TokenGaps(self._gaps)
         self._recovering: set[int] = set()
 
     @property
     def num_remembered(self) -> int:
-        """Number of requests, and of sets of requests."""
+        """Number of remembered requests and cohorts."""
         return len(self._open) + self._of_one.num_remembered
 
     def submitted(self, request: Request, now_ns: int) -> None:
-        """Takes note of a request that was taken."""
+        """Begins the times of a request that was admitted."""
         self._open[request.client_key] = _Open(now_ns)
 
     def ended(self, request: Request, now_ns: int) -> None:
-        """Takes note of the end of a request; nothing of it is remembered."""
+        """Records the duration of a request and forgets the request."""
         key = request.client_key
         known = self._open.pop(key, None)
         self._of_one.ended(key)
@@ -199,7 +204,7 @@ class RequestTimes:
             self._duration.observe((now_ns - known.submitted_ns) / _S)
 
     def planned(self, plan: StepPlan, now_ns: int) -> None:
-        """Takes note of a step that was sent: requests that begin with it waited until now."""
+        """Records the queue times of requests that get their first row with a step."""
         for row in plan.new_rows:
             known = self._open.get(row.sequence.request.client_key)
             if known is not None and not known.has_begun:
@@ -207,7 +212,7 @@ class RequestTimes:
                 self._queue.observe((now_ns - known.submitted_ns) / _S)
 
     def lost(self, requests: Iterable[Request], now_ns: int) -> None:
-        """Takes note of requests whose executor is lost."""
+        """Begins the recovery times of requests whose executor is lost."""
         for request in requests:
             known = self._open.get(request.client_key)
             if known is not None and known.lost_ns is None:
@@ -215,11 +220,11 @@ class RequestTimes:
                 self._recovering.add(request.client_key)
 
     def delivered(self, events: StepEvents, now_ns: int) -> None:
-        """Takes note of tokens that clients were sent, and of requests that ended."""
+        """Records tokens that were delivered to clients, and the ends of requests."""
         if len(events.client_keys):
             self._tokens_of_one(events.client_keys, now_ns)
         if events.tokens:
-            # Tokens of a request that was just preempted come here, too, between plain ones.
+            # `tokens` also has the tokens of a request of one sequence that was just preempted.
             told = [_key_and_index(token) for token in events.tokens]
             of_one = [key for key, index in told if index is None]
             if of_one:
@@ -231,7 +236,7 @@ class RequestTimes:
             self.ended(request, now_ns)
 
     def _tokens_of_one(self, keys: npt.NDArray[np.int64], now_ns: int) -> None:
-        """Takes note of a token for each of `keys`, of which some may be there several times."""
+        """Records one token for each item of `keys`, requests of one sequence. Keys may repeat."""
         self._output_tokens.inc(len(keys))
         if self._recovering:
             for key in self._recovering.intersection(keys.tolist()):
@@ -240,7 +245,7 @@ class RequestTimes:
             self._first_token.observe((now_ns - self._open[key].submitted_ns) / _S)
 
     def _tokens_of_several(self, key: int, index: int, num_tokens: int, now_ns: int) -> None:
-        """Takes note of `num_tokens` tokens of sequence `index`, which has siblings."""
+        """Records `num_tokens` tokens of sequence `index` of a request with several sequences."""
         self._output_tokens.inc(num_tokens)
         known = self._open.get(key)
         if known is None:
@@ -261,7 +266,10 @@ class RequestTimes:
 
 
 def _key_and_index(token: TokenEvent) -> tuple[int, int | None]:
-    """Returns the client key of a token's request, and its sequence if that has siblings."""
+    """Returns the client key of a token's request and its sequence index.
+
+    The index is None if the request has one sequence.
+    """
     sequence = token.sequence
     request = sequence.request
     return request.client_key, sequence.index if len(request.sequences) > 1 else None
@@ -271,7 +279,7 @@ _US, _NS = 1000, 1e-9
 
 
 class StepTimes:
-    """Durations and sizes of steps."""
+    """Measures durations and sizes of steps."""
 
     def __init__(self, instruments: Instruments) -> None:
         steps = instruments.counter("splitserve_steps_total")
@@ -284,15 +292,15 @@ class StepTimes:
         tokens = BulkHistogram(instruments.metric("splitserve_step_tokens"))
         self._rows, self._tokens = rows.labels(), tokens.labels()
         self._histograms = durations, rows, tokens
-        # Times at which steps without a result were sent, by executor, oldest first.
+        # Send times of steps without a result, by executor address, oldest first.
         self._sent_ns: dict[str, deque[int]] = {}
 
     def families(self) -> list[HistogramMetricFamily]:
-        """Returns the histograms as they are now."""
+        """Returns the current histograms."""
         return [histogram.family() for histogram in self._histograms]
 
     def sent(self, address: str, plan: StepPlan, planning_ns: int, now_ns: int) -> None:
-        """Takes note of a step that was sent to the executor at `address`."""
+        """Records a step that was sent to the executor at `address`. Times are nanoseconds."""
         sent_ns = self._sent_ns.get(address)
         if sent_ns is None:
             sent_ns = self._sent_ns[address] = deque()
@@ -302,7 +310,7 @@ class StepTimes:
         self._tokens.add(plan.num_tokens)
 
     def answered(self, address: str, outcome: StepOutcome, now_ns: int) -> None:
-        """Takes note of the result of the oldest step there."""
+        """Records the result of the oldest step in flight at `address`."""
         self._steps[outcome.status].inc()
         sent_ns = self._sent_ns.get(address)
         if sent_ns:
@@ -312,7 +320,7 @@ class StepTimes:
             self._compute.add(outcome.compute_us * _US)
 
     def forget(self, address: str) -> None:
-        """Forgets the steps of an executor that is gone."""
+        """Forgets the steps in flight at an executor that is gone."""
         self._sent_ns.pop(address, None)
 
 
@@ -320,14 +328,14 @@ _NOT_LOST = frozenset({LossCause.BLAMELESS, LossCause.WITHDRAWN})
 
 
 class RequestWatch:
-    """Fills instruments of times and counts. Implements `Watcher`. `times`: of requests."""
+    """Fills the metrics of request times and steps. Implements `Watcher`. `times`: of requests."""
 
     def __init__(self, instruments: Instruments) -> None:
         self.times = RequestTimes(instruments)
         self._steps = StepTimes(instruments)
 
     def families(self) -> list[Family]:
-        """Returns the histograms that are none of prometheus_client's own."""
+        """Returns the histograms that are not instruments of prometheus_client."""
         return [self.times.between_tokens.family(), *self._steps.families()]
 
     def see(self, turn: Turn) -> None:
@@ -354,7 +362,7 @@ class RequestWatch:
 
 _OTHER = "other"
 _CHANGES = ("joined", "drained", "lost", "withdrawn")
-# Ends of a request; the errors are those that mean a fault, for alerts.
+# Ends of a request. The errors are those that mean a fault and are used in alerts.
 _ENDS = (
     *(reason.value for reason in FinishReason if reason is not FinishReason.ERROR),
     "INVARIANT_BROKEN",
@@ -364,9 +372,9 @@ _ENDS = (
 
 
 class CountedAudit:
-    """Counts events, and passes them to `audit`. Implements `Audit`.
+    """Counts audit events and passes them on to `audit`. Implements `Audit`.
 
-    `has_numbers`: whether a tenant has figures of its own.
+    `has_numbers`: returns whether a tenant has series of its own.
     """
 
     def __init__(
@@ -382,7 +390,7 @@ class CountedAudit:
         self._tenant_outputs = instruments.counter("splitserve_tenant_output_tokens_total")
         self._changes = instruments.counter("splitserve_executor_changes_total")
         self._quarantined = instruments.counter("splitserve_requests_quarantined_total")
-        # Prometheus misses the first event of a series that does not begin with 0.
+        # Prometheus misses the first increment of a series that does not begin with 0.
         for counter, labels in (
             (self._changes, _CHANGES), (self._refused, CODE_OF_REASON), (self._ended, _ENDS)
         ):  # fmt: skip
@@ -423,5 +431,9 @@ class CountedAudit:
                 pass
 
     def _label(self, tenant: str) -> str:
-        """Returns the label of a tenant: callers can make up any number of tenants."""
+        """Returns the metric label of a tenant: the tenant itself, or "other" for unlisted tenants.
+
+        Callers can invent any number of tenants, so only tenants with series of their own become
+        labels.
+        """
         return tenant if self._has_numbers(tenant) else _OTHER

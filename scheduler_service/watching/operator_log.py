@@ -1,4 +1,4 @@
-"""Audit log and log lines of requests and executors."""
+"""Log lines and audit events of requests and executors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scheduler_service.scheduler.values.request import Request
 from scheduler_service.watching.turn import RequestRefused, Submission, Turn
 from splitserve_rpc.log_context import LogContext, logging_about
 
-# Finish reason of a request whose client left, or whose scheduler stopped, before it ended.
+# Finish reason of a request whose client left, or whose scheduler stopped, before the end.
 _ABANDONED = "abandoned"
 _HEALTH_LEVELS = {
     HealthChange.FAILING: logging.ERROR,
@@ -31,16 +31,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An unfinished request. `num_resumed`: output tokens that it was submitted with."""
+    """Unfinished request. `num_resumed`: number of output tokens that it was submitted with."""
 
     context: LogContext
     num_resumed: int
 
 
 class OperatorLog:
-    """Writes log lines and the audit log. Implements `Watcher`.
+    """Writes log lines and audit events of the scheduler's turns. Implements `Watcher`.
 
-    `journal`: its position tells where to find the event that made an engine fail.
+    `journal`: its position is logged when an engine fails, so that the event can be found.
     """
 
     def __init__(self, audit: Audit, journal: Journal) -> None:
@@ -78,7 +78,7 @@ class OperatorLog:
             case effects.EngineFailed():
                 self._engine_failed(effect)
 
-    # -- requests ------------------------------------------------------------------------------
+    # -- Requests ------------------------------------------------------------------------------
 
     def _submitted(self, request: Request, submission: Submission, model_name: str) -> None:
         admission = submission.admission
@@ -118,7 +118,7 @@ class OperatorLog:
         self,
         effect: effects.RequestQuarantined | effects.RequestAcquitted | effects.RequestBlamed,
     ) -> None:
-        """Tells of requests that executors may have died of."""
+        """Logs that a request is quarantined, acquitted, or blamed for the loss of executors."""
         request = effect.request
         known = self._known.get(request.request_id)
         if known is None:
@@ -134,7 +134,7 @@ class OperatorLog:
                 case effects.RequestBlamed():
                     _log.error("request_kills_executors why=%r", request.error)
 
-    # -- executors -----------------------------------------------------------------------------
+    # -- Executors -----------------------------------------------------------------------------
 
     def _joined(self, address: str, turn: Turn) -> None:
         gone = [each for each in turn.effects if isinstance(each, effects.ExecutorGone)]

@@ -1,4 +1,4 @@
-"""Spans of one request: the whole of it, its phases, and some of its steps."""
+"""Trace of one request: a span of the whole request, spans of its phases, and of some steps."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from opentelemetry.trace import Span
 
 from splitserve_tracing.tracing import Attributes, Tracing
 
-# Further spans of a request are counted only.
+# Maximum number of child spans of a request; further ones are only counted.
 MAX_CHILDREN = 64
 
 
 class Phase(Enum):
-    """What a request does, or waits for. RESUME: it computes again, or was swapped in.
+    """Phases of a request in a trace.
 
-    RECOVERY: from the loss of its executor to the next token, wherever that is computed. MOVE: the
-    same after it left an executor that is still there.
+    QUEUE: waits to begin. RESUME: computes its KV again, or was swapped in. RECOVERY: from the loss
+    of the executor to the next token, wherever that token is computed. MOVE: same as RECOVERY,
+    after the request left an executor that still serves.
     """
 
     QUEUE = "queue"
@@ -36,7 +37,7 @@ _UNTIL_A_TOKEN = frozenset({Phase.PREFILL, Phase.RESUME, Phase.RECOVERY, Phase.M
 
 @dataclass(frozen=True, slots=True)
 class AnsweredStep:
-    """A step and its result; times are nanoseconds since 1970."""
+    """Step with its result. `sent_ns`, `answered_ns`: nanoseconds since 1970."""
 
     step_id: int
     executor: str
@@ -50,7 +51,7 @@ class AnsweredStep:
 
 
 class RequestTrace:
-    """Spans of one request, whose `span` is the whole of it. Used in the event loop."""
+    """Spans of one request. `span`: the whole request. Used only in the event loop."""
 
     def __init__(self, tracing: Tracing, span: Span, now_ns: Callable[[], int]) -> None:
         self.span = span
@@ -66,23 +67,23 @@ class RequestTrace:
 
     @property
     def awaits_token(self) -> bool:
-        """Whether it is computed, and its next token begins another phase."""
+        """Whether the request is being computed and its next token begins another phase."""
         return self.phase in _UNTIL_A_TOKEN
 
     def note(self, event: str, attributes: Attributes) -> None:
-        """Adds an event to its span."""
+        """Adds an event to the span of the request."""
         self.span.add_event(event, attributes, self._now_ns())
 
     def resumed(self, num_tokens: int) -> None:
-        """Notes that it comes with `num_tokens` output tokens of another scheduler or life."""
+        """Notes that the request came with `num_tokens` output tokens of an earlier attempt."""
         self._has_tokens = True
         self.note("resumed", {"splitserve.num_resumed_tokens": num_tokens})
 
     def began(self, executor: str, num_cached: int, num_on_host: int) -> None:
-        """Notes that it has rows at an executor.
+        """Notes that the request got rows at an executor.
 
-        `num_cached` of its tokens need not be computed; `num_on_host` of them come from the host
-        pool.
+        `num_cached`: tokens that need not be computed. `num_on_host`: of these, tokens from the
+        host pool.
         """
         found: Attributes = {
             "splitserve.executor": executor,
@@ -95,24 +96,27 @@ class RequestTrace:
             self.phase_span.add_event("began", found, self._now_ns())
 
     def swapped_in(self) -> None:
-        """Notes that its blocks come back from the host pool."""
+        """Notes that the blocks of the request come back from the host pool."""
         self.note("swapped_in", {})
         self._enter(Phase.RESUME, {})
 
     def lost_kv(self) -> None:
-        """Notes that a step failed that it depended on: it waits to be computed again."""
+        """Notes that a step failed that the request depended on.
+
+        The request waits to be computed again.
+        """
         self.note("kv_lost", {})
         self._enter(Phase.QUEUE, {})
 
     def taken_back(self, executor: str, why: str) -> None:
-        """Notes that it left an executor and waits for another one."""
+        """Notes that the request left an executor that still serves, and waits for another one."""
         where: Attributes = {"splitserve.executor": executor, "splitserve.reason": why}
         self.note("taken_back", where)
         if self.phase is not Phase.QUEUE:
             self._enter(Phase.MOVE, where)
 
     def got_token(self) -> None:
-        """Notes that a token was delivered to its client."""
+        """Notes that a token was delivered to the client."""
         if not self._has_tokens:
             self._has_tokens = True
             self.note("first_token", {})
@@ -120,30 +124,31 @@ class RequestTrace:
             self._enter(Phase.DECODE, {})
 
     def preempted(self, mode: str, cause: str) -> None:
-        """Notes that it gave up its rows."""
+        """Notes that the request gave up its rows."""
         why = {"splitserve.preemption.mode": mode, "splitserve.preemption.cause": cause}
         self.note("preempted", why)
         self._enter(Phase.PREEMPTED, why)
 
     def left(self, executor: str, *, is_lost: bool) -> None:
-        """Notes that its executor is gone, with what it had computed."""
+        """Notes that the executor of the request is gone, along with the computed KV."""
         where: Attributes = {"splitserve.executor": executor}
         self.note("executor_lost" if is_lost else "executor_left", where)
         if self.phase is Phase.QUEUE:
-            return  # nothing was computed there
+            return  # the executor has computed nothing for the request
         if is_lost and self.phase_span is not None:
             self._tracing.fail(self.phase_span, "the executor was lost")
         self._enter(Phase.RECOVERY if is_lost else Phase.MOVE, where)
 
     def count_steps(self, num_steps: int, compute_us: int) -> None:
-        """Adds steps that computed tokens of it, and the time that they took."""
+        """Adds to the number of steps that computed the request, and to their compute time."""
         self._num_steps += num_steps
         self._compute_us += compute_us
 
     def step(self, step: AnsweredStep, num_tokens: int, phase: Span | None) -> None:
-        """Adds a span of a step with `num_tokens` of it, unless it decodes by now.
+        """Adds a span of a step that computed `num_tokens` tokens of the request.
 
-        `phase`: span of the phase in which the step was sent; None if there were too many spans.
+        Adds none if the phase has changed since the step was sent. `phase`: span of the phase in
+        which the step was sent; None if there were too many spans.
         """
         if phase is None or phase is not self.phase_span or not self.awaits_token:
             return
@@ -162,7 +167,7 @@ class RequestTrace:
             span.end(step.answered_ns)
 
     def end(self, attributes: Attributes, error: str = "") -> None:
-        """Ends its spans; `error`: the reason if it ended with an error, else empty."""
+        """Ends all spans. `error`: reason if the request ended with an error, else empty."""
         self._end_phase()
         counts = {
             "splitserve.num_steps": self._num_steps,

@@ -1,4 +1,4 @@
-"""Spans of sampled requests."""
+"""Traces of sampled requests: the rows that these have at executors, and a watcher of turns."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NO_STAY = -1
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The part of a step that belongs to a traced request that awaits a token."""
+    """Part of a step that belongs to a traced request that awaits a token."""
 
     trace: RequestTrace
     num_tokens: int
@@ -58,7 +58,10 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _SentStep:
-    """A step without a result. `left`: traces whose rows in it have new owners."""
+    """Step that was sent and has no result yet.
+
+    `left`: traces that lost a row of the step since then.
+    """
 
     work: RowWork
     num_tokens: int
@@ -68,25 +71,25 @@ class _SentStep:
 
 
 class TracedRows:
-    """Rows of the executor at `address` that traced requests have.
+    """Rows of the executor at `address` that belong to traced requests.
 
-    A step costs little for rows that only decode, however many there are.
+    The cost of a step hardly depends on the number of rows that only decode.
     """
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._owners: dict[int, RequestTrace] = {}
         self._row_ids: dict[RequestTrace, list[int]] = {}
-        # Rows whose next token begins another phase.
+        # By row id: traces whose next token begins another phase.
         self._awaiting: dict[int, RequestTrace] = {}
         self._steps: dict[int, _SentStep] = {}
-        # By row, for the current stay: its id, its steps, and their compute time.
+        # By row id, for the current stay: its id, number of steps, and their compute time.
         self._stay_ids: Int64Array = np.empty(0, np.int64)
         self._num_steps: Int64Array = np.empty(0, np.int64)
         self._compute_us: Int64Array = np.empty(0, np.int64)
 
     def sent(self, plan: StepPlan, traces: Mapping[int, RequestTrace], now_ns: int) -> None:
-        """Takes note of a step that was sent. `traces`: of requests, by client key."""
+        """Notes a step that was sent. `traces`: of requests, by client key."""
         for row in plan.new_rows:
             self._take_row(row, traces.get(row.sequence.request.client_key))
         if not self._owners:
@@ -100,7 +103,7 @@ class TracedRows:
         self._steps[plan.step_id] = _SentStep(work, plan.num_tokens, now_ns, parts)
 
     def answered(self, outcome: StepOutcome, now_ns: int) -> None:
-        """Takes note of the result of a step."""
+        """Counts a step for its rows, and adds its span to the traces that awaited a token."""
         sent = self._steps.pop(outcome.step_id, None)
         if sent is None:
             return
@@ -127,7 +130,7 @@ class TracedRows:
             part.trace.step(answered, part.num_tokens, part.phase)
 
     def ended(self, trace: RequestTrace) -> None:
-        """Adds to a trace what was counted of its rows, and forgets it."""
+        """Moves the counts of a trace's rows into the trace, and forgets the trace."""
         for row_id in self._row_ids.pop(trace, ()):
             self._settle(row_id, trace)
             del self._owners[row_id]
@@ -136,7 +139,7 @@ class TracedRows:
             self._steps.clear()
 
     def close(self) -> None:
-        """Adds to all traces what was counted of their rows: the executor is gone."""
+        """Moves the counts of all rows into their traces, when the executor is gone."""
         for row_id, trace in self._owners.items():
             self._settle(row_id, trace)
 
@@ -156,7 +159,7 @@ class TracedRows:
             self._awaiting[row_id] = trace
 
     def _leave(self, row_id: int, trace: RequestTrace) -> None:
-        """Takes a row from a trace, of which steps may be in flight."""
+        """Takes a row from a trace. Steps in flight that have the row still count for the trace."""
         self._settle(row_id, trace)
         self._awaiting.pop(row_id, None)
         row_ids = self._row_ids[trace]
@@ -175,7 +178,7 @@ class TracedRows:
             self._num_steps[row_id] = self._compute_us[row_id] = 0
 
     def _find_awaiting(self, work: RowWork) -> list[tuple[int, RequestTrace]]:
-        """Returns the rows of a step whose traces await a token, by index."""
+        """Returns (index in the step, trace) of the rows whose traces await a token."""
         found = []
         for row_id, trace in list(self._awaiting.items()):
             if not trace.awaits_token:
@@ -202,21 +205,21 @@ class TracedRows:
 
 
 SERVICE = "splitserve-scheduler"
-# Finish reason of a request whose client left before its end.
+# Finish reason of a request whose client left before the end.
 _ABANDONED = "abandoned"
 
 
 class RequestTraces:
-    """Open traces of requests, which are known by their `client_key`. Implements `Watcher`."""
+    """Open traces of requests, by client key. Implements `Watcher`."""
 
     def __init__(self, tracing: Tracing, now_ns: Callable[[], int] = time.time_ns) -> None:
-        """`now_ns`: nanoseconds since 1970."""
+        """`now_ns`: wall clock, in nanoseconds since 1970."""
         self._tracing = tracing
         self._now_ns = now_ns
         self._traces: dict[int, RequestTrace] = {}
         # Client keys of requests whose next token begins another phase.
         self._awaiting: set[int] = set()
-        # By executor address.
+        # Rows of traced requests, by executor address.
         self._rows: dict[str, TracedRows] = {}
 
     @property
@@ -233,11 +236,12 @@ class RequestTraces:
         *,
         is_of_gateway: bool = False,
     ) -> str:
-        """Begins the trace of a request that is about to be submitted, if it is sampled.
+        """Begins the trace of a request that is about to be submitted, if the request is sampled.
 
-        `request_id`: its caller's id. `message` brought it, in a call of its own if there is a
-        `context`. `is_of_gateway`: by the key of a gateway, which has decided whether there is a
-        trace. Returns the id of the trace; empty if there is none.
+        `request_id`: the caller's id. `message`: the submitted message, sent in a call of its own
+        if there is a `context`. `is_of_gateway`: the call has the key of a gateway, which has
+        already decided whether there is a trace. Returns the id of the trace; empty if there is
+        none.
         """
         received = _received(message, context)
         attributes: Attributes = {
@@ -258,11 +262,11 @@ class RequestTraces:
         return f"{span.get_span_context().trace_id:032x}"
 
     def close(self) -> None:
-        """Sends what has not been sent yet, within seconds. Blocks."""
+        """Sends the remaining spans, for a few seconds at most. Blocks."""
         self._tracing.close()
 
     def refused(self, request: Request, reason: str) -> None:
-        """Ends the trace of a request that was not taken."""
+        """Ends the trace of a request that was refused."""
         trace = self._traces.pop(request.client_key, None)
         if trace is not None:
             trace.end({"splitserve.refusal": reason}, reason)
@@ -394,7 +398,7 @@ def _note_assigned(trace: RequestTrace, address: str, assignment: Assignment) ->
 def _received(
     message: api.GenerateRequest, context: grpc.aio.ServicerContext | None
 ) -> TraceContext:
-    """Returns the trace context of a request: its own, or that of a call that is only about it."""
+    """Returns the trace context of a request, from its message or the metadata of its own call."""
     if message.traceparent:
         return TraceContext.received([message.traceparent], [message.tracestate])
     if context is None:

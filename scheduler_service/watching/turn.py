@@ -1,4 +1,4 @@
-"""Turns of the scheduler: each event with the effects that followed, in order."""
+"""Turns of the scheduler: each event with its effects, in order, and the protocol of watchers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from scheduler_service.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What a request was taken as, and when.
+    """Admission of a request and the time of its submission.
 
-    `num_waiting`: requests that waited for an executor before it.
+    `num_waiting`: number of requests that waited for an executor before it.
     """
 
     admission: Admission
@@ -28,10 +28,11 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class RequestRefused:
-    """A request that was not taken, so that the scheduler never learns of it.
+    """Request that was refused before it reached the scheduler.
 
-    `name`: with an empty id if the client gave none. `caller`: who submitted it. `limit`: of the
-    tenant, if that is the reason; empty otherwise. `detail`: what the client was told.
+    `name`: has an empty id if the client gave none. `caller`: name of the submitting caller.
+    `limit`: the tenant's limit, if that was the reason; empty otherwise. `detail`: text that the
+    client got.
     """
 
     name: RequestName
@@ -43,13 +44,13 @@ class RequestRefused:
 
 
 class Turn(NamedTuple):
-    """One call of `Scheduler.handle`, told after the driver has executed the effects.
+    """One call of `Scheduler.handle`, shown to watchers after the driver has executed the effects.
 
-    `now_ns`: the time that the scheduler was given. `scheduler`: its state after the turn, to be
-    read within `Watcher.see`. `answered`: the event, if it is the answer to a step, and the
-    scheduler accepted it. `planning_ns`: mean time to decide and encode each step that was sent.
-    `submission`: of a `RequestSubmitted`. `model_name`: of the model that clients are served, in
-    turns of a `RequestSubmitted` or an `ExecutorConnected`.
+    `now_ns`: time that the scheduler was given. `scheduler`: state after the turn, to be read
+    within `Watcher.see` only. `answered`: the event, if it is an answer to a step that the
+    scheduler accepted. `planning_ns`: mean time to decide and encode each step of the turn.
+    `submission`: of a `RequestSubmitted`. `model_name`: the served model, in turns of a
+    `RequestSubmitted` or an `ExecutorConnected`.
     """
 
     event: Event | RequestRefused
@@ -71,7 +72,7 @@ class Turn(NamedTuple):
         planning_ns: int = 0,
         submission: Submission | None = None,
     ) -> Turn:
-        """Makes a turn with what follows from the event and the effects."""
+        """Makes a turn; derives `answered` from the event and the effects."""
         answered = event if isinstance(event, StepCompleted) else None
         if answered is not None and answered.address not in scheduler.executors:
             answered = answered if any(map(_is_sound_removal, effects)) else None
@@ -79,20 +80,20 @@ class Turn(NamedTuple):
 
     @property
     def sent_ns(self) -> int:
-        """Time at which steps of this turn were sent."""
+        """Time at which the steps of this turn were sent, in nanoseconds."""
         return self.now_ns + self.planning_ns
 
 
 def _is_sound_removal(effect: Effect) -> bool:
-    """Whether an executor is removed for another reason than its latest answer."""
+    """Returns whether an effect removes an executor for another reason than its latest answer."""
     if not isinstance(effect, ExecutorGone):
         return False
     return effect.is_drained or effect.cause is LossCause.WITHDRAWN
 
 
 class Watcher(Protocol):
-    """A fold over turns: it learns everything from them, and decides nothing."""
+    """Fold over the turns of the scheduler. Learns everything from turns and decides nothing."""
 
     def see(self, turn: Turn) -> None:
-        """Takes note of a turn. Raises nothing, and returns soon: the event loop waits."""
+        """Processes a turn. Raises nothing, and returns soon because the event loop waits."""
         ...
