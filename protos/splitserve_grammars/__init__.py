@@ -1,1 +1,1 @@
-"""What a grammar is to llguidance, what it may cost, and the process that tries it."""
+"""Grammars for llguidance: conversion, limits of their cost, and the process that tries them."""

@@ -1,4 +1,4 @@
-"""A grammar of the contract in the language of llguidance."""
+"""Conversion of a grammar of the contract into the language of llguidance."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from splitserve_grammars.lark_checks import OPTIONS_KEY, GrammarInvalid, check_l
 from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
 from splitserve_rpc.json_text import parse_json
 
-# Whatever continues the text may be sampled, not only what the tokenizer would make of it.
+# no_forcing: any token that continues the text may be sampled, not only the tokenizer's choice.
 _TOP = '%llguidance {"no_forcing": true}\nstart: @output'
-# Between the tokens of JSON: nothing, a space, or the next line, indented. A small model that may
-# go on with spaces does so until its sequence is cut.
+# White space between JSON tokens: none, a space, or an indented new line. With unlimited spaces, a
+# small model emits spaces until its sequence is cut.
 _WHITE_SPACE = r"\x20|\n[\x20\x09]{0,32}"
 
 
 def grammar_text(kind: str, texts: Sequence[str]) -> str:
-    """For LLMatcher; `kind`: json_schema, regex, lark or choices. Raises GrammarInvalid.
+    """Returns a grammar as text for LLMatcher. `kind`: json_schema, regex, lark or choices.
 
-    Most of what can be wrong is left to LLMatcher. Invalid here is a schema that is no JSON or sets
-    options, a Lark that does, and half of a surrogate pair.
+    Raises GrammarInvalid for a schema that is no JSON or sets options, a Lark grammar that sets
+    options, and half of a surrogate pair. LLMatcher finds most other errors.
     """
     output = _output(kind, texts)
     top = {"name": "top", "lark_grammar": _TOP}
@@ -42,10 +42,10 @@ def grammar_text(kind: str, texts: Sequence[str]) -> str:
 
 
 def lark_of_gbnf(text: str) -> str:
-    """`text`, in llama.cpp's dialect, in Lark. Raises GrammarInvalid."""
+    """Converts a grammar from llama.cpp's GBNF to Lark. Raises GrammarInvalid."""
     try:
         lark: str = gbnf_to_lark(text)
-    # Whatever a stranger's grammar makes the converter raise: it is the grammar's fault.
+    # Any error of the converter is the fault of the grammar, which is untrusted.
     except Exception as error:
         raise GrammarInvalid(f"it is no GBNF: {error}") from error
     if len(lark.encode()) > MAX_GRAMMAR_BYTES:
@@ -61,7 +61,7 @@ def _output(kind: str, texts: Sequence[str]) -> dict[str, Any]:
     if kind == "lark":
         check_lark(texts[0])
         return {"lark_grammar": texts[0]}
-    # A terminal, which is one automaton however many choices there are.
+    # A terminal is one automaton, however many choices there are.
     choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
     return {"lark_grammar": f"start: CHOICE\nCHOICE: {choices}"}
 
@@ -76,7 +76,7 @@ def _lark_of_regex(text: str) -> str:
 
 
 def _schema(text: str) -> dict[str, Any]:
-    """With the options of the library in it."""
+    """Parses a JSON schema and adds the options of llguidance. Raises GrammarInvalid."""
     try:
         schema = parse_json(text, parse_constant=_no_constant)
     except ValueError as error:
@@ -86,7 +86,7 @@ def _schema(text: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise GrammarInvalid("the schema is neither an object nor a boolean")
     if OPTIONS_KEY in schema:
-        # By these, what is not supported would be ignored.
+        # These options could make llguidance ignore unsupported parts of the schema.
         raise GrammarInvalid(f"the schema has {OPTIONS_KEY}, which is not supported")
     return {**schema, OPTIONS_KEY: {"whitespace_pattern": _WHITE_SPACE}}
 

@@ -1,4 +1,4 @@
-"""Whether grammars can be compiled at all: asked of a process beside this one."""
+"""Client of the trial process, which finds out whether grammars can be compiled."""
 
 from __future__ import annotations
 
@@ -21,30 +21,34 @@ from splitserve_grammars.trial import (
 
 
 class GrammarTrials:
-    """A process that tries grammars one by one; it starts with the first.
+    """Trial process for grammars, started with the first one. Tries one grammar at a time.
 
-    For any thread; one asks at a time. Not with the subprocesses of an event loop: uvloop forks for
-    them, and what gRPC and Python do in a fork crashed one of twenty before it had begun. Here
-    nothing is done in the child, so `subprocess` does without a fork (`vfork`).
+    Thread-safe. Does not use the subprocesses of an event loop: uvloop forks for them, and the fork
+    handlers of gRPC and Python crashed one child of twenty before it began. Here the child runs no
+    code before exec, so `subprocess` uses `vfork`.
     """
 
     def __init__(
         self, command: Sequence[str] | None = None, max_wall_s: float = MAX_TRIAL_WALL_S
     ) -> None:
-        """`command`: what starts the process; None for `trial_command`.
+        """`command`: command line of the process; None for `trial_command`.
 
-        `max_wall_s`: after so long a process is given up, also where the machine is busy.
+        `max_wall_s`: time in seconds after which a process is given up, even on a busy machine.
         """
         self._command = command or trial_command()
         self._max_wall_s = max_wall_s
         self._process: subprocess.Popen[bytes] | None = None
         self._asking = threading.Lock()
-        # Of `_process` and `_is_closed`; nobody holds it for long.
+        # Guards `_process` and `_is_closed`. Only held briefly.
         self._lock = threading.Lock()
         self._is_closed = False
 
     def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> Verdict:
-        """Waits. Raises TrialTooSlow; TrialUnavailable if two processes in a row say nothing."""
+        """Tries a grammar and returns the verdict. Blocks.
+
+        `max_cpu_s`: limit of CPU time. Raises TrialTooSlow, and TrialUnavailable if two processes
+        in a row do not answer.
+        """
         line = encode_task(kind, texts, max_cpu_s)
         with self._asking:
             for _ in range(NUM_TRIES - 1):
@@ -53,7 +57,7 @@ class GrammarTrials:
             return self._ask(line)
 
     def close(self) -> None:
-        """Ends the process, and what it began; who asks, now or later, gets TrialUnavailable."""
+        """Kills the process and its children. Present and later calls raise TrialUnavailable."""
         with self._lock:
             self._is_closed = True
             if self._process is not None:
@@ -65,7 +69,7 @@ class GrammarTrials:
         is_answered = False
         try:
             process = self._running()
-            # Whatever the process does not do: a long line is not written before it reads.
+            # Covers writing, too: a long line is not written before the process reads.
             patience = threading.Timer(self._max_wall_s, self._give_up, (process,))
             patience.daemon = True
             patience.start()
@@ -79,11 +83,11 @@ class GrammarTrials:
             raise TrialUnavailable(f"no process can try grammars: {error}") from error
         finally:
             if not is_answered:
-                # Whatever it may still say is no answer to what is asked next.
+                # A late answer must not be taken for the answer to the next question.
                 self._end()
 
     def _give_up(self, process: subprocess.Popen[bytes]) -> None:
-        """Ends `process`, so that whoever writes to it or reads from it goes on."""
+        """Kills `process`, so that threads that write to or read from it continue."""
         with self._lock:
             if self._process is process:
                 _kill(process)
@@ -94,7 +98,7 @@ class GrammarTrials:
             if process is not None:
                 _kill(process)
         if process is not None:
-            # What it has not read is lost with it.
+            # Input that the process has not read is lost.
             with suppress(BrokenPipeError), process:
                 process.wait()
 
@@ -114,10 +118,10 @@ class GrammarTrials:
 
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """What `process` says of `line`; no whole line if it ends before."""
+    """Sends `line` to `process` and returns its answer, incomplete if the process ends before."""
     assert process.stdin is not None, "it has pipes"
     assert process.stdout is not None, "it has pipes"
-    # It may be gone already.
+    # The process may have ended.
     with suppress(BrokenPipeError):
         process.stdin.write(line)
         process.stdin.flush()
@@ -125,7 +129,7 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends it with what it began, which has its pipes, too."""
+    """Kills a process and its children, which share its pipes."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a Lark grammar may not say here, though llguidance would take it."""
+"""Checks of Lark grammars for parts that llguidance accepts and splitserve does not."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import re
 
 OPTIONS_KEY = "x-guidance"
-# By the others, what is not supported in a schema would be ignored.
+# Other options could make llguidance ignore unsupported parts of a schema.
 _ALLOWED_OPTIONS = {"whitespace_pattern"}
-# Strings, regular expressions and comments are passed over.
-# What may be long is never read twice.
+# Skips strings, regular expressions and comments. Possessive quantifiers avoid reading long parts
+# twice.
 _PARTS = re.compile(
     r'"(?:\\.|[^"\\\n])*+"?|(?://|#)[^\n]*|/(?:\\.|[^/\\])++/?|(?P<name>@\w*)|%json(?P<json>\s*)',
     re.DOTALL,
@@ -17,13 +17,13 @@ _PARTS = re.compile(
 
 
 class GrammarInvalid(Exception):
-    """A grammar that cannot be compiled; the message says why."""
+    """Error: a grammar cannot be compiled. The message gives the reason."""
 
 
 def check_lark(text: str) -> None:
-    """Raises GrammarInvalid for other grammars by name, and for schemas in it that set options.
+    """Raises GrammarInvalid for references to other grammars, and for schemas that set options.
 
-    Other grammars there are none but those that `text` is put into.
+    The only other grammars are those that enclose `text`.
     """
     position = 0
     while found := _PARTS.search(text, position):
@@ -35,7 +35,7 @@ def check_lark(text: str) -> None:
 
 
 def _check_options(text: str, position: int) -> int:
-    """Returns where the schema ends that begins at `position`."""
+    """Checks the schema that begins at `position`; returns its end."""
     try:
         schema, end = json.JSONDecoder().raw_decode(text, position)
     except RecursionError as error:

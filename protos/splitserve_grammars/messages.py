@@ -1,4 +1,4 @@
-"""What whoever sent a grammar is told about it."""
+"""Messages about a grammar for the client that sent it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TOO_SLOW = "it takes too much processor time to compile"
 TOO_LARGE = "it takes too much memory to compile"
 _BROKEN = "it could not be compiled"
 _MAX_CHARS = 500
-# How llguidance begins to speak of itself, and what that means.
+# Beginnings of llguidance's internal errors, and their meanings for clients.
 _MEANINGS = {
     "panic": _BROKEN,
     "NoExtension": NO_TEXT,
@@ -17,13 +17,13 @@ _MEANINGS = {
     "lexer error: too many": "its terminals have too many states or expressions",
     "oneOf constraints": "oneOf is supported only where its alternatives exclude each other",
 }
-# The part that is about a regular expression alone, without the grammar it was put into.
+# Part of an error about a regular expression, without the enclosing grammar.
 _REGEX_ERROR = re.compile(r"regex parse error:\n.*?\n(error: [^\n]*)", re.DOTALL)
 _OTHER_DOCUMENT = re.compile(r"Resource ('.*') is not present in a registry.*", re.DOTALL)
 
 
 def error_message(error: str) -> str:
-    """`error` of llguidance, short, without its inner life; empty if it is."""
+    """Returns an error of llguidance, shortened and without internals; empty for no error."""
     error = error.partition("<backtrace>")[0].replace("<non-verbose/>", "").strip()
     if not error:
         return ""

@@ -1,4 +1,4 @@
-"""A process that compiles grammars for nobody, to see whether they can be: see `trial`."""
+"""Trial process: compiles grammars only to find out whether they can be compiled; see `trial`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from splitserve_grammars.messages import NO_TEXT, TOO_LARGE, error_message
 from splitserve_grammars.trial import Verdict, encode_end, encode_verdict
 from splitserve_rpc.json_text import parse_json
 
-_NICENESS = 10  # streams that are open come first
-# Assumed where the C library does not tell: what schemas of 64 KiB take.
+_NICENESS = 10  # open streams have precedence
+# Heap of schemas of 64 KiB, assumed if the C library cannot tell the size.
 _USUAL_BYTES = 5_000_000
 
 
 def try_grammar(tokenizer: LLTokenizer, kind: str, texts: Sequence[str]) -> Verdict:
-    """Compiles a grammar, and follows it for one token."""
+    """Compiles a grammar and follows it for one token. Returns the verdict."""
     lark = ""
     try:
         if kind == "gbnf":
@@ -44,7 +44,7 @@ def try_grammar(tokenizer: LLTokenizer, kind: str, texts: Sequence[str]) -> Verd
 
 
 def _first_step_error(matcher: LLMatcher) -> str:
-    """What goes wrong at the beginning of every text, if anything does."""
+    """Returns the error of the first token of any text; empty if there is none."""
     mask = int.from_bytes(matcher.compute_bitmask(), "little")
     if mask:
         matcher.consume_token((mask & -mask).bit_length() - 1)
@@ -73,7 +73,7 @@ class _HeapInfo(ctypes.Structure):
 
 
 def _heap_bytes() -> int:
-    """In use by the whole process; 0 if nobody can tell."""
+    """Returns the heap in use by the whole process, in bytes; 0 if unknown."""
     mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo2 is None:
         return 0
@@ -83,11 +83,11 @@ def _heap_bytes() -> int:
 
 
 def _answer(tokenizer: LLTokenizer, line: bytes) -> bytes:
-    """The answer to a line, from a process that ends with it."""
+    """Returns the answer to a line, computed in a forked process."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        # Rules are followed by recursion: the stack of a thread can be large.
+        # llguidance follows rules by recursion. Only a thread can have a large stack.
         thread = threading.Thread(target=_answer_as_child, args=(tokenizer, line, writer))
         thread.start()
         thread.join()
@@ -101,7 +101,7 @@ def _answer(tokenizer: LLTokenizer, line: bytes) -> bytes:
 
 def _answer_as_child(tokenizer: LLTokenizer, line: bytes, writer: int) -> None:
     kind, texts, max_cpu_s = parse_json(line)
-    # Ends the process by SIGPROF.
+    # SIGPROF ends the process after `max_cpu_s`.
     signal.setitimer(signal.ITIMER_PROF, max_cpu_s)
     verdict = try_grammar(tokenizer, kind, texts)
     signal.setitimer(signal.ITIMER_PROF, 0)
@@ -110,16 +110,16 @@ def _answer_as_child(tokenizer: LLTokenizer, line: bytes, writer: int) -> None:
 
 
 def main(max_address_bytes: int, stack_bytes: int) -> None:
-    """Answers until its input ends.
+    """Answers lines until the input ends.
 
-    Each grammar has a process of its own, a copy of this one: to start one anew, after one that
-    took too much, would take as long as a first trial may.
+    Each grammar gets a fork of this process. Starting a new process after a grammar that used too
+    much would take as long as a first trial.
     """
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (max_address_bytes, max_address_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(stack_bytes)
-    # One token for each byte: what takes long does so with any vocabulary.
+    # One token per byte: a grammar that is slow is slow with any vocabulary.
     tokenizer = LLTokenizer("byte")
     for line in sys.stdin.buffer:
         sys.stdout.buffer.write(_answer(tokenizer, line))

@@ -1,1 +1,1 @@
-"""API keys: what one looks like, and the file that knows them; of the command and the scheduler."""
+"""API keys, and the file of their digests, for the command `splitserve keys` and schedulers."""

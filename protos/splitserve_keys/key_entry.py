@@ -1,4 +1,4 @@
-"""What is known of one API key, and how a file says it."""
+"""Entry of one API key in a key file, and its JSON form."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class EntryInvalid(ValueError):
-    """An entry that cannot be used; the message goes on after a name for the entry."""
+    """Error: an entry is invalid. The message continues after a name of the entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """A key without its secret. `expires`, `revoked`: None for never."""
+    """API key without its secret. `expires`, `revoked`: None for never."""
 
     key_id: str
     sha256: str = field(repr=False)
@@ -39,18 +39,18 @@ class KeyEntry:
 
     @classmethod
     def of(cls, key: ApiKey, tenant: str, scopes: frozenset[Scope], created: datetime) -> KeyEntry:
-        """Of a key that was drawn just now."""
+        """Returns the entry of a newly drawn key."""
         return cls(key.key_id, key.sha256, tenant, scopes, created)
 
     def state_at(self, now: datetime) -> str:
-        """`valid`, `expired` or `revoked`."""
+        """Returns `valid`, `expired` or `revoked`."""
         if self.revoked is not None:
             return "revoked"
         return "expired" if self.expires is not None and self.expires <= now else "valid"
 
     @classmethod
     def from_json(cls, entry: object) -> KeyEntry:
-        """Raises EntryInvalid."""
+        """Parses an entry. Raises EntryInvalid."""
         if not isinstance(entry, dict):
             raise EntryInvalid(" is no object; allowed: an object with the fields of a key")
         for name in entry:
@@ -75,7 +75,7 @@ class KeyEntry:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
+        """Returns the JSON object that `from_json` parses."""
         entry = {
             "id": self.key_id,
             "sha256": self.sha256,
@@ -94,12 +94,12 @@ _FIELDS = (*_REQUIRED, "expires", "revoked", "note")
 
 
 def is_note(note: object) -> bool:
-    """Whether `note` is one of `NOTES`."""
+    """Returns whether `note` is a valid note, as `NOTES` describes."""
     return isinstance(note, str) and len(note) <= MAX_NOTE_CHARS and note.isprintable()
 
 
 def time_text(time: datetime) -> str:
-    """`time` as files and tables have it, to the second."""
+    """Returns `time` as UTC text for files and tables, to the second."""
     return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -109,13 +109,13 @@ def _check(fits: bool, name: str, value: object, allowed: str) -> None:
 
 
 def shown(value: object) -> str:
-    """`value` as an error quotes it."""
+    """Returns `value` as quoted in an error, at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _sha256(value: object) -> str:
-    # Not quoted: it might be the secret itself, put there by mistake.
+    # The value is not quoted: it might be the secret itself, put there by mistake.
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
         raise EntryInvalid(".sha256 is none; allowed: 64 digits of 0-9a-f")
     return value

@@ -1,4 +1,4 @@
-"""The file of API keys: JSON with a version and an entry for each key, no secrets."""
+"""Key file: JSON with a version and an entry for each API key, without secrets."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ VERSION = 1
 MAX_KEYS = 100_000
 _MAX_BYTES = 64 * 2**20
 
-# By id, as the file has them.
+# Entries by key id, in the order of the file.
 Keys = Mapping[str, KeyEntry]
 
 
 class KeyFileUnusable(Exception):
-    """The message names file, entry and field, and says what is allowed; one line for people."""
+    """Error: the message names file, entry, field and what is allowed, on one line."""
 
 
 def read_keys(path: Path) -> Keys:
-    """Raises KeyFileUnusable."""
+    """Reads a key file. Raises KeyFileUnusable."""
     try:
         content = read_whole(path, _MAX_BYTES)
     except OSError as error:
@@ -36,7 +36,7 @@ def read_keys(path: Path) -> Keys:
 
 
 def parse_keys(content: bytes) -> Keys:
-    """Raises ValueError, which says where."""
+    """Parses the content of a key file. Raises ValueError that names entry and field."""
     try:
         document = parse_json(content.decode("utf-8"), object_pairs_hook=_object)
     except ValueError as error:
@@ -61,13 +61,13 @@ def parse_keys(content: bytes) -> Keys:
 
 
 def format_keys(keys: Iterable[KeyEntry]) -> bytes:
-    """What `parse_keys` takes, an entry a line."""
+    """Returns the content that `parse_keys` parses, one entry per line."""
     lines = ",\n".join(json.dumps(key.to_json(), ensure_ascii=False) for key in keys)
     return f'{{"version": {VERSION}, "keys": [\n{lines}\n]}}\n'.encode()
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises ValueError if a field is there twice."""
+    """Returns a JSON object as dict. Raises ValueError for a repeated field."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("an object has a field twice")

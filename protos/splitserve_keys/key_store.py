@@ -1,4 +1,4 @@
-"""Changes of a key file: one at a time, and whole or not at all."""
+"""Changes of a key file: one at a time, and atomic."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from splitserve_keys.key_file import MAX_KEYS, KeyFileUnusable, Keys, format_key
 from splitserve_rpc.private_files import replace_file
 
 _OWNER_ONLY = 0o600
-# In a folder of others nobody can have it make a file elsewhere.
+# O_NOFOLLOW: in a shared folder, nobody can redirect the lock file elsewhere.
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def change_keys(path: Path, change: Callable[[Keys], Mapping[str, KeyEntry]]) -> None:
-    """Has `change` make new keys of those in `path`, which need not be there yet.
+    """Replaces the keys in `path` by those that `change` returns for them.
 
-    Whoever reads finds the old keys or the new ones; who changes at the same time waits.
-    Raises KeyFileUnusable, OSError, and whatever `change` raises, which leaves all as it was.
+    A missing file counts as empty. Readers find the old keys or the new ones; concurrent changes
+    wait. Raises KeyFileUnusable, OSError, and whatever `change` raises; the file is then unchanged.
     """
     path = path.resolve()
     with _locked(path):
@@ -33,7 +33,7 @@ def change_keys(path: Path, change: Callable[[Keys], Mapping[str, KeyEntry]]) ->
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    # A file beside it, since the file itself is replaced.
+    # Locks a file beside it, since the key file itself is replaced.
     descriptor = os.open(path.with_name(f".{path.name}.lock"), _LOCK_FLAGS, _OWNER_ONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

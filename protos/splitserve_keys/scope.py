@@ -1,4 +1,4 @@
-"""What a credential is for."""
+"""Scopes of a credential."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Scope(enum.Enum):
-    """What a credential is for; scheduler.proto, "Callers"."""
+    """Purposes of a credential, as scheduler.proto specifies under "Callers"."""
 
     GENERATE = "generate"
     GATEWAY = "gateway"

@@ -1,4 +1,4 @@
-"""What a tenant may be called."""
+"""Rules for the names of tenants."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ TENANT_NAMES = f"a text of 1 to {MAX_TENANT_CHARS} printable characters"
 
 
 def is_tenant_name(name: object) -> bool:
-    """Whether `name` is one of `TENANT_NAMES`; logs say it, so it has no line breaks."""
+    """Returns whether `name` is a valid tenant name: printable, since logs contain names."""
     return isinstance(name, str) and 0 < len(name) <= MAX_TENANT_CHARS and name.isprintable()

@@ -1,1 +1,1 @@
-"""What processes show to Prometheus: names, instruments, and the address where it reads."""
+"""Prometheus metrics of all processes: tables of metrics, instruments, and the HTTP listener."""

@@ -1,4 +1,4 @@
-"""Where metrics are read, and by whom: checked before anything runs."""
+"""Address at which the metrics of a process are read, checked before the process starts work."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _PROBLEM = "without --tls-cert, --tls-key and --tls-ca whoever reaches it reads 
 
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
-    """`listen`: `host:port`. `tls`: what readers are met with, who need a certificate, too.
+    """Address of the metrics listener. `listen`: `host:port`.
 
-    None: plain text. `allowed_hosts`: further names by which readers may call it then.
+    `tls`: TLS towards readers, who then need a certificate; None for plain text. `allowed_hosts`:
+    further host names that readers may use with plain text.
     """
 
     listen: str
@@ -28,9 +29,10 @@ class MetricsAddress:
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> MetricsAddress | None:
-        """From the options of a process; None if nobody is to read. Raises SecurityUnusable.
+        """Reads the address from the options of a process; None if metrics are off.
 
-        On this machine alone it is plain text: there is nothing in it that its users may not know.
+        Listens in plain text on addresses of this machine, since its users may know everything in
+        there. Raises SecurityUnusable.
         """
         listen = values["metrics_listen"]
         if listen is None:

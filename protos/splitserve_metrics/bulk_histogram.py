@@ -1,4 +1,4 @@
-"""A histogram of many values, which are counted when somebody reads."""
+"""Prometheus histogram for many values, which are sorted into buckets when it is read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from prometheus_client.utils import floatToGoString
 
 from splitserve_metrics.metric import Metric
 
-# So many values wait to be counted: some hundred KiB, and less than a millisecond.
+# Maximum number of buffered values: some hundred KiB, and less than a millisecond to count.
 _MOST_WAITING = 8192
 
 
 class BulkValues:
-    """Those of one series. To take a value is to remember it, a tenth of a microsecond."""
+    """Values of one series. Adding a value only buffers it, in a tenth of a microsecond."""
 
     def __init__(self, bounds: Iterable[float], unit: float) -> None:
         self._bounds = np.array(tuple(bounds))
@@ -27,58 +27,58 @@ class BulkValues:
 
     @property
     def num_waiting(self) -> int:
-        """Values that are not counted yet."""
+        """Number of buffered values."""
         return len(self._waiting)
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Adds one value."""
         self.repeat(value, 1)
 
     def repeat(self, value: float, times: int) -> None:
-        """So many more of the same."""
+        """Adds the same value `times` times."""
         self._waiting.append(value)
         self._times.append(times)
         if len(self._waiting) >= _MOST_WAITING:
             self._count()
 
     def _count(self) -> None:
-        """One that equals a bound is below it."""
+        """Sorts the buffered values into buckets. A value equal to a bound is below the bound."""
         values = np.array(self._waiting, np.float64) * self._unit
         times = np.array(self._times, np.int64)
         self._waiting.clear()
         self._times.clear()
         buckets = np.searchsorted(self._bounds, values)
-        # Weights are counted as floats, which have all numbers up to 2**53.
+        # `bincount` adds weights as floats, which are exact up to 2**53.
         counts = np.bincount(buckets, weights=times, minlength=len(self._counts))
         self._counts += counts.astype(np.int64)
         self._sum += float(values @ times)
 
     def totals(self) -> tuple[list[int], float]:
-        """How many are not above each bound, then all; and their sum."""
+        """Returns the cumulative counts by bound, the last for all values, and the sum."""
         self._count()
         return np.cumsum(self._counts).tolist(), self._sum
 
 
 class BulkHistogram:
-    """For what happens in every step, where prometheus_client's own would cost too much.
+    """Histogram for events of every step. prometheus_client's own takes microseconds per value.
 
-    That takes some microseconds a value. Used in one thread, also to be read.
+    Must be filled and read in the same thread.
     """
 
     def __init__(self, metric: Metric, unit: float = 1.0) -> None:
-        """`unit`: what values are multiplied by, 1e-9 of nanoseconds."""
+        """`unit`: factor of all values, such as 1e-9 for values in nanoseconds."""
         self._metric = metric
         self._unit = unit
         self._series: dict[tuple[str, ...], BulkValues] = {}
 
     def labels(self, *labels: str) -> BulkValues:
-        """Where the values with these labels go; made once."""
+        """Returns the series with these labels; made at the first call."""
         if labels not in self._series:
             self._series[labels] = BulkValues(self._metric.buckets, self._unit)
         return self._series[labels]
 
     def family(self) -> HistogramMetricFamily:
-        """What it says now."""
+        """Returns the current state as a metric family."""
         metric = self._metric
         family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
         names = [*map(floatToGoString, metric.buckets), "+Inf"]

@@ -1,4 +1,4 @@
-"""What an executor shows."""
+"""Table of the metrics of an executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway shows."""
+"""Table of the metrics of a gateway."""
 
 from __future__ import annotations
 

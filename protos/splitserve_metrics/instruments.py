@@ -1,4 +1,4 @@
-"""Instruments of prometheus_client for the metrics of a table, and pages of what they say."""
+"""Instruments of prometheus_client for the metrics of a table, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from splitserve_metrics.metric import Kind, Metric
 
 LiveFamily: TypeAlias = CounterMetricFamily | GaugeMetricFamily
 
-# When a series began is of no use to Prometheus, and doubles the series.
+# Prometheus has no use for the start times of series, which double the number of series.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Instruments:
-    """One for each metric that is counted as it happens, registered when it is first asked for.
+    """Counters and histograms of a table, registered when they are made. Thread-safe.
 
-    They may be used in any thread. What is looked up when somebody reads is a `family`.
+    Values that are looked up at the time of reading are a `family` instead.
     """
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
@@ -29,23 +29,23 @@ class Instruments:
         self._metrics = {metric.name: metric for metric in metrics}
 
     def metric(self, name: str) -> Metric:
-        """The row of the table."""
+        """Returns the table row of the metric `name`."""
         return self._metrics[name]
 
     def counter(self, name: str) -> Counter:
-        """Made once for each name."""
+        """Makes the counter `name`. Must be called once for each name."""
         metric = self._metrics[name]
         return Counter(name, metric.help, metric.labels, registry=self.registry)
 
     def histogram(self, name: str) -> Histogram:
-        """Made once for each name."""
+        """Makes the histogram `name`. Must be called once for each name."""
         metric = self._metrics[name]
         return Histogram(
             name, metric.help, metric.labels, buckets=metric.buckets, registry=self.registry
         )
 
     def family(self, name: str) -> LiveFamily:
-        """An empty one, for samples of this moment."""
+        """Returns an empty family for samples that are taken at the time of reading."""
         metric = self._metrics[name]
         if metric.kind is Kind.COUNTER:
             return CounterMetricFamily(name, metric.help, labels=metric.labels)
@@ -53,13 +53,13 @@ class Instruments:
 
 
 class Page:
-    """What one who reads is shown: the instruments of `registry`, and families of this moment."""
+    """Metrics shown to one reader: the instruments of `registry`, and families of this moment."""
 
     def __init__(self, registry: CollectorRegistry, families: Iterable[Family]) -> None:
         self._registry = registry
         self._families = list(families)
 
     def collect(self) -> Iterator[Family]:
-        """As `prometheus_client.generate_latest` asks for it; in any thread."""
+        """Yields all families for `prometheus_client.generate_latest`. Thread-safe."""
         yield from self._registry.collect()
         yield from self._families

@@ -1,4 +1,4 @@
-"""Where Prometheus reads: `GET /metrics`, at an address of its own."""
+"""HTTP listener for Prometheus: `GET /metrics` at an address of its own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from splitserve_rpc.https import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, https_
 from splitserve_rpc.web_guard import ANY, WebGuard
 
 PATH = "/metrics"
-# Of one who reads, from its connection to the end of its answer.
+# Maximum time from the connection of a reader to the end of the response.
 _TIMEOUT_S = 10.0
-# Beyond them nobody is taken: a Prometheus or two, and somebody with curl.
+# Further connections are refused. Enough for two Prometheus servers and a few manual readers.
 MAX_CONNECTIONS = 16
 _MAX_REQUEST_BYTES = 16 * 1024
 
@@ -29,14 +29,14 @@ _log = logging.getLogger(__name__)
 
 
 class MetricsListener:
-    """Answers with the `page` of the moment. Whoever is slow or says something else is cut off.
+    """Answers with the current `page`. Slow readers and other requests are cut off.
 
-    It knows nothing of HTTP but how Prometheus asks: one request for each connection. Web pages of
-    other origins are refused, since nobody is asked for a credential.
+    Supports only the HTTP that Prometheus uses: one request per connection. Refuses web pages of
+    other origins, since readers need no credential.
     """
 
     def __init__(self, address: MetricsAddress, page: Callable[[], Page]) -> None:
-        """`page` is called in the event loop. Raises FilesUnusable."""
+        """`page`: called in the event loop. Raises FilesUnusable."""
         self._address = address.listen
         self._tls: dict[str, Any] = {}
         if address.tls is not None:
@@ -45,14 +45,14 @@ class MetricsListener:
                 "ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S,
                 "ssl_shutdown_timeout": SHUTDOWN_TIMEOUT_S,
             }
-        # Over TLS the host needs no check: the certificate is valid for our own names alone.
+        # TLS needs no check of the host: the certificate is valid only for names of this process.
         self._guard = WebGuard(address.allowed_hosts if address.tls is None else (ANY,))
         self._page = page
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
-        """Listens from now on; returns where. Raises CannotListen."""
+        """Starts to listen; returns the address (`host:port`). Raises CannotListen."""
         address = claim_address(self._address)
         host, _, port = address.rpartition(":")
         self._server = await asyncio.start_server(
@@ -62,7 +62,7 @@ class MetricsListener:
         return address
 
     async def close(self) -> None:
-        """Answers nobody any more."""
+        """Closes the listener and all its connections."""
         if self._server is not None:
             self._server.close()
         for task in self._open:
@@ -86,7 +86,7 @@ class MetricsListener:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            # Nobody is there to be told.
+            # The reader is gone or too slow to get an error.
             pass
         finally:
             with suppress(OSError):
@@ -105,19 +105,19 @@ class MetricsListener:
         if method not in (b"GET", b"HEAD"):
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, b"there is only GET\n", has_body)
         page = self._page()
-        # Text of thousands of numbers takes milliseconds, which steps would wait for.
+        # Formatting thousands of numbers takes milliseconds, during which steps would wait.
         text = await asyncio.to_thread(generate_latest, page)
         return _response(HTTPStatus.OK, text, has_body)
 
 
 def _field(line: bytes) -> tuple[bytes, bytes]:
-    """Name, in small letters, and value of a header field."""
+    """Returns the name, in lower case, and the value of a header field."""
     name, _, value = line.partition(b":")
     return name.strip().lower(), value
 
 
 def _response(code: int, body: bytes, has_body: bool) -> bytes:
-    """`has_body`: whether `body` is sent, or only described."""
+    """Returns an HTTP response. `has_body`: False for HEAD, which sends only the headers."""
     status = HTTPStatus(code)
     kind = CONTENT_TYPE_LATEST if status is HTTPStatus.OK else "text/plain; charset=utf-8"
     allow = "Allow: GET, HEAD\r\n" if status is HTTPStatus.METHOD_NOT_ALLOWED else ""

@@ -1,15 +1,15 @@
-"""What a metric is."""
+"""Definition of a metric: its name, kind, labels and buckets."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-# Of waiting for tokens: a network's round trip to a queue of minutes.
+# Buckets for the waiting time for tokens: from a network round trip to a queue of minutes.
 SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 )  # fmt: skip
-# Of parts of a step.
+# Buckets for the parts of a step.
 FINE_SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
 )  # fmt: skip
@@ -17,7 +17,7 @@ COUNTS = tuple(float(2**exponent) for exponent in range(0, 15, 2))
 
 
 class Kind(enum.Enum):
-    """How a number behaves; the values are Prometheus' words."""
+    """Kinds of metrics. The values are Prometheus' words."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -26,9 +26,10 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One name. `high` says what a high value means, or one that rises fast.
+    """Definition of one metric. `high`: meaning of a high or fast rising value.
 
-    `labels` have few values each, which callers cannot choose. `buckets`: of a histogram.
+    `labels`: names of labels with few values each, which callers cannot choose. `buckets`: upper
+    bounds of a histogram.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Counts the calls that a server refuses, wherever in it that is."""
+"""Counter of the calls that a server refuses, wherever the refusal is raised."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from splitserve_rpc.interceptors import OnRefusal, ignore_refusal
 
 
 def counted_refusals(counter: Counter, then: OnRefusal = ignore_refusal) -> OnRefusal:
-    """What a server is to tell: it counts by reason, and tells `then`."""
-    # One that begins with 1 has not risen, as Prometheus sees it: the first would be nobody's.
+    """Returns an `on_refusal` callback that counts by reason and then calls `then`."""
+    # Each series begins with 0: Prometheus misses the first increment of a series that begins with
+    # 1.
     for reason in CODE_OF_REASON:
         counter.labels(reason)
 

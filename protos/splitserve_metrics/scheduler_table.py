@@ -1,4 +1,4 @@
-"""What a scheduler shows."""
+"""Table of the metrics of a scheduler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 _NOT_ITS_OWN = "more load; compare with the same hour of another day"
 
 SCHEDULER_METRICS: tuple[Metric, ...] = (
-    # -- what callers notice -------------------------------------------------------------------
+    # -- Latency of requests -------------------------------------------------------------------
     Metric(
         "splitserve_time_to_first_token_seconds",
         _HISTOGRAM,
@@ -44,7 +44,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "what was lost is long to compute again, or the executors that are left are full",
         buckets=SECONDS,
     ),
-    # -- how much ------------------------------------------------------------------------------
+    # -- Numbers of requests and tokens --------------------------------------------------------
     Metric(
         "splitserve_requests_total",
         _COUNTER,
@@ -102,7 +102,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "that tenant's load",
         ("tenant",),
     ),
-    # -- requests and executors now ------------------------------------------------------------
+    # -- Current requests and executors --------------------------------------------------------
     Metric(
         "splitserve_num_requests_running",
         _GAUGE,
@@ -162,7 +162,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "of anything but READY: see readiness in the operations handbook",
         ("readiness",),
     ),
-    # -- steps ---------------------------------------------------------------------------------
+    # -- Steps ---------------------------------------------------------------------------------
     Metric(
         "splitserve_steps_total",
         _COUNTER,
@@ -232,7 +232,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "of rejected beside accepted: they cost more than they bring",
         ("executor", "outcome"),
     ),
-    # -- the process ---------------------------------------------------------------------------
+    # -- Process -------------------------------------------------------------------------------
     Metric(
         "splitserve_client_streams",
         _GAUGE,

@@ -1,1 +1,1 @@
-"""What every process can be told, by flags, environment and file: one table of options."""
+"""Options of all processes, from flags, environment and a file, declared in one table."""

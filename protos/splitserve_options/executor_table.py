@@ -1,4 +1,4 @@
-"""The options of what an executor runs: the model and the KV cache."""
+"""Options of an executor: the model and the KV cache."""
 
 from __future__ import annotations
 

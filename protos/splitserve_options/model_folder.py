@@ -1,6 +1,6 @@
-"""What `--model` names, as far as the names of files tell: a checkpoint, or something else.
+"""Check of `--model` by the names of files: a checkpoint, or something else.
 
-Whoever starts executors asks this before it starts one; executors ask it before they read anything.
+The parent of executors checks before it starts one. Executors check before they read any file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from splitserve_rpc.json_text import parse_json
 
-# What `transformers` reads: whole, or in parts by an index. The first kind that is there counts.
+# Weights that `transformers` reads: one file, or parts with an index. The first kind found counts.
 WEIGHT_FILES = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -43,13 +43,13 @@ _NUM_SHOWN = 3
 
 
 class NoCheckpoint(Exception):
-    """What was named is no checkpoint; the message is one line for people."""
+    """Error: the path or id names no checkpoint. The message is one line for people."""
 
 
 def find_checkpoint(model: str) -> Path | None:
-    """The directory that `model` names, None if it can only be an id of the Hugging Face hub.
+    """Returns the checkpoint directory, or None for an id of the Hugging Face hub.
 
-    Raises NoCheckpoint if it is neither, or a directory without the files of a checkpoint.
+    Raises NoCheckpoint for any other text, and for a directory without the files of a checkpoint.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -63,7 +63,7 @@ def find_checkpoint(model: str) -> Path | None:
 
 
 def check_folder(directory: Path) -> None:
-    """Raises NoCheckpoint, with what it is instead, if `directory` is no checkpoint."""
+    """Raises NoCheckpoint, with the kind of contents, if `directory` is no checkpoint."""
     try:
         names = {path.name for path in directory.iterdir()}
     except OSError as error:
@@ -76,9 +76,9 @@ def check_folder(directory: Path) -> None:
 
 
 def check_special_kind(directory: Path) -> None:
-    """Raises NoCheckpoint if there is a file that only other things have, whatever else is there.
+    """Raises NoCheckpoint if a file shows that the directory is an adapter or another kind.
 
-    The weights need not be there yet.
+    Other files do not matter, and the weights may still be missing.
     """
     if (directory / _ADAPTER).exists():
         raise NoCheckpoint(f"{directory}: {_adapter(directory)}")
@@ -107,7 +107,7 @@ def _adapter(directory: Path) -> str:
 
 
 def _other_format(directory: Path, names: set[str]) -> str | None:
-    """What the weights are, if they are not for `transformers` in PyTorch."""
+    """Returns the format of the weights if `transformers` with PyTorch cannot read them."""
     if _has_weights(directory):
         return None
     if "params.json" in names and any(name.startswith("consolidated.") for name in names):
@@ -122,7 +122,7 @@ def _other_format(directory: Path, names: set[str]) -> str | None:
 
 
 def _incomplete(directory: Path, names: set[str]) -> str | None:
-    """What is missing of a checkpoint of `transformers`."""
+    """Returns the missing parts of a checkpoint of `transformers`; None if it is complete."""
     has_config, has_weights = "config.json" in names, _has_weights(directory)
     if has_config and has_weights:
         return None
@@ -144,7 +144,7 @@ def _has_weights(directory: Path) -> bool:
 
 
 def _checkpoint_within(directory: Path) -> Path | None:
-    """A directory one or two levels below that looks like the one that was meant."""
+    """Returns a checkpoint one or two levels below, which was probably meant."""
     for pattern in ("*/config.json", "snapshots/*/config.json"):
         for path in sorted(directory.glob(pattern)):
             if _has_weights(path.parent):

@@ -1,4 +1,4 @@
-"""Options of what a process tells: logs, metrics, traces, the journal."""
+"""Options of logs, metrics, traces and the journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an option is."""
+"""Definition of an option."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_CLUSTER_ADDRESS = "127.0.0.1:50050"
 ENV_PREFIX = "SPLITSERVE_"
 CONFIG_ENV = "SPLITSERVE_CONFIG"
-# Variables of the same prefix that are read elsewhere: by the client commands.
+# Variables with the same prefix that the client commands read.
 CLIENT_ENV = (
     "SPLITSERVE_ADDRESS",
     "SPLITSERVE_CLUSTER_ADDRESS",
     "SPLITSERVE_API_KEY",
     "SPLITSERVE_API_KEY_FILE",
 )
-# ... and by the CPU kernels; the image of executors sets it.
+# Variable that the CPU kernels read. The container image of executors sets it.
 KERNELS_ENV = "SPLITSERVE_KERNEL_CACHE"
 
 
 class Kind(enum.Enum):
-    """How the value of an option is written."""
+    """Kinds of values of an option."""
 
     TEXT = "text"
     INTEGER = "integer"
@@ -42,10 +42,10 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `default` None means: not set; `default_text` then tells what happens.
+    """Definition of one option. `default`: None means unset; `default_text` then tells the effect.
 
-    `minimum` and `maximum`, given together, are inclusive, the minimum unless `above` is set.
-    `default_of` has the commands whose default is another one.
+    `minimum`, `maximum`: given together, inclusive; `above` excludes the minimum. `default_of`:
+    defaults of commands that differ from `default`. `hidden`: not in the help.
     """
 
     name: str
@@ -65,26 +65,26 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The name in Python and in a parsed result."""
+        """Name in Python and in a parsed result."""
         return self.name.replace("-", "_")
 
     @property
     def flag(self) -> str:
-        """The name on a command line."""
+        """Name on a command line."""
         return f"--{self.name}"
 
     @property
     def env(self) -> str:
-        """The name in the environment."""
+        """Name of the environment variable."""
         return ENV_PREFIX + self.key.upper()
 
     def default_for(self, command: Command) -> str | int | float | bool | None:
-        """The value that `command` gets when nobody sets it."""
+        """Returns the default value of the option for `command`."""
         return dict(self.default_of).get(command, self.default)
 
     @property
     def allowed(self) -> str:
-        """The values allowed, for people."""
+        """Text for people about the allowed values."""
         match self.kind:
             case Kind.CHOICE:
                 return "one of " + ", ".join(self.choices)

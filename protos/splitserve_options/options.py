@@ -1,8 +1,7 @@
-"""Options of every process: from flags, the environment and one TOML file.
+"""Parser of options: from flags, the environment and one TOML file.
 
-A flag wins over the environment, which wins over the file, which wins over the default. What may
-be set is declared in `splitserve_options.table`.
-`tools/list_options.py` lists them in the documents.
+A flag overrides the environment, which overrides the file, which overrides the default. Options are
+declared in `splitserve_options.table`. `tools/list_options.py` lists them in the documents.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from splitserve_rpc.discovery import check_schedulers
 
 Value = str | int | float | bool | None
 
-# As browsers send it: without a path, in small letters.
+# Origin as browsers send it: without a path, in lower case.
 _ORIGIN = re.compile(r"https?://[^\s/,A-Z*@?#]+")
-# Of DNS, with a wildcard for the first label; no port.
+# DNS name, optionally with a wildcard as first label, without a port.
 _HOST = re.compile(r"(?:\*\.)?[\w-]+(?:\.[\w-]+)*", re.ASCII)
 _SWITCH_WORDS = {
     "true": True, "1": True, "yes": True, "on": True,
@@ -50,15 +49,15 @@ _DESCRIPTIONS: dict[Command, str] = {
 
 
 class OptionError(Exception):
-    """A value that cannot be used; the message is one line for people."""
+    """Error: a value cannot be used. The message is one line for people."""
 
 
 def parse(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Value]:
-    """The options of `command`, by their names with underscores; optional ones may be None.
+    """Returns the options of `command` by name with underscores; optional ones may be None.
 
     Writes a line about unknown SPLITSERVE_ variables to standard error. Raises SystemExit: 0 after
-    `--help`, 2 after one line on standard error that names option, source, value and what is
-    allowed.
+    `--help`, 2 after one line on standard error that names option, source, value and allowed
+    values.
     """
     try:
         values = resolve(command, argv, environ)
@@ -72,11 +71,11 @@ def parse(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def resolve(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Value]:
-    """As `parse`, but raises OptionError, and leaves unknown variables alone."""
+    """Same as `parse`, but raises OptionError and ignores unknown variables."""
     options = options_of(command)
     flags = _read_flags(command, argv)
     config = flags.pop("config", None) or environ.get(CONFIG_ENV)
-    # An empty variable counts as absent: orchestrators pass on what is not set that way.
+    # An empty variable counts as absent: orchestrators pass unset values that way.
     variables = {option.key: environ[option.env] for option in options if environ.get(option.env)}
     layers: list[dict[str, Value]] = [
         {key: _from_text(_OPTION_OF_KEY[key], text, "flag") for key, text in flags.items()},
@@ -96,12 +95,12 @@ def resolve(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -
 
 
 def options_of(command: Command) -> tuple[Option, ...]:
-    """The options `command` takes."""
+    """Returns the options of `command`."""
     return tuple(option for option in OPTIONS if command in option.commands)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> str:
-    """One line that names the SPLITSERVE_ variables nobody reads; empty if there are none."""
+    """Returns a line about SPLITSERVE_ variables that no process reads; empty if there are none."""
     known = {option.env for option in OPTIONS} | {CONFIG_ENV, KERNELS_ENV, *CLIENT_ENV}
     unknown = sorted(n for n in environ if n.startswith(ENV_PREFIX) and n not in known)
     if not unknown:
@@ -111,18 +110,18 @@ def unknown_variables(environ: Mapping[str, str]) -> str:
     )
 
 
-# -- flags -----------------------------------------------------------------------------------------
+# -- Flags -----------------------------------------------------------------------------------------
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises OptionError where argparse would print a usage and exit."""
+    """Argument parser that raises OptionError instead of printing the usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(message.removeprefix("argument "))
 
 
 def _read_flags(command: Command, argv: Sequence[str]) -> dict[str, str]:
-    """The flags that were given, as text."""
+    """Returns the given flags, as text by key."""
     parser = _build_parser(command)
     given, extra = parser.parse_known_args(list(argv))
     if extra:
@@ -183,14 +182,14 @@ def _unknown_argument(command: Command, argument: str) -> str:
     return f"{name}: unknown option{_did_you_mean(name, known, '; ', '')}"
 
 
-# -- values ----------------------------------------------------------------------------------------
+# -- Values ----------------------------------------------------------------------------------------
 
 
 _SOURCES = {"flag": "flag", "env": "environment"}
 
 
 def _from_text(option: Option, text: str, source: str) -> Value:
-    """The value of a flag or variable. Raises OptionError."""
+    """Returns the value of a flag or variable. Raises OptionError."""
     name = option.env if source == "env" else option.flag
     where = f"{name} ({_SOURCES[source]})"
     value: Value = text
@@ -207,7 +206,7 @@ def _from_text(option: Option, text: str, source: str) -> Value:
 
 
 def _checked(option: Option, value: object, where: str) -> Value:
-    """`value` in the type of the option, within its range. Raises OptionError."""
+    """Returns `value` in the type of the option and within its range. Raises OptionError."""
     match option.kind:
         case Kind.INTEGER:
             fits = isinstance(value, int) and not isinstance(value, bool)
@@ -261,11 +260,14 @@ def _refusal(option: Option, where: str, value: object) -> OptionError:
     return OptionError(f"{where}: {value!r} is not allowed; it takes {option.allowed}")
 
 
-# -- the file --------------------------------------------------------------------------------------
+# -- File ------------------------------------------------------------------------------------------
 
 
 def _read_file(path: str) -> dict[str, Value]:
-    """The values of a TOML file, also those of other commands. Raises OptionError."""
+    """Returns the values of a TOML file, including options of other commands.
+
+    Raises OptionError.
+    """
     try:
         content = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
@@ -289,7 +291,7 @@ _OPTION_OF_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS
 
 
 def _did_you_mean(name: str, known: Iterable[str], before: str, after: str) -> str:
-    # What all names begin with would make all of them alike.
+    # The common prefix would make all names similar.
     candidates = {text.removeprefix(ENV_PREFIX): text for text in known}
     short = name.removeprefix(ENV_PREFIX)
     matches = difflib.get_close_matches(short, list(candidates), n=1, cutoff=0.7)

@@ -1,4 +1,4 @@
-"""Options of the queue's bounds, and of what is done when others do not answer."""
+"""Options of queue limits, and of the reaction to peers that do not answer."""
 
 from __future__ import annotations
 

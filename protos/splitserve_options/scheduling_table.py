@@ -1,4 +1,4 @@
-"""Options of who is next, what is kept and how far a sequence goes in one step."""
+"""Options of scheduling: queue and batch policy, preemption, caching, tokens per step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options about who may do what, and over what."""
+"""Options of access control and encryption."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every option of every process, declared once; `splitserve_options.options` reads them.
+"""Table of all options of all processes; `splitserve_options.options` parses them.
 
-To add an option, add an entry to the tuple that it belongs to, here or in one of the modules named
-`*_table`: flag, environment variable, key of the file, help and the row in docs/options.md follow.
+To add an option, add an entry to a tuple here or in a module named `*_table`. The flag, environment
+variable, key of the file, help and the row in docs/options.md follow from the entry.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What every process needs around its protos: errors, the server, the contract's version."""
+"""gRPC basics of every process: servers, errors, TLS, discovery, logs, and the contract version."""

@@ -1,4 +1,4 @@
-"""Who may call what: one rule for each service, or for each of its methods."""
+"""Access control of gRPC servers: one rule for each service or method, and its checks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from splitserve_rpc.bearer import Metadata, bearer_credential
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.domain_error import DomainError
 
-# What a credential is for: names of `splitserve_keys.scope`. Raises DomainError(CALLER_UNKNOWN),
-# for an empty one, too.
+# Returns the scopes of a credential, as named in `splitserve_keys.scope`. Raises
+# DomainError(CALLER_UNKNOWN), also for an empty credential.
 ScopesOf = Callable[[str], Collection[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Who may call: a process of the cluster with `role`, or whose credential has one of `scopes`.
+    """Callers that a method admits: cluster processes with `role`, and credentials with a scope.
 
-    Neither: anybody. Scopes are asked for where the server knows callers; if it does not, a rule of
-    scopes alone is for anybody, too.
+    `scopes`: the credential needs one of them. With neither, the method admits everybody. A server
+    that knows no callers does not check scopes: a rule with scopes alone then admits everybody,
+    too.
     """
 
     role: Role | None = None
@@ -35,11 +36,11 @@ _GENERATE_OR_GATEWAY = Rule(scopes=frozenset({"generate", "gateway"}))
 _SERVED = Rule(scopes=frozenset({"generate", "gateway", "operator"}))
 _CLIENTS = "splitserve.scheduler.v1.SchedulerService"
 
-# By service or by method. What is not here is refused.
+# Rules by service or by method. Calls of other methods are refused.
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "grpc.health.v1.Health": _ANYBODY,
-        # Offered on addresses of this machine alone.
+        # Only offered on addresses of this machine.
         "grpc.reflection.v1alpha.ServerReflection": _ANYBODY,
         f"{_CLIENTS}/Generate": _GENERATE,
         f"{_CLIENTS}/Abort": _GENERATE,
@@ -56,7 +57,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 
 
 def rule_of(method: str) -> Rule:
-    """Who may call `method` (`/package.Service/Method`).
+    """Returns the rule of `method` (`/package.Service/Method`).
 
     Raises DomainError(CALLER_NOT_ALLOWED) for a method without a rule.
     """
@@ -69,7 +70,7 @@ def rule_of(method: str) -> Rule:
 
 
 class Access:
-    """Decides about calls to a server, in two looks."""
+    """Checks the calls to a server in two steps: first the metadata, then the certificate."""
 
     def __init__(
         self,
@@ -77,16 +78,20 @@ class Access:
         scopes_of: ScopesOf | None = None,
         believed: Collection[Role] = (),
     ) -> None:
-        """`identity`: how others of the cluster are known; `scopes_of`: how callers are, if so.
+        """`identity`: identifies cluster processes.
 
-        `believed`: roles that anybody may have, as if there were no `identity`.
+        `scopes_of`: scopes of callers, None without keys. `believed`: roles that every caller may
+        have, as if there were no `identity`.
         """
         self._identity = identity
         self._scopes_of = scopes_of
         self._believed = frozenset(believed)
 
     def check_metadata(self, method: str, metadata: Metadata) -> None:
-        """Before any message is received. Raises CALLER_UNKNOWN or CALLER_NOT_ALLOWED."""
+        """Checks the metadata before any message is received.
+
+        Raises DomainError(CALLER_UNKNOWN or CALLER_NOT_ALLOWED).
+        """
         rule = rule_of(method)
         if self._scopes_of is not None and self._is_about_scopes(rule, metadata):
             check_scopes(self._scopes_of(bearer_credential(metadata)), rule.scopes)
@@ -94,7 +99,10 @@ class Access:
             self._identity.check_token(metadata)
 
     def check_peer(self, method: str, context: grpc.aio.ServicerContext) -> None:
-        """Before a message is decoded. Raises DomainError(CALLER_NOT_ALLOWED)."""
+        """Checks the certificate before a message is decoded.
+
+        Raises DomainError(CALLER_NOT_ALLOWED).
+        """
         rule = rule_of(method)
         if rule.role is None or rule.role in self._believed:
             return
@@ -103,10 +111,10 @@ class Access:
         self._identity.check_certificate(context, rule.role)
 
     def _is_about_scopes(self, rule: Rule, metadata: Metadata) -> bool:
-        """Whether the scopes of a credential decide, and not what processes of the cluster have.
+        """Returns whether the scopes of the credential decide, rather than the cluster identity.
 
-        Where either would do, a credential that does not is no hindrance: clients send theirs with
-        every call.
+        If either would do, a credential without the scopes does not refuse the call: the cluster
+        identity then decides, since clients send their credential with every call.
         """
         if self._scopes_of is None or not rule.scopes:
             return False
@@ -120,9 +128,9 @@ class Access:
 
 
 def check_scopes(scopes: Collection[str], needed: Collection[str], what: str = "") -> None:
-    """Raises DomainError(CALLER_NOT_ALLOWED) if `scopes` has none of those that are `needed`.
+    """Raises DomainError(CALLER_NOT_ALLOWED) if `scopes` has none of the `needed` ones.
 
-    `what`: for which; to submit a request, say.
+    `what`: purpose for the message, such as "to submit a request".
     """
     if set(needed).isdisjoint(scopes):
         given, any_of = ", ".join(sorted(scopes)) or "none", " or ".join(sorted(needed))

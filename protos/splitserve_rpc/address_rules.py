@@ -1,4 +1,4 @@
-"""Which addresses a process may be told to dial by somebody else."""
+"""Rules for the addresses that a peer may tell this process to dial."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _NAME = re.compile(r"[A-Za-z0-9_*?][A-Za-z0-9_*?.-]{0,252}")
-# Where clouds tell their machines secrets, beside 169.254.169.254, which is link-local.
+# Metadata services of clouds, which give out secrets. 169.254.169.254 is covered as link-local.
 _METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "100.100.100.200")))
 
 
 def read_ip(text: str) -> IpAddress:
-    """An address, in its simplest form. Raises ValueError."""
+    """Parses an IP address; an IPv4-mapped IPv6 address becomes IPv4. Raises ValueError."""
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
@@ -26,21 +26,25 @@ def read_ip(text: str) -> IpAddress:
 
 @dataclass(frozen=True, slots=True)
 class AddressRules:
-    """`names`: patterns as a shell has them, in lower case. Neither: whoever asks, and no other."""
+    """Allowed addresses.
+
+    Without names and networks, only the address of the asking peer is allowed. `names`: shell
+    patterns of host names, in lower case. `networks`: IP networks.
+    """
 
     names: tuple[str, ...] = ()
     networks: tuple[_Network, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> AddressRules:
-        """From `10.0.0.0/8,*.example.org`. Raises ValueError."""
+        """Parses a list such as `10.0.0.0/8,*.example.org`. Raises ValueError."""
         names: list[str] = []
         networks: list[_Network] = []
         for part in (part.strip() for part in text.split(",")):
             try:
                 networks.append(ipaddress.ip_network(part))
             except ValueError as error:
-                # 10.0.0.1/8 and 999.0.0.1 are mistakes, and no names.
+                # 10.0.0.1/8 and 999.0.0.1 are mistakes, not names.
                 if not _NAME.fullmatch(part) or re.fullmatch(r"[\d.]+", part):
                     raise ValueError(
                         f"{part!r} is not allowed; it takes networks (10.0.0.0/8), addresses and"
@@ -50,9 +54,9 @@ class AddressRules:
         return cls(tuple(names), tuple(networks))
 
     def allows(self, host: str, address: IpAddress, asking: IpAddress | None) -> bool:
-        """Whether `address`, which `host` stands for, may be dialled.
+        """Returns whether `address`, resolved from `host`, may be dialled.
 
-        `asking`: from where that was asked; None: on this machine.
+        `asking`: address of the peer that asked; None for this machine.
         """
         if address.is_unspecified or address.is_multicast:
             return False
@@ -64,14 +68,14 @@ class AddressRules:
             return is_near and not address.is_link_local
         around = [network for network in self.networks if address in network]
         if address.is_loopback or address.is_link_local or address in _METADATA:
-            # Who allows everything, or a name, has hardly thought of these.
+            # A rule for all addresses, or for a name, is hardly meant to include these.
             meant = any(_is_about_itself(network) for network in around)
             return meant or (bool(around) and address.is_loopback and is_near)
         name = host.lower().rstrip(".")
         return bool(around) or any(fnmatchcase(name, pattern) for pattern in self.names)
 
     def __str__(self) -> str:
-        """What is allowed, for people."""
+        """Returns the allowed addresses as text for people."""
         if not self.names and not self.networks:
             return "the address that it registers from"
         return ",".join((*map(str, self.networks), *self.names))

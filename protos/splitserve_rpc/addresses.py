@@ -1,4 +1,4 @@
-"""Addresses: what one is, and why one cannot be listened on, before gRPC says so vaguely."""
+"""Network addresses (`host:port`): their syntax, and sockets that listen with a clear error."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ MAX_PORT = 65535
 
 
 class CannotListen(Exception):
-    """The address cannot be listened on; the message names it and says why."""
+    """Error: the address cannot be listened on. The message names the address and the reason."""
 
 
 def claim_address(listen: str) -> str:
-    """`listen` (`host:port`), with a free port instead of port 0. Raises CannotListen."""
+    """Checks that `listen` (`host:port`) is free, and replaces port 0. Raises CannotListen."""
     host, _, _ = listen.rpartition(":")
     with listen_at(listen) as probe:
         return f"{host}:{probe.getsockname()[1]}"
 
 
 def listen_at(listen: str) -> socket.socket:
-    """A socket that listens at `listen` (`host:port`). Raises CannotListen."""
+    """Returns a socket that listens at `listen` (`host:port`). Raises CannotListen."""
     host, _, port = listen.rpartition(":")
     try:
         found = socket.getaddrinfo(
@@ -45,19 +45,19 @@ def listen_at(listen: str) -> socket.socket:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is `host:port`."""
+    """Returns whether `text` has the form `host:port`."""
     match = _ADDRESS.fullmatch(text)
     return match is not None and int(match["port"]) <= MAX_PORT
 
 
 def is_reachable_address(text: str) -> bool:
-    """Whether it is `host:port` of something that can be dialled: not of port 0."""
+    """Returns whether `text` has the form `host:port` with a port that can be dialled: not 0."""
     match = _ADDRESS.fullmatch(text)
     return match is not None and 1 <= int(match["port"]) <= MAX_PORT
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches what listens on `address` (`host:port`)."""
+    """Returns whether only this machine can reach a listener on `address` (`host:port`)."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -66,5 +66,8 @@ def is_loopback(address: str) -> bool:
 
 
 def peer_host(peer: str) -> str:
-    """A peer without its port, another for each connection: `ipv4:127.0.0.1` of `...:4711`."""
+    """Returns a gRPC peer without its port: `ipv4:127.0.0.1` of `ipv4:127.0.0.1:4711`.
+
+    A peer has another port for each connection.
+    """
     return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer

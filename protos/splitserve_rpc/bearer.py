@@ -1,4 +1,4 @@
-"""The credential that a call brings along."""
+"""Bearer credential in the metadata of a call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from splitserve_rpc.domain_error import DomainError
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
-# As much as a header may have with most servers; a JWT is larger than an API key.
+# Limit of most servers for one header. A JWT is larger than an API key.
 MAX_CREDENTIAL_CHARS = 8192
 
 _KEY = "authorization"
@@ -16,19 +16,22 @@ _SCHEME = "bearer"
 
 
 def is_credential(text: str) -> bool:
-    """Whether it may be one: of ASCII that is visible, as RFC 6750 has it, and not too long."""
+    """Returns whether `text` may be a credential: visible ASCII (RFC 6750), not too long."""
     is_visible = text.isascii() and text.isprintable() and " " not in text
     return is_visible and 0 < len(text) <= MAX_CREDENTIAL_CHARS
 
 
 def split_bearer(value: str) -> str | None:
-    """What follows `Bearer`, which may be nothing; None where something else is said."""
+    """Returns the credential after `Bearer`, possibly empty; None for another scheme."""
     scheme, _, credential = value.partition(" ")
     return credential.strip(" \t") if scheme.lower() == _SCHEME else None
 
 
 def bearer_credential(metadata: Metadata) -> str:
-    """What follows `Bearer`; empty if there is nothing. Raises DomainError(CALLER_UNKNOWN)."""
+    """Returns the credential of a call, empty if there is none.
+
+    Raises DomainError(CALLER_UNKNOWN) if `authorization` is repeated or has another scheme.
+    """
     given = [value for key, value in metadata if key == _KEY]
     if not given:
         return ""

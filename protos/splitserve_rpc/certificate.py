@@ -1,4 +1,4 @@
-"""The certificate that a process shows, and what it may not be."""
+"""Certificates of a process: loading, checks, and warnings before they expire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from splitserve_rpc.watched_files import FilesUnusable, read_bytes
 _log = logging.getLogger(__name__)
 
 _DAY_S = 86400.0
-# Who renews by hand has two weeks; what a program renews is renewed in the last third of its time.
+# Manual renewal gets a warning of two weeks. Programs renew in the last third of the lifetime.
 _SOON_S = 14 * _DAY_S
 _LAST_PART = 1 / 3
 # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, for which `ssl` has no name.
@@ -28,7 +28,7 @@ _MAX_TURNS = 10
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What it says of itself. `begins_s`, `ends_s`: by the clock of the calendar."""
+    """Contents of a certificate. `begins_s`, `ends_s`: validity, in seconds since 1970."""
 
     dns_names: frozenset[str]
     begins_s: float
@@ -36,12 +36,12 @@ class Certificate:
 
     @property
     def ends(self) -> str:
-        """The same for people."""
+        """End of validity as ISO 8601 text."""
         return datetime.fromtimestamp(self.ends_s, UTC).isoformat()
 
     @property
     def soon_s(self) -> float:
-        """How long before its end it is time for another."""
+        """Time before the end at which a warning is due, in seconds."""
         return min(_SOON_S, _LAST_PART * (self.ends_s - self.begins_s))
 
 
@@ -52,15 +52,16 @@ def load_pair(
     name: str | None = None,
     now_s: float | None = None,
 ) -> Certificate:
-    """Loads both; warns of a certificate that ends soon.
+    """Loads certificate and key into `context`; warns of a certificate that expires soon.
 
-    `name`: that the certificate has to have. `now_s`: by the calendar, None: now.
-    Raises FilesUnusable, also for a key of another certificate, and a certificate that has ended.
+    `name`: DNS name that the certificate must have, None for any. `now_s`: seconds since 1970, None
+    for the present. Raises FilesUnusable, also for a key of another certificate and for a
+    certificate that has expired.
     """
     for path in (cert, key):
         read_bytes(path)
     try:
-        # With an empty password nobody is asked for one.
+        # An empty password prevents a prompt for one.
         context.load_cert_chain(cert, key, password="")
         certificate = read_certificate(cert, key)
     except (ssl.SSLError, OSError, ValueError) as error:
@@ -78,14 +79,14 @@ def load_pair(
 
 
 def warn_of_end(cert: Path, certificate: Certificate, now_s: float) -> None:
-    """Tells of a certificate in use that ends soon, or has, once for each day."""
+    """Logs, once per day left, that a certificate in use expires soon or has expired."""
     left_s = certificate.ends_s - now_s
     if left_s < certificate.soon_s:
         _warn(cert, certificate.ends, math.ceil(left_s / _DAY_S) - 1)
 
 
 def load_authority(context: ssl.SSLContext, ca: Path) -> None:
-    """Loads whom to believe. Raises FilesUnusable."""
+    """Loads the certificates of the trusted authority into `context`. Raises FilesUnusable."""
     read_bytes(ca)
     try:
         context.load_verify_locations(ca)
@@ -94,15 +95,16 @@ def load_authority(context: ssl.SSLContext, ca: Path) -> None:
 
 
 def read_certificate(cert: Path, key: Path) -> Certificate:
-    """Raises ssl.SSLError, OSError.
+    """Returns the contents of a certificate. Raises ssl.SSLError, OSError.
 
-    `ssl` tells what is in a certificate only of one that a peer has shown and that is believed: so
-    it is shown here to somebody who believes just that one, whenever it ends.
+    `ssl` only shows the contents of a certificate that a peer has presented and that is trusted. So
+    the certificate is presented in a local handshake to a peer that trusts just this one, expired
+    or not.
     """
     try:
         said = _shown_by_server(cert, key)
     except ssl.SSLCertVerificationError:
-        # One that is for clients alone.
+        # The certificate is for clients only.
         said = _shown_by_client(cert, key)
     names = frozenset(value for kind, value in said.get("subjectAltName", ()) if kind == "DNS")
     begins_s, ends_s = (
@@ -112,9 +114,9 @@ def read_certificate(cert: Path, key: Path) -> Certificate:
 
 
 def refusal_of(cert: Path, key: Path, ca: Path) -> str:
-    """Why whoever believes `ca` alone does not believe the certificate, whenever it ends.
+    """Returns why a peer that trusts only `ca` refuses the certificate; empty if it is accepted.
 
-    Empty if it is believed. Raises OSError.
+    Ignores the period of validity. Raises OSError.
     """
     server, client = _contexts()
     try:
@@ -122,7 +124,7 @@ def refusal_of(cert: Path, key: Path, ca: Path) -> str:
             context.load_cert_chain(cert, key, password="")
             context.load_verify_locations(ca)
             context.verify_flags |= _NO_CHECK_TIME
-        # One that is for servers alone is believed by a client, and the other way round.
+        # A certificate for servers is accepted by a client only, and the reverse.
         for believer in (client, server):
             believer.verify_mode = ssl.CERT_REQUIRED
             problem = _problem_of_meeting(server, client)
@@ -151,7 +153,7 @@ def _shown_by_server(cert: Path, key: Path) -> dict[str, Any]:
 
 def _shown_by_client(cert: Path, key: Path) -> dict[str, Any]:
     server, client = _contexts()
-    # A client that does not ask is shown what it need not believe.
+    # The server needs a certificate, too; the client does not check it.
     for context in (server, client):
         context.load_cert_chain(cert, key, password="")
     _believe(server, cert)
@@ -174,7 +176,7 @@ def _believe(context: ssl.SSLContext, cert: Path) -> None:
 
 
 def _meet(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
-    """A handshake in memory: the server's end, and the client's."""
+    """Performs a handshake in memory; returns the server's end and the client's."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         server.wrap_bio(to_server, to_client, server_side=True),
@@ -195,7 +197,10 @@ def _meet(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[ssl.SSLObject
 
 @functools.lru_cache(maxsize=256)
 def _warn(cert: Path, ends: str, days_left: int) -> None:
-    """Once in a process, which may show a certificate in several places. Below 0: it has ended."""
+    """Logs a warning once per process and day.
+
+    Negative `days_left`: the certificate has expired.
+    """
     if days_left < 0:
         _log.error("tls_files_expired cert=%s ends=%s", cert, ends)
     else:

@@ -1,4 +1,4 @@
-"""Looks now and then whether a certificate that a process shows comes to its end."""
+"""Periodic check whether the certificates that a process shows expire soon."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ async def _pause() -> None:
 
 
 class CertificateEnds:
-    """Of the certificates of `shown`; None among them are none."""
+    """Checks the certificates of `shown`, each once.
+
+    None and files without a certificate are skipped.
+    """
 
     def __init__(
         self, shown: Iterable[TlsFiles | None], now_s: Callable[[], float] = time.time
     ) -> None:
-        """`now_s`: by the calendar."""
-        # Each once, however often it is shown.
+        """`now_s`: wall clock, in seconds since 1970."""
+        # Key by certificate, so that each certificate is checked once.
         self._pairs = {
             files.cert: files.key for files in shown if files is not None and files.cert is not None
         }
@@ -35,19 +38,19 @@ class CertificateEnds:
         self._last: dict[Path, Certificate] = {}
 
     def look(self) -> None:
-        """Reads them, and tells of those that end soon or have ended. Blocks."""
+        """Reads all certificates and warns of those that expire soon or have expired. Blocks."""
         now_s = self._now_s()
         for cert, key in self._pairs.items():
             assert key is not None, "they are given together"
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            # Whoever shows it tells what is wrong, and goes on with the last one.
+            # The user of the files reports the error and keeps using the last certificate.
             with suppress(FilesUnusable):
                 self._last[cert] = load_pair(context, cert, key, now_s=now_s)
             if cert in self._last:
                 warn_of_end(cert, self._last[cert], now_s)
 
     async def keep_looking(self, pause: Callable[[], Awaitable[None]] = _pause) -> None:
-        """Until it is cancelled, the first time at once."""
+        """Checks the certificates at once and after each `pause`, until cancelled."""
         while True:
             await asyncio.to_thread(self.look)
             await pause()

@@ -1,7 +1,7 @@
-"""The identity of the cluster's own processes: certificates that name a role, or a shared token.
+"""Identity of the cluster's own processes: certificates that name a role, or a shared token.
 
 A certificate of the cluster's own CA names its roles as DNS names (`executor.splitserve.internal`),
-so that either side of a connection checks the other, wherever it runs.
+so that each side of a connection checks the other, wherever it runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOKEN_KEY = "x-splitserve-cluster-token"
 
 
 class Role(enum.Enum):
-    """What a process of the cluster is."""
+    """Role of a process in the cluster."""
 
     SCHEDULER = "scheduler"
     EXECUTOR = "executor"
@@ -31,15 +31,16 @@ class Role(enum.Enum):
 
     @property
     def dns_name(self) -> str:
-        """As certificates have it."""
+        """DNS name of the role in certificates."""
         return f"{self.value}.{DOMAIN}"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterIdentity:
-    """Who this process is to others of its cluster, and how it knows them.
+    """Identity that this process shows to its cluster, and checks of other processes.
 
-    `token`: a secret that all of them share. Where both are set a caller needs both.
+    `tls`: certificates, None for plain text. `token`: secret shared by all processes of the
+    cluster. If both are set, a caller needs both.
     """
 
     tls: Tls | None = None
@@ -47,25 +48,28 @@ class ClusterIdentity:
 
     @property
     def is_proof(self) -> bool:
-        """Whether callers have to prove who they are."""
+        """Whether callers have to prove their identity."""
         return self.token is not None or (self.tls is not None and self.tls.checks_clients)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What each call brings along."""
+        """Metadata of each call to another process of the cluster."""
         return () if self.token is None else ((_TOKEN_KEY, self.token),)
 
     def channel(
         self, address: str, role: Role, options: Sequence[tuple[str, int]]
     ) -> grpc.aio.Channel:
-        """A channel to who is `role` at `address`; nobody else is spoken to where there is TLS."""
+        """Returns a channel to the process with `role` at `address`.
+
+        With TLS, the process must have a certificate for that role.
+        """
         if self.tls is None:
             return grpc.aio.insecure_channel(address, options)
         named = [*options, ("grpc.ssl_target_name_override", role.dns_name)]
         return grpc.aio.secure_channel(address, self.tls.channel_credentials(), named)
 
     def check_token(self, metadata: Metadata) -> None:
-        """Raises DomainError(CALLER_NOT_ALLOWED) for a call without the token, if there is one."""
+        """Raises DomainError(CALLER_NOT_ALLOWED) if a token is set and the call lacks it."""
         if self.token is None:
             return
         given = dict(metadata).get(_TOKEN_KEY, "")
@@ -82,10 +86,10 @@ class ClusterIdentity:
 
 
 def roles_of(context: grpc.aio.ServicerContext) -> list[Role]:
-    """Those of the caller's certificate; none without one that the server has checked."""
+    """Returns the roles in the caller's verified certificate; none without a certificate."""
     names = context.auth_context().get("peer_dns", ())
     return [role for role in Role if role.dns_name.encode() in names]
 
 
-# Speaks in plain text, and believes everybody.
+# Identity without TLS and token: plain text, and every caller is accepted.
 NOBODY = ClusterIdentity()

@@ -1,6 +1,6 @@
-"""The version of the step contract that both services speak."""
+"""Version of the step contract between scheduler and executor."""
 
 CONTRACT_MAJOR = 1
 CONTRACT_MINOR = 5
-# Of the arithmetic of SamplingParams: ExecutorInfo.sampling_version.
+# Version of the arithmetic of SamplingParams: ExecutorInfo.sampling_version.
 SAMPLING_VERSION = 2

@@ -1,7 +1,7 @@
-"""Which schedulers there are: a list, what a DNS name stands for, or the lines of a file.
+"""Discovery of schedulers: from a list, a DNS name, or a file.
 
-`host:port,host:port`; `dns:host:port` for all addresses of that name; `file:path` for one address a
-line. Whoever looks twice may be told something else.
+`host:port,host:port`: a list. `dns:host:port`: all addresses of that name. `file:path`: one address
+per line. Later look-ups may return other addresses.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Protocol
 from splitserve_rpc.addresses import is_address
 from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
 
-# More are a mistake, and everybody connects to all of them.
+# A larger number is a mistake: each client connects to all schedulers.
 MAX_SCHEDULERS = 64
 _MAX_FILE_BYTES = 64 * 1024
 _DNS, _FILE = "dns:", "file:"
-# A name server that answers is not asked more often, nor is one waited for longer.
+# Minimum time between two queries after an answer, and maximum time to wait for the first answer.
 _FRESH_S = 5.0
 _TIMEOUT_S = 5.0
-# A resolver whose packet was lost says nothing for 5 s or more: who knows what the last answer was
-# does not wait, and asks again beside that.
+# A resolver whose packet was lost is silent for 5 s or more. A caller with an earlier answer waits
+# for _PATIENCE_S only, and another query starts after _AGAIN_S.
 _PATIENCE_S = 0.5
 _AGAIN_S = 2.0
 _MAX_QUESTIONS = 4
@@ -40,24 +40,24 @@ LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class Discovery(Protocol):
-    """Tells which schedulers there are."""
+    """Source of the addresses of schedulers."""
 
     @property
     def host(self) -> str | None:
-        """The name that all of them share, which their certificates have; None without one."""
+        """Host name shared by all schedulers, as in their certificates; None if there is none."""
 
     async def addresses(self) -> tuple[str, ...]:
-        """`host:port` of each, at least one. Raises OSError if nothing was ever known."""
+        """Returns at least one `host:port`. Raises OSError if no address was ever known."""
         ...
 
 
 class Listed:
-    """Those that were given."""
+    """Discovery from a fixed list of addresses."""
 
     host: str | None = None
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        """Raises ValueError."""
+        """`addresses`: each `host:port`. Raises ValueError."""
         self._addresses = _checked(addresses)
 
     async def addresses(self) -> tuple[str, ...]:
@@ -65,12 +65,15 @@ class Listed:
 
 
 class InFile:
-    """The lines of a file, read again when it changes. Empty lines and those after `#` are none."""
+    """Discovery from a file with one address per line, read again when it changes.
+
+    Empty lines and text after `#` are ignored.
+    """
 
     host: str | None = None
 
     def __init__(self, path: Path) -> None:
-        """Raises FilesUnusable."""
+        """Reads the file. Raises FilesUnusable."""
         self._watched = WatchedFiles("schedulers_file", [path], lambda: _read(path))
 
     async def addresses(self) -> tuple[str, ...]:
@@ -78,7 +81,10 @@ class InFile:
 
 
 class Named:
-    """All addresses of a DNS name. What it said last holds while it says nothing."""
+    """Discovery of all addresses of a DNS name.
+
+    The last answer is used while the resolver is silent.
+    """
 
     def __init__(
         self,
@@ -87,7 +93,10 @@ class Named:
         clock: Callable[[], float] = time.monotonic,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`name`: `host:port`. `patience_s`: for an answer, if another is known."""
+        """`name`: `host:port`.
+
+        `patience_s`: time to wait for an answer if an earlier one is known.
+        """
         self.host, _, port = name.rpartition(":")
         self._port = int(port)
         self._look_up = look_up or _look_up
@@ -97,13 +106,13 @@ class Named:
         self._problem = ""
         self._asked_at_s = -math.inf
         self._num_asked = self._num_heard = 0
-        # By number those that are not answered: each is a thread, and may take a minute.
+        # Open queries by number. Each is a thread, and may take a minute.
         self._questions: dict[int, asyncio.Task[None]] = {}
 
     async def addresses(self) -> tuple[str, ...]:
         asked = [self._ask()] if self._is_due() else []
         if self._known:
-            # What comes later than this is there for the next who asks.
+            # A later answer is used by the next call.
             await _is_answered(asked, self._patience_s)
             return self._known
         if not await _is_answered(self._questions.values(), _TIMEOUT_S):
@@ -114,7 +123,7 @@ class Named:
 
     @property
     def _is_waited_for(self) -> bool:
-        """Whether the latest question is not answered; what comes to earlier ones is old."""
+        """Whether the latest query is open. Answers to earlier queries are outdated."""
         return self._num_asked in self._questions
 
     def _is_due(self) -> bool:
@@ -143,26 +152,29 @@ class Named:
             problem = str(error)
         finally:
             del self._questions[number]
-        # One that was asked earlier may be answered later.
+        # An earlier query may be answered after a later one.
         if number < self._num_heard:
             return
         if problem:
             self._note(problem)
             return
         self._num_heard, self._known = number, known
-        # A server that is late each time is in the log once.
+        # Only the answer to the latest query clears the problem, so a slow server is logged once.
         if number == self._num_asked:
             self._problem = ""
 
     def _note(self, problem: str) -> None:
-        """Logs it, but not each time that somebody looks."""
+        """Logs a problem unless it repeats the last logged one."""
         if problem != self._problem:
             self._problem = problem
             _log.warning("schedulers_not_resolved host=%s problem=%r", self.host, problem)
 
 
 def discovery(schedulers: str) -> Discovery:
-    """What `schedulers` says; see the module. Raises ValueError, and FilesUnusable for a file."""
+    """Returns the discovery that `schedulers` describes, in a form of the module docstring.
+
+    Raises ValueError, and FilesUnusable for a file.
+    """
     if (path := _after(_FILE, schedulers)) is not None:
         try:
             return InFile(Path(path))
@@ -174,13 +186,13 @@ def discovery(schedulers: str) -> Discovery:
 
 
 def names_several(address: str) -> bool:
-    """Whether it has to be looked at here; what else there is, gRPC understands."""
+    """Returns whether `address` needs discovery here; gRPC understands all other addresses."""
     is_of_form = _after(_FILE, address) is not None or _after(_DNS, address) is not None
     return "," in address or (is_of_form and not address.startswith(_DNS + "/"))
 
 
 def check_schedulers(schedulers: str) -> None:
-    """Raises ValueError if it is of no form that there is; looks at no file."""
+    """Raises ValueError if `schedulers` has no valid form. Reads no file."""
     path = _after(_FILE, schedulers)
     if path is None:
         discovery(schedulers)
@@ -189,7 +201,7 @@ def check_schedulers(schedulers: str) -> None:
 
 
 async def _is_answered(questions: Collection[asyncio.Task[None]], timeout_s: float) -> bool:
-    """Waits for one of them. Returns whether it came."""
+    """Waits for the first answer to open queries. Returns whether one came within `timeout_s`."""
     if not questions:
         return False
     first = asyncio.FIRST_COMPLETED
@@ -198,13 +210,19 @@ async def _is_answered(questions: Collection[asyncio.Task[None]], timeout_s: flo
 
 
 def _after(form: str, schedulers: str) -> str | None:
-    """What follows `dns:` or `file:`; None if it is not of that form (a host may have the name)."""
+    """Returns the text after the prefix `form`; None without the prefix.
+
+    `dns:50051` and `file:50051` are hosts with a port, not prefixes.
+    """
     is_of_form = schedulers.startswith(form) and not is_address(schedulers)
     return schedulers.removeprefix(form) if is_of_form else None
 
 
 def _checked(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Each once. Raises ValueError."""
+    """Returns the distinct addresses.
+
+    Raises ValueError for a bad address or number of addresses.
+    """
     unusable = [address for address in addresses if not is_address(address)]
     if unusable:
         raise ValueError(f"{unusable[0]!r} is not allowed; it takes host:port")
@@ -215,8 +233,8 @@ def _checked(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> tuple[str, ...]:
-    """Raises FilesUnusable."""
-    with suppress(OSError):  # `read_bytes` says it
+    """Returns the addresses in a file. Raises FilesUnusable."""
+    with suppress(OSError):  # `read_bytes` reports it
         if (num_bytes := path.stat().st_size) > _MAX_FILE_BYTES:
             raise FilesUnusable(f"{path}: has {num_bytes} bytes; allowed: {_MAX_FILE_BYTES}")
     text = read_bytes(path).decode(errors="replace")
@@ -228,9 +246,10 @@ def _read(path: Path) -> tuple[str, ...]:
 
 
 async def _look_up(host: str, port: int) -> list[str]:
-    """In a thread that nobody waits for. Raises OSError.
+    """Resolves a name in a daemon thread. Raises OSError.
 
-    Those of the loop are waited for at its end, and a name server may take a minute to say nothing.
+    The event loop waits for its own threads when it ends, and a name server may take a minute to
+    fail.
     """
     loop = asyncio.get_running_loop()
     looking: asyncio.Future[list[str]] = loop.create_future()
@@ -241,12 +260,12 @@ async def _look_up(host: str, port: int) -> list[str]:
             found = _resolve(host, port)
         except BaseException as error:
             found = error
-        with suppress(RuntimeError):  # the loop has ended
+        with suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(_settle, looking, found)
 
     try:
         threading.Thread(target=work, name="look-up", daemon=True).start()
-    except RuntimeError as error:  # there are too many
+    except RuntimeError as error:  # too many threads
         raise OSError(f"{error}") from error
     return await looking
 
@@ -261,10 +280,10 @@ def _settle(looking: asyncio.Future[list[str]], found: list[str] | BaseException
 
 
 def _resolve(host: str, port: int) -> list[str]:
-    """Raises OSError."""
+    """Returns the IP addresses of `host`. Raises OSError."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # a label that is too long
+    except UnicodeError as error:  # the name has a label that is too long
         raise OSError(f"{error}") from error
     return [str(target[0]) for *_, target in found]
 

@@ -1,4 +1,4 @@
-"""The error that every domain of splitserve raises; knows nothing of gRPC."""
+"""Domain error of all splitserve packages, independent of gRPC."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ DOMAIN = "splitserve"
 
 
 class DomainError(Exception):
-    """A refusal with a reason that programs can act on and a message that people can.
+    """Refusal with a reason for programs and a message for people.
 
-    `reason` is one of the keys of `splitserve_rpc.errors.CODE_OF_REASON`. `limit`: the name of the
-    tenant's limit that refused, if one did. `schedulers`: addresses of others that may do it.
+    `reason`: a key of `splitserve_rpc.errors.CODE_OF_REASON`. `retry_delay_s`: None if a retry is
+    not useful. `limit`: name of the tenant's limit that refused, or empty. `schedulers`: addresses
+    of other schedulers that may accept the request.
     """
 
     def __init__(

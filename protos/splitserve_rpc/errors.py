@@ -1,7 +1,8 @@
-"""Reasons and gRPC status: the one place where the two are mapped onto each other.
+"""Mapping between domain errors and gRPC statuses, the only one in the project.
 
-A domain error knows its reason and nothing of gRPC. Servicers let it fly; the interceptor turns it
-into a status with `ErrorInfo(reason, domain)`. Clients map back by reason, never by message.
+A domain error knows its reason and nothing of gRPC. Servicers do not catch it; the interceptor
+turns it into a status with `ErrorInfo(reason, domain)`. Clients map back by reason, never by
+message.
 """
 
 from __future__ import annotations
@@ -61,22 +62,23 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
         "INVARIANT_BROKEN": grpc.StatusCode.INTERNAL,
     }
 )
-# A message quotes what a client sent, and a status has to fit into 8 KiB of headers, where it is
-# said twice and a character may take twelve bytes.
+# A message may quote client input. A status has to fit into 8 KiB of headers, which contain the
+# message twice, with up to twelve bytes per character.
 _MAX_MESSAGE_CHARS = 400
 _MAX_TRANSPORT_CHARS = 300
-# Schedulers that an error names, as metadata of its ErrorInfo.
+# Maximum number of schedulers in the ErrorInfo metadata of an error.
 MAX_NAMED = 8
 _SCHEDULERS = "schedulers"
-# What gRPC puts before the only thing that tells anything.
+# gRPC's prefix of the only informative part of its details.
 _LAST_ERROR = "last error: "
 
 
 @dataclass(frozen=True, slots=True)
 class RpcFailure:
-    """What a failed call said. `reason` is empty where the server gave none (transport).
+    """Failure of a call. `reason`: empty if the server gave none (transport errors).
 
-    `schedulers`: what it names as addresses of others.
+    `retry_delay_s`: None without RetryInfo. `schedulers`: addresses of other schedulers in the
+    error.
     """
 
     code: grpc.StatusCode
@@ -87,13 +89,13 @@ class RpcFailure:
 
 
 def duration_from_s(seconds: float) -> duration_pb2.Duration:
-    """Seconds as a protobuf Duration."""
+    """Converts seconds to a protobuf Duration."""
     whole = int(seconds)
     return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
 
 
 def status_of(error: DomainError) -> grpc.Status:
-    """The gRPC status that carries `error`, with ErrorInfo and, if it may be retried, RetryInfo."""
+    """Returns the gRPC status of `error`, with ErrorInfo and, given a retry delay, RetryInfo."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     if error.schedulers:
         info.metadata[_SCHEDULERS] = ",".join(error.schedulers[:MAX_NAMED])
@@ -110,7 +112,7 @@ def status_of(error: DomainError) -> grpc.Status:
 
 
 def failure_of(error: grpc.RpcError) -> RpcFailure:
-    """What a failed call said; understands any gRPC server, ours gives a reason."""
+    """Converts the error of a failed call. Other servers than splitserve's give no reason."""
     reason, retry_delay_s, schedulers = "", None, ""
     status = rpc_status.from_call(error)
     for detail in status.details if status else ():
@@ -124,7 +126,7 @@ def failure_of(error: grpc.RpcError) -> RpcFailure:
 
 
 def transport_details(error: grpc.RpcError) -> str:
-    """What gRPC says of a connection that it did not get, on one line and bounded."""
+    """Returns gRPC's reason for a failed connection, printable and of bounded length."""
     details = error.details() or ""
     return printable(details.rpartition(_LAST_ERROR)[2][:_MAX_TRANSPORT_CHARS])
 

@@ -1,10 +1,10 @@
-"""What is said of an address that others could reach, and should not."""
+"""Messages about addresses that other machines can reach without protection."""
 
 from __future__ import annotations
 
 
 def exposed(option: str, address: object, problem: str) -> str:
-    """What is said to whoever would let others reach `address`."""
+    """Returns the error message for a listener at `address` that other machines could reach."""
     return (
         f"--{option} {address}: others can reach it, and {problem} (docs/security.md); --insecure "
         "listens there even so"
@@ -12,7 +12,7 @@ def exposed(option: str, address: object, problem: str) -> str:
 
 
 def missing_for_http(*, is_encrypted: bool, knows_clients: bool) -> str:
-    """Which options others may not reach HTTP without; empty if all are given."""
+    """Returns as text the options without which others may not reach HTTP; empty if none lacks."""
     missing = []
     if not is_encrypted:
         missing.append("without --http-tls-cert and --http-tls-key it is not encrypted")

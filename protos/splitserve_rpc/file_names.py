@@ -1,4 +1,4 @@
-"""Names of files that come from another process."""
+"""Check of file names that come from another process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ _MAX_NAME_CHARS = 255
 
 
 def check_file_name(name: str) -> None:
-    """Raises ValueError, with what is wrong, unless `name` stays in its folder and can be shown.
+    """Raises ValueError with the reason unless `name` stays in its folder and is printable.
 
-    Allowed are up to 255 printable characters, in parts that slashes divide; no part is empty, "."
-    or "..", and none has a backslash or a colon, which mean something else on other systems.
+    Allowed: 1 to 255 printable characters, in parts divided by slashes. No part may be empty, "."
+    or "..". Backslashes and colons are refused, since they mean something else on other systems.
     """
     if not 0 < len(name) <= _MAX_NAME_CHARS:
         raise ValueError(f"it has {len(name)} characters; allowed: 1 to {_MAX_NAME_CHARS}")

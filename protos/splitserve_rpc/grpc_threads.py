@@ -1,10 +1,10 @@
-"""Fewer of gRPC's threads between a socket and the event loop of a process.
+"""Environment variables that make gRPC use fewer threads between sockets and the event loop.
 
-By default a message goes through three of them: one that waits for sockets, one that reads, one
-that wakes the loop up. That is a third of the thread switches of a step of one row, and a fifth of
-the CPU time of the scheduler. One that does all three is enough for processes with few connections.
+By default a message passes through three threads: one waits for sockets, one reads, and one wakes
+the event loop. That is a third of the thread switches of a step of one row, and a fifth of the CPU
+time of the scheduler. One thread for all three is enough for processes with few connections.
 
-gRPC reads its environment when it is imported, so this is for whoever starts a process.
+gRPC reads its environment when it is imported, so the parent of a process has to set it.
 """
 
 from __future__ import annotations
@@ -18,5 +18,5 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 
 
 def with_fewer_threads(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ`, which says so, too, unless it tells gRPC something else."""
+    """Returns `environ` with these variables added; values in `environ` take precedence."""
     return {**ENVIRONMENT, **environ}

@@ -1,9 +1,9 @@
-"""The standard health service, which anybody may call: so nothing of what they say is kept.
+"""Standard gRPC health service. Everybody may call it, so callers can make it store nothing.
 
-Names that every server of ours has, beside those of its services:
+Names of every splitserve server, in addition to those of its services:
 
-- `alive`: SERVING as long as the server answers, whatever it can do; for probes that restart.
-- `ready`, and the empty name: SERVING while the server does its work; for balancers.
+- `alive`: SERVING as long as the server answers, whatever its state; for probes that restart.
+- `ready`, and the empty name: SERVING while the server does its work; for load balancers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2
 
 from splitserve_rpc.domain_error import DomainError
 
-# A few for each program that watches; it may as well ask again and again.
+# Enough for a few per watching program. Further programs can poll with Check.
 MAX_WATCHES = 256
 ALIVE = "alive"
 READY = "ready"
@@ -22,9 +22,9 @@ _RETRY_DELAY_S = 1.0
 
 
 class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
-    """Knows `alive` and `ready`, and refuses names that are unknown with a reason.
+    """Health service with `alive` and `ready`. Refuses unknown names with a reason.
 
-    The library would say NOT_FOUND without one, and keep every name that is watched.
+    The library answers NOT_FOUND without a reason and keeps every name that is watched.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,10 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
     async def _known_as(
         self, request: health_pb2.HealthCheckRequest
     ) -> health_pb2.HealthCheckRequest:
-        """Returns `request` by the name that the library knows. Raises DomainError."""
+        """Returns `request` with the name that the library knows.
+
+        Raises DomainError(SERVICE_UNKNOWN).
+        """
         service = request.service
         if service not in self._known:
             raise DomainError("SERVICE_UNKNOWN", f"no service {service!r} here")

@@ -23,7 +23,7 @@ _WILDCARD_HOSTS = ("", "*", "0.0.0.0", "[::]", "::")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Checks once. Returns 0 if well, 1 if not; the reason goes to stderr."""
+    """Checks once. Returns 0 if the server is SERVING, else 1 with the reason on stderr."""
     options = _parse(arguments)
     address = local_address(options.address)
     try:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check(channel: grpc.Channel, service: str, timeout_s: float) -> tuple[int, str]:
-    """Asks once. Returns the ServingStatus and, where nothing answered, why (otherwise empty)."""
+    """Asks the health service once. Returns the ServingStatus and an error, empty if answered."""
     request = health_pb2.HealthCheckRequest(service=service)
     try:
         response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
@@ -66,14 +66,14 @@ def _tls_files(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def local_address(listen_address: str) -> str:
-    """The address under which a process that listens on `listen_address` is reached from here."""
+    """Returns the address at which this machine reaches a process listening on `listen_address`."""
     host, separator, port = listen_address.rpartition(":")
     return f"127.0.0.1:{port}" if separator and host in _WILDCARD_HOSTS else listen_address
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="splitserve_rpc.healthcheck", description=__doc__)
-    # The certificate of the process itself is known where the cluster speaks to it.
+    # The cluster address comes first: the environment names the TLS files that it uses.
     own = ("SPLITSERVE_CLUSTER_LISTEN", "SPLITSERVE_LISTEN")
     given = [os.environ[name] for name in own if os.environ.get(name)]
     default = given[0] if given else "127.0.0.1:50051"

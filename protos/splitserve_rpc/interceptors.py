@@ -1,4 +1,4 @@
-"""The boundary of every server: the one place where bytes become messages and errors statuses."""
+"""Boundary of every server: decodes messages, checks access, and maps errors to statuses."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ Decode = Callable[..., Any]
 Call = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 Check = Callable[[grpc.aio.ServicerContext], None]
 Tell = Callable[[grpc.aio.ServicerContext, DomainError], None]
-# Method, call, reason.
+# Arguments: method name, call, reason.
 OnRefusal = Callable[[str, grpc.aio.ServicerContext, str], None]
 
-# Anybody may call it, and a call keeps its message as long as it is open.
+# Everybody may call it, and an open call keeps its message.
 _HEALTH = "/grpc.health.v1.Health/"
 _MAX_HEALTH_BYTES = 1024
 
 
 def ignore_refusal(method: str, context: grpc.aio.ServicerContext, reason: str) -> None:
-    """Nobody wants to know."""
+    """Does nothing. Default of `on_refusal`."""
 
 
 class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Decodes what comes in, and gives every error a status with ErrorInfo.
+    """Decodes requests, and gives every error a status with ErrorInfo.
 
-    The library itself would decode a message wherever it is read, answer bytes that are none with
-    UNKNOWN and a traceback, and leave a stream's generator to the garbage collector. So it is given
-    handlers of bytes. `access` is asked before anything else. `message_limit`: bytes that a message
-    may have now; looked at before it is decoded. What nobody expected becomes INTERNAL with a fixed
-    text. `on_refusal` hears of every call that ends with an error of ours.
+    gRPC itself decodes a message wherever it is read, answers undecodable bytes with UNKNOWN and a
+    traceback, and leaves the generator of a stream to the garbage collector. So this class gives
+    gRPC handlers of bytes. `access` is checked first. `message_limit`: returns the current maximum
+    size in bytes, checked before decoding. Unexpected errors become INTERNAL with a fixed text.
+    `on_refusal`: called for every call that ends with one of these errors.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """Wraps the handler of the call; all handlers here are coroutines or async generators."""
+        """Wraps the handler of a call. All handlers must be coroutines or async generators."""
         name = handler_call_details.method
         handler = await continuation(handler_call_details)
         if handler is None:
@@ -122,7 +122,7 @@ async def _decoded(decode: Decode, messages: AsyncIterator[bytes]) -> AsyncItera
 
 
 def _encode(serialize: Callable[[Any], bytes], message: object) -> bytes:
-    """A servicer may hand out what is encoded already."""
+    """Returns `message` unchanged if a servicer has already encoded it, else serializes it."""
     return message if isinstance(message, bytes) else serialize(message)
 
 
@@ -141,17 +141,17 @@ async def _answer_stream(
     request: object,
     context: grpc.aio.ServicerContext,
 ) -> None:
-    if inspect.iscoroutinefunction(method):  # it writes by itself
+    if inspect.iscoroutinefunction(method):  # writes its responses itself
         await method(receive(request), context)
         return
-    # However this call ends, also while a message is written, the generator is closed before.
+    # The generator is closed before the call ends, even if the call ends during a write.
     async with aclosing(method(receive(request), context)) as responses:
         async for response in responses:
             await context.write(response)
 
 
 def _refusing(refusal: DomainError, tell: Tell) -> grpc.RpcMethodHandler:
-    """A handler that reads no message, so none has to be received."""
+    """Returns a handler that raises `refusal` without reading a message."""
 
     async def refuse(request: object, context: grpc.aio.ServicerContext) -> NoReturn:
         raise refusal
@@ -165,11 +165,11 @@ def _guarded(call: Call, check: Check | None, tell: Tell) -> Call:
             if check is not None:
                 check(context)
             return await call(request, context)
-        except grpc.aio.BaseError:  # the library's own: the call is over
+        except grpc.aio.BaseError:  # raised by gRPC: the call is over
             raise
         except DomainError as error:
             refusal = error
-        except NotImplementedError:  # what generated code does with a method that nobody wrote
+        except NotImplementedError:  # generated code: no implementation
             refusal = DomainError("METHOD_UNKNOWN", "this method is not offered here")
         except Exception:
             _log.exception("unexpected_error")

@@ -1,8 +1,8 @@
-"""The same log as objects: a line of JSON for each event (`--log-format json`).
+"""JSON log format: one object per line for each event (`--log-format json`).
 
-An event is written once, as the format of a log call: `executor_lost address=%s reason=%r`. Its
-name and fields are read from that format and its arguments, never from the finished text, so nobody
-can put a field into a line by what he calls himself.
+An event is the format of a log call: `executor_lost address=%s reason=%r`. Its name and fields are
+read from that format and its arguments, never from the finished text. So a peer cannot inject a
+field through its name.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from splitserve_rpc.log_lines import LOGGING_PACKAGES, MAX_LINE_CHARS, traceback
 MAX_FIELD_CHARS = 2000
 _CONVERSION = re.compile(r"%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-z])")
 _EVENT = re.compile(r"[a-z][a-z0-9_]*\Z")
-# What ends a field is no part of it: `a=%s: because`.
+# Punctuation after a field is no part of the field: `a=%s: because`.
 _END = ":;,"
-# Their digits mean something else than the number does: 0644.
+# Conversions whose digits are not decimal, such as 0644.
 _NOT_DECIMAL = ("o", "x")
 
 
 class JsonFormatter(logging.Formatter):
-    """Objects with `time` (UTC, RFC 3339), `level`, `logger`, `message`; ours: `event`, `fields`.
+    """Formats log records as objects with `time` (UTC, RFC 3339), `level`, `logger`, `message`.
 
-    Also `request_id` and `trace_id` where they are known, and `error` with a traceback. All of it
-    is ASCII and bounded.
+    Events of splitserve also have `event` and `fields`. `request_id` and `trace_id` are added if
+    known, `error` with a traceback if there is an error. The line is ASCII and bounded.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -58,9 +58,9 @@ def _rfc3339(seconds: float) -> str:
 
 
 def _event_of(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
-    """The name and the fields of an event of ours; nothing of what a library says.
+    """Returns the name and the fields of a splitserve event; both empty for a library's record.
 
-    A line that is kept as a whole has them beside it (`extra`).
+    A record whose text must not be parsed has both as attributes (`extra`).
     """
     if isinstance(fields := getattr(record, "fields", None), dict):
         return str(getattr(record, "event", "")), {k: _plain(v) for k, v in fields.items()}
@@ -75,12 +75,12 @@ def _event_of(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
         elif sign and _EVENT.match(field):
             fields[field] = _value(value, arguments)
         else:
-            _filled(word, arguments)  # it takes its arguments, and is in the message
+            _filled(word, arguments)  # consumes its arguments; the text is in the message
     return (name, fields) if _EVENT.match(name) else ("", {})
 
 
 def _value(template: str, arguments: Iterator[object]) -> object:
-    """Of a field: its one argument if that is all of it, else the text that they make."""
+    """Returns the value of a field: its single argument, or else the formatted text."""
     conversion = _CONVERSION.fullmatch(template)
     if conversion is None or template == "%%" or template.endswith(_NOT_DECIMAL):
         return _bounded(_filled(template, arguments), MAX_FIELD_CHARS)
@@ -88,7 +88,7 @@ def _value(template: str, arguments: Iterator[object]) -> object:
 
 
 def _plain(value: object) -> object:
-    """As JSON has it."""
+    """Returns `value` as a JSON scalar: bool, int, None, finite float or bounded text."""
     if isinstance(value, bool | int) or value is None:
         return value
     if isinstance(value, float):
@@ -97,7 +97,7 @@ def _plain(value: object) -> object:
 
 
 def _filled(template: str, arguments: Iterator[object]) -> str:
-    """`template` with as many of `arguments` as it takes."""
+    """Returns `template` formatted with as many `arguments` as it takes."""
     conversions = [found for found in _CONVERSION.findall(template) if found != "%%"]
     return template % tuple(next(arguments) for _ in conversions)
 
@@ -116,5 +116,5 @@ def _bounded(text: str, most_chars: int) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Without lone surrogates, which many readers of JSON refuse."""
+    """Returns `text` with lone surrogates escaped, which many JSON readers refuse."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

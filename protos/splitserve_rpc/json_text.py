@@ -1,4 +1,4 @@
-"""JSON of others, who may nest it as deep as they like."""
+"""Parser for JSON of unknown origin, which may be nested arbitrarily deeply."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def parse_json(
     object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
     parse_constant: Callable[[str], Any] | None = None,
 ) -> Any:  # noqa: ANN401
-    """What `json.loads` returns. Raises ValueError, and RecursionError never."""
+    """Returns the result of `json.loads`. Raises ValueError, also for too deep nesting."""
     try:
-        return json.loads(  # noqa: TID251  # it is what all others call
+        return json.loads(  # noqa: TID251  # all other modules call this function
             text, object_pairs_hook=object_pairs_hook, parse_constant=parse_constant
         )
     except RecursionError as error:

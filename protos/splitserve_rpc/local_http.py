@@ -1,4 +1,4 @@
-"""A connection to a gateway of this machine, to ask whether it is well."""
+"""HTTP connection to a gateway on this machine, for health checks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from http.client import HTTPConnection, HTTPSConnection
 
 
 def local_http(address: str, timeout_s: float, *, is_tls: bool) -> HTTPConnection:
-    """To `address` (`host:port`); no proxy is between, and nothing secret may be sent."""
+    """Returns a connection to `address` (`host:port`) without a proxy.
+
+    The certificate is not verified, so no secret may be sent.
+    """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if not is_tls:
         return HTTPConnection(host, int(port), timeout=timeout_s)
-    # Its certificate is for the name that clients know.
+    # The certificate has the name that clients use, not this address.
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""Whose doing a log line is: the request, and the trace, that the code that logs works for."""
+"""Context of log lines: the request and the trace on behalf of which code runs."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LogContext:
-    """`request_id`: as its caller knows it. `trace_id`: 32 digits in hex; empty: not traced."""
+    """Request of a log line. `request_id`: the caller's id. `trace_id`: 32 hex digits, or empty."""
 
     request_id: str
     trace_id: str = ""
 
     def fields(self) -> dict[str, str]:
-        """What a line says of it."""
+        """Returns the non-empty fields by name."""
         named = {"request_id": self.request_id, "trace_id": self.trace_id}
         return {name: value for name, value in named.items() if value}
 
 
-# Of a task: what it starts inherits it, its siblings do not.
+# Set per task: child tasks inherit the context, sibling tasks do not.
 log_context: ContextVar[LogContext | None] = ContextVar("log_context", default=None)
 
 
 @contextmanager
 def logging_about(context: LogContext) -> Iterator[None]:
-    """Lines within are about this request, whoever's code it is that writes them."""
+    """Context manager: all log lines within, from any package, belong to this request."""
     token = log_context.set(context)
     try:
         yield
@@ -36,6 +36,6 @@ def logging_about(context: LogContext) -> Iterator[None]:
 
 
 def context_fields() -> dict[str, str]:
-    """Of the code that calls this; empty if it works for no request in particular."""
+    """Returns the log fields of the calling code's request; empty if there is none."""
     context = log_context.get()
     return {} if context is None else context.fields()

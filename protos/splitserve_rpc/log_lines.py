@@ -1,4 +1,4 @@
-"""The log of every process: one event, one line, whatever clients and peers have put into it."""
+"""Text log format: one line per event, whatever text clients and peers supply."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import traceback
 from splitserve_rpc.log_context import context_fields
 from splitserve_rpc.printable import printable
 
-# The packages whose events are shown at the level that was asked for. Libraries are heard only
-# where they warn: what they say of a connection in detail may be what it carries.
+# Packages whose events are logged at the configured level. Libraries are logged from WARNING on,
+# since their details of a connection may contain its payload.
 LOGGING_PACKAGES = (
     "executor_service",
     "scheduler_service",
@@ -26,18 +26,18 @@ LOGGING_PACKAGES = (
     "splitserve_rpc",
     "splitserve_tracing",
 )
-# Before what is no event of its own: the lines of a traceback.
+# Prefix of lines that are not an event: those of a traceback.
 CONTINUED = "  | "
 MAX_LINE_CHARS = 4000
-# Of a traceback, and of each of its lines: the message of an error may quote what it was about.
+# Limits of a traceback and of each of its lines. The message of an error may quote its input.
 MAX_TRACEBACK_LINES = 400
 MAX_TRACEBACK_CHARS = 300
 
 
 class LineFormatter(logging.Formatter):
-    """A line for each event, printable and bounded; a traceback is in lines that begin apart.
+    """Formats each event as one printable line of bounded length; traceback lines have a prefix.
 
-    So nobody can write a line that looks like an event, hide one, or speak to a terminal.
+    So no input can forge an event, hide one, or control a terminal.
     """
 
     def __init__(self) -> None:
@@ -52,13 +52,13 @@ class LineFormatter(logging.Formatter):
 
 
 def traceback_lines(record: logging.LogRecord) -> list[str]:
-    """What `record` says of an error, bounded and printable; empty if it has none."""
+    """Returns the traceback of `record` as bounded, printable lines; empty if there is no error."""
     text = record.stack_info or ""
     if record.exc_info and record.exc_info[1] is not None:
         text += "".join(traceback.format_exception(record.exc_info[1]))
     lines = text.splitlines()
     if len(lines) > MAX_TRACEBACK_LINES:
-        # The end names the error.
+        # The last lines name the error.
         lines = ["...", *lines[-MAX_TRACEBACK_LINES:]]
     return [_line(line, MAX_TRACEBACK_CHARS) for line in lines]
 

@@ -1,4 +1,4 @@
-"""The handlers of a server that have not ended: `OpenHandlers`."""
+"""Tracker of the handlers of a server that have not ended: `OpenHandlers`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc.aio
 
 
 class OpenHandlers(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Sees each call begin, in the task that handles it, and so knows when it has ended."""
+    """Tracks the tasks that handle calls, from the start of a call to the end of its task."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
@@ -27,7 +27,7 @@ class OpenHandlers(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return await continuation(handler_call_details)
 
     async def wait_ended(self, timeout_s: float) -> bool:
-        """Waits until none is left; returns whether that is so in time."""
+        """Waits until no handler is open. Returns whether that happened within `timeout_s`."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
         return not self._tasks

@@ -1,7 +1,7 @@
-"""Whether a peer still answers, by questions to its event loop.
+"""Watch over a peer: health checks that tell whether its event loop still answers.
 
-Pings of HTTP/2 are no evidence: gRPC answers them from a thread of its own while the process hangs,
-and waits for a minute by default when nobody answers (docs/adr/0029-silent-peers.md).
+HTTP/2 pings are no evidence: gRPC answers them from a thread of its own while the process hangs,
+and by default waits a minute for an answer (docs/adr/0029-silent-peers.md).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from splitserve_rpc.errors import failure_of
 
 TICK_S = 0.5
-# A peer that has said nothing for so long is asked, once a second; then over a new connection, too.
+# A peer that is quiet for QUIET_S is asked once a second; after _ANEW_AFTER_S also over a new
+# connection.
 QUIET_S = 1.0
 _AGAIN_S = 1.0
 _ANEW_AFTER_S = 2.0
-# Long enough for an event loop that is busy for 2 s, and for a process that waits for its turn.
+# Tolerates an event loop that is busy for 2 s, and a process that waits for a CPU.
 SILENT_AFTER_S = 4.5
-# A tick that comes later than this says that our own process stood still: answers may lie unread.
+# A longer tick means that this process stood still and may have unread answers.
 _MAX_TICK_S = 2 * TICK_S
 _MAX_QUESTIONS = 8
 
@@ -34,12 +35,12 @@ _NO_ANSWER = (
     grpc.StatusCode.CANCELLED,
 )
 
-# Returns whether the peer answered, whatever it said.
+# Asks the peer. Returns whether it answered, with any content.
 Ask = Callable[[], Awaitable[bool]]
 
 
 class PeerState(Enum):
-    """What is known of a peer. CUT: it answers over new connections only."""
+    """State of a peer. CUT: the peer answers over new connections only."""
 
     ANSWERS = "answers"
     CUT = "cut"
@@ -47,10 +48,10 @@ class PeerState(Enum):
 
 
 class PeerWatch:
-    """Watches one peer: `await tick()` again and again.
+    """Watches one peer. The owner calls `await tick()` repeatedly.
 
-    Silence counts in ticks of this process, so that a pause of our own is not taken for one of the
-    peer. Everything that comes from the peer is a sign of life; questions are for quiet times.
+    Silence is counted in ticks of this process, so that a pause of this process does not count as
+    silence of the peer. Anything from the peer is a sign of life; it is only asked when quiet.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class PeerWatch:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`ask`: over the connection in use; `ask_anew`: over a new one.
+        """`ask`: over the connection in use. `ask_anew`: over a new connection.
 
-        `num_heard`: counts what has come from the peer apart from answers. `clock`: in seconds.
+        `num_heard`: number of things received from the peer, not counting answers. `clock`: in
+        seconds.
         """
         self._ask = ask
         self._ask_anew = ask_anew
@@ -75,7 +77,7 @@ class PeerWatch:
         self._questions: dict[asyncio.Task[None], None] = {}
 
     async def tick(self) -> PeerState:
-        """Waits for a moment, asks if it is time to; returns what is known then."""
+        """Waits for TICK_S, asks the peer if a question is due, and returns the state."""
         before_s = self._clock()
         await self._sleep(TICK_S)
         passed_s = min(self._clock() - before_s, _MAX_TICK_S)
@@ -91,22 +93,22 @@ class PeerWatch:
 
     @property
     def state(self) -> PeerState:
-        """What is known now."""
+        """Current state of the peer."""
         if self._quiet_s < SILENT_AFTER_S:
             return PeerState.ANSWERS
         return PeerState.CUT if self._quiet_anew_s < SILENT_AFTER_S else PeerState.SILENT
 
     @property
     def quiet_s(self) -> float:
-        """For how long nothing has come from the peer."""
+        """Seconds since the last sign of life of the peer."""
         return min(self._quiet_s, self._quiet_anew_s)
 
     def heard(self) -> None:
-        """Something came from the peer."""
+        """Notes a sign of life of the peer."""
         self._quiet_s = self._quiet_anew_s = 0.0
 
     async def close(self) -> None:
-        """Asks nothing any more."""
+        """Cancels the open questions."""
         questions = list(self._questions)
         for question in questions:
             question.cancel()
@@ -140,9 +142,9 @@ class PeerWatch:
 
 
 async def is_answering(channel: grpc.aio.Channel, timeout_s: float = SILENT_AFTER_S) -> bool:
-    """Whether who is at the other end of `channel` answers within `timeout_s`, whatever it says.
+    """Returns whether the peer of `channel` answers a health check within `timeout_s`.
 
-    The standard health service takes questions of anybody.
+    Any answer counts. The standard health service takes questions from everybody.
     """
     try:
         check = health_pb2_grpc.HealthStub(channel).Check
@@ -155,5 +157,5 @@ async def is_answering(channel: grpc.aio.Channel, timeout_s: float = SILENT_AFTE
 
 
 def is_answer(error: grpc.aio.AioRpcError) -> bool:
-    """Whether `error` was said by the peer; else it is of the library, or of something between."""
+    """Returns whether `error` came from the peer, not from gRPC or a proxy in between."""
     return error.code() not in _NO_ANSWER or bool(failure_of(error).reason)

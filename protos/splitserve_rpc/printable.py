@@ -1,13 +1,13 @@
-"""Texts of others, made fit for a line of a log or a terminal."""
+"""Escaping of untrusted text for log lines and terminals."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    r"""`text` with every character escaped that moves a cursor, ends a line or turns it around.
+    r"""Returns `text` with all unprintable characters escaped.
 
-    What is left is on one line and is what it looks like: controls, separators of lines, marks of
-    direction, what has no width and lone surrogates read as `\n`, `\x1b` or `\u202e`.
+    The result is on one line and looks like its content: control characters, line separators,
+    direction marks, zero-width characters and lone surrogates become `\n`, `\x1b` or `\u202e`.
     """
     if text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""Files that only their owner may read, and files that are replaced whole."""
+"""Files that only their owner may read, and atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 _MODE = 0o600
 _PUBLIC_MODE = 0o644
-# Nobody else may change a secret, or read it who is not of its group.
+# Maximum mode of a secret: only the owner writes, only the group reads.
 _MOST_ALLOWED = 0o640
 
 
 def open_private(path: str, flags: int) -> int:
-    """An `opener` of `open`: whatever the umask is, and whatever the file was, it is private now.
+    """`opener` of `open` that makes the file private, whatever the umask or the old mode is.
 
-    What is no regular file keeps its mode. Raises OSError.
+    Other than regular files keep their mode. Raises OSError.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC, _MODE)
     try:
@@ -27,16 +27,17 @@ def open_private(path: str, flags: int) -> int:
 
 
 def make_private(file: int | str | Path) -> None:
-    """Lets the owner read and write it, and nobody else. Raises OSError."""
+    """Sets mode 0600 on a regular file. Raises OSError."""
     mode = os.stat(file).st_mode
     if stat.S_ISREG(mode) and stat.S_IMODE(mode) != _MODE:
         os.chmod(file, _MODE)
 
 
 def replace_file(path: Path, content: bytes, *, is_secret: bool = True) -> None:
-    """Whoever reads finds the old content or the new one, whole; nobody new can read a secret.
+    """Replaces a file atomically: readers find the old content or the new one.
 
-    Who could before can still: an operator may be another user than a service. Raises OSError.
+    A secret becomes readable to nobody new; present readers stay, since an operator may be another
+    user than a service. Raises OSError.
     """
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""How a process begins to log: to standard error, as lines for people or as JSON."""
+"""Logging setup of a process: to standard error, as text lines or as JSON."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LOG_FORMATS = (_TEXT, JSON)
 
 
 def start_logging(level: str, log_format: str = _TEXT) -> StandardError | None:
-    """Our own events at `level`, those of libraries only where they warn; to standard error.
+    """Starts logging to standard error: splitserve at `level`, libraries from WARNING on.
 
-    Whatever else is written there is a line of the log, too, where `log_format` is `json`: children
-    that log themselves are to get `file` of what is returned.
+    With `json` as `log_format`, other writes to standard error become log lines, too. Child
+    processes with a log of their own must write to `file` of the returned object.
     """
     errors = StandardError() if log_format == JSON else None
     handler = logging.StreamHandler() if errors is None else logging.StreamHandler(errors.file)
@@ -29,7 +29,7 @@ def start_logging(level: str, log_format: str = _TEXT) -> StandardError | None:
     for package in LOGGING_PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
     if errors is not None:
-        # A warning of Python's is two lines otherwise, a traceback many.
+        # Otherwise a Python warning would be two lines, and a traceback many.
         logging.captureWarnings(True)
         sys.excepthook = _uncaught
         sys.unraisablehook = _unraisable
@@ -41,7 +41,7 @@ def start_logging(level: str, log_format: str = _TEXT) -> StandardError | None:
 
 
 def say_why_not(program: str, why: object) -> None:
-    """Why `splitserve PROGRAM` does not start: a line for people, an event where all is JSON."""
+    """Reports why `splitserve PROGRAM` does not start: as text, or as an event in a JSON log."""
     formatters = (handler.formatter for handler in logging.getLogger().handlers)
     if any(isinstance(formatter, JsonFormatter) for formatter in formatters):
         _log.critical("start_failed program=%s why=%r", program, str(why))
@@ -62,7 +62,7 @@ def _uncaught(
 
 
 def _unraisable(told: sys.UnraisableHookArgs) -> None:
-    """Of a finalizer, mostly; also while the interpreter ends, when standard error is no log."""
+    """Logs an exception of a finalizer. May run after standard error has left the log."""
     error = told.exc_value or told.exc_type()
     where = told.err_msg or f"in {type(told.object).__qualname__}"
     _log.error(

@@ -1,4 +1,4 @@
-"""Files with secrets that others on this machine can read."""
+"""Warning about secret files that other users of this machine can read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 @functools.lru_cache(maxsize=256)
 def warn_if_readable(path: Path) -> None:
-    """Once for a file; one that cannot be looked at is left to whoever reads it."""
+    """Logs once per file that others can read it. Ignores a file without status."""
     try:
         status = path.stat()
     except OSError:
@@ -26,9 +26,10 @@ def warn_if_readable(path: Path) -> None:
 
 
 def is_readable_by_others(status: os.stat_result) -> bool:
-    """Whether others may read or change it.
+    """Returns whether others may read or change a file.
 
-    Containers are given secrets as files of root, which a group may read that they are in.
+    Read access of the group to a file of root does not count: containers get their secrets that
+    way.
     """
     allowed = status.st_mode & _OTHERS
     if status.st_uid == _ROOT:

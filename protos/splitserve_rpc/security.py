@@ -1,4 +1,4 @@
-"""What a process is told of security: read once, refused by name where it cannot be meant."""
+"""Security settings of a process, read once from its options and checked."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ _log = logging.getLogger(__name__)
 
 
 class SecurityUnusable(Exception):
-    """Options that cannot be used, or that would expose the process; one line for people."""
+    """Error: options that are invalid, or that would expose the process. One line for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """`identity`: of this process in its cluster. `client_tls`: what clients meet, None: plain."""
+    """Security of one process.
+
+    `identity`: identity in the cluster. `client_tls`: TLS towards clients, None for plain text.
+    """
 
     identity: ClusterIdentity
     client_tls: Tls | None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any], role: Role | None = None) -> Security:
-        """From the options of a process, those of them that it has. Raises SecurityUnusable.
+        """Reads the security from the options of a process. Raises SecurityUnusable.
 
-        `role`: of the process, which its certificate names where roles are checked.
+        Missing options count as unset. `role`: of the process; its certificate must name the role
+        if roles are checked.
         """
         cert, key, ca = (values.get(name) for name in ("tls_cert", "tls_key", "tls_ca"))
         client_ca = values.get("tls_client_ca")
@@ -56,24 +60,24 @@ class Security:
 
     @property
     def shown(self) -> tuple[TlsFiles, ...]:
-        """The files of what this process shows to others."""
+        """Files of the certificates that this process shows to others."""
         return tuple(tls.files for tls in (self.identity.tls, self.client_tls) if tls is not None)
 
     @property
     def protects_cluster(self) -> bool:
-        """Whether those of the cluster are known, and overheard by nobody."""
+        """Whether connections in the cluster are encrypted and their callers checked."""
         return self.identity.tls is not None and self.identity.is_proof
 
     @property
     def protects_clients(self) -> bool:
-        """Whether clients are known, and overheard by nobody."""
+        """Whether connections of clients are encrypted and the clients checked."""
         return self.client_tls is not None and self.client_tls.checks_clients
 
 
 def check_pair(cert: object, key: object, prefix: str = "tls") -> None:
-    """Raises SecurityUnusable if `--tls-cert` or `--tls-key` is given alone; None: not given.
+    """Raises SecurityUnusable if only one of certificate and key is given; None: not given.
 
-    `prefix`: what both options begin with.
+    `prefix`: common prefix of both options.
     """
     if (cert is None) != (key is None):
         given, missing = ("cert", "key") if cert else ("key", "cert")
@@ -88,9 +92,9 @@ def check_exposure(
     insecure: bool,
     problem: str = "not everything is encrypted and checked",
 ) -> None:
-    """Raises SecurityUnusable if others could reach `address` without protection, unless told to.
+    """Raises SecurityUnusable if other machines could reach `address` without protection.
 
-    `insecure`: told to; that is logged. `problem`: why it is not protected, if it is not.
+    `insecure`: allows it and logs a warning. `problem`: reason why the address is not protected.
     """
     if is_protected or is_loopback(address):
         return
@@ -100,12 +104,12 @@ def check_exposure(
 
 
 def _files(*paths: str | None) -> TlsFiles:
-    """From the paths of certificate, key and authority."""
+    """Returns the TLS files from the paths of certificate, key and authority."""
     return TlsFiles(*(Path(path) if path else None for path in paths))
 
 
 def read_token(path: str | Path | None) -> str | None:
-    """What `--cluster-token-file` holds, None without one. Raises SecurityUnusable."""
+    """Returns the token in `--cluster-token-file`; None without a path. Raises SecurityUnusable."""
     if path is None:
         return None
     try:

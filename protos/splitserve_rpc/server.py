@@ -1,4 +1,4 @@
-"""A gRPC server with what every process offers: health, reflection, keepalive, errors."""
+"""gRPC server with the parts of every process: health, reflection, keepalive, errors."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from splitserve_rpc.open_handlers import OpenHandlers
 from splitserve_rpc.tls import Tls
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# A message that is so much too large is still refused by name; one larger by the library.
+# A message larger than the limit by up to this is refused with a reason, a larger one by gRPC.
 _TOO_LARGE_BYTES = 1024 * 1024
-# gRPC itself notices a dark peer after at most the sum of these. A second line: `peer_watch`
-# is sooner. Earlier releases allow one ping in 5 s, so ours may not come more often.
+# gRPC notices an unreachable peer after at most the sum of these; `peer_watch` is faster. Earlier
+# releases accept one ping in 5 s, so pings must not be more frequent.
 KEEPALIVE_S = 10.0
 PING_TIMEOUT_S = 5.0
 _LAST_HANDLERS_S = 0.2
-# What an orphan gets to end by itself, beyond its drain.
+# Time for an orphaned process to end by itself, after its drain.
 _ORPHAN_GRACE_S = 5.0
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that has been bound; `start` it when its servicers are registered."""
+    """Bound server. Must be started after its servicers are registered."""
 
     server: grpc.aio.Server
     health: health.aio.HealthServicer
@@ -56,10 +56,10 @@ class RunningServer:
             await self.health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Ends all calls, at the latest after `grace_s`, and lets their handlers notice.
+        """Ends all calls after at most `grace_s`, and waits briefly for their handlers.
 
-        A handler that is still pending when the event loop closes leaves a traceback in the log
-        (a client that watches the health, for one, which nothing else ends).
+        A handler that is pending when the event loop closes leaves a traceback in the log, such as
+        a client that watches the health, which nothing else ends.
         """
         await self.server.stop(grace_s)
         await self.handlers.wait_ended(_LAST_HANDLERS_S)
@@ -67,9 +67,9 @@ class RunningServer:
 
 @dataclass(frozen=True, slots=True)
 class ServerSecurity:
-    """Who may call what, over what. `tls`: None for plain text.
+    """Access control and TLS of a server. `tls`: None for plain text.
 
-    `on_refusal`: told the method, the call and the reason of every call that is refused.
+    `on_refusal`: called with the method, the call and the reason of every refused call.
     """
 
     access: Access
@@ -84,13 +84,13 @@ OPEN = ServerSecurity(Access())
 def channel_options(
     max_message_bytes: int = MAX_MESSAGE_BYTES, max_receive_bytes: int | None = None
 ) -> list[tuple[str, int]]:
-    """Options for every channel and server: message sizes, and pings that find dead peers."""
+    """Returns the options of every channel and server: message sizes and keepalive pings."""
     return [
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_receive_bytes or max_message_bytes),
         ("grpc.keepalive_time_ms", round(KEEPALIVE_S * 1000)),
         ("grpc.keepalive_timeout_ms", round(PING_TIMEOUT_S * 1000)),
-        # The ping has a timeout of its own, which is a minute if nothing is said.
+        # The ping has its own timeout, by default a minute.
         ("grpc.http2.ping_timeout_ms", round(PING_TIMEOUT_S * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
@@ -106,9 +106,10 @@ def bind_server(
     security: ServerSecurity = OPEN,
     limits: ConnectionLimits = LIMITS,
 ) -> RunningServer:
-    """Makes a server on `address` (port 0: any). Raises CannotListen.
+    """Makes a server on `address` (port 0: any free port). Raises CannotListen.
 
-    It takes messages of at most `max_message_bytes`, and of `message_limit`, where that may change.
+    `max_message_bytes`: maximum size of a message. `message_limit`: returns the current maximum, if
+    it may change; None: always `max_message_bytes`.
     """
     claim_address(address)
     boundary = BoundaryInterceptor(
@@ -135,11 +136,11 @@ def bind_server(
 
 
 def stop_event(exit_on_stdin_eof: bool, drain_s: float) -> asyncio.Event:
-    """An event set by SIGTERM or SIGINT, and by end of stdin if a parent holds the other end.
+    """Returns an event that is set by SIGTERM, SIGINT or, optionally, by the end of stdin.
 
-    The latter is how the processes of `splitserve serve` never outlive it, even if it is killed.
-    Nobody is left then to kill one that does not end by itself within `drain_s` and some seconds,
-    because its event loop is blocked or a thread is at something long: it kills itself.
+    The end of stdin tells the processes of `splitserve serve` that their parent has ended, even if
+    it was killed. No parent is left then to kill a process that does not end within `drain_s` and
+    some seconds, because its event loop or a thread is blocked: the process kills itself.
     """
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -154,7 +155,7 @@ def stop_event(exit_on_stdin_eof: bool, drain_s: float) -> asyncio.Event:
 def _end_at_eof(stop: Callable[[], object], grace_s: float) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    with suppress(RuntimeError):  # the loop is closed already
+    with suppress(RuntimeError):  # the event loop is already closed
         stop()
     time.sleep(grace_s)
     os._exit(1)

@@ -1,7 +1,7 @@
-"""What a process writes to standard error past its log, as lines of the log.
+"""Redirection of standard error into the log, for JSON logs.
 
-Libraries in C++ (gRPC's core, Torch) write there themselves, and so does whoever tells people why a
-process cannot start. Who reads JSON wants all of it to be JSON.
+C++ libraries (gRPC core, Torch) write to standard error themselves, as do messages about a failed
+start. In a JSON log, these have to be JSON, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TextIO
 
 _STDERR = 2
 _MAX_LINE_BYTES = 16_384
-# What nobody else writes: everything before it has been read when it is.
+# End marker: all earlier output has been read when this line is read.
 _LAST = b"\0the last line\n"
 _LAST_LINES_S = 2.0
 
@@ -24,10 +24,9 @@ _log = logging.getLogger("stderr")
 
 
 class StandardError:
-    """Takes the place of file descriptor 2 until `close`; `file` is what was there before.
+    """Replaces file descriptor 2 by a pipe into the log until `close`. `file`: the original.
 
-    A crash ends the reader too, so Python's own handler writes where the process was, as text, to
-    what was there before.
+    A crash also ends the reader, so Python's fault handler writes its text to the original.
     """
 
     def __init__(self) -> None:
@@ -38,13 +37,13 @@ class StandardError:
         self._reader = threading.Thread(target=_log_lines, args=(reading,), daemon=True)
 
     def start(self) -> None:
-        """To be called when the log writes to `file`."""
+        """Starts the reader. Must be called after the log writes to `file`."""
         faulthandler.enable(self.file)
         self._reader.start()
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Has everything logged that was written until now. What comes later is as it is."""
+        """Logs all output so far and restores file descriptor 2. Later output is not logged."""
         atexit.unregister(self.close)
         sys.stderr.flush()
         os.write(_STDERR, b"\n" + _LAST)

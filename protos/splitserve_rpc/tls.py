@@ -1,4 +1,4 @@
-"""TLS of servers and channels, from files that may change while the process runs."""
+"""TLS of gRPC servers and channels, from files that may change at run time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import grpc
 from splitserve_rpc.certificate import load_authority, load_pair
 from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
 
-# What takes a thread some microseconds, with room for a machine that has much else to do.
+# Time for a started handshake to use its configuration: some microseconds, on a busy machine more.
 _BEGIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: `cert` with its chain and its `key` say who we are, `ca` whom we believe.
+    """PEM files of one side: `cert` with its chain, its `key`, and the trusted authority `ca`.
 
-    `cert` and `key` are given together; a server has them.
+    `cert` and `key` must be given together. A server needs both.
     """
 
     cert: Path | None = None
@@ -34,40 +34,40 @@ class _Contents:
     cert: bytes | None
     key: bytes | None
     ca: bytes | None
-    # No two of these are equal.
+    # Credentials never compare equal.
     for_channels: grpc.ChannelCredentials = field(compare=False)
 
 
 class Tls:
-    """What the files said last that was of use. Its methods may be called in any thread."""
+    """TLS credentials from the last valid contents of the files. Thread-safe."""
 
     def __init__(self, files: TlsFiles, name: str | None = None) -> None:
-        """`name`: that our certificate has to have. Raises FilesUnusable."""
+        """`name`: DNS name that the certificate must have. Raises FilesUnusable."""
         self.files = files
         paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
         self._watched = WatchedFiles("tls_files", paths, lambda: _read(files, name))
 
     @property
     def checks_clients(self) -> bool:
-        """Whether servers ask for a certificate that `ca` vouches for."""
+        """Whether servers ask clients for a certificate issued by `ca`."""
         return self.files.ca is not None
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a server; each new connection is met with what the files say then."""
+        """Returns credentials for a server. Each new connection uses the current files."""
         return _ServerConfiguration(self._watched.current).credentials(self.checks_clients)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For a new channel, which keeps them; the same object until the files change."""
+        """Returns credentials for a new channel, which keeps them. New object when files change."""
         return self._watched.current().for_channels
 
 
 class _ServerConfiguration:
-    """What one server shows; gRPC asks before each handshake, in threads of its own.
+    """Current TLS configuration of one server. gRPC asks for it before each handshake.
 
-    It has what it is told freed when it is told of something else, even if a handshake in another
-    thread is about to use that (grpc/grpc#36693), which ends the process. So it is told of each
-    change once, and not before handshakes that were asked about have begun: while it asks for one,
-    all others wait.
+    gRPC asks in threads of its own. When it gets a new configuration it frees the old one, even if
+    a handshake in another thread is about to use the old one (grpc/grpc#36693), which crashes the
+    process. So each change is returned only once, and only after the handshakes that asked before
+    have begun: all other threads wait while gRPC asks.
     """
 
     def __init__(self, current: Callable[[], _Contents]) -> None:
@@ -80,7 +80,7 @@ class _ServerConfiguration:
         )
 
     def _news(self) -> grpc.ServerCertificateConfiguration | None:
-        """None: nothing has changed."""
+        """Returns the changed configuration for gRPC; None without a change."""
         contents = self._current()
         if contents is self._shown:
             return None
@@ -94,9 +94,9 @@ def _configuration(contents: _Contents) -> grpc.ServerCertificateConfiguration:
 
 
 def load_files(context: ssl.SSLContext, files: TlsFiles, name: str | None = None) -> None:
-    """Loads those that there are. `name`: that the certificate has to have.
+    """Loads the given files into `context`. `name`: DNS name that the certificate must have.
 
-    Raises FilesUnusable, also for a key of another certificate, and a certificate that has ended.
+    Raises FilesUnusable, also for a key of another certificate and for an expired certificate.
     """
     if files.cert is not None and files.key is not None:
         load_pair(context, files.cert, files.key, name)
@@ -105,7 +105,7 @@ def load_files(context: ssl.SSLContext, files: TlsFiles, name: str | None = None
 
 
 def _read(files: TlsFiles, name: str | None) -> _Contents:
-    """Raises FilesUnusable."""
+    """Reads and checks the files. Raises FilesUnusable."""
     if (files.cert is None) != (files.key is None):
         raise FilesUnusable(f"{files.cert or files.key}: certificate and key are given together")
     cert, key, ca = (

@@ -1,4 +1,4 @@
-"""What files say, read again when they change; what cannot be used is not taken."""
+"""Values read from files, updated when the files change; unusable contents are ignored."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from splitserve_rpc.whole_files import read_whole
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# A credential, or certificates.
+# Maximum size of a file: a credential or certificates.
 _MAX_BYTES = 2**20
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
 class FilesUnusable(Exception):
-    """The message names the file and says what is wrong with it; one line for people."""
+    """Error: a file is unusable. The message names the file and the reason, on one line."""
 
 
 class WatchedFiles(Generic[T]):
-    """What the files said last that was of use. Its methods may be called in any thread."""
+    """Last usable value that was read from the files. Thread-safe."""
 
     def __init__(self, name: str, paths: Sequence[Path], read: Callable[[], T]) -> None:
-        """`name`: with which events begin in the log. `read` makes one value of all of them.
+        """`name`: prefix of the log events. `read`: reads one value from all files.
 
         Raises FilesUnusable, as `read` does.
         """
@@ -35,22 +35,22 @@ class WatchedFiles(Generic[T]):
         self._read = read
         self._lock = threading.Lock()
         self._problem = ""
-        # Looked at before they are read: what changes in between is read again.
+        # Stamped before reading, so that a change in between is read again.
         self._stamp = self._look()
         self._value = read()
 
     @property
     def value(self) -> T:
-        """As of the last look; another object when it has changed."""
+        """Value as of the last check; a new object after a change."""
         return self._value
 
     def current(self) -> T:
-        """Looks at the files, and reads them if they have changed. Blocks."""
+        """Reads the files if they have changed, and returns the value. Blocks."""
         self.refresh()
         return self._value
 
     def refresh(self) -> bool:
-        """Does the same; whether there is a new value."""
+        """Reads the files if they have changed. Returns whether the value is new. Blocks."""
         with self._lock:
             try:
                 is_new = self._read_again()
@@ -64,7 +64,7 @@ class WatchedFiles(Generic[T]):
         stamp = self._look()
         if stamp == self._stamp:
             return False
-        # Files that are changed one after the other do not fit for a moment.
+        # May fail for a moment, while files are being changed one after the other.
         value = self._read()
         self._stamp = stamp
         if value == self._value:
@@ -74,7 +74,7 @@ class WatchedFiles(Generic[T]):
         return True
 
     def _note(self, problem: str) -> None:
-        """Logs it, but not each time that somebody looks."""
+        """Logs a problem unless it repeats the last logged one."""
         if problem != self._problem:
             self._problem = problem
             _log.warning("%s_unusable problem=%r", self._name, problem)
@@ -84,7 +84,7 @@ class WatchedFiles(Generic[T]):
 
 
 def read_bytes(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
-    """The content. Raises FilesUnusable."""
+    """Returns the content of a file. Raises FilesUnusable."""
     try:
         return read_whole(path, max_bytes)
     except OSError as error:

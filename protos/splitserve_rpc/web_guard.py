@@ -1,4 +1,4 @@
-"""Refuses web pages of other origins, for HTTP listeners that know no callers.
+"""Guard of HTTP listeners that know no callers: refuses web pages of other origins.
 
 A browser sends requests for any page that it shows, also to addresses that only its own machine
 reaches. A listener without credentials therefore checks three headers that pages cannot forge:
@@ -15,19 +15,19 @@ from ipaddress import ip_address
 
 ANY = "*"
 _SUBDOMAINS = "*."
-# Reserved (RFC 6761, RFC 6762, ICANN 2024): the public DNS has no such name, so no page has one.
+# Reserved names (RFC 6761, RFC 6762, ICANN 2024). The public DNS has none, so no page has one.
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
 _MAX_QUOTED_CHARS = 80
 
 
 def split_hosts(text: str | None) -> tuple[str, ...]:
-    """The names in a value of the option `allowed-hosts`."""
+    """Returns the names in a value of the option `allowed-hosts`."""
     return tuple(text.split(",")) if text else ()
 
 
 @dataclass(frozen=True, slots=True)
 class WebRefusal:
-    """`status`: of HTTP. `code`: for programs."""
+    """Refusal of an HTTP request. `status`: HTTP status. `code`: reason for programs."""
 
     status: int
     code: str
@@ -36,18 +36,18 @@ class WebRefusal:
 
 @dataclass(frozen=True, slots=True)
 class WebGuard:
-    """Decides by the headers of a request. Programs outside browsers always pass the origin check.
+    """Checks the headers of a request. Programs outside browsers always pass the origin check.
 
-    `hosts`: names by which the listener may be asked, beside addresses and names that the public
-    DNS cannot have; `*.example.org` is any name below that one, `*` any name.
-    `origins`: of pages that may use the listener, as `Origin` has them; `*` for all.
+    `hosts`: allowed `Host` names, in addition to addresses and names that the public DNS cannot
+    have; `*.example.org` allows any name below that one, `*` any name. `origins`: allowed pages, as
+    `Origin` names them; `*` for all.
     """
 
     hosts: Sequence[str] = ()
     origins: Sequence[str] = ()
 
     def refusal(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> WebRefusal | None:
-        """None if the request may pass. Names of `headers` are in small letters."""
+        """Returns the refusal, or None if the request may pass. `headers`: names in lower case."""
         fields = _Fields(headers)
         for host in fields.all(b"host"):
             if not self._allows_host(host):
@@ -70,7 +70,7 @@ class WebGuard:
         if ANY in self.origins or (origins and set(origins) <= set(self.origins)):
             return True
         if sites:
-            # The browser has compared origins already; `none`: the user typed the address.
+            # The browser has already compared the origins. `none`: the user typed the address.
             return set(sites) <= {"same-origin", "none"} or _is_followed_link(method, fields)
         own = {host.lower() for host in fields.all(b"host")}
         return all(origin.lower().partition("://")[2] in own for origin in origins)
@@ -95,7 +95,7 @@ class WebGuard:
 
 
 class _Fields:
-    """The header fields that the guard reads."""
+    """Header fields that the guard reads."""
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self._headers = [
@@ -105,12 +105,12 @@ class _Fields:
         ]
 
     def all(self, wanted: bytes) -> list[str]:
-        """The values of all fields called `wanted`."""
+        """Returns the values of all fields with the name `wanted`."""
         return [value.decode("latin-1").strip() for name, value in self._headers if name == wanted]
 
 
 def _is_followed_link(method: str, fields: _Fields) -> bool:
-    """Whether the user opens a link on another page, which cannot read the answer."""
+    """Returns whether the user follows a link on another page, which cannot read the response."""
     return (
         method in ("GET", "HEAD")
         and fields.all(b"sec-fetch-mode") == ["navigate"]
@@ -124,7 +124,7 @@ def _without_port(host: str) -> str:
 
 
 def _is_private(name: str) -> bool:
-    """Whether no page of the internet can be at `name`."""
+    """Returns whether no page of the public internet can have the host `name`."""
     if not name:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Files that are read whole while others wait for that: so regular ones, which are not large."""
+"""Reader of small regular files that does not block."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def read_whole(path: Path, max_bytes: int) -> bytes:
-    """The content. Raises OSError, whose `strerror` says what is wrong.
+    """Returns the content of a regular file. Raises OSError with the reason in `strerror`.
 
-    A pipe that nobody writes to would never be read to its end, and a device has none.
+    Refuses other files: a pipe without a writer and a device have no end.
     """
-    # Whoever opens a pipe otherwise waits for somebody to write to it.
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,4 +1,4 @@
-"""To a collector that may be slow or gone: that costs traces and a line of the log, no more."""
+"""Exporter of spans to a collector. A slow or absent collector only costs traces and a log line."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-# Between two lines about a collector that takes nothing.
+# Minimum time between log lines about a collector that accepts nothing.
 _LINES_EVERY_S = 60.0
 
 _log = logging.getLogger(__name__)
 
 
 class ToldExporter(SpanExporter):
-    """Passes spans on, and says now and then how many could not be. Used by one thread."""
+    """Passes spans on, and periodically logs how many were lost. Used by one thread."""
 
     def __init__(self, exporter: SpanExporter, url: str, clock: Callable[[], float]) -> None:
         self._exporter = exporter

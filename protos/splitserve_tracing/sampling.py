@@ -1,4 +1,4 @@
-"""Of which requests there are traces."""
+"""Sampling of requests for traces."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 
 class Sampling:
-    """Decides for each request, once.
+    """Decides for each request, once, whether it has a trace.
 
-    A caller who wants no trace gets none. One who wants a trace gets it as long as fewer than
-    `most_asked_per_s` do, whoever they are: traces cost time, and nobody's request is to be slowed
-    down by how many others ask for. All others, and what is beyond that, are drawn here: by the id
-    of its trace a caller could have itself drawn each time. Where a process of ours has decided,
-    which has the same bound for its callers, that is gone by, and counts for nothing here.
+    A caller who wants no trace gets none. A caller who wants one gets it, up to `most_asked_per_s`
+    for all callers together: traces cost time, and no request may be slowed down by how many others
+    ask for traces. All further requests are drawn at random with probability `ratio`. The draw does
+    not depend on the trace id, since a caller could choose an id that always wins. A decision of
+    another splitserve process, which applies the same limit to its callers, is followed and does
+    not count here.
     """
 
     def __init__(
@@ -23,19 +24,19 @@ class Sampling:
         clock: Callable[[], float],
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """`clock`: monotonic seconds. `draw`: from 0 to below 1."""
+        """`clock`: monotonic seconds. `draw`: returns a number from 0 to below 1."""
         self._ratio = ratio
         self._most_asked_per_s = most_asked_per_s
         self._clock = clock
         self._draw = draw
-        # A second's worth may come at once.
+        # Burst: the traces of one second may be asked for at once.
         self._num_left = self._most = max(1.0, most_asked_per_s) if most_asked_per_s else 0.0
         self._looked_s = clock()
 
     def takes(self, is_asked_for: bool | None, *, is_decided: bool = False) -> bool:
-        """`is_asked_for`: what the caller said; None: nothing.
+        """Returns whether a request has a trace. `is_asked_for`: the caller's wish; None for none.
 
-        `is_decided`: it is known of the caller that it samples as we do.
+        `is_decided`: the caller is a splitserve process that samples by the same rules.
         """
         if is_asked_for is False:
             return False

@@ -1,4 +1,4 @@
-"""Where traces go, and of how many requests there are any: checked before anything runs."""
+"""Settings of traces: collector and sampling, checked before the process starts work."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
 
 @dataclass(frozen=True, slots=True)
 class TraceConfig:
-    """`url`: of a collector that speaks OTLP over gRPC.
+    """Settings of traces. `url`: of a collector that accepts OTLP over gRPC.
 
-    `sampling_ratio`: of requests whose caller says nothing. `most_asked_per_s`: of those whose
-    caller wants a trace.
+    `sampling_ratio`: share of traced requests whose caller has no wish. `most_asked_per_s`: maximum
+    number of traces per second for callers that want one.
     """
 
     url: str
@@ -28,7 +28,7 @@ class TraceConfig:
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> TraceConfig | None:
-        """From the options of a process; None if nobody is to have traces.
+        """Reads the settings from the options of a process; None without traces.
 
         Raises SecurityUnusable.
         """
@@ -45,7 +45,7 @@ class TraceConfig:
 
 
 def _check(url: str, *, insecure: bool) -> None:
-    """Raises SecurityUnusable."""
+    """Checks the URL of the collector. Raises SecurityUnusable."""
     parts = urlsplit(url)
     is_url = parts.scheme in ("http", "https") and is_address(parts.netloc)
     if not is_url or parts.path not in ("", "/") or parts.query or parts.fragment:

@@ -1,25 +1,28 @@
-"""Which trace a request belongs to, as one process tells another (W3C Trace Context)."""
+"""Trace context of a request, passed between processes (W3C Trace Context)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# 55 in version 00; later versions may append to it.
+# 55 characters in version 00; later versions may append more.
 MAX_TRACEPARENT_CHARS = 128
-# As many as the specification asks vendors to pass on.
+# Minimum that the specification asks vendors to pass on.
 MAX_TRACESTATE_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """The two headers, as they came. Empty: there was none."""
+    """Headers of a trace context, unchanged. Empty: no context."""
 
     traceparent: str = ""
     tracestate: str = ""
 
     @classmethod
     def received(cls, traceparents: list[str], tracestates: list[str]) -> TraceContext:
-        """From what a stranger has sent: what is too long, or there twice, is as nothing."""
+        """Returns the context in untrusted headers.
+
+        Ignores headers that are repeated or too long.
+        """
         if len(traceparents) != 1 or len(traceparents[0]) > MAX_TRACEPARENT_CHARS:
             return NO_CONTEXT
         tracestate = ",".join(tracestates)

@@ -1,6 +1,6 @@
-"""Spans of a process, by OpenTelemetry's SDK: the one module that begins and ends them.
+"""Spans of a process. The only module that begins and ends spans with OpenTelemetry's SDK.
 
-It is imported by who is to write traces alone.
+Only imported by processes that write traces.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from splitserve_tracing.trace_context import TraceContext
 
 Attributes = Mapping[str, str | int | float | bool]
 
-# Spans that wait for the collector; more are dropped, the oldest first.
+# Maximum number of spans that wait for the collector. Beyond it, the oldest are dropped.
 MAX_QUEUED_SPANS = 4096
 _BATCH_SPANS = 512
 _EXPORT_EVERY_MS = 1000
@@ -42,13 +42,13 @@ _LIMITS = SpanLimits(
     max_links=8,
     max_span_attribute_length=256,
 )
-# Its modules say the same for each batch; `ToldExporter` says it once.
+# Logger of the SDK, which repeats its errors for each batch. `ToldExporter` logs them once.
 _SILENT = "opentelemetry"
 _CLOSE_S = 2.0
 
 
 class Tracing:
-    """Begins spans of the requests that are sampled, and sends them to a collector."""
+    """Begins spans of sampled requests, and sends the spans to a collector."""
 
     def __init__(
         self,
@@ -57,12 +57,15 @@ class Tracing:
         exporter: SpanExporter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`service`: what the process is called in traces. `exporter`: None: to `config.url`."""
+        """`service`: name of the process in traces.
+
+        `exporter`: None for an exporter to `config.url`.
+        """
         logging.getLogger(_SILENT).setLevel(logging.CRITICAL)
         self._sampling = Sampling(config.sampling_ratio, config.most_asked_per_s, clock)
         exporter = exporter or OTLPSpanExporter(config.url, timeout=_EXPORT_TIMEOUT_S)
         self._provider = TracerProvider(
-            ALWAYS_ON,  # it is decided before there is a span
+            ALWAYS_ON,  # sampling is decided before a span begins
             Resource.create(
                 {
                     "service.name": service,
@@ -94,11 +97,12 @@ class Tracing:
         *,
         is_decided: bool = False,
     ) -> tuple[Span | None, TraceContext]:
-        """The first span of a request here, which came with `received`; None: it is not sampled.
+        """Begins the first span of a request in this process.
 
-        `is_decided`: as of `Sampling.takes`.
-        Also what to tell whoever works for it next, and in any case: who is told nothing decides
-        anew, and a trace would have its end alone. Times are nanoseconds since 1970.
+        `received`: context that came with the request. `start_ns`: nanoseconds since 1970.
+        `is_decided`: as of `Sampling.takes`. Returns the span, None if the request is not sampled,
+        and the context to pass on to the next process. The context must be passed on in any case: a
+        process without one decides anew, and a trace could contain only its last part.
         """
         context = Context()
         if received.traceparent:
@@ -123,7 +127,10 @@ class Tracing:
         *,
         is_call: bool = False,
     ) -> Span:
-        """A part of what `parent` is about; `is_call`: one that another process works on."""
+        """Begins a span within `parent`. `is_call`: another process does the work.
+
+        `start_ns`: nanoseconds since 1970.
+        """
         return self._tracer.start_span(
             name,
             trace.set_span_in_context(parent, Context()),
@@ -133,19 +140,19 @@ class Tracing:
         )
 
     def context_of(self, span: Span) -> TraceContext:
-        """What whoever works for `span` is told."""
+        """Returns the context to pass on to a process that works for `span`."""
         headers: dict[str, str] = {}
         self._headers.inject(headers, trace.set_span_in_context(span, Context()))
         return TraceContext(headers["traceparent"], headers.get("tracestate", ""))
 
     @staticmethod
     def fail(span: Span, why: str) -> None:
-        """What `span` is about went wrong."""
+        """Marks `span` as failed. `why`: reason."""
         span.set_status(StatusCode.ERROR, why)
 
     def close(self) -> None:
-        """Sends what waits, as far as the collector takes it within seconds. It blocks."""
-        # Which the SDK would do itself, but for as long as a collector likes.
+        """Sends the queued spans, for two seconds at most. Blocks."""
+        # The SDK's own shutdown waits as long as the collector takes.
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(_CLOSE_S)
