@@ -178,8 +178,8 @@ def compute_on_cpu(
         loaded = pack_linears(loaded, library, is_int8=is_int8)
         description = f"native attention and matrices ({library.variant})"
     except TrialFailed as error:
-        message = "packed_matrices_refused model=%s reason=%r price=%r"
-        _log.error(message, loaded.architecture, str(error), PRICE_OF_TORCH_ON_CPU)
+        refused = "packed_matrices_refused model=%s reason=%r price=%r"
+        _log.error(refused, loaded.architecture, str(error), PRICE_OF_TORCH_ON_CPU)
         loaded, is_packed, why_slow = load(), False, str(error)
     make_model = attending_with(backend)
     is_int8 &= is_packed

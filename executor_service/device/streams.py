@@ -262,7 +262,6 @@ def streams_of(device: torch.device) -> DeviceStreams:
 # -- Records what is asked of a GPU as CUDA graphs -------------------------------------------------
 
 # Its streams and graphs have no types.
-_cuda: Any = torch.cuda
 
 
 class Recorder(Protocol):

@@ -26,7 +26,6 @@ from executor_service.sampling.sampler import Draw
 from executor_service.speculation.draft_model import DraftLimits, DraftModel, LoadedProposer
 from executor_service.speculation.eagle3.head_model import HeadModel, HeadStates, states_shape
 from executor_service.speculation.eagle3.head_weights import (
-    ARCHITECTURE,
     HeadConfig,
     HeadWeights,
     is_head,
@@ -279,10 +278,3 @@ def _check_head(name: str, config: HeadConfig, target: LoadedModel) -> None:
             name,
             f"it reads layers {list(config.layers_of(num_layers))}, {target.name} has {num_layers}",
         )
-
-
-def _unfit(name: str, reason: str) -> ModelUnsupported:
-    return ModelUnsupported(
-        f"draft_model {name}: {reason}; allowed: an EAGLE-3 head ({ARCHITECTURE}) that was trained"
-        " for the model"
-    )

@@ -203,10 +203,10 @@ class DraftLengths:
 # -- How long a pass takes, by how much is in it: a line through what was measured lately ----------
 
 # Of older measurements, how much counts when another one comes.
-_KEPT = 0.95
+_KEPT_MEASURED = 0.95
 # What is believed of a line before two sizes were seen: each unit adds so much of the whole.
 _ASSUMED_SLOPE_RATIO = 0.1
-_ASSUMED_WEIGHT = 0.1
+_ASSUMED_SLOPE_WEIGHT = 0.1
 # What is not measured any more is forgotten, until so little is left: the machine may have changed.
 _KEPT_UNSEEN, _LEAST_WEIGHT = 0.998, 0.05
 
@@ -227,11 +227,11 @@ class PassTimes:
         """A pass of `size` units took so long."""
         weight, sizes, squares, times, products = self._sums
         self._sums = (
-            _KEPT * weight + 1,
-            _KEPT * sizes + size,
-            _KEPT * squares + size * size,
-            _KEPT * times + seconds,
-            _KEPT * products + size * seconds,
+            _KEPT_MEASURED * weight + 1,
+            _KEPT_MEASURED * sizes + size,
+            _KEPT_MEASURED * squares + size * size,
+            _KEPT_MEASURED * times + seconds,
+            _KEPT_MEASURED * products + size * seconds,
         )
 
     def fade(self) -> None:
@@ -250,7 +250,7 @@ class PassTimes:
         together = product / weight - mean_size * mean_time
         # A guess with little weight, where all passes were of one size.
         assumed = _ASSUMED_SLOPE_RATIO * mean_time / max(mean_size, 1.0)
-        slope = (together + _ASSUMED_WEIGHT * assumed) / (spread + _ASSUMED_WEIGHT)
+        slope = (together + _ASSUMED_SLOPE_WEIGHT * assumed) / (spread + _ASSUMED_SLOPE_WEIGHT)
         slope = min(max(slope, 0.0), mean_time / max(mean_size, 1.0))
         return mean_time - slope * mean_size, slope
 

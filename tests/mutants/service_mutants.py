@@ -158,7 +158,7 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "the queue does not learn what tenants got": Mutant(
             "scheduler_service.scheduler.scheduler",
-            "        self.queue.charge(events.num_sampled)  # before the next step is planned\n",
+            "        self.queue.charge(events.num_sampled)  # before planning the next step\n",
             "        pass\n",
             f"{_SCHEDULER}test_one_queue.py",
         ),

@@ -27,8 +27,7 @@ from tests.support.steps.step_driver import Row, make_step
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from executor_service.backends import gpu_kernels as gpu_adjust
-from executor_service.backends import gpu_kernels as gpu_sampler
+from executor_service.backends import gpu_draw
 from executor_service.decoders import gpu_decoder
 from splitserve_kernels.gpu import block_copy
 
@@ -95,8 +94,8 @@ def test_compute_on_gpu_takes_decoder_draw_and_copy_when_all_are_right(
     loads = Loads(tmp_path, device, "llama")
     compute = _choose(loads)
     assert compute.description == "GPU decoder, triton attention"
-    assert (compute.draw, compute.copy_blocks) == (gpu_sampler.triton_draw, block_copy.copy_blocks)
-    assert compute.adjust is gpu_adjust.triton_adjust
+    assert (compute.draw, compute.copy_blocks) == (gpu_draw.triton_draw, block_copy.copy_blocks)
+    assert compute.adjust is gpu_draw.triton_adjust
     assert loads.count == 1
     assert not _errors(caplog)
     _assert_right(compute, loads)
@@ -156,7 +155,7 @@ def test_compute_on_gpu_draws_and_copies_in_torch_when_kernels_are_wrong(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    draw, copy = gpu_sampler.triton_draw, block_copy.copy_blocks
+    draw, copy = gpu_draw.triton_draw, block_copy.copy_blocks
 
     def draw_wrongly(adjusted: Tensor, rows: SamplingRows) -> Tensor:
         return draw(adjusted.flip(1), rows)
@@ -167,8 +166,8 @@ def test_compute_on_gpu_draws_and_copies_in_torch_when_kernels_are_wrong(
     def adjust_nothing(logits: Tensor, _rows: SamplingRows, _uploads: Uploads) -> Tensor:
         return logits
 
-    monkeypatch.setattr(gpu_adjust, "triton_adjust", adjust_nothing)
-    monkeypatch.setattr(gpu_sampler, "triton_draw", draw_wrongly)
+    monkeypatch.setattr(gpu_draw, "triton_adjust", adjust_nothing)
+    monkeypatch.setattr(gpu_draw, "triton_draw", draw_wrongly)
     monkeypatch.setattr(block_copy, "copy_blocks", copy_wrongly)
     compute = _choose(Loads(tmp_path, device, "olmo2"))
     assert (compute.draw, compute.copy_blocks) == (draw_unseen_in_torch, copy_in_torch)
