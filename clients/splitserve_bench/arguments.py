@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from splitserve_bench.figures.quantities import parse_seconds
-from splitserve_bench.figures.slo import Slo
+from splitserve_bench.figures.recorder import Slo, parse_seconds
 from splitserve_bench.load.generator import Pace
 from splitserve_bench.runs import RunConfig
 from splitserve_bench.targets.open_target import parse_target
-from splitserve_bench.targets.options import AskOptions, TargetAddress
-from splitserve_bench.workloads.conversation import Conversation
-from splitserve_bench.workloads.distributions import Distribution
-from splitserve_bench.workloads.limited import Limits
-from splitserve_bench.workloads.synthetic import SharedPrefix, SyntheticLoad
+from splitserve_bench.targets.target import AskOptions, TargetAddress
+from splitserve_bench.workloads.conversation import (
+    Conversation,
+    Distribution,
+    Limits,
+    SharedPrefix,
+    SyntheticLoad,
+)
 from splitserve_bench.workloads.traces import read_trace
 from splitserve_rpc.json_text import parse_json
 from splitserve_rpc.security import check_pair

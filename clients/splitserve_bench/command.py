@@ -14,23 +14,22 @@ from itertools import pairwise
 from pathlib import Path
 
 from splitserve_bench.arguments import BenchConfig, bench_config
-from splitserve_bench.figures.quantities import seconds_text
-from splitserve_bench.load.local_load import LocalLoad
+from splitserve_bench.figures.recorder import seconds_text
+from splitserve_bench.load.generator import LocalLoad
+from splitserve_bench.load.outcome import GivenUp
 from splitserve_bench.load.process_load import ProcessLoad
-from splitserve_bench.load.watcher import GivenUp
 from splitserve_bench.parser import build_parser
-from splitserve_bench.problems import PROBLEMS, problem_text
-from splitserve_bench.reports.comparison import comparison_text
 from splitserve_bench.reports.picture import write_picture
 from splitserve_bench.reports.report import (
     ReportUnreadable,
     TargetReport,
+    comparison_text,
     read_report,
     report_of,
+    text_of,
     write_report,
 )
-from splitserve_bench.reports.tables import text_of
-from splitserve_bench.runs import Load, run_load
+from splitserve_bench.runs import PROBLEMS, Load, problem_text, run_load
 from splitserve_bench.targets.open_target import open_target
 from splitserve_client.progress_line import ProgressLine
 from splitserve_rpc.printable import printable

@@ -15,12 +15,20 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from splitserve_bench.arguments import BenchConfig, bench_config
-from splitserve_bench.load.frames import Begin, Done, Failed, Ready, Run, Stop, receive, send
-from splitserve_bench.load.generator import Pace
-from splitserve_bench.load.local_load import LocalLoad
-from splitserve_bench.load.relay import Relay
+from splitserve_bench.load.generator import LocalLoad, Pace
+from splitserve_bench.load.process_load import (
+    Begin,
+    Done,
+    Failed,
+    Ready,
+    Relay,
+    Run,
+    Stop,
+    receive,
+    send,
+)
 from splitserve_bench.parser import build_parser
-from splitserve_bench.problems import PROBLEMS, problem_text
+from splitserve_bench.runs import PROBLEMS, problem_text
 from splitserve_bench.targets.open_target import open_target
 from splitserve_bench.workloads.conversation import Conversation
 

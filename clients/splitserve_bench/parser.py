@@ -15,10 +15,8 @@ from splitserve_bench.arguments import (
     stated,
     token_range,
 )
-from splitserve_bench.figures.quantities import parse_seconds
-from splitserve_bench.figures.slo import Slo
-from splitserve_bench.workloads.distributions import FORMS, Distribution
-from splitserve_bench.workloads.synthetic import SharedPrefix
+from splitserve_bench.figures.recorder import Slo, parse_seconds
+from splitserve_bench.workloads.conversation import FORMS, Distribution, SharedPrefix
 
 _DESCRIPTION = """\
 Puts load on one target, or on several in turns, and says how long answers took and how sure that

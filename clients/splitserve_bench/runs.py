@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from splitserve_bench.figures.recorder import Recorder
-from splitserve_bench.figures.slo import Slo
-from splitserve_bench.load.generator import Pace
-from splitserve_bench.load.watcher import GivenUp, Watcher
+from splitserve_bench.figures.recorder import Recorder, Slo
+from splitserve_bench.load.generator import Pace, TargetUnusable
+from splitserve_bench.load.outcome import GivenUp, Watcher
+from splitserve_bench.load.process_load import LoadProcessFailed
+from splitserve_bench.workloads.traces import TraceUnreadable
+from splitserve_client.errors import SplitserveError
+from splitserve_rpc.security import SecurityUnusable
+from splitserve_rpc.watched_files import FilesUnusable
 
 _Result = TypeVar("_Result")
 
@@ -94,3 +98,23 @@ async def _unless_stopped(
         stopping.cancel()
         running.cancel()
         await asyncio.wait({running})
+
+
+# -- What can be wrong with what was asked for, as a line for whoever asked ------------------------
+
+# TargetRefused is a ValueError, as is what flags refuse.
+PROBLEMS = (
+    TargetUnusable, LoadProcessFailed, TraceUnreadable, SplitserveError, SecurityUnusable,
+    FilesUnusable, OSError, ValueError,
+)  # fmt: skip
+
+
+def problem_text(errors: BaseExceptionGroup[BaseException]) -> str:
+    """The first of them in a line."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = error.message if isinstance(error, SplitserveError) else str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    return " ".join(text.split())

@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from splitserve_cli.checks.finding import Finding, State, wrong
-from splitserve_cli.checks.telling import tell
+from splitserve_cli.checks.finding import Finding, State, tell, wrong
 
 _PACKAGES = "pip install --force-reinstall splitserve, into a venv of its own"
 

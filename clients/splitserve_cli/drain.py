@@ -7,8 +7,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from splitserve_cli.command_line import run
-from splitserve_cli.operators import add_operators_server, ask, operators_config
+from splitserve_cli.command_line import add_operators_server, ask, operators_config, run
 from splitserve_client.errors import SplitserveError
 from splitserve_rpc.printable import printable
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from splitserve_cli.checks.cluster import check_executors, check_model
 from splitserve_cli.checks.connection import TlsWords, check_connection
-from splitserve_cli.checks.finding import Finding, State, wrong
+from splitserve_cli.checks.finding import Finding, State, check_settings, listened_at, tell, wrong
 from splitserve_cli.checks.gateway import GatewayAddress, check_gateway
 from splitserve_cli.checks.machine import (
     check_compilers,
@@ -32,13 +32,13 @@ from splitserve_cli.checks.packages import (
     command_installed,
     installed_version,
 )
-from splitserve_cli.checks.ports import check_port, check_twice
-from splitserve_cli.checks.process_files import check_process_files
-from splitserve_cli.checks.settings import check_settings, listened_at
-from splitserve_cli.checks.telling import tell
-from splitserve_cli.checks.tls_files import check_tls_files
-from splitserve_cli.command_line import environment_key
-from splitserve_cli.operators import add_operators_server, ask, operators_config
+from splitserve_cli.checks.ports import (
+    check_port,
+    check_process_files,
+    check_tls_files,
+    check_twice,
+)
+from splitserve_cli.command_line import add_operators_server, ask, environment_key, operators_config
 from splitserve_client.api_key import ApiKey
 from splitserve_client.client import AsyncClient
 from splitserve_client.client_config import ClientConfig

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from splitserve_cli.command_line import run
-from splitserve_cli.operators import add_operators_server, ask, operators_config
+from splitserve_cli.command_line import add_operators_server, ask, operators_config, run
 from splitserve_client.client import AsyncClient
 from splitserve_client.errors import CallerNotAllowed, CallerUnknown, ModelNotReady
 from splitserve_client.types import Executor, ExecutorList, Model, SamplingParams

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from splitserve_cli.child import Child
 from splitserve_cli.serve_config import (
     CannotServe,
     ServeConfig,
@@ -31,7 +30,7 @@ from splitserve_cli.serve_config import (
     on_gpus_of_their_own,
     reachable_address,
 )
-from splitserve_cli.supervisor import Supervisor
+from splitserve_cli.supervisor import Child, Supervisor
 from splitserve_options import options
 from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, ENV_PREFIX, Command, Kind
 from splitserve_options.options import Value

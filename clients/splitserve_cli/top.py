@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from splitserve.scheduler.v1.live_pb2 import WatchSchedulerResponse
-from splitserve_cli.command_line import run
-from splitserve_cli.operators import add_operators_server, ask, operators_config
+from splitserve_cli.command_line import add_operators_server, ask, operators_config, run
 from splitserve_client.client import AsyncClient
 from splitserve_live.frames import frame_line
 from splitserve_live.screen import screen

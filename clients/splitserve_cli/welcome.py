@@ -14,9 +14,8 @@ from http.client import HTTPException
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from splitserve_cli.command_line import API_KEY_ENV, environment_key
+from splitserve_cli.command_line import API_KEY_ENV, as_seen_by_people, environment_key
 from splitserve_cli.serve_config import HttpTls, ServeConfig
-from splitserve_cli.terminal import as_seen_by_people
 from splitserve_client.client import AsyncClient
 from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable

@@ -19,20 +19,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from splitserve_client import ClientConfig, UnreadBudget
-from splitserve_gateway.callers.door import Door
-from splitserve_gateway.callers.identification import identify
-from splitserve_gateway.callers.known_callers import KnownCallers
-from splitserve_gateway.callers.tenant_places import TenantPlaces
+from splitserve_gateway.callers.identification import Door, KnownCallers, TenantPlaces, identify
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.endpoints import chat, completions, health, models, responses, tokenization
+from splitserve_gateway.endpoints import chat, completions, models, responses
 from splitserve_gateway.endpoints.context import Gateway
 from splitserve_gateway.endpoints.openapi import docs_page, openapi_of
 from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.http.body_budget import BodyBudget
+from splitserve_gateway.http.bodies import BodyBudget
 from splitserve_gateway.http.errors import ApiError, invalid, quoted
 from splitserve_gateway.http.guard import Exchanges, Guard
-from splitserve_gateway.sharing.shares import Shares
-from splitserve_gateway.sharing.turn_places import TurnPlaces
+from splitserve_gateway.sharing.turns import Shares, TurnPlaces
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_rpc.discovery import discovery
 from splitserve_rpc.web_guard import WebGuard
@@ -46,8 +42,6 @@ _ROUTERS = (
     responses.router,
     completions.router,
     models.router,
-    tokenization.router,
-    health.router,
 )
 
 # So many of the largest bodies are read or encoded at a time.

@@ -11,10 +11,10 @@ from functools import partial
 from starlette.requests import Request
 
 from splitserve_client import ClientConfig
-from splitserve_gateway.callers.known_callers import KnownCallers
+from splitserve_gateway.callers.identification import KnownCallers
 from splitserve_gateway.config import GatewayConfig, LiveConfig
-from splitserve_gateway.http.address import origin_of
 from splitserve_gateway.http.errors import ApiError
+from splitserve_gateway.http.listener import origin_of
 from splitserve_gateway.server import HttpServer
 from splitserve_live.feeds import MAX_FEEDS, Feeds
 from splitserve_live.server import build_page

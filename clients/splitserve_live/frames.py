@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Any
 
 from splitserve.scheduler.v1 import live_pb2 as live
-from splitserve_live.words import lack_word, state_word
+from splitserve_live.state import lack_word, state_word
 
 
 class SharedLines:

@@ -12,8 +12,16 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from splitserve.scheduler.v1 import live_pb2 as live
-from splitserve_live.state import LiveExecutor, LiveState, Pool
-from splitserve_live.words import BLOCK_STATES, ROW_KINDS, reasons_of_all, state_word, why
+from splitserve_live.state import (
+    BLOCK_STATES,
+    ROW_KINDS,
+    LiveExecutor,
+    LiveState,
+    Pool,
+    reasons_of_all,
+    state_word,
+    why,
+)
 from splitserve_rpc.printable import printable
 
 # By state and by kind: a letter, so that it is read without colour, and a colour.

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_gateway.schemas.chat import ChatRequest
-from splitserve_gateway.schemas.completions import CompletionRequest
+from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
 from splitserve_gateway.schemas.responses import ResponsesRequest
 from tests.fuzz.mutations import mutated
 from tests.fuzz.running import Running, fuzzing, running

@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.http import connection
-from splitserve_gateway.http.body_budget import FREE_BYTES, BodyBudget
+from splitserve_gateway.http.bodies import FREE_BYTES, BodyBudget
 from splitserve_gateway.http.listener import connection_places
-from splitserve_gateway.sharing.shares import Shares
+from splitserve_gateway.sharing.turns import Shares
 from tests.contract.stranger.process import poll
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
 from tests.support.processes.patience import PATIENCE_S

@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.endpoints import choice_answers, completions
+from splitserve_gateway.endpoints import completions
+from splitserve_gateway.endpoints import shapes as choice_answers
 from splitserve_gateway.generation.choices import Event, TextRequest, stream_choices
 from tests.support.processes.gateway import (
     RunningGateway,

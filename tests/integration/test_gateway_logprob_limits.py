@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from splitserve_gateway.generation import scores
+from splitserve_gateway.generation import text_requests as scores
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from splitserve_gateway.sharing.turn_places import TurnPlaces
+from splitserve_gateway.sharing.turns import TurnPlaces
 from tests.contract.stranger.process import poll
 from tests.integration.test_gateway_callers import (
     ALICE,

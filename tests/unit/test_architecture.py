@@ -49,8 +49,7 @@ def mapped(package: str) -> dict[str, set[str]]:
         (
             "clients/splitserve_bench",
             {
-                *("__main__", "arguments", "command", "load_process", "parser"),
-                *("problems", "runs"),
+                *("__main__", "arguments", "command", "load_process", "parser", "runs"),
             },
         ),
     ],

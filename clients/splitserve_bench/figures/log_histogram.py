@@ -10,7 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 RELATIVE_ERROR = 0.001
 _GROWTH = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
@@ -111,3 +115,169 @@ def merged(histograms: Iterable[LogHistogram]) -> LogHistogram:
 def not_empty(histograms: Iterable[LogHistogram]) -> Sequence[LogHistogram]:
     """Those that have values."""
     return [histogram for histogram in histograms if histogram.num_values]
+
+
+# -- How sure a figure is: intervals of 95 %, by a bootstrap over parts of the run -----------------
+#
+# Tokens of a request depend on each other, and so do requests that were in the queue together: an
+# interval that took them for independent draws would be far too narrow. So a run is divided into 32
+# to 63 parts of consecutive requests, whole parts are drawn with replacement, as many as there are,
+# and what the figure is then, a thousand times over, tells how far it moves (Künsch 1989). That is
+# too little where parts are few, so the ends lie further out, as those of Student's t do beside the
+# normal distribution's (Hesterberg 2015, "expanded percentile interval"). Of fewer than ten parts
+# nothing is told, nor of a percentile with fewer than five values beyond it, or where these are of
+# fewer than four parts: a bootstrap cannot know a tail that has not been seen.
+
+NUM_RESAMPLES = 1000
+CONFIDENCE = 0.95
+_FEWEST_BEYOND = 5
+_FEWEST_PARTS = 10
+# A part that has most of a tail counts for what it is: as Kish counts samples of unequal weight.
+_FEWEST_PARTS_BEYOND = 4.0
+_MEAN = 0.5  # is known where the median is
+_SEED = 20231116  # the same report for the same measurements
+
+Figures = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure, and where it is with 95 % confidence; None where that cannot be told."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def estimate(parts: Sequence[LogHistogram], quantiles: Sequence[float]) -> list[Estimate]:
+    """The mean, then each of the quantiles (0 to 1). Of nothing: nothing."""
+    parts = not_empty(parts)
+    if not parts:
+        return []
+    whole = merged(parts)
+    values = [whole.mean, *map(whole.quantile, quantiles)]
+    moved = resampled(parts, quantiles, _SEED)
+    known = [_is_known(parts, ratio) for ratio in (_MEAN, *quantiles)]
+    return _with_intervals(values, moved, known, len(parts))
+
+
+def estimate_ratios(
+    parts: Sequence[LogHistogram],
+    others: Sequence[LogHistogram],
+    quantiles: Sequence[float],
+) -> list[Estimate]:
+    """How many times the figures of `parts` those of `others` are; same order as `estimate`."""
+    parts, others = not_empty(parts), not_empty(others)
+    before, after = estimate(parts, quantiles), estimate(others, quantiles)
+    if not before or not after:
+        return []
+    ratios = [_ratio(b.value, a.value) for a, b in zip(before, after, strict=True)]
+    moved_before = resampled(parts, quantiles, _SEED)
+    moved = resampled(others, quantiles, _SEED + 1) / np.maximum(moved_before, 1e-12)
+    known = [_is_known(parts, ratio) and _is_known(others, ratio) for ratio in (_MEAN, *quantiles)]
+    return _with_intervals(ratios, moved, known, min(len(parts), len(others)))
+
+
+def _is_known(parts: Sequence[LogHistogram], ratio: float) -> bool:
+    """Whether there is enough on both sides of a quantile, and of enough parts."""
+    num_beyond = sum(part.num_values for part in parts) * min(ratio, 1 - ratio)
+    if len(parts) < _FEWEST_PARTS or num_beyond < _FEWEST_BEYOND - 1e-9:
+        return False
+    edge = class_of(merged(parts).quantile(ratio))
+    beyond = [sum(n for number, n in part.counts.items() if number >= edge) for part in parts]
+    squares = sum(number**2 for number in beyond)
+    return sum(beyond) ** 2 >= _FEWEST_PARTS_BEYOND * squares
+
+
+def _with_intervals(
+    values: Sequence[float], moved: Figures, are_known: Sequence[bool], num_parts: int
+) -> list[Estimate]:
+    return [
+        Estimate(value, *_interval(moved[:, column], num_parts)) if is_known else Estimate(value)
+        for column, (value, is_known) in enumerate(zip(values, are_known, strict=True))
+    ]
+
+
+def resampled(parts: Sequence[LogHistogram], quantiles: Sequence[float], seed: int) -> Figures:
+    """Mean and quantiles of parts drawn with replacement: [NUM_RESAMPLES, 1 + quantiles]."""
+    numbers = sorted({number for part in parts for number in part.counts})
+    column_of = {number: column for column, number in enumerate(numbers)}
+    counts = np.zeros((len(parts), len(numbers)))
+    for row, part in enumerate(parts):
+        for number, count in part.counts.items():
+            counts[row, column_of[number]] = count
+    totals = np.array([part.total for part in parts])
+    whole = merged(parts)
+    values = np.array([whole.within(value_of(number)) for number in numbers])
+    rng = np.random.default_rng(seed)
+    even = np.full(len(parts), 1 / len(parts))
+    drawn = rng.multinomial(len(parts), even, size=NUM_RESAMPLES).astype(np.float64)
+    sums = np.cumsum(drawn @ counts, axis=1)
+    figures = np.empty((NUM_RESAMPLES, 1 + len(quantiles)))
+    figures[:, 0] = (drawn @ totals) / sums[:, -1]
+    for column, ratio in enumerate(quantiles, start=1):
+        wanted = ratio * sums[:, -1:] * (1 - 1e-12)
+        figures[:, column] = values[np.argmax(sums >= wanted, axis=1)]
+    return figures
+
+
+def _interval(figures: Figures, num_parts: int) -> tuple[float, float]:
+    outside = _outside(num_parts)
+    low, high = np.quantile(figures, [outside, 1 - outside])
+    return float(low), float(high)
+
+
+def _outside(num_parts: int) -> float:
+    """What part of resamples lies beyond each end: the fewer parts, the less. At least two."""
+    normal = NormalDist()
+    z, freedom = normal.inv_cdf((1 + CONFIDENCE) / 2), num_parts - 1
+    # Student's t, by the first terms of its expansion: right within 1 % from ten parts on.
+    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return normal.cdf(-math.sqrt(num_parts / freedom) * t)
+
+
+def _ratio(value: float, other: float) -> float:
+    return value / max(other, 1e-12)
+
+
+# -- The parts of a run: consecutive requests, in histograms of each metric ------------------------
+
+_MOST_PARTS = 64
+
+
+class Parts:
+    """Keeps at most 63 parts of equal size: where there would be more, each two become one."""
+
+    def __init__(self, metrics: Iterable[str]) -> None:
+        self._metrics = tuple(metrics)
+        self._size = 1
+        self._num_in_last = 0
+        self._parts: list[dict[str, LogHistogram]] = [self._new()]
+
+    def _new(self) -> dict[str, LogHistogram]:
+        return {metric: LogHistogram() for metric in self._metrics}
+
+    def add(self, values: Iterable[tuple[str, float, float]]) -> None:
+        """One request's values: metric, value, weight."""
+        if self._num_in_last == self._size:
+            self._parts.append(self._new())
+            self._num_in_last = 0
+            if len(self._parts) == _MOST_PARTS:
+                self._halve()
+        self._num_in_last += 1
+        last = self._parts[-1]
+        for metric, value, weight in values:
+            last[metric].record(value, weight)
+
+    def _halve(self) -> None:
+        """The last part is empty, and stays alone with the one before it."""
+        for before, after in zip(self._parts[::2], self._parts[1::2], strict=True):
+            for metric, histogram in before.items():
+                histogram.merge(after[metric])
+        self._parts = self._parts[::2]
+        self._num_in_last = self._size
+        self._size *= 2
+
+    def of(self, metric: str) -> list[LogHistogram]:
+        """That metric's histograms, in order."""
+        return [part[metric] for part in self._parts]

@@ -2,17 +2,225 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
-from splitserve_bench.figures.log_histogram import LogHistogram
-from splitserve_bench.figures.parts import Parts
-from splitserve_bench.figures.request_figures import METRICS, RequestFigures
-from splitserve_bench.figures.slo import Slo
-from splitserve_bench.figures.timeline import Timeline
-from splitserve_bench.load.outcome import Outcome
-from splitserve_bench.load.watcher import GivenUp
+from splitserve_bench.figures.log_histogram import LogHistogram, Parts
+from splitserve_bench.load.outcome import GivenUp, Outcome
+
+# -- What one answer says of latency ---------------------------------------------------------------
+
+# All that is measured, in the order of reports. docs/benchmarking.md says what each is.
+METRICS = ("ttft", "tpot", "itl", "gap", "e2e", "send_delay")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFigures:
+    """Seconds. `gaps`: between arrivals, each with how many tokens it brought."""
+
+    ttft: float
+    e2e: float
+    send_delay: float
+    tpot: float | None
+    gaps: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> RequestFigures:
+        """Of an answer that is complete."""
+        arrivals = outcome.arrivals_s
+        num_tokens = outcome.num_output_tokens
+        spread_s = arrivals[-1] - arrivals[0]
+        return cls(
+            ttft=arrivals[0] - outcome.due_s,
+            e2e=outcome.ended_s - outcome.due_s,
+            send_delay=outcome.sent_s - outcome.due_s - outcome.held_s,
+            tpot=spread_s / (num_tokens - 1) if num_tokens > 1 else None,
+            gaps=tuple(
+                (after - before, number)
+                for (before, after), number in zip(
+                    pairwise(arrivals), _tokens_after_gaps(outcome), strict=True
+                )
+            ),
+        )
+
+    def values(self) -> list[tuple[str, float, float]]:
+        """Each metric's values with their weights. A gap's tokens share it."""
+        found = [("ttft", self.ttft, 1.0), ("e2e", self.e2e, 1.0)]
+        found.append(("send_delay", self.send_delay, 1.0))
+        if self.tpot is not None:
+            found.append(("tpot", self.tpot, 1.0))
+        for gap, num_tokens in self.gaps:
+            found.append(("gap", gap, 1.0))
+            found.append(("itl", gap / num_tokens, num_tokens))
+        return found
+
+    def worst(self, metric: str) -> float:
+        """The largest that the request has of it; 0 where it has none."""
+        return max((value for name, value, _ in self.values() if name == metric), default=0.0)
+
+
+def _tokens_after_gaps(outcome: Outcome) -> list[float]:
+    """As they were counted; where they were not, each arrival brought as many as the others."""
+    counts = outcome.num_tokens[1:]
+    known = [float(number) for number in counts if number is not None]
+    if len(known) == len(counts):
+        return known
+    num_rest = outcome.num_output_tokens - (outcome.num_tokens[0] or 1)
+    return [max(num_rest / len(counts), 1.0)] * len(counts)
+
+
+# -- What a request must keep to be good -----------------------------------------------------------
+
+_ALLOWED = ("ttft", "tpot", "itl", "gap", "e2e")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """The most that each of these metrics may be, in seconds, all through a request."""
+
+    limits_s: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Slo:
+        """Of `ttft=200ms,itl=50ms`. Raises ValueError."""
+        limits: dict[str, float] = {}
+        for part in text.split(","):
+            name, separator, value = part.strip().partition("=")
+            if name not in _ALLOWED or not separator or name in limits:
+                raise ValueError(
+                    f"{part.strip()!r} is no limit; allowed: METRIC=TIME with each of"
+                    f" {', '.join(_ALLOWED)} once"
+                )
+            limits[name] = parse_seconds(value)
+        return cls(tuple(limits.items()))
+
+    def is_met(self, figures: RequestFigures) -> bool:
+        """Whether no limit is passed."""
+        return all(figures.worst(name) <= limit_s for name, limit_s in self.limits_s)
+
+
+# -- What went on at each time, in bounded memory: spans become longer as the run does -------------
+
+_MOST_SPANS = 512
+_FIRST_WIDTH_S = 0.25
+
+
+@dataclass(slots=True)
+class Span:
+    """`open_s` and `waiting_s` (for their first token): of all requests together, in that span."""
+
+    num_sent: int = 0
+    num_completed: int = 0
+    num_failed: int = 0
+    num_tokens: float = 0
+    open_s: float = 0.0
+    waiting_s: float = 0.0
+
+    def absorb(self, other: Span) -> None:
+        """Becomes both."""
+        self.num_sent += other.num_sent
+        self.num_completed += other.num_completed
+        self.num_failed += other.num_failed
+        self.num_tokens += other.num_tokens
+        self.open_s += other.open_s
+        self.waiting_s += other.waiting_s
+
+
+class Timeline:
+    """Spans of equal width, from `begin_s` on. Requests may come in any order."""
+
+    def __init__(self, begin_s: float) -> None:
+        self._begin_s = begin_s
+        self._width_s = _FIRST_WIDTH_S
+        self._spans: list[Span] = []
+
+    def add(self, outcome: Outcome) -> None:
+        """One request, from when it was sent until nothing more came."""
+        sent_s, ended_s = outcome.sent_s - self._begin_s, outcome.ended_s - self._begin_s
+        # First, so that the width stays what it is for all that follows.
+        last = self._at(ended_s)
+        if not outcome.is_interrupted:
+            last.num_failed += outcome.failed is not None
+            last.num_completed += outcome.failed is None
+        self._at(sent_s).num_sent += 1
+        arrivals = zip(outcome.arrivals_s, outcome.tokens_of_arrivals, strict=True)
+        for arrival_s, num_tokens in arrivals:
+            self._at(arrival_s - self._begin_s).num_tokens += num_tokens
+        first_s = outcome.arrivals_s[0] - self._begin_s if outcome.arrivals_s else ended_s
+        for span, seconds in self._within(sent_s, ended_s):
+            span.open_s += seconds
+        for span, seconds in self._within(sent_s, first_s):
+            span.waiting_s += seconds
+
+    def _within(self, from_s: float, to_s: float) -> list[tuple[Span, float]]:
+        """The spans that a time touches, with how much of each."""
+        found, width_s = [], self._width_s
+        for number in range(int(max(from_s, 0.0) / width_s), int(max(to_s, 0.0) / width_s) + 1):
+            begin_s = number * width_s
+            found.append((self._spans[number], min(to_s, begin_s + width_s) - max(from_s, begin_s)))
+        return found
+
+    def _at(self, at_s: float) -> Span:
+        while (number := int(max(at_s, 0.0) / self._width_s)) >= _MOST_SPANS:
+            self._halve()
+        while len(self._spans) <= number:
+            self._spans.append(Span())
+        return self._spans[number]
+
+    def _halve(self) -> None:
+        self._width_s *= 2
+        for index in range(0, len(self._spans) - 1, 2):
+            self._spans[index].absorb(self._spans[index + 1])
+        self._spans = self._spans[::2]
+
+    def as_json(self) -> dict[str, Any]:
+        """Columns, for a report: counts, and how many requests were open on average."""
+        counts = ("num_sent", "num_completed", "num_failed", "num_tokens")
+        columns: dict[str, list[float]] = {
+            name: [getattr(span, name) for span in self._spans] for name in counts
+        }
+        columns["num_open"] = [span.open_s / self._width_s for span in self._spans]
+        columns["num_waiting"] = [span.waiting_s / self._width_s for span in self._spans]
+        return {"width_s": self._width_s, **columns}
+
+
+# -- Times as people write them --------------------------------------------------------------------
+
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|)")
+
+
+def parse_seconds(text: str) -> float:
+    """Of `200ms`, `1.5s`, `2m`, `3`. Raises ValueError."""
+    found = _QUANTITY.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no time; allowed: a number with us, ms, s, m or h")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def seconds_text(value_s: float | None) -> str:
+    """Three digits, and the unit that suits them."""
+    if value_s is None or not math.isfinite(value_s):
+        return "-"
+    value_s = float(f"{value_s:.3g}")
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value_s >= size:
+            return f"{_digits(value_s / size)} {unit}"
+    return f"{_digits(value_s * 1e6)} us"
+
+
+def _digits(value: float) -> str:
+    value = float(f"{value:.3g}")
+    decimals = max(0, 2 - math.floor(math.log10(value))) if value >= 1 else 2
+    return f"{value:.{decimals}f}"
+
+
+# -- Recorder --------------------------------------------------------------------------------------
 
 # Kinds come from servers, too.
 _MOST_KINDS = 32

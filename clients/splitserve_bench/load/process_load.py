@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import socket
+import struct
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from splitserve_bench.load.frames import Begin, Done, Failed, Ready, Run, Stop, Told, receive, send
-from splitserve_bench.load.watcher import Watcher
+from splitserve_bench.load.outcome import GivenUp, Outcome, Watcher
 
 _MODULE = "splitserve_bench.load_process"
 _LEAVE_S = 10.0
@@ -139,3 +140,113 @@ async def _all_of(tasks: set[asyncio.Task[None]]) -> None:
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     for task in done:
         task.result()
+
+
+# --------------------------------------------------------------------------------------------------
+# What processes of one load tell each other: values of ours, over a socket that only they have.
+
+_LENGTH = struct.Struct("!Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What a process is: number `share` of `num_shares`, of the load that the flags say."""
+
+    argv: tuple[str, ...]
+    share: int
+    num_shares: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """All targets have answered; their models."""
+
+    models: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One round with one target."""
+
+    index: int
+    salt: int
+    begin_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The round is over; what runs is interrupted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a watcher would have been told since the last time."""
+
+    outcomes: list[Outcome]
+    busy_ratios: list[float]
+    given_up: list[GivenUp]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The round has ended, and all was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Nothing more comes; the message is for whoever began the run."""
+
+    message: str
+
+
+async def send(writer: asyncio.StreamWriter, value: object) -> None:
+    """Waits while the other side does not read. Raises OSError."""
+    content = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    writer.write(_LENGTH.pack(len(content)) + content)
+    await writer.drain()
+
+
+async def receive(reader: asyncio.StreamReader) -> Any:  # noqa: ANN401
+    """The next value; None where the other side has gone."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        return pickle.loads(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+# -- Tells whoever began the run what a watcher is told, some times a second -----------------------
+
+_EVERY_S = 0.1
+
+
+class Relay:
+    """A Watcher. What cannot be sent yet is kept; answers do not wait for that."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._outcomes: list[Outcome] = []
+        self._busy_ratios: list[float] = []
+        self._given_up: list[GivenUp] = []
+
+    def ended(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+
+    def worked(self, busy_ratio: float) -> None:
+        self._busy_ratios.append(busy_ratio)
+
+    def gave_up(self, given_up: GivenUp) -> None:
+        self._given_up.append(given_up)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Everything so far."""
+        if self._outcomes or self._busy_ratios or self._given_up:
+            told = Told(self._outcomes, self._busy_ratios, self._given_up)
+            self._outcomes, self._busy_ratios, self._given_up = [], [], []
+            await send(self._writer, told)

@@ -9,12 +9,15 @@ from typing import Any, Self
 
 import httpx2
 
-from splitserve_bench.targets.openai_answer import AnswerReader, error_message
-from splitserve_bench.targets.openai_prompts import NUM_WORDS, ChatPrompts, TokenPrompts
-from splitserve_bench.targets.options import AskOptions
-from splitserve_bench.targets.target import Answered, AskFailed, Part, Tokens
-from splitserve_bench.workloads.conversation import Piece, Turn
-from splitserve_bench.workloads.prompt_tokens import PromptTokens
+from splitserve_bench.targets.target import (
+    Answered,
+    AskFailed,
+    AskOptions,
+    EventLines,
+    Part,
+    Tokens,
+)
+from splitserve_bench.workloads.conversation import Piece, PromptTokens, Turn
 from splitserve_rpc.json_text import parse_json
 
 _MOST_ERROR_BYTES = 64 * 1024
@@ -179,3 +182,164 @@ def _lost(error: httpx2.HTTPError) -> AskFailed:
     elif isinstance(error, httpx2.TimeoutException):
         kind = "timeout"
     return AskFailed(kind, str(error) or type(error).__name__)
+
+
+# -- What the events of a streamed answer say: how much came, and what it all was ------------------
+
+_MOST_TOKENS = 2**31 - 1
+# Where an event's text may be, of completions and of chats.
+_TEXTS = ("content", "reasoning_content", "reasoning", "text")
+
+
+class AnswerReader:
+    """Reads events of a completion or a chat with one choice. `text`: all of it so far."""
+
+    def __init__(self) -> None:
+        self._lines = EventLines()
+        self._texts: list[str] = []
+        self._num_counted = 0
+        self._answered: Answered | None = None
+        self._is_over = False
+
+    @property
+    def text(self) -> str:
+        """What was said."""
+        return "".join(self._texts)
+
+    def feed(self, data: bytes) -> tuple[bool, int | None]:
+        """Whether tokens came with these bytes, and how many if the server counts them.
+
+        Raises AskFailed.
+        """
+        came, before = False, self._num_counted
+        for line in self._lines.feed(data):
+            if line == b"[DONE]":
+                self._is_over = True
+            else:
+                came |= self._read(line)
+        return came, (self._num_counted - before) or None
+
+    def finish(self) -> Answered:
+        """The counts, when nothing more comes. Raises AskFailed if that was not the end."""
+        if not self._is_over:
+            raise AskFailed("stream_cut", "the answer has no end")
+        return self._answered or Answered()
+
+    def _read(self, line: bytes) -> bool:
+        try:
+            event = parse_json(line)
+        except ValueError as error:
+            raise AskFailed("bad_answer", "an event is not JSON") from error
+        if not isinstance(event, dict):
+            raise AskFailed("bad_answer", "an event is no object")
+        if event.get("error"):
+            raise AskFailed("failed_in_stream", error_message(event))
+        choices = _objects(event.get("choices") or [])
+        self._read_usage(event.get("usage"), is_running=bool(choices))
+        came = False
+        for choice in choices:
+            # The last of a stream that says no [DONE].
+            self._is_over |= choice.get("finish_reason") is not None
+            (source,) = _objects([choice.get("delta") or choice])
+            texts = [source[name] for name in _TEXTS if isinstance(source.get(name), str)]
+            self._texts += texts
+            came |= any(texts) or bool(source.get("tool_calls"))
+        return came
+
+    def _read_usage(self, usage: object, is_running: bool) -> None:
+        """`is_running`: it is that of the tokens so far, and not what ends the stream."""
+        if not isinstance(usage, dict):
+            return
+        details = usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        num_output_tokens = _count(usage.get("completion_tokens"))
+        if is_running:
+            self._num_counted = max(num_output_tokens or 0, self._num_counted)
+        self._answered = Answered(
+            _count(usage.get("prompt_tokens")), num_output_tokens, _count(cached)
+        )
+
+
+def _objects(values: object) -> list[dict[str, Any]]:
+    """Raises AskFailed if they are no list of objects."""
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise AskFailed("bad_answer", "an event has choices that are no objects")
+    return values
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else None
+
+
+def error_message(body: object) -> str:
+    """What an error's body says."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    message: Any = error.get("message") if isinstance(error, Mapping) else None
+    return str(message or error)
+
+
+# -- The prompts of a dialog, as OpenAI's endpoints take them --------------------------------------
+
+# Short and common, so that most vocabularies have one token for each, with the space before it.
+_TEXT = """
+apple arm ball bath bear bed bell bird boat book box bread brother car cat chair clock cloud coat
+corn cow cup day dog door dress ear egg eye face farm feather fire fish flag floor flower foot
+fruit garden girl glass gold grass ground hair hand hat head hill home horse house ice key king
+lake lamp leaf leg letter light map milk money moon mother mouth name neck night nose paper party
+path picture rain ring river road rock room rose school sea seed ship shoe sister sky snow song
+spring star stone street sugar summer sun table tail time town toy train tree wall watch water
+wheel wind window wing winter wood world year
+"""
+_WORDS = _TEXT.split()
+NUM_WORDS = len(_WORDS)
+
+
+class TokenPrompts:
+    """Of completions: token ids, so that their number is exact.
+
+    What was answered is text, so the next turn has other tokens in its place, as many of them.
+    """
+
+    path = "completions"
+
+    def __init__(self, tokens: PromptTokens) -> None:
+        self._tokens = tokens
+        self._token_ids: list[int] = []
+        self._num_answers = 0
+
+    def add(self, turn: Turn) -> dict[str, Any]:
+        """The prompt with what this turn adds."""
+        self._token_ids += self._tokens.of(turn.pieces)
+        return {"prompt": self._token_ids}
+
+    def remember(self, _text: str, num_tokens: int) -> None:
+        """What was answered is part of the next prompt."""
+        # Keys from here on are nobody's: those of workloads count up from 0 and down from -1.
+        self._num_answers += 1
+        self._token_ids += self._tokens.of([Piece(2**62 + self._num_answers, num_tokens)])
+
+
+class ChatPrompts:
+    """Of chats: words, about as many as make the tokens that are wanted."""
+
+    path = "chat/completions"
+
+    def __init__(self, words: PromptTokens, tokens_per_word: float) -> None:
+        """`words`: numbers below NUM_WORDS."""
+        self._words = words
+        self._tokens_per_word = tokens_per_word
+        self._messages: list[dict[str, str]] = []
+
+    def add(self, turn: Turn) -> dict[str, Any]:
+        """The chat with what this turn adds."""
+        words = self._words.of(Piece(each.key, self._num_words(each)) for each in turn.pieces)
+        text = " ".join(_WORDS[number] for number in words)
+        self._messages.append({"role": "user", "content": text})
+        return {"messages": self._messages}
+
+    def _num_words(self, piece: Piece) -> int:
+        return max(round(piece.num_tokens / self._tokens_per_word), 1)
+
+    def remember(self, text: str, _num_tokens: int) -> None:
+        """What was answered is part of the next prompt."""
+        self._messages.append({"role": "assistant", "content": text})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from splitserve_bench.workloads.conversation import Turn
+from splitserve_rpc.tls import TlsFiles
 
 
 class AskFailed(Exception):
@@ -74,3 +76,56 @@ class Target(Protocol):
     def begin(self, salt: int) -> Dialog:
         """A new dialog. Equal pieces are equal texts where the salt is the same."""
         ...
+
+
+# -- What is asked of every target, beside lengths -------------------------------------------------
+
+Endpoint = Literal["completions", "chat"]
+
+
+@dataclass(frozen=True, slots=True)
+class AskOptions:
+    """`token_range`: prompts are made of these ids, the first and the one after the last.
+
+    `ignores_eos`: answers are as long as they were wanted. `model`: None for the first that an
+    OpenAI server lists. `counts_tokens`: asks for usage in every event, which not all servers know.
+    `extra_body`: more fields of a body for OpenAI's API.
+    """
+
+    temperature: float = 0.0
+    ignores_eos: bool = True
+    token_range: tuple[int, int] = (10, 1000)
+    endpoint: Endpoint = "completions"
+    model: str | None = None
+    counts_tokens: bool = False
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetAddress:
+    """Whom to ask, by which name in reports. `url`: grpc://host:port, or http(s)://host:port/v1."""
+
+    name: str
+    url: str
+    api_key_file: Path | None = None
+    api_key: str | None = field(default=None, repr=False)
+    tls: TlsFiles | None = None
+
+
+# -- Server-sent events out of the bytes of a response, as they come -------------------------------
+
+_MOST_BYTES = 16 * 2**20
+
+
+class EventLines:
+    """Takes bytes, gives the data of the events that are complete with them."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Raises AskFailed for a line without an end."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _MOST_BYTES:
+            raise AskFailed("bad_answer", f"an event has more than {_MOST_BYTES} bytes")
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]

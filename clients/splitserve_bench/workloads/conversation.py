@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +42,222 @@ class Conversation:
 
     arrival_s: float
     turns: tuple[Turn, ...]
+
+
+# --------------------------------------------------------------------------------------------------
+# Random numbers as a flag says them: `512`, `uniform:64:1024`, `lognormal:512:1` and others.
+
+Rng = np.random.Generator
+
+FORMS = "N, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA or exponential:MEAN"
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Draws numbers; `text` is what it was parsed from."""
+
+    text: str
+    draw: Callable[[Rng], float]
+
+    @classmethod
+    def parse(cls, text: str) -> Distribution:
+        """Raises ValueError, which says what is allowed."""
+        name, *rest = text.split(":")
+        try:
+            numbers = [float(number) for number in (rest or [name])]
+        except ValueError:
+            numbers = [math.nan]
+        kind = "constant" if not rest else name
+        num_wanted = _NUM_NUMBERS.get(kind)
+        if len(numbers) != num_wanted or not all(0 <= number < math.inf for number in numbers):
+            raise ValueError(f"{text!r} is no distribution of numbers from 0 on; allowed: {FORMS}")
+        if kind == "uniform" and numbers[0] > numbers[1]:
+            raise ValueError(f"{text!r} ends before it begins; allowed: LOW <= HIGH")
+        if kind == "lognormal" and numbers[0] == 0:
+            raise ValueError(f"{text!r} has the median 0; allowed: above 0")
+        return cls(text, _DRAWS[kind](*numbers))
+
+    def draw_count(self, rng: Rng, smallest: int = 1, largest: int | None = None) -> int:
+        """A whole number within these."""
+        number = round(min(self.draw(rng), 2.0**53))
+        return max(number if largest is None else min(number, largest), smallest)
+
+
+def _constant(value: float) -> Callable[[Rng], float]:
+    return lambda _rng: value
+
+
+def _uniform(low: float, high: float) -> Callable[[Rng], float]:
+    return lambda rng: float(rng.uniform(low, high))
+
+
+def _lognormal(median: float, sigma: float) -> Callable[[Rng], float]:
+    return lambda rng: float(rng.lognormal(math.log(median), sigma))
+
+
+def _exponential(mean: float) -> Callable[[Rng], float]:
+    return lambda rng: float(rng.exponential(mean))
+
+
+_DRAWS: Mapping[str, Callable[..., Callable[[Rng], float]]] = MappingProxyType(
+    {
+        "constant": _constant,
+        "uniform": _uniform,
+        "lognormal": _lognormal,
+        "exponential": _exponential,
+    }
+)
+_NUM_NUMBERS = MappingProxyType({"constant": 1, "uniform": 2, "lognormal": 2, "exponential": 1})
+
+
+# -- As much of a workload as is asked for, faster or slower, and cut to what a model takes --------
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`speed`: 2 plays it twice as fast. `duration_s`: of arrivals, after that. None: no limit."""
+
+    num_conversations: int | None = None
+    duration_s: float | None = None
+    speed: float = 1.0
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+    def apply(self, conversations: Iterator[Conversation]) -> Iterator[Conversation]:
+        """Stops reading at the first conversation that is beyond them."""
+        if self.num_conversations == 0:
+            return
+        for number, conversation in enumerate(conversations, start=1):
+            arrival_s = conversation.arrival_s / self.speed
+            if self.duration_s is not None and arrival_s > self.duration_s:
+                return
+            yield replace(
+                conversation, arrival_s=arrival_s, turns=tuple(map(self._cut, conversation.turns))
+            )
+            if number == self.num_conversations:
+                return
+
+    def _cut(self, turn: Turn) -> Turn:
+        num_output_tokens = min(turn.num_output_tokens, self.max_output_tokens or 2**63)
+        return Turn(self._cut_prompt(turn.pieces), num_output_tokens, turn.think_s)
+
+    def _cut_prompt(self, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        """Its beginning: what prompts have in common is there."""
+        left = self.max_prompt_tokens
+        if left is None:
+            return pieces
+        cut = []
+        for piece in pieces:
+            cut.append(replace(piece, num_tokens=min(piece.num_tokens, left)))
+            left -= cut[-1].num_tokens
+            if left == 0:
+                break
+        return tuple(cut)
+
+
+# -- The tokens of a prompt: drawn, the same for the same key, and new ones in each run ------------
+
+_NUM_KEPT = 1024
+_KEY_BITS = 64
+
+
+class PromptTokens:
+    """Makes token ids from `low` on, below `high`. Other `salt`, other tokens.
+
+    So nothing that one run asks is in the prefix cache from a run before, while prompts of a run
+    share what their pieces say. Pieces that come again are kept, the latest 1024.
+    """
+
+    def __init__(self, salt: int, low: int, high: int) -> None:
+        self._salt = salt % 2**_KEY_BITS
+        self._low = low
+        self._high = high
+        self._kept: OrderedDict[int, list[int]] = OrderedDict()
+
+    def of(self, pieces: Iterable[Piece]) -> list[int]:
+        """The tokens of all of them, one after another."""
+        return [token_id for piece in pieces for token_id in self._tokens(piece)]
+
+    def _tokens(self, piece: Piece) -> list[int]:
+        known = self._kept.pop(piece.key, [])
+        if len(known) < piece.num_tokens:
+            known = self._draw(piece)
+        self._kept[piece.key] = known
+        if len(self._kept) > _NUM_KEPT:
+            self._kept.popitem(last=False)
+        return known if len(known) == piece.num_tokens else known[: piece.num_tokens]
+
+    def _draw(self, piece: Piece) -> list[int]:
+        key = self._salt << _KEY_BITS | piece.key % 2**_KEY_BITS
+        # Of raw words each token has its own, so that a longer piece begins as a shorter one does.
+        words = np.random.Philox(key=key).random_raw(piece.num_tokens)
+        ids: list[int] = (self._low + words % np.uint64(self._high - self._low)).tolist()
+        return ids
+
+
+# --------------------------------------------------------------------------------------------------
+# Workloads that are drawn from a seed: independent requests, conversations, shared prefixes.
+
+
+def _constantly(text: str) -> Distribution:
+    return Distribution.parse(text)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Prompts begin with one of `num_groups` texts of `num_tokens`, each as often as the others."""
+
+    num_tokens: int = 0
+    num_groups: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> SharedPrefix:
+        """Of `TOKENS` or `TOKENS:GROUPS`. Raises ValueError."""
+        tokens, _, groups = text.partition(":")
+        if not tokens.isdecimal() or not (groups or "1").isdecimal() or groups == "0":
+            raise ValueError(f"{text!r} is no shared prefix; allowed: TOKENS or TOKENS:GROUPS")
+        return cls(int(tokens), int(groups or "1"))
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticLoad:
+    """What is drawn. `prompt_tokens`: what each turn adds, beside the shared prefix.
+
+    `burstiness`: the coefficient of variation of the times between arrivals: 0 is a metronome, 1 a
+    Poisson process; above, arrivals come in bursts (a gamma distribution).
+    """
+
+    prompt_tokens: Distribution = field(default_factory=lambda: _constantly("512"))
+    output_tokens: Distribution = field(default_factory=lambda: _constantly("128"))
+    shared_prefix: SharedPrefix = field(default_factory=SharedPrefix)
+    turns: Distribution = field(default_factory=lambda: _constantly("1"))
+    think_s: Distribution = field(default_factory=lambda: _constantly("0"))
+    conversations_per_s: float | None = None
+    burstiness: float = 1.0
+
+    def conversations(self, seed: int) -> Iterator[Conversation]:
+        """Without an end. The same seed draws the same, and the same prompts at any rate."""
+        arriving, asking = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(2))
+        arrival_s, next_key = 0.0, 0
+        while True:
+            arrival_s += self._gap_s(arriving)
+            turns = tuple(self._turns(asking, next_key))
+            next_key += len(turns)
+            yield Conversation(arrival_s, turns)
+
+    def _gap_s(self, rng: Rng) -> float:
+        if self.conversations_per_s is None:
+            return 0.0
+        if self.burstiness == 0:
+            return 1 / self.conversations_per_s
+        variance = self.burstiness**2
+        return float(rng.gamma(1 / variance, variance / self.conversations_per_s))
+
+    def _turns(self, rng: Rng, first_key: int) -> Iterator[Turn]:
+        group = int(rng.integers(self.shared_prefix.num_groups))
+        shared = Piece(-1 - group, self.shared_prefix.num_tokens)
+        for number in range(self.turns.draw_count(rng)):
+            own = Piece(first_key + number, self.prompt_tokens.draw_count(rng))
+            pieces = (shared, own) if number == 0 and shared.num_tokens else (own,)
+            think_s = self.think_s.draw(rng) if number else 0.0
+            yield Turn(pieces, self.output_tokens.draw_count(rng), think_s)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import Enum
+from pathlib import Path
+
+from splitserve_options.option import Command, Kind
+from splitserve_options.options import OptionError, Value, options_of, resolve, unknown_variables
+from splitserve_rpc.printable import printable
 
 
 class State(Enum):
@@ -38,3 +46,90 @@ def warning(name: str, found: str, meaning: str, remedy: str) -> Finding:
 def wrong(name: str, found: str, meaning: str, remedy: str) -> Finding:
     """See State."""
     return Finding(name, State.WRONG, found, meaning, remedy)
+
+
+# -- Findings for people and for programs ----------------------------------------------------------
+
+
+def tell(findings: Sequence[Finding], *, is_json: bool, shows_all: bool = False) -> int:
+    """Writes them to standard output; returns the exit code: 1 if something is wrong.
+
+    `shows_all`: also what is well.
+    """
+    sys.stdout.write(_json(findings) if is_json else _text(findings, shows_all=shows_all))
+    return int(any(each.state is State.WRONG for each in findings))
+
+
+def _json(findings: Sequence[Finding]) -> str:
+    entries = [{**asdict(each), "state": each.state.value} for each in findings]
+    return json.dumps({"findings": entries, "is_well": not _number(findings, State.WRONG)}) + "\n"
+
+
+def _text(findings: Sequence[Finding], *, shows_all: bool) -> str:
+    """What is wrong comes first."""
+    lines: list[str] = []
+    for state in (State.WRONG, State.WARNING, State.OK):
+        for each in findings:
+            if each.state is state and (shows_all or state is not State.OK):
+                lines += _lines(each)
+    lines.append(
+        f"{_number(findings, State.WRONG)} wrong, {_number(findings, State.WARNING)} warnings,"
+        f" {_number(findings, State.OK)} ok"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _lines(each: Finding) -> Iterator[str]:
+    yield printable(f"{each.state.value:8} {each.name}: {each.found}")
+    if each.meaning:
+        yield printable(f"{'':9}{each.meaning}")
+    if each.remedy:
+        yield printable(f"{'':9}-> {each.remedy}")
+
+
+def _number(findings: Sequence[Finding], state: State) -> int:
+    return sum(each.state is state for each in findings)
+
+
+# -- Whether the options of a process, from its file and the environment, can be used --------------
+
+
+def check_settings(
+    command: Command, config: Path | None, environ: Mapping[str, str]
+) -> tuple[list[Finding], dict[str, Value]]:
+    """And what they are; nothing if they cannot be used."""
+    name = f"options of {command}"
+    flags: Sequence[str] = [] if config is None else [f"--config={config}"]
+    try:
+        values = resolve(command, flags, environ)
+    except OptionError as error:
+        return [wrong(name, str(error), f"splitserve {command} does not start", "mend it")], {}
+    findings = [ok(name, "can be used")]
+    if unknown := unknown_variables(environ):
+        findings.append(warning("environment", unknown, "nobody reads them", "look at their names"))
+    return findings, values
+
+
+def listened_at(command: Command, values: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
+    """The options that say where a process listens, and the addresses."""
+    for option in options_of(command):
+        value = values.get(option.key)
+        is_own = "listen" in option.name or option.name == "http"
+        if option.kind is Kind.ADDRESS and is_own and isinstance(value, str):
+            for address in _addresses(command, option.name, value, values):
+                yield option.name, address
+
+
+def _addresses(
+    command: Command, name: str, address: str, values: Mapping[str, Value]
+) -> Iterator[str]:
+    """Where `serve` has its processes read, each has an address of its own."""
+    host, _, port = address.rpartition(":")
+    if (command, name) != ("serve", "metrics-listen") or not int(port):
+        yield address
+        return
+    num_executors = values.get("num_executors") or 1
+    assert isinstance(num_executors, int)
+    # Scheduler, gateway, executors: as `serve_config.metrics_flags` has them.
+    for each in range(2 + num_executors):
+        yield f"{host}:{int(port) + each}"

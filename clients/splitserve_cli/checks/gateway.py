@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from splitserve_cli.checks.clocks import check_clock
+from splitserve_cli.checks.cluster import check_clock
 from splitserve_cli.checks.connection import TIMEOUT_S
 from splitserve_cli.checks.finding import Finding, ok, warning, wrong
 from splitserve_client.types import Model

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+import ssl
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
-from splitserve_cli.checks.finding import Finding, ok, warning, wrong
+from splitserve_cli.checks.finding import Finding, State, ok, warning, wrong
+from splitserve_options.model_folder import NoCheckpoint, find_checkpoint
+from splitserve_options.option import BUNDLED_MODEL, Command
+from splitserve_options.options import Value
 from splitserve_rpc.addresses import CannotListen, claim_address
+from splitserve_rpc.certificate import Certificate, read_certificate, refusal_of
+from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.printable import printable
+from splitserve_rpc.secret_files import is_readable_by_others
+from splitserve_rpc.tls import TlsFiles
 
 # Of a line of /proc/net/tcp: what says that a socket listens, and the column of its inode.
 _LISTENS, _INODE = "0A", 9
@@ -101,3 +111,223 @@ def _name_of(process: Path) -> str:
         if program in command:
             return name
     return printable((process / "comm").read_text().strip())
+
+
+# -- Whether the files that options of a process name are of use to it -----------------------------
+
+_ROLES: Mapping[Command, Role] = MappingProxyType(
+    {"scheduler": Role.SCHEDULER, "executor": Role.EXECUTOR}
+)
+_NO_START = "splitserve {} does not start"
+# Of these, others on this machine are to read none.
+_SECRETS = ("cluster_token_file", "gateway_key_file")
+_READ = ("api_keys", "tenants")
+
+
+def check_process_files(command: Command, values: Mapping[str, Value]) -> Iterator[Finding]:
+    """Certificates, keys, tokens and the model. `values`: what its options say."""
+    yield from _check_own_tls(command, values)
+    http = _files(values, "http_tls_cert", "http_tls_key", "http_tls_client_ca")
+    yield from check_tls_files(http, prefix="http-tls", is_of_authority=False)
+    if (client_ca := _path(values, "tls_client_ca")) is not None:
+        unreadable = check_readable(client_ca)
+        yield from check_authority(client_ca, time.time()) if unreadable is None else [unreadable]
+    for name in (*_SECRETS, *_READ):
+        if (path := _path(values, name)) is not None:
+            yield _check_file(command, path, is_secret=name in _SECRETS)
+    if command in ("serve", "executor") and values.get("model") is not None:
+        yield _check_model(command, str(values["model"]))
+
+
+def _check_own_tls(command: Command, values: Mapping[str, Value]) -> list[Finding]:
+    own = _files(values, "tls_cert", "tls_key", "tls_ca")
+    role = _ROLES.get(command)
+    if role is not None and own.cert is None and own.key is None and own.ca is not None:
+        meaning = f"{_NO_START.format(command)}: it would know others, and nobody would know it"
+        remedy = "give --tls-cert and --tls-key, too"
+        return [wrong("TLS", f"only {own.ca}", meaning, remedy)]
+    names = () if role is None or own.ca is None else (role.dns_name,)
+    return check_tls_files(own, names)
+
+
+def _check_file(command: Command, path: Path, *, is_secret: bool) -> Finding:
+    if (unreadable := check_readable(path, _NO_START.format(command))) is not None:
+        return unreadable
+    status = path.stat()
+    mode = f"mode {status.st_mode & 0o7777:04o}"
+    if is_secret and is_readable_by_others(status):
+        meaning = "others on this machine can read it, and be whoever it is of"
+        return wrong(f"file {path}", mode, meaning, f"chmod 600 {path}")
+    return ok(f"file {path}", mode)
+
+
+def _check_model(command: Command, model: str) -> Finding:
+    if model == BUNDLED_MODEL:
+        return ok("checkpoint", model)
+    try:
+        folder = find_checkpoint(model)
+    except NoCheckpoint as problem:
+        remedy = "a folder with a checkpoint (config.json, *.safetensors), or its id on the hub"
+        return wrong("checkpoint", str(problem), _NO_START.format(command), remedy)
+    return ok("checkpoint", f"{folder or model}{'' if folder else ', of the Hugging Face hub'}")
+
+
+def _files(values: Mapping[str, Value], *names: str) -> TlsFiles:
+    return TlsFiles(*(_path(values, name) for name in names))
+
+
+def _path(values: Mapping[str, Value], name: str) -> Path | None:
+    value = values.get(name)
+    return Path(str(value)) if value else None
+
+
+# -- Whether certificates, keys and authorities are of use -----------------------------------------
+
+_NO_TLS = "nobody can connect with it"
+_RENEW = "renew it: running processes read the files again by themselves"
+_CLOCK = "look at the clock of this machine"
+
+
+def check_tls_files(
+    files: TlsFiles,
+    names: tuple[str, ...] = (),
+    now_s: float | None = None,
+    prefix: str = "tls",
+    *,
+    is_of_authority: bool = True,
+) -> list[Finding]:
+    """Those that are given. `names`: DNS names of which the certificate is to have one.
+
+    `prefix`: of their options. `is_of_authority`: whether the authority is that of our own
+    certificate, too, and not only of others'.
+    """
+    given = [path for path in (files.cert, files.key, files.ca) if path is not None]
+    unreadable = [finding for path in given if (finding := check_readable(path)) is not None]
+    if unreadable:
+        return unreadable
+    if (files.cert is None) != (files.key is None):
+        meaning = "a certificate is of no use without its key"
+        return [
+            wrong("TLS", f"only {given[0]}", meaning, f"give --{prefix}-cert and --{prefix}-key")
+        ]
+    now_s = time.time() if now_s is None else now_s
+    authority = [] if files.ca is None else check_authority(files.ca, now_s)
+    if files.cert is None or files.key is None:
+        return authority
+    believer = files.ca if is_of_authority and _is_well(authority) else None
+    pair = _check_pair(files.cert, files.key, believer, names, now_s)
+    return [check_key_mode(files.key), *pair, *authority]
+
+
+def check_authority(ca: Path, now_s: float) -> list[Finding]:
+    """Whether others can be believed by it."""
+    name = f"authority {ca}"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(ca)
+    except (ssl.SSLError, OSError):
+        remedy = "give the certificate of the authority, as PEM"
+        return [wrong(name, "holds no certificate", "nobody is believed by it", remedy)]
+    ends_s = [ssl.cert_time_to_seconds(str(said["notAfter"])) for said in context.get_ca_certs()]
+    if not ends_s:
+        return [ok(name, "holds no authority, but certificates that are believed themselves")]
+    ended = [_date(each) for each in ends_s if each <= now_s]
+    if len(ended) == len(ends_s):
+        remedy = "make another, and certificates of it: splitserve certs; or " + _CLOCK
+        return [wrong(name, f"ended at {max(ended)}", "nobody is believed by it", remedy)]
+    return [ok(name, f"ends at {_date(max(ends_s))}")]
+
+
+def check_key_mode(key: Path) -> Finding:
+    """Whether others on this machine can read a private key."""
+    status = key.stat()
+    if is_readable_by_others(status):
+        return wrong(
+            f"key {key}",
+            f"mode {status.st_mode & 0o7777:04o}",
+            "others on this machine can read it, and be whoever it is of",
+            f"chmod 600 {key}; if others could read it for long, make another",
+        )
+    return ok(f"key {key}", f"mode {status.st_mode & 0o7777:04o}")
+
+
+def check_readable(path: Path, meaning: str = _NO_TLS) -> Finding | None:
+    """Whether we can; None if so."""
+    try:
+        path.read_bytes()
+    except OSError as error:
+        problem = error.strerror or str(error)
+        return wrong(f"file {path}", problem, meaning, "look at its path, owner and mode")
+    return None
+
+
+def _is_well(findings: list[Finding]) -> bool:
+    return all(each.state is State.OK for each in findings)
+
+
+def _check_pair(
+    cert: Path, key: Path, ca: Path | None, names: tuple[str, ...], now_s: float
+) -> list[Finding]:
+    name = f"certificate {cert}"
+    try:
+        certificate = read_certificate(cert, key)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        return [_unusable(name, cert, key, getattr(error, "reason", None) or str(error))]
+    findings = [_check_time(name, certificate, now_s)]
+    shown = ", ".join(sorted(certificate.dns_names)) or "none"
+    if names and certificate.dns_names.isdisjoint(names):
+        needed = " or ".join(names)
+        remedy = "give that of this process, or make one with that name: splitserve certs"
+        findings.append(
+            wrong(name, f"has the DNS names: {shown}", f"needed is {needed}: it is refused", remedy)
+        )
+    else:
+        findings.append(ok(name, f"has the DNS names: {shown}"))
+    if ca is not None and (problem := refusal_of(cert, key, ca)):
+        meaning = f"whoever believes {ca} does not believe it: another authority has signed it"
+        remedy = "one of this authority, with its whole chain in the file"
+        findings.append(wrong(name, problem, meaning, remedy))
+    return findings
+
+
+def _unusable(name: str, cert: Path, key: Path, problem: str) -> Finding:
+    """Why both cannot be loaded, as far as it can be told."""
+    if problem == "KEY_VALUES_MISMATCH":
+        remedy = "give the key that the certificate was made for"
+        return wrong(name, f"{key} is the key of another certificate", _NO_TLS, remedy)
+    if not _has(cert, b"CERTIFICATE"):
+        remedy = f"openssl x509 -inform DER -in {cert} -out NEW.crt, if it is one in another form"
+        return wrong(name, "holds no certificate in PEM", _NO_TLS, remedy)
+    if _has(key, b"ENCRYPTED"):
+        meaning = "processes ask nobody for its passphrase: they do not start"
+        remedy = f"openssl pkey -in {key} -out NEW.key, with mode 600"
+        return wrong(f"key {key}", "has a passphrase", meaning, remedy)
+    if not _has(key, b"PRIVATE KEY"):
+        remedy = f"openssl pkey -inform DER -in {key} -out NEW.key, if it is one in another form"
+        return wrong(f"key {key}", "holds no private key in PEM", _NO_TLS, remedy)
+    remedy = "one of both is damaged: openssl x509 and openssl pkey say which; make both anew"
+    return wrong(name, f"with {key}: {problem}", _NO_TLS, remedy)
+
+
+def _has(path: Path, what: bytes) -> bool:
+    """Whether a line that begins a part of a PEM file, or says how it is kept, names `what`."""
+    marks = (b"-----BEGIN", b"Proc-Type:")
+    return any(line.startswith(marks) and what in line for line in path.read_bytes().splitlines())
+
+
+def _check_time(name: str, certificate: Certificate, now_s: float) -> Finding:
+    begins_s, ends_s = certificate.begins_s, certificate.ends_s
+    if ends_s <= now_s:
+        return wrong(name, f"ended at {_date(ends_s)}", "everybody refuses it", _RENEW)
+    if begins_s > now_s:
+        meaning = "everybody refuses it until then, or this clock is wrong"
+        return wrong(name, f"begins at {_date(begins_s)}", meaning, _CLOCK)
+    if ends_s - now_s < certificate.soon_s:
+        return warning(
+            name, f"ends at {_date(ends_s)}", "from then on everybody refuses it", _RENEW
+        )
+    return ok(name, f"ends at {_date(ends_s)}")
+
+
+def _date(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))

@@ -8,17 +8,31 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from splitserve_gateway.endpoints.choice_answers import AnswerKind, ChoiceAnswer, check_streaming
-from splitserve_gateway.endpoints.completion_choices import new_choices
+from splitserve_client import TokenLogprob
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
-from splitserve_gateway.generation.answers import checked_grammar
-from splitserve_gateway.generation.choices import TextRequest
-from splitserve_gateway.generation.field_names import FieldNames, completion_fields, naming
-from splitserve_gateway.generation.prompts import encode_prompts
-from splitserve_gateway.generation.sampling import sampling_params
-from splitserve_gateway.generation.text_requests import text_request
+from splitserve_gateway.endpoints.shapes import (
+    AnswerKind,
+    ChoiceAnswer,
+    CompletionLogprobs,
+    Json,
+    TokenNames,
+    check_streaming,
+    joined,
+    prompt_logprobs,
+)
+from splitserve_gateway.generation.chat_requests import checked_grammar
+from splitserve_gateway.generation.choices import (
+    ChoiceEnd,
+    Delta,
+    FieldNames,
+    TextRequest,
+    completion_fields,
+    naming,
+)
+from splitserve_gateway.generation.prompts import EncodedPrompt, encode_prompts
+from splitserve_gateway.generation.text_requests import sampling_params, text_request
 from splitserve_gateway.http.errors import invalid
-from splitserve_gateway.schemas.completions import CompletionRequest
+from splitserve_gateway.schemas.chat import CompletionRequest
 
 router = APIRouter()
 
@@ -72,3 +86,127 @@ def _check(body: CompletionRequest) -> None:
     if (body.prompt is None) == (body.prompt_token_ids is None):
         raise invalid("one of prompt and prompt_token_ids is required", "prompt")
     check_streaming(body)
+
+
+# -- A choice of a completion, as JSON: piece by piece, or whole -----------------------------------
+
+
+def new_choices(body: CompletionRequest, asked: TextRequest) -> list[CompletionChoice]:
+    """The choices of all prompts, prompt by prompt."""
+    names = TokenNames(asked.served.tokenizer, as_ids=body.return_tokens_as_token_ids)
+    tells_ids = body.return_token_ids or asked.served.tokenizer is None
+    num_each = asked.params.num_completions
+    choices: list[CompletionChoice] = []
+    for prompt in asked.prompts:
+        logprobs = _logprobs(body, asked, prompt, names)
+        for _ in range(num_each):
+            own = None if logprobs is None else logprobs.fork()
+            choices.append(CompletionChoice(len(choices), body, prompt, names, own, tells_ids))
+    return choices
+
+
+class CompletionChoice:
+    """One choice of a completion. `tells_ids`: its tokens, beside their text."""
+
+    def __init__(
+        self,
+        index: int,
+        body: CompletionRequest,
+        prompt: EncodedPrompt,
+        names: TokenNames,
+        logprobs: CompletionLogprobs | None,
+        tells_ids: bool,
+    ) -> None:
+        self._index = index
+        self._body = body
+        self._prompt = prompt
+        self._names = names
+        self._has_started = False
+        self._logprobs = logprobs
+        self._tells_ids = tells_ids
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._shapes: list[dict[str, list[object]]] = []
+        self._end: ChoiceEnd | None = None
+        self.prompt_scores: tuple[TokenLogprob, ...] = ()
+
+    def first_chunk(self) -> None:
+        """None: an event tells what is new."""
+
+    def chunk(self, delta: Delta) -> Json | None:
+        """The event that tells `delta`; None if there is nothing to tell."""
+        text = self._echo() + delta.text
+        shapes = self._new_shapes(delta)
+        is_first, self._has_started = not self._has_started, True
+        has_ids = self._tells_ids and delta.token_ids
+        if not (text or shapes or delta.end or has_ids):
+            return None
+        choice: Json = {
+            "index": self._index,
+            "text": text,
+            "logprobs": joined(shapes) if shapes else None,
+            "finish_reason": delta.end.reason if delta.end else None,
+            "stop_reason": delta.end.stop_reason if delta.end else None,
+        }
+        if self._tells_ids:
+            choice["token_ids"] = delta.token_ids
+            if is_first:
+                choice["prompt_token_ids"] = self._prompt.token_ids
+        return choice
+
+    def add(self, delta: Delta) -> None:
+        """Notes `delta` for the whole."""
+        self._texts.append(self._echo() + delta.text)
+        self._shapes.extend(self._new_shapes(delta))
+        self._token_ids.extend(delta.token_ids)
+        self._end = delta.end or self._end
+        self._has_started = True
+
+    def whole(self) -> Json:
+        """All that was noted."""
+        body = self._body
+        choice: Json = {
+            "index": self._index,
+            "text": "".join(self._texts),
+            "logprobs": joined(self._shapes) if self._logprobs else None,
+            "finish_reason": self._end.reason if self._end else None,
+            "stop_reason": self._end.stop_reason if self._end else None,
+            "prompt_logprobs": None,
+        }
+        if body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self.prompt_scores, self._names)
+        if self._tells_ids:
+            choice["prompt_token_ids"] = self._prompt.token_ids
+            choice["token_ids"] = self._token_ids
+        return choice
+
+    def beside(self) -> Json:
+        """Nothing: each choice tells of its own prompt."""
+        return {}
+
+    def _echo(self) -> str:
+        return "" if self._has_started or not self._body.echo else self._prompt.text
+
+    def _new_shapes(self, delta: Delta) -> list[dict[str, list[object]]]:
+        if self._logprobs is None:
+            return []
+        shapes = []
+        if self._body.echo and not self._has_started:
+            shapes.append(self._logprobs.unscored(self._prompt.token_ids[0]))
+            shapes.append(self._logprobs.shape(self.prompt_scores))
+        if delta.logprobs:
+            shapes.append(self._logprobs.shape(delta.logprobs))
+        return shapes
+
+
+def _logprobs(
+    body: CompletionRequest, asked: TextRequest, prompt: EncodedPrompt, names: TokenNames
+) -> CompletionLogprobs | None:
+    if body.logprobs is None:
+        return None
+    tokenizer = asked.served.tokenizer
+    if tokenizer is None:
+        return CompletionLogprobs(names, None)
+    context = () if body.echo or not prompt.is_continued else prompt.token_ids
+    detokenizer = tokenizer.detokenizer(context, skip_special_tokens=body.skip_special_tokens)
+    return CompletionLogprobs(names, detokenizer)

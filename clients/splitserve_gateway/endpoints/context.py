@@ -12,13 +12,14 @@ from starlette.requests import Request
 from splitserve_client import Model
 from splitserve_gateway.callers.caller import ANYBODY, Caller, caller_of
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.generation.serving import Serving
+from splitserve_gateway.generation.prompts import (
+    Serving,
+)
 from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.http.bodies import read_body
-from splitserve_gateway.http.body_budget import BodyBudget
+from splitserve_gateway.http.bodies import BodyBudget, read_body
 from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.schemas.base import ApiRequest
-from splitserve_gateway.sharing.turn_places import TurnPlaces
+from splitserve_gateway.sharing.turns import TurnPlaces
 from splitserve_gateway.upstreams.fleet import Fleet
 
 Schema = TypeVar("Schema", bound=ApiRequest)

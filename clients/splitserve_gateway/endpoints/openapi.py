@@ -14,10 +14,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from splitserve_gateway.http.guard import is_about_health
-from splitserve_gateway.schemas.chat import ChatRequest
-from splitserve_gateway.schemas.completions import CompletionRequest
+from splitserve_gateway.schemas.chat import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from splitserve_gateway.schemas.responses import ResponsesRequest
-from splitserve_gateway.schemas.tokenization import DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,

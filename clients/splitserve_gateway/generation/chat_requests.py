@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import assert_never
 
-from splitserve_client import SamplingParams
-from splitserve_gateway.generation.answers import answer_plan, tools_of
-from splitserve_gateway.generation.chat_prompts import chat_of_tokens, content_of, encode_chat
-from splitserve_gateway.generation.choices import TextRequest
-from splitserve_gateway.generation.field_names import FieldNames
-from splitserve_gateway.generation.prompts import EncodedPrompt, truncated
-from splitserve_gateway.generation.serving import Serving, tokenizer_of
+from splitserve_client import Grammar, SamplingParams
+from splitserve_gateway.generation.choices import FieldNames, TextRequest
+from splitserve_gateway.generation.prompts import (
+    EncodedPrompt,
+    Serving,
+    chat_of_tokens,
+    content_of,
+    encode_chat,
+    tokenizer_of,
+    truncated,
+)
 from splitserve_gateway.generation.text_requests import text_request
-from splitserve_gateway.grammars.answer_plan import AnswerPlan
-from splitserve_gateway.schemas.chat import ChatRequest
+from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, plan_answer
+from splitserve_gateway.grammars.checker import (
+    GrammarCheckUnavailable,
+    GrammarRefused,
+    RequestedGrammar,
+    requested_grammar,
+)
+from splitserve_gateway.grammars.tools import ToolUse, as_sent, tool_use
+from splitserve_gateway.http.errors import ApiError, invalid
+from splitserve_gateway.parsing.formats import OutputFormat, ReasoningState
+from splitserve_gateway.schemas.chat import (
+    ChatFields,
+    ChatMessage,
+    ChatRequest,
+    FunctionCall,
+    RefusalPart,
+    ToolCall,
+)
+from splitserve_gateway.schemas.responses import (
+    CalledFunction,
+    Content,
+    FunctionOutput,
+    Item,
+    Message,
+    Reasoning,
+    ResponsesRequest,
+)
+from splitserve_gateway.schemas.sampling import (
+    GRAMMAR_FIELDS,
+    AllowedChatChoice,
+    AllowedChatTools,
+    ChatTool,
+    ChatToolChoice,
+    ChatToolName,
+    FunctionDefinition,
+    NamedFunction,
+    ResponseTool,
+    ResponseToolChoice,
+    ResponseToolName,
+    SamplingFields,
+)
 from splitserve_gateway.upstreams.upstream import Served
 
 
@@ -58,3 +104,194 @@ def _final_message(body: ChatRequest) -> str:
         return ""
     content = content_of(body.messages[-1])
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+# -- A request of the Responses API as the chat that it is -----------------------------------------
+
+_SAMPLING = SamplingFields.model_fields.keys() - {
+    "n", "best_of", "max_tokens", "response_format", "prompt_token_ids", "prompt_logprobs",
+    "stream_options", "echo", "return_token_ids", "return_tokens_as_token_ids",
+}  # fmt: skip
+
+
+def chat_request(body: ResponsesRequest) -> ChatRequest:
+    """The same as a chat. What is to be judged by a chat's rules, as tools are, is judged there."""
+    shared = {name: getattr(body, name) for name in _SAMPLING}
+    return ChatRequest.model_construct(
+        **shared,
+        messages=_messages(body),
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=body.wants_logprobs,
+        top_logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
+        tools=list(map(_tool, body.tools or ())),
+        tool_choice=_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_response_format(body),
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+
+
+def _messages(body: ResponsesRequest) -> list[ChatMessage]:
+    messages = []
+    if body.instructions is not None:
+        messages.append(ChatMessage.model_construct(role="system", content=body.instructions))
+    if isinstance(body.input, str):
+        messages.append(ChatMessage.model_construct(role="user", content=body.input))
+        return messages
+    return messages + _chat_of(body.input)
+
+
+def _chat_of(items: Sequence[Item]) -> list[ChatMessage]:
+    """Items of one answer, which are several here, become one message of the assistant."""
+    messages: list[ChatMessage] = []
+    answer = _Answer()
+    for item in items:
+        match item:
+            case Reasoning():
+                answer.reasoning += [piece.text for piece in item.content or item.summary or ()]
+            case CalledFunction():
+                called = FunctionCall.model_construct(name=item.name, arguments=item.arguments)
+                answer.calls.append(ToolCall.model_construct(id=item.call_id, function=called))
+            case Message(role="assistant"):
+                answer.texts.append(_text(item.content))
+            case Message() | FunctionOutput():
+                messages += answer.take()
+                messages.append(_other(item))
+            case _:
+                assert_never(item)
+    return messages + answer.take()
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The items of one answer."""
+
+    reasoning: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def take(self) -> list[ChatMessage]:
+        """The message that they are, if there are any; forgets them."""
+        if not (self.reasoning or self.texts or self.calls):
+            return []
+        message = ChatMessage.model_construct(
+            role="assistant",
+            reasoning_content="".join(self.reasoning) or None,
+            content="".join(self.texts) if self.texts else None,
+            tool_calls=self.calls or None,
+        )
+        self.reasoning, self.texts, self.calls = [], [], []
+        return [message]
+
+
+def _other(item: Message | FunctionOutput) -> ChatMessage:
+    if isinstance(item, FunctionOutput):
+        return ChatMessage.model_construct(
+            role="tool", tool_call_id=item.call_id, name=item.name, content=_text(item.output)
+        )
+    return ChatMessage.model_construct(role=item.role, content=_text(item.content))
+
+
+def _text(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+
+
+def _tool(tool: ResponseTool) -> ChatTool:
+    given = {name: getattr(tool, name) for name in FunctionDefinition.model_fields}
+    return ChatTool(type="function", function=FunctionDefinition.model_construct(**given))
+
+
+def _tool_choice(choice: ResponseToolChoice | None) -> ChatToolChoice | None:
+    if choice is None or isinstance(choice, str):
+        return choice
+    if isinstance(choice, ResponseToolName):
+        return _tool_name(choice)
+    allowed = AllowedChatTools(mode=choice.mode, tools=list(map(_tool_name, choice.tools)))
+    return AllowedChatChoice(type="allowed_tools", allowed_tools=allowed)
+
+
+def _tool_name(tool: ResponseToolName) -> ChatToolName:
+    return ChatToolName(type="function", function=NamedFunction(name=tool.name))
+
+
+def _response_format(body: ResponsesRequest) -> object:
+    text_format = body.text.format if body.text else None
+    if text_format is None or text_format.get("type") != "json_schema":
+        return text_format
+    rest = {name: value for name, value in text_format.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": rest}
+
+
+# -- What the answer to a chat may look like, and who tells its parts apart ------------------------
+
+_RETRY_AFTER_S = 1.0
+
+
+async def tools_of(body: ChatFields) -> ToolUse:
+    """The tools of a chat. Raises ApiError."""
+    if body.tools is None and body.tool_choice is None:
+        return ToolUse()
+    try:
+        return await asyncio.to_thread(
+            tool_use, body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls
+        )
+    except GrammarRefused as error:
+        raise invalid(str(error), error.field, "invalid_value") from error
+
+
+async def answer_plan(
+    serving: Serving, body: ChatRequest, use: ToolUse, prompt_end: str
+) -> AnswerPlan:
+    """What the answer to `body` is held to, and how it is read. Raises ApiError."""
+    config, tokenizer = serving.config, serving.tokenizer
+    output_format = OutputFormat.of(
+        tokenizer.chat_template_text, config.tool_call_parser, config.reasoning_parser
+    )
+    marks = output_format.reasoning
+    state = ReasoningState.NOT_BEGUN if marks is None else marks.state_after(prompt_end)
+    special_tokens = frozenset(tokenizer.special_tokens)
+    with _refusals():
+        requested = await _requested(body)
+        rules = AnswerRules(output_format, requested, use, state, special_tokens)
+        plan = await plan_answer(serving.checker_for(body.user), rules)
+    if not body.skip_special_tokens:  # they are wanted
+        plan = replace(plan, options=replace(plan.options, hidden=frozenset()))
+    return plan
+
+
+async def checked_grammar(serving: Serving, body: SamplingFields) -> Grammar | None:
+    """The grammar that `body` asks for, without a chat around it. Raises ApiError."""
+    checker = serving.checker_for(body.user)
+    with _refusals():
+        requested = await _requested(body)
+        if requested is None:
+            return None
+        grammar = await checker.check(requested.field, requested.source)
+        return await checker.check(requested.field, as_sent(grammar))
+
+
+async def _requested(body: SamplingFields) -> RequestedGrammar | None:
+    fields: Mapping[str, object] = {name: getattr(body, name) for name in GRAMMAR_FIELDS}
+    if all(value is None for value in fields.values()):
+        return None
+    return await asyncio.to_thread(requested_grammar, fields)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Makes an ApiError of what is said of a grammar."""
+    try:
+        yield
+    except GrammarRefused as error:
+        raise invalid(str(error), error.field, "invalid_grammar") from error
+    except GrammarCheckUnavailable as error:
+        raise ApiError(
+            503,
+            "service_unavailable_error",
+            str(error),
+            code="grammar_check_unavailable",
+            retry_after_s=_RETRY_AFTER_S,
+        ) from error

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import aclosing, suppress
+import re
+import secrets
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 
 from splitserve_client import (
+    ChatTemplateFailed,
     End,
     Finish,
     FinishReason,
@@ -24,11 +27,12 @@ from splitserve_client import (
     Tokens,
 )
 from splitserve_gateway.callers.caller import Caller
-from splitserve_gateway.generation.field_names import FieldNames, refusal
 from splitserve_gateway.generation.prompts import EncodedPrompt
-from splitserve_gateway.generation.request_ids import upstream_id
-from splitserve_gateway.http.errors import invalid
+from splitserve_gateway.http.errors import ApiError, api_error, invalid
+from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
+from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
 from splitserve_gateway.upstreams.upstream import Served, Upstream
+from splitserve_rpc.log_context import log_context
 
 # Events of each prompt of a batch that wait to be written.
 _MAX_WAITING = 4
@@ -259,3 +263,153 @@ _REASONS = {
     FinishReason.MODEL_LENGTH: "length",
     FinishReason.ABORTED: "abort",
 }
+
+
+# -- What callers call a field, which depends on the endpoint: a refusal names it as they do -------
+
+# By the names that the scheduler has, or chats; `*` is an index.
+FieldNames = Mapping[str, str]
+
+COMPLETION_FIELDS: FieldNames = {
+    "num_logprobs": "logprobs",
+    "num_prompt_logprobs": "prompt_logprobs",
+    "bad_words_token_ids": "bad_words",
+    "beam_search": "use_beam_search",
+    "beam_search.width": "n",
+    "beam_search.length_penalty": "length_penalty",
+    "tenant": "user",
+    "deadline": "deadline_s",
+    "resume_sequences": "n",
+    "prompt": "prompt",
+}
+CHAT_FIELDS: FieldNames = {
+    **COMPLETION_FIELDS,
+    "num_logprobs": "top_logprobs",
+    "prompt": "messages",
+}
+RESPONSE_FIELDS: FieldNames = {
+    **CHAT_FIELDS,
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "n": "use_beam_search",
+    "beam_search.width": "use_beam_search",
+    "resume_sequences": "use_beam_search",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "tool_choice.allowed_tools.tools.*.function": "tool_choice.tools.*",
+    "tool_choice.function": "tool_choice",
+    "tools.*.function": "tools.*",
+}
+_OF_PROMPTS = ("PROMPT_EMPTY", "PROMPT_TOO_LONG", "TOKEN_OUT_OF_RANGE")
+
+
+def completion_fields(body: CompletionRequest) -> FieldNames:
+    """What `body` has them called."""
+    prompt = "prompt" if body.prompt_token_ids is None else "prompt_token_ids"
+    return {**COMPLETION_FIELDS, "prompt": prompt, "grammar": _grammar_field(body)}
+
+
+def chat_fields(body: ChatRequest) -> FieldNames:
+    """What `body` has them called."""
+    names = {**CHAT_FIELDS, "grammar": _grammar_field(body)}
+    if body.prompt_token_ids is not None:
+        names["prompt"] = "prompt_token_ids"
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return names
+
+
+def response_fields(chat: ChatRequest) -> FieldNames:
+    """What the response that is asked for by `chat` has them called."""
+    field = _grammar_field(chat)
+    return {**RESPONSE_FIELDS, "grammar": RESPONSE_FIELDS.get(field, field)}
+
+
+def _grammar_field(body: SamplingFields) -> str:
+    given = (name for name in GRAMMAR_FIELDS if getattr(body, name) is not None)
+    return next(given, "tools")
+
+
+@contextmanager
+def naming(names: FieldNames) -> Iterator[None]:
+    """What is refused in here is refused by these names. Raises ApiError for it."""
+    try:
+        yield
+    except ApiError as error:
+        _rename(error, names)
+        raise
+    except InvalidRequest as error:
+        raise refusal(error, names) from error
+    except ChatTemplateFailed as error:
+        refused = api_error(error)
+        _rename(refused, names)
+        raise refused from error
+
+
+def refusal(error: InvalidRequest, names: FieldNames) -> ApiError:
+    """The scheduler's refusal, with the field at fault, which its message names first."""
+    refused = api_error(error)
+    name = re.split(r"[ ,\[]", error.message, maxsplit=1)[0]
+    if error.reason in _OF_PROMPTS:
+        refused.message = re.sub("^prompt_token_ids", "prompt", refused.message)
+        name = "prompt"
+    elif name not in names:
+        name = name.partition(".")[0]
+        if name not in names and name not in SamplingFields.model_fields:
+            return refused
+    refused.param = name
+    _rename(refused, names)
+    return refused
+
+
+def _rename(error: ApiError, names: FieldNames) -> None:
+    """In a message it is the first word, or what something cannot be combined with."""
+    inside = error.param
+    if inside is None:
+        return
+    error.param = _renamed(inside, names)
+    if re.match(rf"{re.escape(inside)}(?![\w.])", error.message):
+        error.message = f"{error.param}{error.message[len(inside) :]}"
+    before, combined, other = error.message.partition(" combined with ")
+    if combined:
+        error.message = f"{before}{combined}{_renamed(other, names)}"
+
+
+def _renamed(path: str, names: FieldNames) -> str:
+    for name in sorted(names, key=len, reverse=True):
+        pattern = re.escape(name).replace(r"\*", r"(\d+)") + r"(?![^.])"
+        if re.match(pattern, path):
+            return re.sub(pattern, names[name].replace("*", r"\1"), path, count=1)
+    return path
+
+
+# --------------------------------------------------------------------------------------------------
+# What a request is called: to its caller, and to schedulers, so that one is found by the other.
+
+_PREFIX = "req_"
+# Schedulers take 128 characters, of which ours need some.
+_MAX_OWN_CHARS = 80
+
+
+def exchange_id() -> str:
+    """Of the HTTP request that is answered: what its x-request-id has after the prefix."""
+    context = log_context.get()
+    if context is None or not context.request_id.startswith(_PREFIX):
+        return secrets.token_hex(16)
+    return context.request_id.removeprefix(_PREFIX)
+
+
+def answer_id(own: str | None) -> str:
+    """Of an answer, but for what it begins with. `own`: what its caller calls it, if it does."""
+    return own or exchange_id()
+
+
+def upstream_id(own: str | None, prompt_index: int) -> str:
+    """Of the request for one prompt; callers may use their own ids as often as they like.
+
+    `watching/explanation.py` of the scheduler takes it apart.
+    """
+    parts = [own[:_MAX_OWN_CHARS]] if own else []
+    return ".".join([*parts, exchange_id(), str(prompt_index)])

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from typing import TypeVar
 
-from splitserve_client import SamplingParams, TextRules
-from splitserve_gateway.generation.choices import TextRequest
-from splitserve_gateway.generation.field_names import FieldNames
-from splitserve_gateway.generation.prompts import EncodedPrompt, beside_the_loop
-from splitserve_gateway.generation.sampling import scheduling_params
-from splitserve_gateway.generation.scores import check_prompt_scores
-from splitserve_gateway.generation.serving import Serving
-from splitserve_gateway.http.errors import invalid
+from splitserve_client import BeamSearch, EarlyStopping, SamplingParams, SchedulingParams, TextRules
+from splitserve_gateway.generation.choices import Delta, Event, FieldNames, TextRequest
+from splitserve_gateway.generation.prompts import EncodedPrompt, Serving, beside_the_loop
+from splitserve_gateway.http.errors import ApiError, invalid
 from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
+from splitserve_gateway.upstreams.upstream import Served
 
 
 async def text_request(
@@ -75,3 +74,112 @@ def _ending_token_ids(eos_token_ids: Collection[int], params: SamplingParams) ->
     """The tokens that end a text."""
     own = frozenset(params.stop_token_ids)
     return own if params.ignore_eos else own.union(eos_token_ids)
+
+
+# -- The sampling fields of a request as the scheduler takes them ----------------------------------
+
+
+def sampling_params(
+    body: SamplingFields,
+    served: Served,
+    *,
+    max_tokens: int | None,
+    num_logprobs: int | None = None,
+    num_prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """How tokens are chosen; what `body` leaves open is the model's recommendation.
+
+    Raises ApiError. Words are not in it: `bad_words` and stop strings are texts.
+    """
+    beam = beam_search(body)
+    params = SamplingParams(
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=body.logit_bias or {},
+        seed=body.seed,
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
+        n=body.n,
+        best_of=body.best_of,
+        beam_search=beam,
+        allowed_token_ids=_allowed(body),
+    )
+    return params.with_defaults(served.model.default_sampling_params)
+
+
+def _allowed(body: SamplingFields) -> tuple[int, ...] | None:
+    if body.allowed_token_ids == []:
+        raise invalid("allowed_token_ids is empty; allowed: 1 or more", "allowed_token_ids")
+    return tuple(body.allowed_token_ids) if body.allowed_token_ids is not None else None
+
+
+def beam_search(body: SamplingFields) -> BeamSearch | None:
+    """The beam search that `body` asks for, as wide as its `n`. Raises ApiError."""
+    if not body.use_beam_search:
+        if body.length_penalty not in (None, 1.0) or body.early_stopping:
+            param = "early_stopping" if body.early_stopping else "length_penalty"
+            raise invalid(f"{param} is for use_beam_search only", param)
+        return None
+    stopping = EarlyStopping.ALWAYS if body.early_stopping else EarlyStopping.HEURISTIC
+    return BeamSearch(body.n or 1, body.length_penalty, stopping)
+
+
+def scheduling_params(body: SamplingFields) -> SchedulingParams:
+    """What `body` asks of the scheduler itself."""
+    return SchedulingParams(
+        priority=body.priority or 0,
+        tenant=body.user or "",
+        deadline_s=body.deadline_s,
+        cache_salt=body.cache_salt or "",
+        num_public_prefix_tokens=body.num_public_prefix_tokens or 0,
+    )
+
+
+# -- How many scores of tokens an answer may have that is gathered before it is sent ---------------
+
+E = TypeVar("E", bound=Event)
+
+# Each takes half a KiB until it is JSON.
+MAX_SCORES = 2**20
+
+
+def check_prompt_scores(
+    prompts: Sequence[EncodedPrompt], params: SamplingParams, param: str
+) -> None:
+    """Raises ApiError where prompts have too many. `param`: the field that asks for them."""
+    if params.num_prompt_logprobs is None:
+        return
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    num_scores = num_tokens * (1 + params.num_prompt_logprobs) * params.num_completions
+    if num_scores > MAX_SCORES:
+        what = f"the choices have {num_scores} logprobs of prompts"
+        raise _too_many(param, what)
+
+
+async def gathered(events: AsyncGenerator[E, None], param: str) -> AsyncGenerator[E, None]:
+    """`events`, which become one answer. Raises ApiError where outputs have too many scores.
+
+    `param`: the field that asks for them. Closes `events`.
+    """
+    num_scores = 0
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Delta):
+                num_scores += sum(1 + len(score.top) for score in event.logprobs)
+                if num_scores > MAX_SCORES:
+                    raise _too_many(param, "the answer has too many logprobs")
+            yield event
+
+
+def _too_many(param: str, what: str) -> ApiError:
+    message = f"{what}; allowed: at most {MAX_SCORES}, alternatives included"
+    return invalid(message, param, "too_many_logprobs")

@@ -6,19 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from splitserve_client.types import Grammar
-from splitserve_gateway.grammars.calls import only_calls, text_and_calls, texts_of
-from splitserve_gateway.grammars.checker import TenantChecker
-from splitserve_gateway.grammars.lark import after_reasoning, as_sent, either
-from splitserve_gateway.grammars.requested import (
+from splitserve_gateway.grammars.checker import (
     ANY_OBJECT,
     GrammarRefused,
     RequestedGrammar,
+    TenantChecker,
 )
-from splitserve_gateway.grammars.tools import Tool, ToolUse
-from splitserve_gateway.parsing.formats import JSON
-from splitserve_gateway.parsing.output_format import OutputFormat
+from splitserve_gateway.grammars.tools import (
+    Tool,
+    ToolUse,
+    after_reasoning,
+    as_sent,
+    either,
+    only_calls,
+    text_and_calls,
+    texts_of,
+)
+from splitserve_gateway.parsing.formats import JSON, OutputFormat, ReasoningState
 from splitserve_gateway.parsing.output_parser import OutputParser, ParserOptions
-from splitserve_gateway.parsing.reasoning import ReasoningState
 from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
 
 _MAX_REFUSED = 3  # each may take all the time that a grammar gets

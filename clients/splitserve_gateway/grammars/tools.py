@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import assert_never
 
-from splitserve_client.types import JsonSchema
-from splitserve_gateway.grammars.requested import GrammarRefused, json_text
-from splitserve_gateway.schemas.tools import (
+from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
+from splitserve_gateway.grammars.checker import GrammarRefused, json_text
+from splitserve_gateway.parsing.formats import ReasoningMarks, ReasoningState, ToolCallFormat
+from splitserve_gateway.schemas.sampling import (
     AllowedChatChoice,
     ChatTool,
     ChatToolChoice,
@@ -134,3 +138,179 @@ def _named(known: tuple[Tool, ...], field: str, name: str) -> Tool:
         if tool.name == name:
             return tool
     raise GrammarRefused(field, "names no function of tools")
+
+
+# --------------------------------------------------------------------------------------------------
+# Grammars for answers that call tools, each in the notation that the model was trained on.
+
+_MAX_CALLS = 32  # so that an answer ends
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelling:
+    """The texts around names and arguments of calls, in order."""
+
+    name: tuple[str, ...]  # before the name
+    arguments: tuple[str, ...]
+    end: tuple[str, ...]
+    between: str
+    first: tuple[str, ...] = ()  # before all calls
+    last: tuple[str, ...] = ()
+
+
+_SPELLINGS = {
+    "hermes": _Spelling(
+        ("<tool_call>", '\n{"name": "'), ('", "arguments": ',), ("}\n", "</tool_call>"), "\n"
+    ),
+    "llama3_json": _Spelling(('{"name": "',), ('", "parameters": ',), ("}",), "; "),
+    "mistral": _Spelling(
+        ('{"name": "',), ('", "arguments": ',), ("}",), ", ", ("[TOOL_CALLS]", "["), ("]",)
+    ),
+    "mistral_args": _Spelling(("[TOOL_CALLS]",), ("[ARGS]",), (), ""),
+    "json": _Spelling(('{"name": "',), ('", "arguments": ',), ("}",), ", ", ("[",), ("]",)),
+}
+
+
+def texts_of(tool_call_format: ToolCallFormat) -> frozenset[str]:
+    """The texts that grammars for a notation have around names and arguments."""
+    spelling = _SPELLINGS[tool_call_format.name]
+    parts = (spelling.first, spelling.name, spelling.arguments, spelling.end, spelling.last)
+    return frozenset(text for part in parts for text in part)
+
+
+def only_calls(
+    tools: Sequence[Tool],
+    tool_call_format: ToolCallFormat,
+    max_calls: int | None,
+) -> Lark:
+    """An answer that is a call, or up to 32, of `tools`, and nothing else."""
+    spelling = _SPELLINGS[tool_call_format.name]
+    if max_calls == 1 and tool_call_format.name == "json":
+        calls = "call"
+    else:
+        more = f"({_parts([spelling.between])} call){{0,{_MAX_CALLS - 1}}}"
+        first, last = (_parts(part) for part in (spelling.first, spelling.last))
+        calls = f"{first} call {'' if max_calls == 1 else more} {last}"
+    return Lark(f"start: {calls}\n{_call_rules(tools, spelling)}")
+
+
+def text_and_calls(tools: Sequence[Tool], tool_call_format: ToolCallFormat) -> Lark | None:
+    """An answer that is any text, with calls of `tools` wherever the opener stands in it.
+
+    None for a notation in which not every call begins with the opener.
+    """
+    opener = tool_call_format.opener
+    spelling = _SPELLINGS[tool_call_format.name]
+    if spelling.name[0] != opener:
+        return None
+    rest = replace(spelling, name=spelling.name[1:])
+    tail = ANY_TEXT + rf" & ~/(.|\n)*{_regex(opener)}(.|\n)*/"
+    return Lark(
+        f"start: (opened call)* TAIL\nTAIL: {tail}\n{up_to('opened', opener)}"
+        f"{_call_rules(tools, rest)}"
+    )
+
+
+def _call_rules(tools: Sequence[Tool], spelling: _Spelling) -> str:
+    rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
+    name, arguments, end = (
+        _parts(part) for part in (spelling.name, spelling.arguments, spelling.end)
+    )
+    for index, tool in enumerate(tools):
+        called = _parts([tool.name])
+        rules += [
+            f"call_{index}: {name} {called} {arguments} arguments_{index} {end}",
+            f"arguments_{index}: {embedded(tool.schema)}",
+        ]
+    return "\n".join(rules) + "\n"
+
+
+def _parts(texts: Sequence[str]) -> str:
+    return " ".join(quoted(text) for text in texts if text)
+
+
+def _regex(text: str) -> str:
+    # `\\<` would be the beginning of a word.
+    return "".join(f"\\{char}" if char in "[]|/" else char for char in text)
+
+
+# -- Grammars put together, in llguidance's dialect of Lark ----------------------------------------
+
+ANY_TEXT = r"/(.|\n)*/"
+_LITTLE_SPACE = '"x-guidance": {"whitespace_pattern": "[ ]?"}'
+_SPACE = r"/[ \t\r\n]{0,8}/"
+
+
+def quoted(text: str) -> str:
+    """`text`, as a rule has it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def up_to(name: str, end: str) -> str:
+    """The rule `name`: any text up to the first `end`, and that."""
+    return f"{name}[suffix={quoted(end)}]: {ANY_TEXT}\n"
+
+
+def embedded(grammar: Grammar) -> str:
+    """`grammar` as the right side of a rule."""
+    match grammar:
+        case JsonSchema(schema):
+            return f"%json {_with_little_space(schema)}"
+        case Regex(pattern):
+            return f"/{_escaped(pattern)}/"
+        case Choices(texts):
+            return " | ".join(map(quoted, texts))
+        case Lark(text):
+            return f"%lark {{\n{text}\n}}"
+    assert_never(grammar)
+
+
+def as_sent(grammar: Grammar) -> Grammar:
+    """`grammar`; of a JSON Schema one that allows no more than a space between two tokens.
+
+    Otherwise a model that likes white space writes nothing else until its tokens run out.
+    """
+    if isinstance(grammar, JsonSchema):
+        return Lark(f"start: {embedded(grammar)}\n")
+    return grammar
+
+
+def either(first: Grammar, second: Grammar) -> Lark:
+    """An answer that is one of two."""
+    return Lark(f"start: first | second\nfirst: {embedded(first)}\nsecond: {embedded(second)}\n")
+
+
+def after_reasoning(grammar: Grammar, marks: ReasoningMarks, state: ReasoningState) -> Grammar:
+    """`grammar` for what follows reasoning; `state`: where the prompt ends.
+
+    Where it has not begun, the model may reason or not.
+    """
+    if state is ReasoningState.CLOSED:
+        return grammar
+    reasoned = "reasoned" if state is ReasoningState.OPEN else "(opener reasoned)?"
+    return Lark(
+        f"start: {reasoned} answer\n"
+        f"opener: {quoted(marks.opener)}\n"
+        f"reasoned: thoughts {_SPACE}\n"
+        f"{up_to('thoughts', marks.closer)}"
+        f"answer: {embedded(grammar)}\n"
+    )
+
+
+def _with_little_space(schema: str) -> str:
+    """`schema`, which is JSON text and has no options for the compiler, with one."""
+    members = schema.strip().removeprefix("{").removesuffix("}").strip()
+    if not schema.lstrip().startswith("{") or not members:
+        members = ""  # `true`
+    return "{" + _LITTLE_SPACE + (f", {members}" if members else "") + "}"
+
+
+def _escaped(pattern: str) -> str:
+    """A regex between slashes, on one line."""
+    return re.sub(r"\\[\s\S]|[/\n\r]", _escape_one, pattern)
+
+
+def _escape_one(match: re.Match[str]) -> str:
+    found = match.group()
+    by_name = {"\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r", "/": r"\/"}
+    return by_name.get(found, found)

@@ -14,8 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from splitserve_gateway.http.errors import ApiError, invalid
-from splitserve_gateway.http.request_head import HeadRefused, check_head
-from splitserve_gateway.http.request_parser import RequestParser
+from splitserve_gateway.http.request_parser import HeadRefused, RequestParser, check_head
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_TARGET_BYTES = 16 * 1024

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from splitserve_gateway.http.address import origin_of
 from splitserve_gateway.http.connection import Connection
-from splitserve_gateway.sharing.shares import HELD_PER_LEFT, Shares
+from splitserve_gateway.sharing.turns import HELD_PER_LEFT, Shares
 from splitserve_rpc.https import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 
 # What is out then, say open files, may be there again.
@@ -108,3 +108,23 @@ class Listener:
             if not connection.is_made:
                 client.close()
                 leave()
+
+
+# -- From where a request comes, as far as floods are told apart by it -----------------------------
+
+# Whoever has one address of IPv6 has as many as this leaves open.
+_IPV6_PREFIX_BITS = 64
+
+
+def origin_of(client: Sequence[object] | None) -> str:
+    """The address of an ASGI `client`, or its network; empty if there is none."""
+    host = str(client[0]) if client else ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(address.packed[: _IPV6_PREFIX_BITS // 8].hex())
+    return str(address)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from splitserve_gateway.parsing.json_reading import is_json, read_string, read_value
-from splitserve_gateway.parsing.reader import NotAsExpected, Reader, Reading
-from splitserve_gateway.parsing.writer import AnswerWriter
+from splitserve_gateway.parsing.reader import AnswerWriter, NotAsExpected, Reader, Reading, Stops
 from splitserve_rpc.json_text import parse_json
 
 # Schemas of the tools' parameters by the tools' names.
@@ -157,3 +156,177 @@ def read_name(reader: Reader) -> Reading[str]:
     if not name or len(name) > _MAX_NAME_CHARS:
         raise NotAsExpected
     return name
+
+
+# --------------------------------------------------------------------------------------------------
+# JSON as it arrives: checked strictly (RFC 8259), character by character, without building it.
+
+MAX_DEPTH = 128  # arrays and objects within one another
+_MAX_SCALAR_CHARS = 1024  # a number
+
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_SCALAR_CHARS = re.compile(r"[-+.0-9A-Za-z]*")
+_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
+
+
+def read_value(reader: Reader) -> Reading[None]:
+    """Reads one value. Raises NotAsExpected where it is not JSON, or nested too deeply."""
+    closers: list[str] = []
+    while True:
+        opened = yield from _open_or_scalar(reader, closers)
+        if opened:
+            continue
+        while closers:  # a value has ended
+            yield from reader.skip_space()
+            char = yield from reader.peek()
+            if char == ",":
+                reader.skip(1)
+                yield from reader.skip_space()
+                if closers[-1] == "}":
+                    yield from _read_key(reader)
+                break
+            if char != closers[-1]:
+                raise NotAsExpected
+            reader.skip(1)
+            closers.pop()
+        if not closers:
+            return
+
+
+def is_json(text: str) -> bool:
+    """Whether `text` is one value, and white space."""
+    reader = Reader()
+    reader.feed(text.strip(" \t\r\n"))
+    reader.end()
+    try:
+        for _ in read_value(reader):
+            raise AssertionError("a text that has ended is not waited for")
+    except NotAsExpected:
+        return False
+    return reader.is_at_end
+
+
+def read_string(reader: Reader) -> Reading[str]:
+    """Reads a string, and returns what it says."""
+    pieces: list[str] = []
+    with reader.recording(pieces.append):
+        yield from _skip_string(reader)
+    return str(parse_json("".join(pieces)))
+
+
+def _open_or_scalar(reader: Reader, closers: list[str]) -> Reading[bool]:
+    """Whether a value follows within what has just been opened, or a value has ended."""
+    char = yield from reader.peek()
+    if char == '"':
+        yield from _skip_string(reader)
+        return False
+    if char not in ("{", "["):
+        yield from _skip_scalar(reader)
+        return False
+    if len(closers) == MAX_DEPTH:
+        raise NotAsExpected
+    reader.skip(1)
+    closer = "}" if char == "{" else "]"
+    yield from reader.skip_space()
+    if (yield from reader.peek()) == closer:
+        reader.skip(1)
+        return False
+    closers.append(closer)
+    if char == "{":
+        yield from _read_key(reader)
+    return True
+
+
+def _read_key(reader: Reader) -> Reading[None]:
+    yield from _skip_string(reader)
+    yield from reader.skip_space()
+    yield from reader.expect(":")
+    yield from reader.skip_space()
+
+
+def _skip_string(reader: Reader) -> Reading[None]:
+    yield from reader.expect('"')
+    while True:
+        yield from reader.take(_PLAIN)
+        char = yield from reader.peek()
+        if char == '"':
+            reader.skip(1)
+            return
+        if char != "\\":
+            raise NotAsExpected
+        length = 6 if (yield from reader.peek(2)) == "\\u" else 2
+        if not _ESCAPE.fullmatch((yield from reader.peek(length))):
+            raise NotAsExpected
+        reader.skip(length)
+
+
+def _skip_scalar(reader: Reader) -> Reading[None]:
+    text = yield from reader.take(_SCALAR_CHARS)
+    if len(text) > _MAX_SCALAR_CHARS or not _SCALAR.fullmatch(text):
+        raise NotAsExpected
+
+
+# -- The notation of Qwen3-Coder: a call as tags, its arguments as text between them ---------------
+
+_MAX_KEY_CHARS = 256
+_MAX_VALUE_CHARS = 65_536  # a longer one is a string: it is decoded in one go
+_END_OF_VALUE = Stops(("</parameter>",))
+_END_OF_TAG = Stops((">", "\n", "<"))
+
+
+def read_tagged_call(reader: Reader, tools: ToolSchemas) -> Reading[tuple[str, str]]:
+    """Reads `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`: name and arguments.
+
+    A value is text. It is taken for JSON if the parameter's schema says something else than a
+    string and it can be read as that. Raises NotAsExpected.
+    """
+    yield from reader.expect("<function=")
+    name = yield from read_name(reader)
+    yield from reader.expect(">")
+    properties = tools.get(name, {}).get("properties")
+    arguments: dict[str, str] = {}
+    while True:
+        yield from reader.skip_space()
+        tag = yield from reader.one_of(("<parameter=", "</function>"))
+        if tag is None:
+            raise NotAsExpected
+        if tag == "</function>":
+            break
+        key = yield from _read_up_to(reader, _END_OF_TAG, ">")
+        value = yield from _read_up_to(reader, _END_OF_VALUE, "</parameter>")
+        if len(key) > _MAX_KEY_CHARS:
+            raise NotAsExpected
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        arguments[key] = _value_text(value.removeprefix("\n").removesuffix("\n"), schema)
+    members = (f"{json.dumps(key, ensure_ascii=False)}: {v}" for key, v in arguments.items())
+    return name, "{" + ", ".join(members) + "}"
+
+
+def _read_up_to(reader: Reader, stops: Stops, expected: str) -> Reading[str]:
+    pieces: list[str] = []
+    if (yield from reader.until(stops, pieces.append)) != expected:
+        raise NotAsExpected
+    return "".join(pieces)
+
+
+def _value_text(text: str, schema: object) -> str:
+    """What stands between the tags, as JSON."""
+    types = _types(schema)
+    is_text = "string" in types and not (text == "null" and "null" in types)
+    if types and not is_text and len(text) <= _MAX_VALUE_CHARS and is_json(text):
+        return text.strip()
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _types(schema: object) -> set[str]:
+    """The JSON types that `schema` names; empty if it names none."""
+    if not isinstance(schema, Mapping):
+        return set()
+    named = schema.get("type")
+    types = {each for each in (named if isinstance(named, list) else [named]) if each}
+    for key in ("anyOf", "oneOf"):
+        options = schema.get(key)
+        for option in options if isinstance(options, list) else []:
+            types |= _types(option)
+    return types or ({"object"} if "$ref" in schema else set())

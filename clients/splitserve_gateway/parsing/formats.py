@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import secrets
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from splitserve_gateway.parsing.calls import CallReader, read_name
+from splitserve_gateway.config import ReasoningParserName, ToolCallParserName
+from splitserve_gateway.parsing.calls import CallReader, read_name, read_tagged_call
 from splitserve_gateway.parsing.reader import NotAsExpected, Reading
-from splitserve_gateway.parsing.tagged_calls import read_tagged_call
 
 _ID_CHARS = string.ascii_letters + string.digits
 _CALL_ID = re.compile(r"[0-9A-Za-z_-]*")
@@ -121,3 +122,92 @@ MISTRAL_ARGS = replace(MISTRAL, name="mistral_args")
 JSON = ToolCallFormat("json", "", (), _read_objects, may_be_bare=True)
 
 FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, JSON)}
+
+
+# -- Which notations a model uses, by the markers in its chat template -----------------------------
+
+# What a template says of calls, the most telling first.
+_TOOL_CALL_MARKERS = (
+    ("[ARGS]", MISTRAL_ARGS),
+    ("[TOOL_CALLS]", MISTRAL),
+    ("<tool_call>", HERMES),
+    ("<|python_tag|>", LLAMA3_JSON),
+    ('"parameters": dictionary of argument name', LLAMA3_JSON),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """How a model writes calls and reasoning; None where it does not, or nobody is to look."""
+
+    tool_calls: ToolCallFormat | None
+    reasoning: ReasoningMarks | None
+
+    @classmethod
+    def of(
+        cls,
+        chat_template: str,
+        tool_call_parser: ToolCallParserName = "auto",
+        reasoning_parser: ReasoningParserName = "auto",
+    ) -> OutputFormat:
+        """By name; `auto` goes by the template, and is JSON where that says nothing of calls."""
+        tool_calls = FORMATS.get(tool_call_parser)
+        if tool_call_parser == "auto":
+            tool_calls = _tool_calls_of(chat_template)
+        elif tool_calls is MISTRAL and "[ARGS]" in chat_template:
+            tool_calls = MISTRAL_ARGS
+        reasoning = REASONING_MARKS.get(reasoning_parser)
+        if reasoning_parser == "auto":
+            reasoning = _reasoning_of(chat_template)
+        return cls(tool_calls, reasoning)
+
+    @property
+    def marker_texts(self) -> frozenset[str]:
+        """Texts that a parser has to see, even where they are special tokens of the model."""
+        calls = self.tool_calls.markers if self.tool_calls else ()
+        marks = (self.reasoning.opener, self.reasoning.closer) if self.reasoning else ()
+        return frozenset([*calls, *marks])
+
+
+def _tool_calls_of(template: str) -> ToolCallFormat:
+    return next((found for text, found in _TOOL_CALL_MARKERS if text in template), JSON)
+
+
+def _reasoning_of(template: str) -> ReasoningMarks | None:
+    for marks in (MISTRAL_THINK, THINK):
+        if marks.opener in template or marks.closer in template:
+            return marks
+    return None
+
+
+# -- How models mark what they think before they answer --------------------------------------------
+
+
+class ReasoningState(enum.Enum):
+    """Where a model is with its reasoning when it begins to answer."""
+
+    NOT_BEGUN = "not_begun"
+    OPEN = "open"  # the answer begins within it
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    """The texts before and after reasoning, which stands at the beginning of an answer."""
+
+    name: str
+    opener: str
+    closer: str
+
+    def state_after(self, prompt: str) -> ReasoningState:
+        """Where a rendered prompt leaves the model."""
+        end = prompt[-1024:].rstrip()
+        if end.endswith(self.opener):
+            return ReasoningState.OPEN
+        return ReasoningState.CLOSED if end.endswith(self.closer) else ReasoningState.NOT_BEGUN
+
+
+THINK = ReasoningMarks("think", "<think>", "</think>")
+MISTRAL_THINK = ReasoningMarks("mistral", "[THINK]", "[/THINK]")
+
+REASONING_MARKS = {each.name: each for each in (THINK, MISTRAL_THINK)}

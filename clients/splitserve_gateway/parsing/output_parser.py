@@ -6,12 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from splitserve_gateway.parsing.calls import CallReader, ToolSchemas
-from splitserve_gateway.parsing.deltas import Delta, ReasoningDelta
-from splitserve_gateway.parsing.formats import ToolCallFormat
-from splitserve_gateway.parsing.output_format import OutputFormat
-from splitserve_gateway.parsing.reader import NotAsExpected, Reader, Reading, stops_of
-from splitserve_gateway.parsing.reasoning import ReasoningMarks
-from splitserve_gateway.parsing.writer import AnswerWriter
+from splitserve_gateway.parsing.formats import OutputFormat, ReasoningMarks, ToolCallFormat
+from splitserve_gateway.parsing.reader import (
+    AnswerWriter,
+    Delta,
+    NotAsExpected,
+    Reader,
+    Reading,
+    ReasoningDelta,
+    stops_of,
+)
 
 
 @dataclass(frozen=True, slots=True)

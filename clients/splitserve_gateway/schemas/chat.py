@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Tag, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from splitserve_gateway.schemas.base import (
@@ -18,14 +18,14 @@ from splitserve_gateway.schemas.base import (
     Label,
     Name,
     Refused,
+    TokenIds,
     at_most,
     described,
     needs_one_of,
     text_or_list,
     text_type,
 )
-from splitserve_gateway.schemas.sampling import SamplingFields
-from splitserve_gateway.schemas.tools import MAX_TOOLS, ChatTool, ChatToolChoice
+from splitserve_gateway.schemas.sampling import MAX_TOOLS, ChatTool, ChatToolChoice, SamplingFields
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -170,3 +170,75 @@ class ChatRequest(ChatFields, SamplingFields):
     verbosity: Refused = None
     web_search_options: Refused = None
     moderation: Refused = None
+
+
+# -- `POST /v1/completions` ------------------------------------------------------------------------
+
+MAX_PROMPTS = 1024
+
+
+def _kind_of_prompt(value: object) -> str:
+    if not isinstance(value, list):
+        return "<text>"
+    match value:
+        case [str(), *_]:
+            return "<texts>"
+        case [list(), *_]:
+            return "<lists>"
+        case _:
+            return "<tokens>"
+
+
+_Many = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+_Text = Annotated[str, described(minLength=1)]
+_Tokens = Annotated[TokenIds, described(minItems=1)]
+_Prompt = Annotated[
+    Annotated[_Text, Tag("<text>")]
+    | Annotated[_Tokens, Tag("<tokens>")]
+    | Annotated[list[_Text], _Many, Tag("<texts>")]
+    | Annotated[list[_Tokens], _Many, Tag("<lists>")],
+    Discriminator(_kind_of_prompt),
+]
+
+
+class CompletionRequest(SamplingFields):
+    """What `/v1/completions` takes. `prompt`: a text, its token ids, or a batch of either."""
+
+    model_config = ConfigDict(json_schema_extra=needs_one_of("prompt", "prompt_token_ids"))
+
+    prompt: _Prompt | None = None
+    logprobs: Annotated[Int32 | None, described(minimum=0, maximum=20)] = None
+    suffix: Refused = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts one by one; empty if there is none."""
+        prompt = self.prompt
+        if prompt is None:
+            return [] if self.prompt_token_ids is None else [self.prompt_token_ids]
+        if isinstance(prompt, str):
+            return [prompt]
+        is_batch = bool(prompt) and isinstance(prompt[0], str | list)
+        return cast(list[str] | list[list[int]], prompt if is_batch else [prompt])
+
+
+# -- `POST /tokenize` and `POST /detokenize` -------------------------------------------------------
+
+
+class TokenizeRequest(ChatFields):
+    """What `/tokenize` takes: `prompt`, or `messages` and what a chat's template reads."""
+
+    model_config = ConfigDict(json_schema_extra=needs_one_of("prompt", "messages"))
+
+    model: Name | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: Flag = False
+
+
+class DetokenizeRequest(ApiRequest):
+    """What `/detokenize` takes."""
+
+    model: Name | None = None
+    tokens: TokenIds
+    skip_special_tokens: Flag = False

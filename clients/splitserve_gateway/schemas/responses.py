@@ -30,9 +30,13 @@ from splitserve_gateway.schemas.chat import (
     TemplateVariables,
     kind_of_part,
 )
-from splitserve_gateway.schemas.formats import TEXT_FORMAT
-from splitserve_gateway.schemas.sampling import SamplingFields
-from splitserve_gateway.schemas.tools import MAX_TOOLS, ResponseTool, ResponseToolChoice
+from splitserve_gateway.schemas.sampling import (
+    MAX_TOOLS,
+    TEXT_FORMAT,
+    ResponseTool,
+    ResponseToolChoice,
+    SamplingFields,
+)
 
 _ItemStatus = Annotated[Literal["in_progress", "completed", "incomplete"] | None, IGNORED]
 

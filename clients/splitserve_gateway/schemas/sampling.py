@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema
 
 from splitserve_gateway.schemas.base import (
+    ApiRequest,
     Flag,
     FreeJson,
+    FreeObject,
+    Ignored,
     IgnoredFields,
     Int32,
     Int64,
@@ -22,7 +25,6 @@ from splitserve_gateway.schemas.base import (
     described,
     text_or_list,
 )
-from splitserve_gateway.schemas.formats import GUIDED, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
 
 # Read by grammars.requested; at most one of them says what the answer is to be.
 GRAMMAR_FIELDS = (
@@ -116,3 +118,168 @@ class SamplingFields(IgnoredFields):
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+
+# -- JSON Schemas of the fields that `grammars.requested` reads, for the OpenAPI description -------
+
+Json = dict[str, Any]
+
+_NULL: Json = {"type": "null"}
+_TEXT: Json = {"type": "string", "minLength": 1}
+
+
+def _closed(properties: Json, *required: str) -> Json:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def _or_null(schema: Json) -> Json:
+    return {"anyOf": [schema, _NULL]}
+
+
+_PLAIN_FORMAT = _closed({"type": {"enum": ["text", "json_object"]}}, "type")
+_JSON_SCHEMA: Json = {
+    "name": {"type": ["string", "null"]},
+    "description": {"type": ["string", "null"]},
+    "schema": {"type": ["object", "null"]},
+    "strict": {"type": ["boolean", "null"]},
+}
+_KIND: Json = {"const": "json_schema"}
+
+RESPONSE_FORMAT: Json = {
+    "anyOf": [
+        _PLAIN_FORMAT,
+        _closed({"type": _KIND, "json_schema": _closed(_JSON_SCHEMA)}, "type", "json_schema"),
+        _NULL,
+    ]
+}
+TEXT_FORMAT: Json = {
+    "anyOf": [_PLAIN_FORMAT, _closed({"type": _KIND, **_JSON_SCHEMA}, "type"), _NULL]
+}
+GUIDED: dict[str, Json] = {
+    "json": _or_null({"type": "object"}),
+    "regex": _or_null({**_TEXT, "description": "A regular expression."}),
+    "choice": _or_null({"type": "array", "minItems": 1, "maxItems": 1024, "items": _TEXT}),
+    "grammar": _or_null(
+        {**_TEXT, "description": "In Lark or GBNF.", "examples": ['start: "yes" | "no"']}
+    ),
+}
+STRUCTURED_OUTPUTS: Json = _or_null(
+    {**_closed({**GUIDED, "json_object": {"type": ["boolean", "null"]}}), "maxProperties": 1}
+)
+
+
+# -- Tools, and which of them may be called: in the form of chats, and of responses ----------------
+
+MAX_TOOLS = 128
+
+_Mode = Literal["auto", "required"]
+_NewName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$", examples=["get_weather"])]
+_Word = Literal["none", "auto", "required"]
+
+
+class FunctionDefinition(ApiRequest):
+    """A function that the model may call. `parameters`: a JSON Schema."""
+
+    name: _NewName
+    description: str | None = None
+    parameters: FreeObject | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(ApiRequest):
+    """A function of `tools`."""
+
+    name: Annotated[Name, described(minLength=1)]
+
+
+def _kind_of_choice(value: object) -> str:
+    kind = value.get("type", "") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind is None:
+        return "<word>"
+    return "<allowed>" if kind == "allowed_tools" else "<function>"
+
+
+# -- chats -----------------------------------------------------------------------------------------
+
+
+class ChatTool(ApiRequest):
+    """A tool; those that a server would run are none of ours."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ChatToolName(ApiRequest):
+    """One of the tools."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedChatTools(ApiRequest):
+    """The tools that may be called, or one of which has to be."""
+
+    mode: _Mode
+    tools: Annotated[list[ChatToolName], Field(min_length=1), at_most(MAX_TOOLS)]
+
+
+class AllowedChatChoice(ApiRequest):
+    """A choice of some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedChatTools
+
+
+ChatToolChoice = Annotated[
+    Annotated[_Word, Tag("<word>")]
+    | Annotated[ChatToolName, Tag("<function>")]
+    | Annotated[AllowedChatChoice, Tag("<allowed>")],
+    Discriminator(_kind_of_choice),
+]
+
+
+# -- responses -------------------------------------------------------------------------------------
+
+
+class ResponseTool(ApiRequest):
+    """A tool, which is a function; those that a server would run are none of ours."""
+
+    type: Literal["function"]
+    name: _NewName
+    description: str | None = None
+    parameters: FreeObject | None = None
+    strict: bool | None = None
+    output_schema: Ignored = None
+    allowed_callers: Refused = None
+    defer_loading: Annotated[Literal[False] | None, Field(description="Refused if true.")] = None
+    is_async: Annotated[
+        Literal[False] | None, Field(alias="async", description="Refused if true.")
+    ] = None
+
+
+class ResponseToolName(ApiRequest):
+    """One of the tools."""
+
+    type: Literal["function"]
+    name: Annotated[Name, described(minLength=1)]
+
+
+class AllowedResponseTools(ApiRequest):
+    """A choice of some of the tools, which may be called, or one of which has to be."""
+
+    type: Literal["allowed_tools"]
+    mode: _Mode
+    tools: Annotated[list[ResponseToolName], Field(min_length=1), at_most(MAX_TOOLS)]
+
+
+ResponseToolChoice = Annotated[
+    Annotated[_Word, Tag("<word>")]
+    | Annotated[ResponseToolName, Tag("<function>")]
+    | Annotated[AllowedResponseTools, Tag("<allowed>")],
+    Discriminator(_kind_of_choice),
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from splitserve_bench.workloads.distributions import Distribution
+from splitserve_bench.workloads.conversation import Distribution
 
 
 def draws(text: str, number: int = 4000) -> list[float]:

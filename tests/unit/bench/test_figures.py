@@ -11,10 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_bench.figures.intervals import estimate, estimate_ratios
-from splitserve_bench.figures.log_histogram import RELATIVE_ERROR, LogHistogram, merged
-from splitserve_bench.figures.parts import Parts
-from splitserve_bench.figures.quantities import parse_seconds, seconds_text
+from splitserve_bench.figures.log_histogram import (
+    RELATIVE_ERROR,
+    LogHistogram,
+    Parts,
+    estimate,
+    estimate_ratios,
+    merged,
+)
+from splitserve_bench.figures.recorder import parse_seconds, seconds_text
 
 SECONDS = st.floats(1e-6, 80_000, allow_nan=False)
 VALUES = st.lists(SECONDS, min_size=1, max_size=200)

@@ -8,8 +8,7 @@ import itertools
 import pytest
 
 from splitserve_bench.load.generator import Generator, Pace
-from splitserve_bench.load.outcome import Outcome
-from splitserve_bench.load.watcher import GivenUp
+from splitserve_bench.load.outcome import GivenUp, Outcome
 from splitserve_bench.targets.target import AskFailed
 from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
 from tests.support.bench.scripted import Script, ScriptedTarget, at, run_virtually

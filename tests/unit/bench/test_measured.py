@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from splitserve_bench.figures.recorder import Recorder
-from splitserve_bench.figures.slo import Slo
-from splitserve_bench.load.generator import Pace
-from splitserve_bench.load.local_load import LocalLoad, TargetUnusable
+from splitserve_bench.figures.recorder import Recorder, Slo
+from splitserve_bench.load.generator import LocalLoad, Pace, TargetUnusable
 from splitserve_bench.reports.report import TargetReport, report_of
 from splitserve_bench.runs import RunConfig, run_load
 from splitserve_bench.targets.target import Answered, AskFailed

@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_bench.load.generator import Pace
-from splitserve_bench.load.local_load import LocalLoad, TargetUnusable
+from splitserve_bench.load.generator import LocalLoad, Pace, TargetUnusable
 from splitserve_bench.reports.report import TargetReport, report_of
 from splitserve_bench.runs import RunConfig, run_load
-from splitserve_bench.targets.openai_answer import AnswerReader
-from splitserve_bench.targets.openai_target import OpenAiTarget
-from splitserve_bench.targets.options import AskOptions
-from splitserve_bench.targets.target import AskFailed
+from splitserve_bench.targets.openai_target import AnswerReader, OpenAiTarget
+from splitserve_bench.targets.target import AskFailed, AskOptions
 from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
 from tests.support.bench.openai_server import Answer, OpenAiServer, delta, end, event, text, usage
 from tests.support.bench.scripted import at, run_virtually

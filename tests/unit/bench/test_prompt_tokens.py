@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_bench.workloads.conversation import Piece
-from splitserve_bench.workloads.prompt_tokens import PromptTokens
+from splitserve_bench.workloads.conversation import Piece, PromptTokens
 
 KEYS = st.integers(-(2**62), 2**62)
 LENGTHS = st.integers(0, 300)

@@ -9,20 +9,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from splitserve_bench.figures.recorder import Recorder
-from splitserve_bench.figures.slo import Slo
-from splitserve_bench.load.outcome import Outcome
-from splitserve_bench.load.watcher import GivenUp
-from splitserve_bench.reports.comparison import comparison_text
+from splitserve_bench.figures.recorder import Recorder, Slo
+from splitserve_bench.load.outcome import GivenUp, Outcome
 from splitserve_bench.reports.picture import picture
 from splitserve_bench.reports.report import (
     ReportUnreadable,
     TargetReport,
+    comparison_text,
     read_report,
     report_of,
+    text_of,
     write_report,
 )
-from splitserve_bench.reports.tables import text_of
 from splitserve_bench.targets.target import Answered
 
 

@@ -8,10 +8,13 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from splitserve_bench.workloads.conversation import Conversation
-from splitserve_bench.workloads.distributions import Distribution
-from splitserve_bench.workloads.limited import Limits
-from splitserve_bench.workloads.synthetic import SharedPrefix, SyntheticLoad
+from splitserve_bench.workloads.conversation import (
+    Conversation,
+    Distribution,
+    Limits,
+    SharedPrefix,
+    SyntheticLoad,
+)
 
 LOAD = SyntheticLoad(
     Distribution.parse("lognormal:100:1"),

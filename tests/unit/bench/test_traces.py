@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_bench.workloads.conversation import Piece
-from splitserve_bench.workloads.prompt_tokens import PromptTokens
+from splitserve_bench.workloads.conversation import Piece, PromptTokens
 from splitserve_bench.workloads.traces import TraceUnreadable, read_trace
 
 AZURE_2023 = """\

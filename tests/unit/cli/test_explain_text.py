@@ -9,8 +9,14 @@ import pytest
 from scheduler_service.scheduler.effects import AcquittalReason, MoveReason
 from scheduler_service.scheduler.routing import routing
 from scheduler_service.scheduler.values.admission import AdmissionBlocker, AssignedFor
-from splitserve_cli.explain_text import describe_explanation, describe_queue, summary
-from splitserve_cli.explain_words import because, details_of, seconds
+from splitserve_cli.explain import (
+    because,
+    describe_explanation,
+    describe_queue,
+    details_of,
+    seconds,
+    summary,
+)
 from splitserve_client.explanations import (
     Explanation,
     LifeEvent,

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from splitserve_cli.generate_output import SeveralTextsOutput
+from splitserve_cli.generate import SeveralTextsOutput
 from splitserve_cli.main import main
 from splitserve_client import End, FinishReason, Piece, SequenceFinish, Usage
 from tests.support.fakes.fake_generation import expected_tokens, logprob_of

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_cli.child import Child, describe_exit
 from splitserve_cli.serve_config import ServeConfig
-from splitserve_cli.supervisor import Supervisor
+from splitserve_cli.supervisor import Child, Supervisor, describe_exit
 from tests.support.processes.patience import PATIENCE_S
 
 # Ignores SIGTERM if told so, says that it runs by connecting to us, and ends when its stdin does.

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitserve_cli.command_line import as_seen_by_people
 from splitserve_cli.main import main
-from splitserve_cli.terminal import as_seen_by_people
 from tests.support.fakes.fake_generation import expected_tokens
 from tests.support.fakes.scheduler_thread import FakeServer
 

@@ -15,13 +15,11 @@ from splitserve_client import UnreadBudget
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints.context import Gateway
 from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.http.bodies import read_body
-from splitserve_gateway.http.body_budget import FREE_BYTES, BodyBudget, BodyShare
+from splitserve_gateway.http.bodies import FREE_BYTES, BodyBudget, BodyShare, read_body
 from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.http.guard import Exchanges
-from splitserve_gateway.schemas.chat import ChatRequest
-from splitserve_gateway.schemas.completions import CompletionRequest
-from splitserve_gateway.sharing.turn_places import TurnPlaces
+from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
+from splitserve_gateway.sharing.turns import TurnPlaces
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_rpc.discovery import Listed
 

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from splitserve_gateway.callers.caller import Caller
-from splitserve_gateway.callers.known_callers import KnownCallers
+from splitserve_gateway.callers.identification import KnownCallers
 from splitserve_gateway.config import GatewayConfig, LiveConfig
 from splitserve_gateway.live_page import LivePage
 from splitserve_options import options

@@ -14,10 +14,14 @@ from openai.resources.responses import Responses
 from pydantic import BaseModel, ValidationError
 
 from splitserve_gateway.schemas.base import ApiRequest, StreamOptions, ignored_names
-from splitserve_gateway.schemas.chat import ChatMessage, ChatRequest
-from splitserve_gateway.schemas.completions import CompletionRequest
+from splitserve_gateway.schemas.chat import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from splitserve_gateway.schemas.responses import ResponsesRequest
-from splitserve_gateway.schemas.tokenization import DetokenizeRequest, TokenizeRequest
 
 TEXT = (Path(__file__).parents[3] / "docs" / "openai.md").read_text(encoding="utf-8")
 FIELDS = TEXT.split("## Which fields there are")[1].split("## Answers")[0]

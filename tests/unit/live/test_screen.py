@@ -13,8 +13,15 @@ import splitserve_live
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_live.frames import frame_line
 from splitserve_live.screen import screen
-from splitserve_live.state import LiveState, Pool
-from splitserve_live.words import BLOCK_STATES, ROW_KINDS, lack_word, state_word, why
+from splitserve_live.state import (
+    BLOCK_STATES,
+    ROW_KINDS,
+    LiveState,
+    Pool,
+    lack_word,
+    state_word,
+    why,
+)
 
 STATIC = Path(splitserve_live.__file__).parent / "static"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_cli.checks.clocks import check_clock
+from splitserve_cli.checks.cluster import check_clock
 from splitserve_cli.checks.finding import State
 
 

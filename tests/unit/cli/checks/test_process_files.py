@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from splitserve_cli.checks.finding import Finding, State
-from splitserve_cli.checks.process_files import check_process_files
+from splitserve_cli.checks.ports import check_process_files
 from splitserve_options.option import Command
 from splitserve_options.options import Value
 from tests.support.security.cluster import Certificates

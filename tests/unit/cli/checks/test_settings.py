@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from splitserve_cli.checks.finding import State
-from splitserve_cli.checks.settings import check_settings, listened_at
+from splitserve_cli.checks.finding import State, check_settings, listened_at
 
 
 def test_settings_are_wrong_when_the_file_has_what_is_not_allowed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from splitserve_cli.checks.finding import Finding, State
-from splitserve_cli.checks.tls_files import check_tls_files
+from splitserve_cli.checks.ports import check_tls_files
 from splitserve_rpc.tls import TlsFiles
 from tests.support.security.cluster import Certificates
 

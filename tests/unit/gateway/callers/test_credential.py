@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_gateway.callers.credential import credential_of
+from splitserve_gateway.callers.caller import credential_of
 from splitserve_gateway.http.errors import ApiError
 
 HOST = (b"host", b"x")

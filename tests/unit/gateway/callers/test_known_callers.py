@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from splitserve_gateway.callers.caller import Caller
-from splitserve_gateway.callers.known_callers import AskAgain, KnownCallers, Memory
+from splitserve_gateway.callers.identification import AskAgain, KnownCallers, Memory
 from splitserve_gateway.http.errors import ApiError, no_scheduler
 from splitserve_gateway.upstreams.upstream import Upstream
 

@@ -8,9 +8,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from splitserve_gateway.callers.caller import Caller
-from splitserve_gateway.callers.tenant_places import TenantPlaces
+from splitserve_gateway.callers.identification import TenantPlaces
 from splitserve_gateway.http.errors import ApiError
-from splitserve_gateway.sharing.shares import Shares
+from splitserve_gateway.sharing.turns import Shares
 
 
 class Places:

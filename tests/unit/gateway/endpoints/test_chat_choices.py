@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitserve_client import Tokenizer
-from splitserve_gateway.endpoints.chat_choices import ChatChoice
-from splitserve_gateway.endpoints.logprobs import TokenNames
+from splitserve_gateway.endpoints.chat import ChatChoice
+from splitserve_gateway.endpoints.shapes import TokenNames
 from splitserve_gateway.generation.choices import ChoiceEnd, Delta
 from splitserve_gateway.grammars.answer_plan import AnswerPlan
-from splitserve_gateway.parsing.output_format import OutputFormat
+from splitserve_gateway.parsing.formats import OutputFormat
 from splitserve_gateway.parsing.output_parser import ParserOptions
 from splitserve_gateway.schemas.chat import ChatRequest
 from tests.support.models import tiny_tokenizers

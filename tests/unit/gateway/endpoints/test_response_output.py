@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from splitserve_client import Tokenizer, TokenLogprob
-from splitserve_gateway.endpoints.logprobs import TokenNames
-from splitserve_gateway.endpoints.response_output import ResponseOutput
+from splitserve_gateway.endpoints.responses import ResponseOutput
+from splitserve_gateway.endpoints.shapes import TokenNames
 from splitserve_gateway.generation.choices import ChoiceEnd, Delta
 from splitserve_gateway.grammars.answer_plan import AnswerPlan
-from splitserve_gateway.parsing.formats import FORMATS
-from splitserve_gateway.parsing.output_format import OutputFormat
+from splitserve_gateway.parsing.formats import FORMATS, REASONING_MARKS, OutputFormat
 from splitserve_gateway.parsing.output_parser import ParserOptions
-from splitserve_gateway.parsing.reasoning import REASONING_MARKS
 from tests.support.models import tiny_tokenizers
 
 TEXT = (

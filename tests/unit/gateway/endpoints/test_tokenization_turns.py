@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from splitserve_gateway.callers.caller import ANYBODY
 from splitserve_gateway.endpoints.context import Gateway
-from splitserve_gateway.endpoints.tokenization import router
-from splitserve_gateway.http.body_budget import BodyBudget
+from splitserve_gateway.endpoints.models import router
+from splitserve_gateway.http.bodies import BodyBudget
 from splitserve_gateway.http.errors import ApiError, model_unknown
-from splitserve_gateway.sharing.turn_places import TurnPlaces
+from splitserve_gateway.sharing.turns import TurnPlaces
 from tests.support.processes.patience import PATIENCE_S
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from splitserve_client import ChatTemplateFailed, InvalidRequest
-from splitserve_gateway.generation.field_names import (
+from splitserve_gateway.generation.choices import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     RESPONSE_FIELDS,
@@ -17,8 +17,7 @@ from splitserve_gateway.generation.field_names import (
     response_fields,
 )
 from splitserve_gateway.http.errors import ApiError, invalid
-from splitserve_gateway.schemas.chat import ChatRequest
-from splitserve_gateway.schemas.completions import CompletionRequest
+from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
 
 ALL = (COMPLETION_FIELDS, CHAT_FIELDS, RESPONSE_FIELDS)
 

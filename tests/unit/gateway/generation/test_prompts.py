@@ -10,12 +10,10 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from splitserve_client import Model, Tokenizer
-from splitserve_gateway.generation import chat_prompts
-from splitserve_gateway.generation.chat_prompts import encode_chat
-from splitserve_gateway.generation.prompts import encode_prompts
+from splitserve_gateway.generation import prompts as chat_prompts
+from splitserve_gateway.generation.prompts import encode_chat, encode_prompts
 from splitserve_gateway.http.errors import ApiError
-from splitserve_gateway.schemas.chat import ChatFields, ChatMessage
-from splitserve_gateway.schemas.completions import CompletionRequest
+from splitserve_gateway.schemas.chat import ChatFields, ChatMessage, CompletionRequest
 from splitserve_gateway.upstreams.upstream import Served
 from tests.support.models import tiny_tokenizers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from splitserve_gateway.generation.request_ids import answer_id, upstream_id
+from splitserve_gateway.generation.choices import answer_id, upstream_id
 from splitserve_rpc.log_context import LogContext, log_context
 
 

@@ -14,12 +14,9 @@ from splitserve_client import (
     SamplingParams,
     SchedulingParams,
 )
-from splitserve_gateway.generation.sampling import (
-    sampling_params,
-    scheduling_params,
-)
+from splitserve_gateway.generation.text_requests import sampling_params, scheduling_params
 from splitserve_gateway.http.errors import ApiError
-from splitserve_gateway.schemas.completions import CompletionRequest
+from splitserve_gateway.schemas.chat import CompletionRequest
 from splitserve_gateway.upstreams.upstream import Served
 
 RECOMMENDED = SamplingParams(temperature=0.6, top_k=20, repetition_penalty=1.1)

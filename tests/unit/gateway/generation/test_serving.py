@@ -6,7 +6,7 @@ import pytest
 
 from splitserve_gateway.callers.caller import ANYBODY, Caller
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.generation.serving import Serving
+from splitserve_gateway.generation.prompts import Serving
 from splitserve_gateway.grammars.checker import GrammarChecker
 
 

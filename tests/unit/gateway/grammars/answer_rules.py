@@ -8,9 +8,7 @@ from splitserve_client.types import Grammar
 from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, plan_answer
 from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.grammars.tools import ToolUse
-from splitserve_gateway.parsing.formats import FORMATS
-from splitserve_gateway.parsing.output_format import OutputFormat
-from splitserve_gateway.parsing.reasoning import REASONING_MARKS
+from splitserve_gateway.parsing.formats import FORMATS, REASONING_MARKS, OutputFormat
 from tests.unit.gateway.parsing.answers import Answer
 
 POINT = {

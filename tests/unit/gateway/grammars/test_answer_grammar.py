@@ -8,15 +8,15 @@ import pytest
 
 from splitserve_client.types import Choices, JsonSchema, Lark, Regex
 from splitserve_gateway.grammars.answer_plan import plan_answer
-from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.grammars.requested import (
+from splitserve_gateway.grammars.checker import (
     ANY_OBJECT,
     Gbnf,
+    GrammarChecker,
     RequestedGrammar,
     Source,
 )
 from splitserve_gateway.grammars.tools import ToolUse
-from splitserve_gateway.parsing.reasoning import ReasoningState
+from splitserve_gateway.parsing.formats import ReasoningState
 from tests.unit.gateway.grammars.answer_rules import (
     POINT,
     WRITTEN,

@@ -17,10 +17,12 @@ from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
 from splitserve_gateway.grammars import check_process
 from splitserve_gateway.grammars.checker import (
     CheckerLimits,
+    Gbnf,
     GrammarChecker,
     GrammarCheckUnavailable,
+    GrammarRefused,
+    Source,
 )
-from splitserve_gateway.grammars.requested import Gbnf, GrammarRefused, Source
 from splitserve_grammars.limits import MAX_GRAMMAR_BYTES, NUM_TRIES
 from tests.support.grammars.failing_trials import failing_first
 from tests.support.processes.patience import PATIENCE_S

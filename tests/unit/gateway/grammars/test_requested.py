@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from splitserve_client.types import Choices, JsonSchema, Lark, Regex
-from splitserve_gateway.grammars.requested import (
-    ANY_OBJECT,
-    Gbnf,
-    GrammarRefused,
-    requested_grammar,
-)
+from splitserve_gateway.grammars.checker import ANY_OBJECT, Gbnf, GrammarRefused, requested_grammar
 from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
 
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {}}, "required": ["z"]}

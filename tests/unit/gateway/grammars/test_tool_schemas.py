@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from splitserve_client.types import Grammar, Lark
-from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.grammars.requested import (
-    GrammarRefused,
-    Source,
-)
+from splitserve_gateway.grammars.checker import GrammarChecker, GrammarRefused, Source
 from tests.unit.gateway.grammars.answer_rules import (
     POINT,
     WRITTEN,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from splitserve_gateway.grammars.requested import GrammarRefused
+from splitserve_gateway.grammars.checker import GrammarRefused
 from splitserve_gateway.grammars.tools import ToolUse
 from tests.unit.gateway.grammars.tool_uses import use_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_gateway.http.address import origin_of
+from splitserve_gateway.http.listener import origin_of
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 from starlette.types import Message
 
-from splitserve_gateway.http.event_stream import event_stream
+from splitserve_gateway.http.exchange import event_stream
 
 pytestmark = pytest.mark.asyncio
 COMMENT = b": waiting\n\n"

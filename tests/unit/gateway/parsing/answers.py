@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from splitserve_gateway.parsing.deltas import (
+from splitserve_gateway.parsing.formats import FORMATS, REASONING_MARKS, OutputFormat
+from splitserve_gateway.parsing.output_parser import OutputParser, ParserOptions
+from splitserve_gateway.parsing.reader import (
     ContentDelta,
     Delta,
     ReasoningDelta,
     ToolCallArguments,
     ToolCallStart,
 )
-from splitserve_gateway.parsing.formats import FORMATS
-from splitserve_gateway.parsing.output_format import OutputFormat
-from splitserve_gateway.parsing.output_parser import OutputParser, ParserOptions
-from splitserve_gateway.parsing.reasoning import REASONING_MARKS
 
 TOOLS = {
     "get_weather": {"type": "object", "properties": {"city": {"type": "string"}}},

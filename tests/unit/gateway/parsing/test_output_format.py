@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from splitserve_gateway.config import ReasoningParserName, ToolCallParserName
-from splitserve_gateway.parsing.output_format import OutputFormat
+from splitserve_gateway.parsing.formats import OutputFormat
 from splitserve_options.gateway_table import GATEWAY_OPTIONS
 
 

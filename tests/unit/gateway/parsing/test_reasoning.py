@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_gateway.parsing.reasoning import MISTRAL_THINK, THINK, ReasoningState
+from splitserve_gateway.parsing.formats import MISTRAL_THINK, THINK, ReasoningState
 from tests.unit.gateway.parsing.answers import answer
 
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'

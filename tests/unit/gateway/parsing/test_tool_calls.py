@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from splitserve_gateway.parsing.deltas import ContentDelta, ToolCallArguments, ToolCallStart
 from splitserve_gateway.parsing.formats import HERMES, MISTRAL
+from splitserve_gateway.parsing.reader import ContentDelta, ToolCallArguments, ToolCallStart
 from tests.unit.gateway.parsing.answers import answer, make_parser
 
 PARIS = '{"city": "Paris"}'

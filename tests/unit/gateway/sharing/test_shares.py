@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_gateway.sharing.shares import Shares
+from splitserve_gateway.sharing.turns import Shares
 
 
 def take_all(shares: Shares, party: str | None) -> int:

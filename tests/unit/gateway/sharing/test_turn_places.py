@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from splitserve_gateway.sharing.turn_places import TooManyWait, TurnPlaces
+from splitserve_gateway.sharing.turns import TooManyWait, TurnPlaces
 
 
 class Visitors:
