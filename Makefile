@@ -22,8 +22,8 @@ GRPCIO_TOOLS_VERSION := 1.73.1
 GOOGLEAPIS_VERSION := 1.70.0
 # What the tests of Node need, by the lockfiles.
 NODE := clients/splitserve-node/node_modules/.ready tests/clients/node/node_modules/.ready
-MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
-	protos/splitserve_options protos/splitserve_grammars protos/splitserve_keys protos/splitserve_metrics protos/splitserve_tracing kernels/splitserve_kernels clients/splitserve_client \
+MYPY_TARGETS := scheduler_service executor_service common/splitserve_rpc \
+	common/splitserve_options common/splitserve_grammars common/splitserve_keys common/splitserve_metrics common/splitserve_tracing kernels/splitserve_kernels clients/splitserve_client \
 	clients/splitserve_cli clients/splitserve_gateway clients/splitserve_bench clients/splitserve_live benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 
@@ -153,8 +153,8 @@ transformers-versions: $(TRANSFORMERS)
 	$(PYTEST) -q tests/integration/test_transformers_versions.py
 
 options: $(READY)
-	PYTHONPATH=protos $(BIN)/python tools/list_options.py
-	PYTHONPATH=protos $(BIN)/python tools/list_metrics.py
+	PYTHONPATH=common:protos $(BIN)/python tools/list_options.py
+	PYTHONPATH=common:protos $(BIN)/python tools/list_metrics.py
 
 protos: $(PROTOC) $(NODE)
 	PYTHON=.tools/protoc/bin/python tools/generate_protos.sh
@@ -199,11 +199,11 @@ bench-tokens: $(READY)
 # With another Python, say one whose torch has CUDA: make gpu-check PY=python3
 PY ?= $(BIN)/python
 gpu-check: $(if $(filter $(BIN)/python,$(PY)),$(READY))
-	@PYTHONPATH=.:protos:kernels:clients $(PY) -m benchmarks.gpu_check $(ARGS)
+	@PYTHONPATH=.:common:protos:kernels:clients $(PY) -m benchmarks.gpu_check $(ARGS)
 
 # Some types alone, or one number format: make models ARGS="llama qwen3 --formats int8"
 models: $(READY)
-	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.support.models.model_walk $(ARGS)
+	@PYTHONPATH=.:common:protos:kernels:clients $(BIN)/python -m tests.support.models.model_walk $(ARGS)
 
 # The property tests, much longer; more with SOAK=100000.
 SOAK ?= 20000
@@ -212,7 +212,7 @@ soak: $(READY)
 
 # MUTANT='public prefix' for those with that in their names, SEEDS=5 for other examples, too.
 mutants: $(READY)
-	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.mutants $(if $(MUTANT),'$(MUTANT)') --seeds $(or $(SEEDS),0)
+	@PYTHONPATH=.:common:protos:kernels:clients $(BIN)/python -m tests.mutants $(if $(MUTANT),'$(MUTANT)') --seeds $(or $(SEEDS),0)
 
 # The same messages and requests as in make test, many more of them.
 FUZZ ?= 20000
@@ -223,15 +223,15 @@ fuzz: $(READY)
 # all frozen fleets are compared with their records, too.
 HISTORIES ?= 2000
 simulate: $(READY)
-	$(if $(SEED),,@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.simulation.golden --workers $(WORKERS))
-	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.simulation $(or $(SEED),1) --histories $(HISTORIES) \
+	$(if $(SEED),,@PYTHONPATH=.:common:protos:kernels:clients $(BIN)/python -m tests.simulation.golden --workers $(WORKERS))
+	@PYTHONPATH=.:common:protos:kernels:clients $(BIN)/python -m tests.simulation $(or $(SEED),1) --histories $(HISTORIES) \
 		--workers $(WORKERS)
 
 # Faults drawn from seeds; what fails says its seed, and SEED=n alone has it again. NETWORK=namespaces
 # has the kernel lose and cut what executors say, where it may.
 MINUTES ?= $(if $(SEED),0,30)
 chaos: $(READY)
-	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.chaos.run --minutes $(MINUTES) \
+	@PYTHONPATH=.:common:protos:kernels:clients $(BIN)/python -m tests.chaos.run --minutes $(MINUTES) \
 		$(if $(SEED),--seed $(SEED)) $(if $(NETWORK),--network $(NETWORK)) $(ARGS)
 
 compose-test:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
-_SOURCES = (_ROOT, *(_ROOT / folder for folder in ("protos", "kernels", "clients")))
+_SOURCES = (_ROOT, *(_ROOT / folder for folder in ("common", "protos", "kernels", "clients")))
 # Where none of these is on the path.
 sys.path[:0] = [str(path) for path in _SOURCES if str(path) not in sys.path]
 

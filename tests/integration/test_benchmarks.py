@@ -21,7 +21,7 @@ from benchmarks import accuracy, peers, serving, step_cost
 from splitserve_kernels.cpu.library import STEP_PARTS, load_library
 
 ROOT = Path(__file__).parents[2]
-_PATHS = (ROOT, ROOT / "protos", ROOT / "kernels", ROOT / "clients")
+_PATHS = (ROOT, ROOT / "common", ROOT / "protos", ROOT / "kernels", ROOT / "clients")
 
 Run = Callable[..., tuple[list[dict[str, Any]], str]]
 

@@ -13,7 +13,7 @@ from tests.support.processes.forked import ROOT
 
 _NUM_SEEDS = 4 * int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "12"))
 _NUM_PARTS = 4
-_SOURCE_ROOTS = (".", "protos", "kernels", "clients")
+_SOURCE_ROOTS = (".", "common", "protos", "kernels", "clients")
 
 
 @pytest.mark.parametrize("part", range(_NUM_PARTS))

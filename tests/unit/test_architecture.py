@@ -11,7 +11,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-SOURCES = ("scheduler_service", "executor_service", "protos", "kernels", "clients", "tests")
+SOURCES = (
+    "scheduler_service",
+    "executor_service",
+    "common",
+    "protos",
+    "kernels",
+    "clients",
+    "tests",
+)
 STATION = re.compile(r"^\| \d+ \| `([\w.]+)` \| `([\w/]+\.py)` \|", re.MULTILINE)
 ROOM = re.compile(r"^\| `([\w/.]+)` \| [^|]+ \| ((?:`\w+` ?)+)\|$", re.MULTILINE)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)

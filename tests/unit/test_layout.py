@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOC_PYTHON = ROOT / ".tools" / "protoc" / "bin" / "python"
-SOURCE_ROOTS = (".", "protos", "kernels", "clients")
+SOURCE_ROOTS = (".", "common", "protos", "kernels", "clients")
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -31,7 +31,7 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("folder", ["kernels", "protos", "clients", "protos/splitserve"])
+@pytest.mark.parametrize("folder", ["common", "kernels", "protos", "clients", "protos/splitserve"])
 def test_source_root_is_no_package(folder: str) -> None:
     assert not (ROOT / folder / "__init__.py").exists()
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_EVENTS = "splitserve_kernels"
 FOLDERS = {
     name: next(
-        folder for root in ("", "protos", "clients") if (folder := ROOT / root / name).is_dir()
+        folder for root in ("", "common", "clients") if (folder := ROOT / root / name).is_dir()
     )
     for name in LOGGING_PACKAGES
     if name != WITHOUT_EVENTS

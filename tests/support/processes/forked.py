@@ -30,7 +30,7 @@ from tests.support.processes import fork_server
 from tests.support.processes.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCE_ROOTS = (".", "protos", "kernels", "clients")
+SOURCE_ROOTS = (".", "common", "protos", "kernels", "clients")
 _NEED_TORCH = (
     "executor_service",
     "tests.support.chaos.rigged_executor",

@@ -56,7 +56,7 @@ print([name for name in sys.modules if "opentelemetry" in name])
 """
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        env={"PYTHONPATH": ":".join(str(ROOT / each) for each in ("protos", "clients"))},
+        env={"PYTHONPATH": ":".join(str(ROOT / each) for each in ("common", "protos", "clients"))},
         capture_output=True,
         text=True,
         check=True,

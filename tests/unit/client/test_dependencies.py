@@ -44,7 +44,7 @@ with Client("127.0.0.1:1") as client:
 def test_client_works_when_nothing_but_its_few_packages_is_installed() -> None:
     from tests.support.models import tiny_tokenizers
 
-    path = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "protos"))
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "common", "protos"))
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=tiny_tokenizers.byte_level().to_str().encode(),

@@ -46,7 +46,7 @@ def test_names_follow_the_rules_of_prometheus(metric: Metric) -> None:
 
 
 def test_document_has_all_metrics() -> None:
-    path = os.pathsep.join([str(ROOT / "protos")])
+    path = os.pathsep.join([str(ROOT / "common"), str(ROOT / "protos")])
     result = subprocess.run(
         [sys.executable, ROOT / "tools" / "list_metrics.py", "--check"],
         env=os.environ | {"PYTHONPATH": path},

@@ -126,7 +126,7 @@ for each in ("debug", "info", "warning"):
 """
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=ROOT / "protos",
+        cwd=ROOT / "common",
         capture_output=True,
         text=True,
         check=True,

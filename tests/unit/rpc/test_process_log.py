@@ -19,7 +19,7 @@ errors = start_logging("info", "json")
 def run(program: str, return_code: int = 0) -> list[dict[str, Any]]:
     ended = subprocess.run(
         [sys.executable, "-c", BEGIN + program],
-        cwd=ROOT / "protos",
+        cwd=ROOT / "common",
         capture_output=True,
         text=True,
         check=False,

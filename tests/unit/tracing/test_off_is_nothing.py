@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+_PATHS = [ROOT / each for each in (".", "common", "protos", "clients")]
+
 PROGRAM = """
 import sys, {module}
 writers = ("opentelemetry.sdk", "opentelemetry.exporter", "opentelemetry.proto")
@@ -21,7 +23,11 @@ print([name for name in sys.modules if name.startswith(writers)])
 def test_sdk_is_not_imported_when_nobody_wants_traces(module: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(module=module)],
-        env={"PYTHONPATH": ":".join(str(ROOT / each) for each in (".", "protos", "clients"))},
+        env={
+            "PYTHONPATH": ":".join(
+                str(ROOT / each) for each in (".", "common", "protos", "clients")
+            )
+        },
         capture_output=True,
         text=True,
         check=True,

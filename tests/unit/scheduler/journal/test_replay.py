@@ -74,7 +74,7 @@ def test_replay_is_identical_when_another_process_hashes_otherwise(recorded: Pat
     for seed in ("1", "2"):
         environment = os.environ | {
             "PYTHONHASHSEED": seed,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")]),
+            "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in (".", "common", "protos")),
         }
         command = [sys.executable, "-m", "scheduler_service.journal", str(recorded)]
         result = subprocess.run(
