@@ -383,19 +383,5 @@ class Driver:
             tracked.admission.charge.end(request)
 
 
-def _log_health(address: str, change: effects.HealthChange) -> None:
-    match change:
-        case effects.HealthChange.FAILING:
-            _log.error("executor_failing address=%s", address)
-        case effects.HealthChange.RECOVERED:
-            _log.info("executor_recovered address=%s", address)
-        case effects.HealthChange.PROBE_FAILED:
-            _log.warning("executor_probe_failed address=%s", address)
-        case effects.HealthChange.REINSTATED:
-            _log.warning("executor_reinstated address=%s", address)
-        case _:
-            assert_never(change)
-
-
 def _draining(peers: tuple[str, ...] = ()) -> DomainError:
     return DomainError("DRAINING", "the scheduler is shutting down", schedulers=peers)

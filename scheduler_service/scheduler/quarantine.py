@@ -298,7 +298,7 @@ def _num_output_tokens(request: Request) -> int:
 
 # -- Overdue requests: waiting, and past their deadline --------------------------------------------
 
-# Most requests that one call of `take_overdue` ends.
+# Most overdue requests of the queue, and as many of the quarantine, that one tick ends.
 MAX_OVERDUE = 32
 
 

@@ -68,7 +68,7 @@ from scheduler_service.scheduler.health import (
     make_suspect,
 )
 from scheduler_service.scheduler.preempted_moves import PreemptedMoves
-from scheduler_service.scheduler.quarantine import Quarantine, Verdict, end_overdue
+from scheduler_service.scheduler.quarantine import MAX_OVERDUE, Quarantine, Verdict, end_overdue
 from scheduler_service.scheduler.queue.queue_policy import make_queue_policy
 from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
 from scheduler_service.scheduler.routing.router import PrefixRouter, Router
@@ -86,8 +86,6 @@ from splitserve_rpc.domain_error import DomainError
 
 # Added to wake times: a deadline is past only once the clock is beyond it.
 _PAST_NS = 1_000_000
-# Most overdue requests that one tick ends; further ones end at the next tick.
-_MAX_OVERDUE = 32
 _MAX_HEADS = 4
 _MAX_HEAD_EXECUTORS = 8
 QUEUE_FULL_RETRY_S = 1.0
@@ -734,7 +732,7 @@ class Scheduler:
 
     def _end_overdue(self) -> None:
         """Ends some of the waiting and quarantined requests whose deadline is past."""
-        for _ in range(_MAX_OVERDUE):
+        for _ in range(MAX_OVERDUE):
             request = self.queue.overdue()
             if request is None:
                 break

@@ -74,14 +74,6 @@ class _Hold:
         self.is_over |= now_ns >= self.until_ns or self.num_passed >= MAX_PASSED
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """Request that has begun at an engine, and the reason, `assignment`."""
-
-    request: Request
-    assignment: Assignment
-
-
 class _Before(NamedTuple):
     """Load of an engine before a request begins.
 
