@@ -1,1 +1,1 @@
-"""The step contract on plain values and numpy: what a batch may say, and what follows from it."""
+"""Step contract on plain values and numpy: batches, their checks, and their execution."""

@@ -1,7 +1,7 @@
-"""A step as it arrives and as it is answered: columns and answers, no protobuf.
+"""Data classes of a batch and of its answer: numpy columns and plain values, no protobuf.
 
-The words are those of `executor.proto`. Columns are numpy arrays that may be read-only: they lie in
-the bytes of the message.
+The names are those of `executor.proto`. Columns are numpy arrays that may be read-only, because
+they are views of the bytes of the message.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from executor_service.errors import ExecutorError
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import BlockMoves, Int32Array, Int64Array, StepOutput, UInt8Array
 
-# What leaves the process about a bug: its details might quote a prompt.
+# Error message for internal errors. The details stay in the log: they might quote a prompt.
 INTERNAL_ERROR_MESSAGE = "internal error; the executor's log has the details"
 
 
 class StepStatus(IntEnum):
-    """What became of a batch; the numbers are those of the contract."""
+    """Outcome of a batch; the numbers are those of the contract."""
 
     OK = 1
     NEED_SNAPSHOT = 2
@@ -29,7 +29,7 @@ class StepStatus(IntEnum):
 
 
 class StepErrorReason(IntEnum):
-    """Why a step was refused or failed; the numbers are those of the contract."""
+    """Reason why a step was refused or failed; the numbers are those of the contract."""
 
     STALE_SCHEDULER_EPOCH = 1
     WRONG_EXECUTOR_EPOCH = 2
@@ -58,7 +58,7 @@ class StepError:
 
 
 class BatchRefused(ExecutorError):
-    """A batch breaks the contract; nothing was changed."""
+    """Error: the batch breaks the contract. Nothing was changed."""
 
     def __init__(self, reason: StepErrorReason, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -67,7 +67,10 @@ class BatchRefused(ExecutorError):
 
 @dataclass(frozen=True, slots=True)
 class StepIdentity:
-    """Which step of whom a batch is. `base_step_id` None: a snapshot."""
+    """Identity of a batch: its sender, its receiver and its step.
+
+    `base_step_id`: the step that a delta builds on; None for a snapshot.
+    """
 
     scheduler_epoch: int
     executor_epoch: int
@@ -80,9 +83,9 @@ _NO_INDEXES = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class NewCross:
-    """Encoder tokens of rows to add, and the blocks they are in; see `NewRows` in the proto.
+    """Encoder tokens of new rows and the blocks that hold their KV; see `NewRows` in the proto.
 
-    Columns that are empty in the message are filled in here.
+    Columns that the message leaves empty are filled in here.
     """
 
     block_offsets: Int32Array
@@ -94,9 +97,9 @@ class NewCross:
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """Rows to add. Offsets have one element more than rows; see `NewRows` in the proto.
+    """Rows to add; see `NewRows` in the proto. Offsets have one element more than there are rows.
 
-    `adapter_indexes`: empty for all -1. `cross`: None if no row has any of it.
+    `adapter_indexes`: empty stands for all -1. `cross`: None if no row has encoder tokens.
     """
 
     row_ids: Int32Array
@@ -114,7 +117,7 @@ class NewRows:
 
     @property
     def row_adapters(self) -> list[str]:
-        """The adapter of each row, empty for none. Trusts the indexes."""
+        """Adapter name of each row, empty for none. Does not check the indexes."""
         if not len(self.adapter_indexes):
             return [""] * len(self.row_ids)
         return [self.adapters[i] if i >= 0 else "" for i in self.adapter_indexes.tolist()]
@@ -134,8 +137,8 @@ class TableWrites:
 class Work:
     """Rows to compute; see `Work` in the proto.
 
-    `sampled_steps_back`, `samples`: empty for all 0 and all 1. `num_run_on_tokens`: empty for all
-    0; `draft_offsets`: empty for no drafts.
+    `sampled_steps_back`, `num_run_on_tokens`: empty stands for all 0. `samples`: empty stands for
+    all 1. `draft_offsets`: empty stands for no draft tokens.
     """
 
     row_ids: Int32Array
@@ -156,7 +159,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class BatchContent:
-    """What a batch asks for. Columns are whole; nothing else is checked yet."""
+    """Content of a batch. Columns are decoded completely; their values are not checked yet."""
 
     removed_row_ids: Int32Array
     new_rows: NewRows | None
@@ -169,7 +172,7 @@ class BatchContent:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch. `content` is why it cannot be read where its columns are no columns."""
+    """Batch of one step. `content`: the refusal if its columns cannot be decoded."""
 
     identity: StepIdentity
     content: BatchContent | BatchRefused
@@ -177,10 +180,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """The answer to a batch.
+    """Answer to a batch.
 
-    `output`: of all rows, parallel to `Work.row_ids`; set exactly if `status` is OK. `queue_us`:
-    how long the batch waited to begin.
+    `output`: results of all rows, parallel to `Work.row_ids`; set exactly if `status` is OK.
+    `queue_us`: time that the batch waited before its step began.
     """
 
     scheduler_epoch: int

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a batch, found before anything is changed.
+"""Checks of a whole batch, which run before anything is changed.
 
 All functions raise BatchRefused. Shape letters: N row ids (`max_num_rows`), R rows of the step.
 """
@@ -59,7 +59,7 @@ def check_batch(
 def _check_row_changes(
     content: BatchContent, is_snapshot: bool, rows: RowTable, info: ExecutorInfo
 ) -> tuple[BoolArray, Int32Array]:
-    """Which rows there will be after the row changes, and how long their tables; [N] each."""
+    """Returns which rows exist after the row changes, and the lengths of their tables; [N] each."""
     exists, num_blocks = rows.exists, rows.tables.lengths
     if is_snapshot:
         exists, num_blocks = np.zeros_like(exists), np.zeros_like(num_blocks)
@@ -170,11 +170,14 @@ def _check_work_rows(work: Work, exists: BoolArray, info: ExecutorInfo) -> int:
 def _check_positions(
     work: Work, num_blocks: Int32Array, num_more: Int64Array | None, info: ExecutorInfo
 ) -> None:
-    """`num_more`: [R], what rows may write behind their input; None for nothing."""
+    """Checks that all positions lie in the row's block table and in `max_model_len`.
+
+    `num_more`: [R], tokens that rows may write after their input; None if no row writes any.
+    """
     computed = work.num_computed_tokens
     check_at_least(computed, 0, _POSITION, "work.num_computed_tokens")
     num_slots = num_blocks.take(work.row_ids).astype(np.int64) * info.block_size
-    # Whoever computes has angles of that many positions, and the last block may have more.
+    # The rotary angles end at max_model_len; the last block may have more slots than that.
     np.minimum(num_slots, info.model.max_model_len, out=num_slots)
     num_written = work.num_new_tokens if num_more is None else work.num_new_tokens + num_more
     is_outside = computed > num_slots - num_written
@@ -195,7 +198,7 @@ def _check_tokens(work: Work, num_tokens: int, info: ExecutorInfo) -> None:
     if len(steps_back):
         path = "work.sampled_steps_back"
         check_at_least(steps_back, 0, _MALFORMED, path)
-        # As many tokens as rows means one each; that needs no second look.
+        # As many tokens as rows means one token each: no check per row is needed.
         if num_tokens != num_rows:
             is_right = (steps_back == 0) | (work.num_new_tokens == 1)
             check_all(is_right, steps_back, path, "allowed: 0 for a row with several input tokens")
@@ -210,7 +213,10 @@ def _check_tokens(work: Work, num_tokens: int, info: ExecutorInfo) -> None:
 
 
 def check_window(content: BatchContent, rows: RowTable, info: ExecutorInfo, step_id: int) -> None:
-    """No row needs an entry of its block table that is -1. Without a window there is none."""
+    """Checks that no row reads an entry of its block table that is -1.
+
+    Only models with a sliding window may have such entries.
+    """
     window, work = info.model.sliding_window, content.work
     if window is None:
         return
@@ -236,7 +242,7 @@ def check_window(content: BatchContent, rows: RowTable, info: ExecutorInfo, step
 
 
 def _rows_given_missing_blocks(content: BatchContent) -> Int32Array:
-    """Rows that this batch gives an entry -1; a row may occur several times."""
+    """Returns the rows whose tables get an entry -1 in this batch; a row may occur repeatedly."""
     found = [np.empty(0, np.int32)]
     for change in (content.new_rows, content.table_writes):
         if change is not None and len(change.block_ids):
@@ -246,7 +252,7 @@ def _rows_given_missing_blocks(content: BatchContent) -> Int32Array:
 
 
 def _table_after(content: BatchContent, row_id: int, rows: RowTable) -> Int32Array:
-    """The block table of a row as this batch leaves it."""
+    """Returns the block table of a row as this batch leaves it."""
     table = rows.tables.of_row(row_id)
     new, writes = content.new_rows, content.table_writes
     if new is not None and len(index := np.flatnonzero(new.row_ids == row_id)):
@@ -263,7 +269,7 @@ def _part(data: Int32Array, offsets: Int32Array, index: Int64Array) -> Int32Arra
 
 
 def check_adapters(content: BatchContent, rows: RowTable, info: ExecutorInfo) -> None:
-    """The rows do not have more distinct adapters than the executor takes in one step."""
+    """Checks that the rows use at most `max_adapters_per_step` distinct adapters."""
     limit, row_ids = info.limits.max_adapters_per_step, content.work.row_ids
     if limit is None:
         return
@@ -281,14 +287,15 @@ def check_adapters(content: BatchContent, rows: RowTable, info: ExecutorInfo) ->
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# What can be wrong with rows that may get several tokens. All functions raise BatchRefused.
+# -- Checks of rows that may get several tokens ----------------------------------------------------
+#
+# All functions raise BatchRefused.
 
 _RUNS, _DRAFTS = "work.num_run_on_tokens", "work.draft_offsets"
 
 
 def check_several(work: Work, num_tokens: int, info: ExecutorInfo) -> Int64Array:
-    """How many slots each row may write behind its input, [R].
+    """Returns the number of slots that each row may write after its input, [R].
 
     `num_tokens`: input tokens of all rows.
     """

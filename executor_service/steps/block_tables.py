@@ -1,7 +1,7 @@
-"""The block tables of all rows, and what has changed in them since somebody last looked.
+"""Block tables of all rows, with a record of recent writes.
 
-A device that keeps the tables is told of changes only. Nothing depends on whether it heard: what it
-did not hear of, it asks for again.
+A device that keeps a copy of the tables gets only the changes. Nothing depends on the device having
+received them: it asks again for changes that it missed.
 
 Shape letters: N row ids, C blocks the tables have room for (grows), R rows of a step, W blocks of
 their longest table, E entries that have changed.
@@ -22,17 +22,17 @@ _Indexes = npt.NDArray[np.integer[Any]]
 
 _NO_BLOCK = -1
 _INITIAL_CAPACITY = 16
-# Whoever has missed more writes is told of all tables. Each step is one or two.
+# A reader that missed more writes than that gets all tables. A step makes one or two writes.
 _NUM_REMEMBERED = 64
-# The version of who has seen nothing.
+# Version of a reader that has seen no table yet.
 NOTHING_SEEN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """`block_ids[i]` is at `indexes[i]` in the table of `row_ids[i]` now; [E] each.
+    """Changed entries: `block_ids[i]` is at `indexes[i]` in the table of `row_ids[i]`; [E] each.
 
-    An entry may occur twice, and says the same then. `version`: of the tables.
+    An entry may occur twice, with the same block both times. `version`: the version of the tables.
     """
 
     row_ids: _Int64s
@@ -43,7 +43,7 @@ class TableChanges:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Where tables were written: `counts` entries from `starts` on, of each of `row_ids`."""
+    """Written parts of tables: `counts` entries from `starts` on, for each of `row_ids`."""
 
     row_ids: _Int64s
     starts: _Int32s
@@ -51,25 +51,25 @@ class _Span:
 
 
 class BlockTables:
-    """Methods trust their arguments: a batch is checked before.
+    """Block tables by row id. Methods do not check their arguments: the batch was checked before.
 
-    `lengths`: [N] int32. `last_missing`: [N] int32, the last index of a table whose entry is -1,
-    and -1 where none is.
+    `lengths`: [N] int32. `last_missing`: [N] int32, the last index of a table whose entry is -1; it
+    is -1 for a table without such an entry.
     """
 
     def __init__(self, num_rows: int) -> None:
-        """`num_rows`: N."""
+        """Creates N = `num_rows` empty tables."""
         self.lengths: _Int32s = np.zeros(num_rows, np.int32)
         self.last_missing: _Int32s = np.full(num_rows, -1, np.int32)
         self._knows_missing = False
         self._tables = np.full((num_rows, _INITIAL_CAPACITY), _NO_BLOCK, np.int32)
         self._num_writes = 0
-        # The last ones; None as long as nobody looks.
+        # The latest writes; None until a reader asks for changes.
         self._written: deque[_Span] | None = None
 
     @classmethod
     def of(cls, tables: _Int32s) -> BlockTables:
-        """With `tables` [R, W] as those of the row ids 0 .. R - 1."""
+        """Returns block tables in which the row ids 0 .. R - 1 have `tables` [R, W]."""
         num_rows, width = tables.shape
         made, row_ids = cls(num_rows), np.arange(num_rows, dtype=np.int32)
         offsets = np.arange(num_rows + 1, dtype=np.int32) * width
@@ -78,11 +78,11 @@ class BlockTables:
 
     @property
     def num_rows(self) -> int:
-        """N."""
+        """Number of row ids, N."""
         return len(self.lengths)
 
     def of_rows(self, row_ids: _Int32s) -> _Int32s:
-        """A copy of the tables of `row_ids` [R]: [R, W], padded with -1."""
+        """Returns a copy of the tables of `row_ids` [R]: [R, W], padded with -1."""
         if len(row_ids) == 0:
             return np.empty((0, 0), np.int32)
         width = int(np.maximum.reduce(self.lengths.take(row_ids)))
@@ -91,12 +91,12 @@ class BlockTables:
         return tables
 
     def of_row(self, row_id: int) -> _Int32s:
-        """The table of one row; a view."""
+        """Returns the table of one row as a view."""
         table: _Int32s = self._tables[row_id, : self.lengths[row_id]]
         return table
 
     def changes_since(self, version: int) -> TableChanges:
-        """What to write over tables as they were in `version`; entries that are gone are left."""
+        """Returns the entries to write over tables of `version`. Removed entries are not listed."""
         if self._written is None:
             self._written = deque(maxlen=_NUM_REMEMBERED)
         num_missed = self._num_writes - version
@@ -111,7 +111,7 @@ class BlockTables:
         return TableChanges(row_ids, indexes, self._tables[row_ids, indexes], self._num_writes)
 
     def remove(self, row_ids: _Indexes) -> None:
-        """Forgets the tables of rows."""
+        """Removes the tables of rows."""
         self.lengths[row_ids] = 0
         self.last_missing[row_ids] = -1
         self._tables[row_ids] = _NO_BLOCK
@@ -131,10 +131,10 @@ class BlockTables:
             self._tables[np.repeat(rows, counts), _indexes(starts, counts)] = block_ids
         self._num_writes += 1
         if self._written is not None:
-            # A copy: the column lies in the message, which would be kept with it.
+            # Copied: the column is a view of the message, which would stay in memory with it.
             self._written.append(_Span(rows, starts.copy(), counts))
         self.lengths[rows] = np.maximum(self.lengths.take(rows), ends)
-        # A model without a sliding window never gets here.
+        # Only models with a sliding window have missing blocks.
         self._knows_missing |= bool(np.count_nonzero(block_ids < 0))
         if self._knows_missing:
             for row_id in rows.tolist():
@@ -150,7 +150,7 @@ class BlockTables:
 
 
 def _indexes(starts: _Int32s, counts: _Int32s) -> _Int64s:
-    """The indexes of all entries of spans, `counts` from `starts` on."""
+    """Returns the indexes of all entries of spans with `counts` entries from `starts` on."""
     ends = np.cumsum(counts, dtype=np.int64)
     skipped = np.repeat(starts - (ends - counts), counts)
     return np.asarray(np.arange(len(skipped)) + skipped, np.int64)

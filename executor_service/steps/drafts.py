@@ -1,12 +1,13 @@
-"""Drafts of rows, verified in one pass: each of them is computed as a row of its own.
+"""Steps whose rows may get several tokens: verification of draft tokens, and rows that run on.
 
-A draft is the only input token of such a row, which begins where the row before it ends, in the
-same blocks. In every layer all writes come before any read, so it attends to the input and to the
-drafts before it; it is computed, and sampled, as if the row had come there one token a step. What
-goes wrong with one is no matter of those before it. A pass on a GPU may join a row and its drafts,
-which says the same of all tokens, so that attention reads their keys once.
+Draft tokens are verified in one forward pass, in which each draft token is a row of its own. The
+draft token is the only input token of such a row. The row begins where the row before it ends, in
+the same blocks. In every layer all KV writes come before any read, so a draft token attends to the
+input and to the draft tokens before it: it is computed and sampled as if the row had come there one
+token a step. An error in a draft row does not affect the rows before it. A pass on a GPU may join a
+row and its draft tokens, so that attention reads their keys once; the tokens are the same.
 
-Shape letters: R rows of the step, D drafts, L rows of the pass: R and D.
+Shape letters: R rows of the step, D draft tokens, L lines (rows of the pass): R + D.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from executor_service.steps.step import (
 )
 from executor_service.steps.token_runs import TokenRuns
 
-# Those of a step whose logits there may be: with 150 000 tokens in the vocabulary, 150 MB.
+# Limit of draft tokens in a step: each needs logits, 150 MB for 256 with a vocabulary of 150 000.
 MAX_NUM_DRAFTS = 256
 _NO_TOKENS = np.empty(0, np.int32)
 
@@ -40,10 +41,11 @@ _log = logging.getLogger(__name__)
 
 
 def verify_drafts(step: StepInput, execute: Callable[[StepInput], StepOutput]) -> StepOutput:
-    """What `step`, and its drafts with it, brings in one pass by `execute`; no row runs on.
+    """Runs `step` and its draft tokens in one pass by `execute`; no row runs on.
 
-    Of more than MAX_NUM_DRAFTS the last ones of rows are left out. If the pass fails, it is
-    repeated without any: they may be why. Raises what that raises.
+    Rows with the most draft tokens lose their last ones where there are more than MAX_NUM_DRAFTS.
+    If the pass fails, it is repeated without draft tokens, because they may be the cause, unless
+    the step moves blocks. Raises what `execute` raises.
     """
     drafts, step = step.drafts, replace(step, drafts=None, num_run_on_tokens=None)
     if drafts is None or not len(drafts.token_ids):
@@ -53,7 +55,7 @@ def verify_drafts(step: StepInput, execute: Callable[[StepInput], StepOutput]) -
         output = execute(drafted.rows)
     except ExecutorError:
         if step.moves_blocks:
-            # Nobody knows which of them were moved.
+            # Some of the blocks may have been moved already, so the pass cannot be repeated.
             raise
         _log.exception("drafts_left_out step_id=%d", step.step_id)
         return execute(step)
@@ -62,9 +64,10 @@ def verify_drafts(step: StepInput, execute: Callable[[StepInput], StepOutput]) -
 
 @dataclass(frozen=True, slots=True)
 class _DraftedStep:
-    """`rows`: the step whose rows are those of another, each followed by its drafts.
+    """Step whose rows are the rows of another step, each followed by its draft tokens.
 
-    `row_of_line`: [L], which row of the other each belongs to. `first_lines`: [R], where these are.
+    `rows`: the step to run, of L lines. `row_of_line`: [L], the row of the other step that each
+    line belongs to. `first_lines`: [R], the line of each row itself.
     """
 
     rows: StepInput
@@ -73,7 +76,7 @@ class _DraftedStep:
 
     @classmethod
     def of(cls, step: StepInput, drafts: TokenRuns) -> _DraftedStep:
-        """`step` has no drafts any more."""
+        """Builds the step of lines; `step` itself has no drafts any more."""
         assert step.awaited is None, "whoever takes several tokens a step begins when it is alone"
         counts = drafts.counts
         row_of_line = np.repeat(np.arange(step.num_rows), counts + 1)
@@ -89,7 +92,7 @@ class _DraftedStep:
             samples=step.samples[row_of_line],
             block_tables=step.block_tables[row_of_line],
             follows=is_draft,
-            # By row ids, which drafts have none of.
+            # Tables go by row id, and draft lines have no row id.
             tables=None,
             num_prompt_tokens=step.num_prompt_tokens[row_of_line],
             seeds=step.seeds[row_of_line],
@@ -104,7 +107,7 @@ class _DraftedStep:
         return cls(rows, row_of_line, first_lines)
 
     def taken(self, output: StepOutput) -> StepOutput:
-        """`output` of the lines as that of the step: its tokens are those that are taken."""
+        """Converts `output` of the lines to the output of the step, with the accepted tokens."""
         is_taken = self._is_taken(output)
         counts = np.bincount(self.row_of_line[is_taken], minlength=len(self.first_lines))
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
@@ -128,13 +131,14 @@ class _DraftedStep:
         )
 
     def _is_taken(self, output: StepOutput) -> BoolArray:
-        """[L]; whether the token of a line is one of the step."""
+        """Returns which lines have a token that is accepted, [L]."""
         rows, tokens = self.rows, output.sampled_token_ids
         is_taken: BoolArray = (output.row_statuses == RowStatus.OK) & (tokens >= 0)
         inputs = rows.token_ids[np.cumsum(rows.num_new_tokens) - 1]
         is_first = np.zeros(len(tokens), np.bool_)
         is_first[self.first_lines] = True
-        # A draft counts if it is what was taken before it, and that is not the end.
+        # A draft token is accepted if it equals the token sampled before it, and that token does
+        # not end the row.
         for line in np.flatnonzero(~is_first & is_taken).tolist():
             before = int(tokens[line - 1])
             is_taken[line] = (
@@ -156,7 +160,7 @@ class _DraftedStep:
 
 
 def _fewer(drafts: TokenRuns) -> TokenRuns:
-    """At most MAX_NUM_DRAFTS of them: the longest are shortened."""
+    """Shortens the longest drafts so that at most MAX_NUM_DRAFTS draft tokens are left."""
     if len(drafts.token_ids) <= MAX_NUM_DRAFTS:
         return drafts
     counts = np.sort(drafts.counts)
@@ -167,7 +171,7 @@ def _fewer(drafts: TokenRuns) -> TokenRuns:
 
 
 def _row_ids(step: StepInput, row_of_line: Int64Array, is_draft: BoolArray) -> Int32Array:
-    """[L]; drafts have ids that no row of the step has."""
+    """Returns the row ids of all lines, [L]; draft lines get ids that no row of the step has."""
     row_ids = step.row_ids[row_of_line]
     num_drafts = np.count_nonzero(is_draft)
     row_ids[is_draft] = int(step.row_ids.max()) + 1 + np.arange(num_drafts)
@@ -175,7 +179,7 @@ def _row_ids(step: StepInput, row_of_line: Int64Array, is_draft: BoolArray) -> I
 
 
 def _token_ids(step: StepInput, drafts: TokenRuns) -> Int32Array:
-    """Of all lines, the drafts of each row behind its input."""
+    """Returns the input tokens of all lines: those of each row, then its draft tokens."""
     num_drafts = len(drafts.token_ids)
     places = np.cumsum(step.num_new_tokens).repeat(drafts.counts) + np.arange(num_drafts)
     token_ids = np.empty(len(step.token_ids) + num_drafts, np.int32)
@@ -186,7 +190,7 @@ def _token_ids(step: StepInput, drafts: TokenRuns) -> Int32Array:
 
 
 def _positions(step: StepInput, row_of_line: Int64Array, first_lines: Int64Array) -> Int32Array:
-    """Where the input of each line begins, [L]."""
+    """Returns the position at which the input of each line begins, [L]."""
     ends = step.num_computed_tokens + step.num_new_tokens
     positions = (ends - first_lines - 1)[row_of_line] + np.arange(len(row_of_line))
     positions[first_lines] = step.num_computed_tokens
@@ -194,7 +198,7 @@ def _positions(step: StepInput, row_of_line: Int64Array, first_lines: Int64Array
 
 
 def _histories(step: StepInput, drafts: TokenRuns) -> list[list[int] | None]:
-    """L long; that of a draft ends with it."""
+    """Returns L histories; the history of a draft line ends with its draft token."""
     histories: list[list[int] | None] = []
     ends = (step.num_computed_tokens + step.num_new_tokens).tolist()
     for history, end, tokens in zip(step.histories, ends, drafts.rows, strict=True):
@@ -208,7 +212,7 @@ def _histories(step: StepInput, drafts: TokenRuns) -> list[list[int] | None]:
 
 
 def _cross(cross: CrossInput, row_of_line: Int64Array, is_draft: BoolArray) -> CrossInput:
-    """Of each line; what is to be encoded, the row itself brings."""
+    """Returns the cross attention input of all lines; only a row's own line encodes tokens."""
     return CrossInput(
         cross.num_encoder_tokens[row_of_line],
         cross.block_tables[row_of_line],
@@ -219,20 +223,21 @@ def _cross(cross: CrossInput, row_of_line: Int64Array, is_draft: BoolArray) -> C
     )
 
 
-# -- A step whose rows run on, as turns: each is a step of its own, of what was sampled last -------
+# -- Rows that run on, as turns --------------------------------------------------------------------
 #
-# The first turn is of the input, and of the drafts.
+# A turn is a step of its own, whose input is the token that each row sampled last. The first turn
+# computes the input and the draft tokens.
 #
-# Every runner can do that, with every row. What brings several tokens in one go brings the same
-# ones; it serves what is left of a step as soon as it can serve all rows that are left. Rows that
-# it cannot serve are not parted from those it can: a turn reads the weights once for all of them,
-# two parts would read them twice.
+# Every runner can run turns, with every row. A runner that produces several tokens at once produces
+# the same ones; it takes over the rest of a step as soon as it can serve all remaining rows. Rows
+# that it cannot serve are not separated from those that it can: a turn reads the weights once for
+# all rows, two parts would read them twice.
 #
 # Shape letters: R rows of the step, K rows of a turn.
 
 
-# What becomes of a step of one turn; and of any step, with as many as it likes of the tokens that
-# its rows may get, None if it does not serve such a one.
+# `Execute` runs a step of one turn. `ExecuteRun` runs any step and may produce as many as it likes
+# of the tokens that the rows may get; it returns None for a step that it does not serve.
 Execute = Callable[[StepInput], StepOutput]
 ExecuteRun = Callable[[StepInput], StepOutput | None]
 
@@ -240,10 +245,10 @@ ExecuteRun = Callable[[StepInput], StepOutput | None]
 def run_on(
     step: StepInput, execute: Execute, execute_run: ExecuteRun = lambda _: None
 ) -> StepOutput:
-    """What becomes of `step`: by `execute_run`, or by turns, each of which is for `execute`.
+    """Runs `step` by `execute_run`, or as turns by `execute`.
 
-    Histories of rows get all tokens but the last of each. Raises what the first turn raises; a
-    later one that fails, of all rows or of one, ends what it was for before it.
+    Appends to the histories all tokens of each row but the last. Raises what the first turn raises.
+    A later turn that fails, for all rows or for one, ends these rows with the tokens they have.
     """
     ran = execute_run(step)
     if ran is not None and _is_all(step, ran):
@@ -260,10 +265,14 @@ def run_on(
 
 
 class _Turns:
-    """What the rows have got so far. `output`: as that of one step."""
+    """Tokens and scores that the rows have got so far. `output`: as the output of one step."""
 
     def __init__(self, step: StepInput, first: StepOutput, has_run: bool) -> None:
-        """`has_run`: whether what `first` brought was by running on, and not by drafts alone."""
+        """Starts with `first`, the output of the first turn.
+
+        `has_run`: whether `first` comes from a runner that runs on, and not from draft tokens
+        alone.
+        """
         assert step.num_run_on_tokens is not None, "a step whose rows run on"
         self._step = step
         self._first = first
@@ -278,11 +287,11 @@ class _Turns:
 
     @property
     def running(self) -> Int64Array:
-        """Rows that get another token."""
+        """Returns the rows that get another token."""
         return np.flatnonzero(self._num_left > 0)
 
     def next_turn(self, rows: Int64Array) -> StepInput:
-        """The step that brings `rows` [K] one token more, and then what they still may get."""
+        """Returns the step that gives `rows` [K] one more token, and may give further ones."""
         positions = self._next_positions[rows]
         for row in rows.tolist():
             self._write(row, int(self._last[row]))
@@ -299,17 +308,17 @@ class _Turns:
         return replace(turn, num_run_on_tokens=self._num_left[rows])
 
     def _write(self, row: int, token_id: int) -> None:
-        """The next token of the row that is input is that."""
+        """Records `token_id` as the next input token of the row."""
         append_to_history(self._step, row, int(self._next_positions[row]), token_id)
         self._next_positions[row] += 1
 
     def take(self, rows: Int64Array, output: StepOutput) -> None:
-        """What became of `rows` [K] in a turn."""
+        """Adds the output of a turn for `rows` [K]."""
         self._durations_us += (output.move_us, output.forward_us, output.sample_us)
         self._keep(rows, output, has_run=True)
 
     def _keep(self, rows: Int64Array, output: StepOutput, has_run: bool) -> None:
-        """Takes tokens and scores; who has none, or one that ends it, runs no further."""
+        """Adds tokens and scores; ends rows that got no token or end with a stop token."""
         is_ok = output.row_statuses == RowStatus.OK
         for index, row in enumerate(rows.tolist()):
             tokens = output.token_ids_of(index)
@@ -344,13 +353,13 @@ class _Turns:
 
 
 def _is_all(step: StepInput, ran: StepOutput) -> bool:
-    """Whether all rows have got all that they may."""
+    """Returns whether all rows have got all tokens that they may get."""
     assert step.num_run_on_tokens is not None, "a step whose rows run on"
     return ran.runs is not None and np.array_equal(ran.runs.counts, step.num_run_on_tokens + 1)
 
 
 def append_to_history(step: StepInput, row: int, position: int, token_id: int) -> None:
-    """The token at `position` is that, which the history of the row may have already."""
+    """Appends `token_id` at `position` to the history of the row, unless the history has it."""
     history = step.histories[row]
     if history is not None and len(history) == position:
         history.append(token_id)

@@ -1,4 +1,4 @@
-"""What an executor is: the handshake as plain values."""
+"""Description of an executor for the handshake: model, limits, features; and the epoch clock."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TypeAlias
 
-# A file of the tokenizer: where it lies, or what it holds if it was converted.
+# Tokenizer file: its path, or its content if it was converted.
 TokenizerFile: TypeAlias = Path | bytes
 
 
 def read_tokenizer_file(file: TokenizerFile) -> bytes:
-    """The content of `file`. Raises OSError."""
+    """Returns the content of `file`. Raises OSError."""
     return file.read_bytes() if isinstance(file, Path) else file
 
 
 class Feature(IntEnum):
-    """An optional ability of an executor; the numbers are those of the contract."""
+    """Optional ability of an executor; the numbers are those of the contract."""
 
     LOGPROBS = 1
     PROMPT_LOGPROBS = 2
@@ -32,7 +32,7 @@ class Feature(IntEnum):
     SEVERAL_TOKENS = 9
 
 
-# What every executor here can do, whatever the model.
+# Features of every executor here, whatever the model.
 SAMPLING_FEATURES = frozenset(
     {
         Feature.LOGPROBS,
@@ -46,7 +46,10 @@ SAMPLING_FEATURES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class DefaultSampling:
-    """What a model's authors recommend; None for nothing. Ranges as in scheduler.proto."""
+    """Sampling values recommended by the model's authors, None for none.
+
+    Ranges are as in scheduler.proto.
+    """
 
     temperature: float | None = None
     top_k: int | None = None
@@ -57,7 +60,7 @@ class DefaultSampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The model as far as scheduling and clients need it; see `ModelInfo` in the proto.
+    """Model properties for scheduling and clients; see `ModelInfo` in the proto.
 
     `sliding_window`: in tokens, None unless every layer has one.
     """
@@ -75,7 +78,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
-    """What one step may ask for; see `ExecutorLimits` in the proto.
+    """Limits of one step; see `ExecutorLimits` in the proto.
 
     `max_adapters_per_step`: not None exactly if the feature ADAPTERS is announced.
     """
@@ -89,7 +92,7 @@ class ExecutorLimits:
 
 @dataclass(frozen=True, slots=True)
 class TrialStep:
-    """How long a step took, and what there was to do; see `TrialStep` in the proto."""
+    """Work and duration of a measured step; see `TrialStep` in the proto."""
 
     num_tokens: int
     num_attended: int
@@ -98,12 +101,12 @@ class TrialStep:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """What an executor registers with. `address` is empty until it is known.
+    """Values that an executor registers with. `address` is empty until it is known.
 
-    `trial_step`: None if steps may have to wait for something to be loaded or compiled.
-    `compute`: which code computes, for people. `slow_compute_reason`: why that is not the fastest
-    code there is for such a model; empty if it is.
-    `newest_scheduler_epoch`, `step_running_ms`: what is so at the moment; see the proto.
+    `trial_step`: None if steps may have to wait for something to be loaded or compiled. `compute`:
+    the code that computes, as a text for people. `slow_compute_reason`: why that is not the fastest
+    code for such a model; empty if it is. `newest_scheduler_epoch`, `step_running_ms`: values of
+    the moment; see the proto.
     """
 
     executor_epoch: int
@@ -123,9 +126,9 @@ class ExecutorInfo:
     slow_compute_reason: str = ""
 
 
-# -- The time since 1970, as epochs are, by a clock that is never set back -------------------------
+# -- Clock of epochs: nanoseconds since 1970, never set back ---------------------------------------
 
-# Goes on while the machine is suspended, where there is such a clock.
+# CLOCK_BOOTTIME, where there is one, goes on while the machine is suspended.
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -136,9 +139,10 @@ def _since_boot_ns() -> int:
 def steady_clock(
     wall_ns: Callable[[], int] = time.time_ns, steady_ns: Callable[[], int] = _since_boot_ns
 ) -> Callable[[], int]:
-    """A clock in nanoseconds: what the wall clock says, or, if it was set back, would say.
+    """Returns a clock in nanoseconds that follows the wall clock but is never set back.
 
-    An epoch that was not from the future then does not become so.
+    While the wall clock is behind, the clock returns what the wall clock would say had it not been
+    set back. So an epoch that was not from the future does not become so.
     """
     offset_ns = wall_ns() - steady_ns()
     return lambda: max(wall_ns(), steady_ns() + offset_ns)
