@@ -1,6 +1,6 @@
-"""What can be wrong with rows to add, and with block tables; all functions raise BatchRefused.
+"""Checks of new rows, sampling parameters, block tables and single columns.
 
-Shape letters: N row ids (`max_num_rows`).
+All functions raise BatchRefused and change nothing. Shape letters: N row ids (`max_num_rows`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MALFORMED = StepErrorReason.MALFORMED
 _BLOCK = StepErrorReason.BLOCK_OUT_OF_RANGE
 _POSITION = StepErrorReason.POSITION_OUT_OF_RANGE
 _TOKEN = StepErrorReason.TOKEN_OUT_OF_RANGE
-# Fields, the value with which each asks for nothing, and what is needed for any other.
+# Fields, the neutral value of each, and the feature that any other value needs.
 _FEATURE_OF_FIELD: tuple[tuple[str, object, Feature], ...] = (
     ("num_logprobs", None, Feature.LOGPROBS),
     ("num_prompt_logprobs", None, Feature.PROMPT_LOGPROBS),
@@ -137,7 +137,7 @@ def _check_each(
     path: str,
     allowed: str,
 ) -> None:
-    """`is_right` holds for every new row; `counts`: how many elements each has."""
+    """Checks that `is_right` holds for each new row; `counts`: number of elements of each row."""
     if not is_right.all():
         index = int((~is_right).argmax())
         raise BatchRefused(
@@ -146,15 +146,16 @@ def _check_each(
 
 
 def check_table_blocks(block_ids: Int32Array, info: ExecutorInfo, path: str) -> None:
-    """Each is a device block, or -1 where a sliding window lets entries be missing."""
+    """Checks that each entry is a device block; with a sliding window it may also be -1."""
     low = 0 if info.model.sliding_window is None else -1
     check_below(block_ids, info.num_device_blocks, _BLOCK, path, low=low)
 
 
 def check_table_lengths(num_blocks: Int32Array, info: ExecutorInfo, path: str) -> None:
-    """A table longer than the pool would name a block twice; this bounds the row table's memory.
+    """Checks that no table is longer than the device pool; this bounds the row table's memory.
 
-    With a sliding window it may be longer: what lies behind the window names no block any more.
+    A longer table would name a block twice. With a sliding window a table may have up to
+    `max_model_len` tokens, because entries behind the window no longer name a block.
     """
     limit = info.num_device_blocks
     if info.model.sliding_window is not None:
@@ -215,7 +216,7 @@ def _check_value(path: str, value: float | None, allowed: str, is_right: bool) -
 
 
 def _check_tokens(path: str, token_ids: Collection[int], vocab_size: int) -> None:
-    # Almost always all are right: the extremes tell, without a loop.
+    # Nearly always all tokens are valid: the extremes show that without a loop.
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
     for token_id in token_ids:
@@ -228,7 +229,7 @@ def _check_tokens(path: str, token_ids: Collection[int], vocab_size: int) -> Non
 
 
 def _features_used(params: SamplingParams) -> Iterable[tuple[Feature, str]]:
-    """The features that these params need, each with the field that needs it."""
+    """Yields the features that these params need, each with the field that needs it."""
     for name, neutral, feature in _FEATURE_OF_FIELD:
         if getattr(params, name) != neutral:
             yield feature, name
@@ -236,9 +237,10 @@ def _features_used(params: SamplingParams) -> Iterable[tuple[Feature, str]]:
         yield Feature.TOKEN_CONSTRAINTS, "logit_bias"
 
 
-# -- Checks of single columns; each says which element is wrong and what is allowed ----------------
+# -- Checks of single columns ----------------------------------------------------------------------
 #
-# All raise BatchRefused and change nothing. `path` is the field as the contract names it.
+# The error names the wrong element and the allowed values. `path` is the field as the contract
+# names it.
 
 _Column = Int32Array | Int64Array | UInt8Array
 
@@ -246,10 +248,10 @@ _Column = Int32Array | Int64Array | UInt8Array
 def check_below(
     column: Int32Array, limit: int, reason: StepErrorReason, path: str, *, low: int = 0
 ) -> None:
-    """Each element is in `low` .. limit-1; `low` is 0 or -1."""
+    """Checks that each element is in `low` .. limit-1; `low` is 0 or -1."""
     if len(column) == 0:
         return
-    # As unsigned numbers, negative ones are the largest.
+    # Viewed as unsigned, negative numbers are the largest.
     unsigned = column.view(np.uint32)
     if np.maximum.reduce(unsigned) >= limit:
         is_wrong = (column < low) | (column >= limit)
@@ -259,7 +261,7 @@ def check_below(
 
 
 def check_at_least(column: Int32Array, low: int, reason: StepErrorReason, path: str) -> None:
-    """Each element is `low` or more."""
+    """Checks that each element is `low` or more."""
     if len(column) and np.minimum.reduce(column) < low:
         raise _refusal_of_first(column < low, column, reason, path, f"allowed: {low} or more")
 
@@ -267,7 +269,7 @@ def check_at_least(column: Int32Array, low: int, reason: StepErrorReason, path: 
 def check_not_above(
     column: Int32Array, limits: Int32Array, reason: StepErrorReason, path: str
 ) -> None:
-    """Element i is at most `limits[i]`."""
+    """Checks that element i is at most `limits[i]`."""
     is_wrong = column > limits
     if np.count_nonzero(is_wrong):
         index = int(is_wrong.argmax())
@@ -277,13 +279,13 @@ def check_not_above(
 
 
 def check_all(is_right: BoolArray, column: Int32Array, path: str, problem: str) -> None:
-    """`is_right` holds everywhere; else the element is MALFORMED."""
+    """Checks that `is_right` holds for each element of `column`; refuses with MALFORMED."""
     if np.count_nonzero(is_right) != len(column):
         raise _refusal_of_first(~is_right, column, StepErrorReason.MALFORMED, path, problem)
 
 
 def check_rows(column: Int32Array, exists: BoolArray, path: str) -> None:
-    """Each element is a row id in range, distinct, and a row that exists."""
+    """Checks that the elements are distinct row ids in range, of rows that exist."""
     check_below(column, len(exists), StepErrorReason.LIMIT_EXCEEDED, path)
     others = exists.copy()
     # Assigning through 32-bit indexes is several times slower.
@@ -297,7 +299,7 @@ def check_rows(column: Int32Array, exists: BoolArray, path: str) -> None:
 
 
 def check_free_rows(column: Int32Array, exists: BoolArray, path: str) -> None:
-    """Each element is a row id in range, distinct, and no row that exists."""
+    """Checks that the elements are distinct row ids in range, of rows that do not exist."""
     check_below(column, len(exists), StepErrorReason.LIMIT_EXCEEDED, path)
     if exists[column].any():
         allowed = "allowed: a row that is not in the row table, or that is removed"
@@ -307,13 +309,13 @@ def check_free_rows(column: Int32Array, exists: BoolArray, path: str) -> None:
 
 
 def check_distinct_blocks(column: Int32Array, path: str) -> None:
-    """No block occurs twice (BLOCK_OVERLAP)."""
+    """Checks that no block occurs twice; refuses with BLOCK_OVERLAP."""
     if len(column) > 1 and len(np.unique(column)) != len(column):
         _refuse_duplicate(column, StepErrorReason.BLOCK_OVERLAP, path)
 
 
 def check_length(column: _Column, length: int, path: str, parallel: str) -> None:
-    """The column has `length` elements, as `parallel` says."""
+    """Checks that the column has `length` elements, like the column named `parallel`."""
     if len(column) != length:
         raise BatchRefused(
             StepErrorReason.MALFORMED,
@@ -323,7 +325,7 @@ def check_length(column: _Column, length: int, path: str, parallel: str) -> None
 
 
 def check_offsets(offsets: Int32Array, num_things: int, num_elements: int, path: str) -> None:
-    """`offsets` delimit `num_elements` elements of `num_things` things."""
+    """Checks that `offsets` delimit `num_elements` elements of `num_things` things."""
     if num_things == 0 and len(offsets) == 0:
         problem = "" if num_elements == 0 else f"empty for {num_elements} elements"
     elif len(offsets) != num_things + 1:
@@ -358,13 +360,13 @@ def _refuse_duplicate(column: Int32Array, reason: StepErrorReason, path: str) ->
         seen.add(element)
 
 
-# -- What can be wrong with a grammar before it is compiled ----------------------------------------
+# -- Checks of a grammar before it is compiled -----------------------------------------------------
 
 _KINDS = ("json_schema", "regex", "lark", "choices")
 
 
 def check_grammar(grammar: Grammar, params: SamplingParams, info: ExecutorInfo, path: str) -> None:
-    """Raises BatchRefused for sizes beyond those of the contract, or what it may not stand with."""
+    """Checks kind, sizes and combination with other parameters against the contract."""
     if grammar.kind not in _KINDS:
         raise _malformed(path, f"has no kind; allowed: {', '.join(_KINDS)}")
     path = f"{path}.{grammar.kind}"

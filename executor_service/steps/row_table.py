@@ -1,6 +1,7 @@
-"""The row table: what the executor remembers of each sequence between steps.
+"""Row table: the data of each sequence that the executor keeps between steps.
 
-Shape letters: N row ids (`max_num_rows`), R rows of a step, X blocks of their longest cross table.
+Includes the tokens sampled in the latest steps, which are the input of later ones. Shape letters: N
+row ids (`max_num_rows`), R rows of a step, X blocks of their longest cross table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NO_IDS = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class _Cross:
-    """What one row has of an encoder; `encoder_token_ids`: those that are yet to be encoded."""
+    """Encoder data of one row. `encoder_token_ids`: the tokens that are yet to be encoded."""
 
     num_encoder_tokens: int = 0
     block_ids: Int32Array = field(default_factory=lambda: _NO_IDS)
@@ -33,17 +34,19 @@ _NO_CROSS = _Cross()
 
 
 class RowTable:
-    """Columns indexed by row id. Methods trust their arguments: a batch is checked before.
+    """Columns indexed by row id. Methods do not check arguments: the batch was checked before.
 
-    `exists`: [N]. `tables`: the block tables. `sampled`: what rows sampled in the latest steps.
+    `exists`: [N]. `tables`: the block tables. `sampled`: tokens that rows sampled in the latest
+    steps.
     """
 
     def __init__(
         self, max_num_rows: int, max_inflight_steps: int, grammars: RowGrammars | None = None
     ) -> None:
-        """`max_inflight_steps`: that may be unfinished.
+        """Creates an empty table of N = `max_num_rows` rows.
 
-        `grammars`: None if nobody here follows those of the rows.
+        `max_inflight_steps`: number of steps that may be unfinished. `grammars`: follows the
+        grammars of the rows; None if the executor has no such component.
         """
         self.exists: BoolArray = np.zeros(max_num_rows, np.bool_)
         self.tables = BlockTables(max_num_rows)
@@ -60,45 +63,45 @@ class RowTable:
         self._has_cross = np.zeros(max_num_rows, np.bool_)
         self.sampled = SampledInputs(max_num_rows, max_inflight_steps)
 
-    # -- what is asked ---------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def num_prompt_tokens(self, row_ids: Int32Array) -> Int32Array:
-        """[R] int32."""
+        """Returns the prompt lengths of the rows, [R] int32."""
         counts: Int32Array = self._num_prompt_tokens.take(row_ids)
         return counts
 
     def seeds(self, row_ids: Int32Array) -> Int64Array:
-        """[R] int64."""
+        """Returns the seeds of the rows, [R] int64."""
         seeds: Int64Array = self._seeds.take(row_ids)
         return seeds
 
     def sampling_params(self, row_ids: Int32Array) -> ParamRows:
-        """R parameter sets."""
+        """Returns the R parameter sets of the rows."""
         return self._params.take(row_ids)
 
     def histories(self, row_ids: Int32Array) -> Sequence[list[int] | None]:
-        """R histories, None for rows without; they grow with `record_sampled`."""
+        """Returns R histories, None for rows without one; `record_sampled` appends to them."""
         if not np.count_nonzero(self._has_history):
             return [None] * len(row_ids)
         histories: list[list[int] | None] = self._histories.take(row_ids).tolist()
         return histories
 
     def adapters(self, row_ids: Int32Array) -> Sequence[str]:
-        """R names, empty for rows without; nothing at all if no row of the table has one."""
+        """Returns R adapter names, empty for rows without; () if no row of the table has one."""
         if not np.count_nonzero(self._has_adapter):
             return ()
         adapters: list[str] = self._adapters.take(row_ids).tolist()
         return adapters
 
     def grammars(self, row_ids: Int32Array) -> StepGrammars | None:
-        """Those of the rows; None if no row has one, or nobody follows them."""
+        """Returns the grammars of the rows; None if no row has one or none are followed."""
         if self._grammars is None or not np.count_nonzero(self._has_grammar):
             return None
         rows = np.flatnonzero(self._has_grammar.take(row_ids))
         return self._grammars.of_step(rows, row_ids[rows]) if len(rows) else None
 
     def cross(self, row_ids: Int32Array) -> CrossInput | None:
-        """What the rows have of an encoder; None if none of them has anything."""
+        """Returns the encoder data of the rows; None if none of them has encoder tokens."""
         if not np.count_nonzero(self._has_cross.take(row_ids)):
             return None
         crosses: list[_Cross] = self._crosses.take(row_ids).tolist()
@@ -112,20 +115,20 @@ class RowTable:
         )
 
     def reads_output(self, row_ids: Int32Array) -> bool:
-        """Whether the host must know what any of the rows sampled before to sample it again."""
+        """Returns whether the host must know the latest token of some row to sample again."""
         if not np.count_nonzero(self._has_history):
             return False
         rows = row_ids[self._has_history.take(row_ids)]
         return bool(np.count_nonzero(self._params.take(rows).reads_output))
 
-    # -- what changes ----------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forgets all rows."""
+        """Removes all rows."""
         self.remove(np.flatnonzero(self.exists).astype(np.int32))
 
     def remove(self, row_ids: Int32Array) -> None:
-        """Forgets rows."""
+        """Removes rows."""
         if len(row_ids) == 0:
             return
         self.exists[row_ids] = False
@@ -160,7 +163,7 @@ class RowTable:
             self._add_crosses(row_ids, rows.cross)
 
     def _add_histories(self, rows: NewRows, params: ParamRows) -> None:
-        """And what depends on them. `params`: one set for each of the new rows."""
+        """Adds histories and grammars. `params`: one parameter set for each of the new rows."""
         offsets = rows.history_offsets.tolist()
         for i, row_id in enumerate(rows.row_ids.tolist()):
             if not params[i].needs_history:
@@ -176,7 +179,7 @@ class RowTable:
     def _add_crosses(self, row_ids: Int32Array, cross: NewCross) -> None:
         for i in np.flatnonzero(cross.num_encoder_tokens).tolist():
             blocks, tokens = cross.block_offsets[i : i + 2], cross.encoder_offsets[i : i + 2]
-            # Copies: the columns lie in the message, which would be kept with them.
+            # Copied: the columns are views of the message, which would stay in memory with them.
             self._crosses[row_ids[i]] = _Cross(
                 int(cross.num_encoder_tokens[i]),
                 cross.block_ids[slice(*blocks)].copy(),
@@ -185,7 +188,7 @@ class RowTable:
             self._has_cross[row_ids[i]] = True
 
     def forget_encoder_tokens(self, row_ids: Int32Array) -> None:
-        """The rows were in a step: their encoder tokens were for that."""
+        """Drops the encoder tokens of rows whose step has begun, because that step encodes them."""
         if not np.count_nonzero(self._has_cross):
             return
         for row_id in row_ids[self._has_cross.take(row_ids)].tolist():
@@ -203,11 +206,11 @@ class RowTable:
         token_ids: Int32Array,
         runs: TokenRuns | None = None,
     ) -> None:
-        """Remembers what the rows sampled in `step_id`: last `token_ids` [R], -1 for nothing.
+        """Records the last token that each row sampled in `step_id`: `token_ids` [R], -1 for none.
 
-        `runs`: all tokens, of which histories have those already that rows went on from; None if
-        there is one each. A row that was removed since, and may be another by now, knows nothing of
-        it; one that has ended has no input.
+        `runs`: all tokens of each row, None if each row has one at most; the histories have all but
+        the last of them already. The token is appended to the row's history, unless the row was
+        removed in the meantime. With `runs`, a stop token is not kept as input of later steps.
         """
         is_known = self.sampled.record(row_ids, step_id, token_ids, runs)
         is_known &= token_ids >= 0
@@ -224,7 +227,7 @@ class RowTable:
             self._histories[row_ids[index]].append(int(token_ids[index]))
 
 
-# -- What rows sampled in the latest steps, which is the input of later ones -----------------------
+# -- Tokens sampled in the latest steps ------------------------------------------------------------
 #
 # Shape letters: N row ids, D steps that may be unfinished, R rows of a step.
 
@@ -235,15 +238,16 @@ _NO_STEP = np.iinfo(np.int64).min
 
 
 class SampledInputs:
-    """The last token of each row in each of the last steps, and where it is in the sequence.
+    """Last token of each row in each of the latest steps, and its position in the sequence.
 
     A step is expected when it begins, and recorded when it is finished.
     """
 
     def __init__(self, max_num_rows: int, max_inflight_steps: int) -> None:
-        """`max_inflight_steps`: D."""
-        # What was sampled in step k is in line k % 2D, with k beside it. The source of a step is
-        # less than D before it; what begins before it is finished is less than D behind.
+        """Creates an empty record; `max_inflight_steps`: D."""
+        # Tokens of step k are in line k % 2D, with the step id k beside them. A step reads tokens
+        # of steps less than D before it, and a step may begin while steps less than D before it are
+        # unfinished.
         shape = (2 * max_inflight_steps, max_num_rows)
         self._tokens = np.full(shape, _NO_TOKEN, np.int32)
         self._steps = np.full(shape, _NO_STEP, np.int64)
@@ -251,13 +255,13 @@ class SampledInputs:
         self._last_positions = np.zeros(shape, np.int32)
         self._knows_runs = False
 
-    # -- what is asked ---------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def tokens(self, row_ids: Int32Array, step_id: int, steps_back: Int32Array) -> Int32Array:
-        """The token row i sampled `steps_back[i]` steps before `step_id`, -1 if none then; [R].
+        """Returns the token row i sampled `steps_back[i]` steps before `step_id`, -1 for none; [R].
 
-        Of each row, the tokens of its last D steps at least are known. What it samples in a step
-        that is not recorded yet is some token.
+        Covers at least the last D steps of each row. For a step that is not recorded yet the token
+        is an arbitrary valid one.
         """
         first = int(steps_back[0])
         if np.count_nonzero(steps_back == first) == len(steps_back):
@@ -276,10 +280,12 @@ class SampledInputs:
     def positions(
         self, row_ids: Int32Array, step_id: int, steps_back: Int32Array, most: Int32Array
     ) -> Int32Array:
-        """Where the input of row i begins: at that token, if `steps_back[i]` is not 0; [R].
+        """Returns the position at which the input of row i begins, [R].
 
-        `most`: the position itself for rows with literal input, for others the largest that it can
-        be. Of a step that is not recorded yet, rows get all that was expected.
+        If `steps_back[i]` is not 0, that is the position of the token sampled so many steps back.
+        `most`: [R], the position itself for rows with literal input, for other rows the largest
+        possible one. For a step that is not recorded yet, rows count as having got all tokens that
+        were expected.
         """
         if not self._knows_runs or not np.count_nonzero(steps_back):
             return most
@@ -290,19 +296,20 @@ class SampledInputs:
         return np.where(is_sampled, positions, most).astype(np.int32)
 
     def tokens_recorded(self, row_ids: Int32Array, step_ids: Int64Array) -> Int32Array:
-        """What was recorded for row i in step `step_ids[i]`, even if the row is gone since; [R].
+        """Returns the token recorded for row i in step `step_ids[i]`, even of a removed row; [R].
 
-        All of these steps were recorded, fewer than 2D steps before the latest expected.
+        All of these steps must have been recorded, fewer than 2D steps before the latest expected
+        one.
         """
         tokens: Int32Array = self._tokens[step_ids % len(self._tokens), row_ids]
         return tokens
 
     def positions_recorded(self, row_ids: Int32Array, step_ids: Int64Array) -> Int32Array:
-        """Where the tokens are that `tokens_recorded` says; [R]."""
+        """Returns the positions of the tokens that `tokens_recorded` returns; [R]."""
         positions: Int32Array = self._last_positions[step_ids % len(self._tokens), row_ids]
         return positions
 
-    # -- what changes ----------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------
 
     def expect(
         self,
@@ -311,10 +318,10 @@ class SampledInputs:
         positions: Int32Array,
         num_more: Int32Array | None = None,
     ) -> None:
-        """The rows sample in `step_id`, which is yet to be recorded.
+        """Notes that the rows sample in `step_id`, which is recorded later.
 
-        `positions`: [R], where the first token of each will be. `num_more`: [R], how many more it
-        gets, unless it ends before; None for none.
+        `positions`: [R], the position of the first token of each row. `num_more`: [R], number of
+        tokens that each row gets after it, unless the row ends earlier; None for none.
         """
         line = step_id % len(self._steps)
         # Assigning through 32-bit indexes is several times slower.
@@ -330,9 +337,10 @@ class SampledInputs:
     def record(
         self, row_ids: Int32Array, step_id: int, token_ids: Int32Array, runs: TokenRuns | None
     ) -> BoolArray:
-        """The rows sampled `token_ids` [R] in `step_id`, -1 for nothing, as the last of `runs`.
+        """Records that the rows sampled `token_ids` [R] in `step_id`; -1 for no token.
 
-        Returns [R], which rows are still those that were expected.
+        `runs`: all tokens of each row, of which `token_ids` are the last; None if each row has one
+        at most. Returns [R], which rows are still those that were expected.
         """
         line = step_id % len(self._steps)
         indexes = row_ids.astype(np.intp)
@@ -345,9 +353,9 @@ class SampledInputs:
         return is_known
 
     def forget_tokens(self, row_ids: Int32Array, step_id: int) -> None:
-        """What the rows sampled in `step_id` is no input."""
+        """Removes the tokens that the rows sampled in `step_id`, so that they are no input."""
         self._tokens[step_id % len(self._steps), row_ids] = _NO_TOKEN
 
     def forget_rows(self, row_ids: Int32Array) -> None:
-        """The rows are gone."""
+        """Removes the tokens of rows that are gone."""
         self._steps[:, row_ids] = _NO_STEP

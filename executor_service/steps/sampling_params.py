@@ -1,6 +1,6 @@
-"""How tokens are chosen: the parameters of a row, and those of many rows without a loop over them.
+"""Sampling parameters of one row and of many, token constraints, and interfaces of grammars.
 
-Shape letters: R rows.
+Parameters of many rows are columns, so that no step loops over them. Shape letters: R rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COLUMNS = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the output text must be: its kind in the contract, and its text or the choices."""
+    """Grammar of the output text: its kind in the contract, and its text or the choices."""
 
     kind: str
     texts: tuple[str, ...]
@@ -43,7 +43,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a token is chosen; meaning and order of application as in `executor.proto`."""
+    """Parameters for choosing a token; meaning and order of application as in `executor.proto`."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -66,7 +66,7 @@ class SamplingParams:
     biases: _Float32s = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Prepares what would take its time in each step; `logit_bias` by rising tokens."""
+        """Prepares values that each step would compute again; `logit_bias` sorted by token id."""
         constraints = TokenConstraints.of(self.allowed_token_ids, self.bad_words_token_ids)
         object.__setattr__(self, "constraints", constraints)
         token_ids, biases = _NO_TOKENS, _NO_BIASES
@@ -102,20 +102,20 @@ class SamplingParams:
 
     @property
     def reads_output(self) -> bool:
-        """Whether the host must know what was sampled last to say what may be sampled next."""
+        """Whether the host must know the latest sampled token to tell the allowed next ones."""
         return self.has_phrases or self.grammar is not None
 
 
 @dataclass(frozen=True, slots=True)
 class ParamRows:
-    """One SamplingParams for each row: as objects [R], and as columns [R] of what all rows need."""
+    """Parameters of R rows: one SamplingParams each, and columns [R] of the common values."""
 
     objects: npt.NDArray[np.object_]
     columns: npt.NDArray[np.void]
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams]) -> ParamRows:
-        """Those of `params`, one a row."""
+        """Returns the rows with `params`, one set per row."""
         rows = cls.empty(len(params))
         for row, row_params in enumerate(params):
             rows.objects[row] = row_params
@@ -124,75 +124,75 @@ class ParamRows:
 
     @classmethod
     def empty(cls, num_rows: int) -> ParamRows:
-        """Room for `num_rows` rows, of which none has parameters."""
+        """Returns `num_rows` rows without parameters."""
         return cls(np.empty(num_rows, np.object_), np.zeros(num_rows, _COLUMNS))
 
     def __len__(self) -> int:
-        """R."""
+        """Number of rows, R."""
         return len(self.objects)
 
     def __getitem__(self, row: int) -> SamplingParams:
-        """Those of one row."""
+        """Returns the parameters of one row."""
         params: SamplingParams = self.objects[row]
         return params
 
     def take(self, rows: _Indexes) -> ParamRows:
-        """Those of `rows`, indexes."""
+        """Returns the parameters of `rows`, given as indexes."""
         return ParamRows(self.objects.take(rows), self.columns.take(rows))
 
     def put(self, rows: _Indexes, params: ParamRows) -> None:
-        """Overwrites those of `rows`."""
+        """Overwrites the parameters of `rows`."""
         self.objects[rows] = params.objects
         self.columns[rows] = params.columns
 
     def forget(self, rows: _Indexes) -> None:
-        """Takes away those of `rows`."""
+        """Removes the parameters of `rows`."""
         self.objects[rows] = None
 
     @property
     def temperatures(self) -> _Float32s:
-        """[R]."""
+        """Temperature of each row, [R]."""
         return self.columns["temperature"].copy()
 
     @property
     def top_p(self) -> npt.NDArray[np.float64]:
-        """[R]; 1 for no limit."""
+        """Limit top_p of each row, [R]; 1 for no limit."""
         return self.columns["top_p"].copy()
 
     @property
     def min_p(self) -> _Float32s:
-        """[R]; 0 for no limit."""
+        """Limit min_p of each row, [R]; 0 for no limit."""
         return self.columns["min_p"].copy()
 
     def top_k(self, vocab_size: int) -> _Int32s:
-        """[R], at most `vocab_size`, which is no limit."""
+        """Returns the top_k of each row, [R], at most `vocab_size`, which stands for no limit."""
         top_k = self.columns["top_k"]
         limits: _Int32s = np.where(top_k == _NONE, vocab_size, np.minimum(top_k, vocab_size))
         return limits.astype(np.int32, copy=False)
 
     @property
     def num_logprobs(self) -> _Int32s:
-        """[R]; -1 where none are asked for."""
+        """Number of logprobs of each row, [R]; -1 where none are asked for."""
         return self.columns["num_logprobs"].copy()
 
     @property
     def num_prompt_logprobs(self) -> _Int32s:
-        """[R]; -1 where none are asked for."""
+        """Number of prompt logprobs of each row, [R]; -1 where none are asked for."""
         return self.columns["num_prompt_logprobs"].copy()
 
     @property
     def adjusts_logits(self) -> npt.NDArray[np.bool_]:
-        """[R]; whether logits are changed before temperature: masked, biased or penalised."""
+        """Whether logits of a row are masked, biased or penalised before temperature; [R]."""
         return self.columns["adjusts_logits"].copy()
 
     @property
     def reads_output(self) -> npt.NDArray[np.bool_]:
-        """[R]; whether the host must know what was sampled last."""
+        """Whether the host must know the latest sampled token of a row; [R]."""
         return self.columns["reads_output"].copy()
 
 
 def _record(params: SamplingParams) -> tuple[object, ...]:
-    """In the order of _COLUMNS."""
+    """Returns the values of one row in the order of _COLUMNS."""
     limits = (params.top_k, params.num_logprobs, params.num_prompt_logprobs)
     top_k, num_logprobs, num_prompt_logprobs = (_NONE if n is None else n for n in limits)
     adjusts = (
@@ -213,17 +213,18 @@ def _record(params: SamplingParams) -> tuple[object, ...]:
     )
 
 
-# -- Which tokens a row may never sample, or not just now, prepared once for all its steps ---------
+# -- Token constraints, prepared once for all steps of a row ---------------------------------------
 #
 # Shape letters: V tokens of the vocabulary.
 
 
 @dataclass(frozen=True, slots=True)
 class TokenConstraints:
-    """What `allowed_token_ids` and `bad_words_token_ids` of a row come to.
+    """Compiled form of `allowed_token_ids` and `bad_words_token_ids` of a row.
 
-    `allowed`: None for all. `forbidden`: the bad words of one token. `phrases`: the others, by the
-    token before the one that they forbid: what precedes the two, and the forbidden one.
+    `allowed`: None for all tokens. `forbidden`: the bad words of one token. `phrases`: the longer
+    bad words, by their second to last token; each has the tokens before that one, and the last
+    token, which is the one to forbid.
     """
 
     allowed: npt.NDArray[np.int64] | None
@@ -234,7 +235,7 @@ class TokenConstraints:
     def of(
         cls, allowed_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]]
     ) -> TokenConstraints | None:
-        """None if there are none. A bad word that is empty is left to the checks of a batch."""
+        """Returns the constraints, None if there are none. Batch checks refuse an empty bad word."""
         if not allowed_token_ids and not bad_words:
             return None
         phrases: dict[int, list[tuple[tuple[int, ...], int]]] = {}
@@ -249,7 +250,7 @@ class TokenConstraints:
         )
 
     def blocked(self, vocab_size: int) -> npt.NDArray[np.bool_] | None:
-        """[V]; what can never be sampled, None if that is nothing."""
+        """Returns a mask [V] of the tokens that can never be sampled, None if there are none."""
         if self.allowed is None and not len(self.forbidden):
             return None
         blocked = np.full(vocab_size, self.allowed is not None)
@@ -259,9 +260,10 @@ class TokenConstraints:
         return blocked
 
     def forbidden_after(self, history: Sequence[int], num_tokens: int) -> list[int]:
-        """The last tokens of bad words that the first `num_tokens` of `history` end in, but for it.
+        """Returns the tokens that would complete a bad word after `num_tokens` tokens of `history`.
 
-        `history` is a list, or as fast as one: it is asked for a few elements, and not copied.
+        `history` is a list, or a sequence with equally fast indexing: the method reads a few
+        elements and copies nothing.
         """
         last = num_tokens - 1
         if last < 0:
@@ -273,8 +275,9 @@ class TokenConstraints:
         ]
 
 
-# --------------------------------------------------------------------------------------------------
-# What grammars allow rows to sample, as steps see it: who compiles and follows them is elsewhere.
+# -- Interfaces of grammars ------------------------------------------------------------------------
+#
+# Steps see token masks only. Compiling and following grammars is elsewhere.
 #
 # Shape letters: G rows with a mask, V tokens of the vocabulary, W words of a mask, 32 W >= V.
 
@@ -284,13 +287,13 @@ _Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """What those rows of a step that have a grammar, and sample, may sample.
+    """Allowed tokens of the rows of a step that have a grammar and sample.
 
     Rows are named by their indexes among all rows of the step that sample. `rows`: [G] int64,
     rising. `words`: [G, W] int32; bit t % 32, from the lowest, of word t // 32 says whether token t
-    is allowed. `pending`: rows whose grammar is not compiled yet, or not brought to where the row
-    is; `lost`: those among such rows that have sampled before, and have to be added anew.
-    `invalid`: rows that have no next token, and why.
+    is allowed. `pending`: rows whose grammar is not compiled yet, or does not match the row's
+    position yet; `lost`: the pending rows that have sampled before, and have to be added anew.
+    `invalid`: rows that have no next token, and the reason.
     """
 
     rows: _Int64s
@@ -300,46 +303,50 @@ class TokenMasks:
     lost: Sequence[int] = ()
 
     def part(self, rows: slice) -> TokenMasks:
-        """What rows on end may sample, by their indexes among these; others are left out."""
+        """Returns the masks of the slice `rows`, with indexes counted from its start."""
         start, end = np.searchsorted(self.rows, (rows.start, rows.stop)).tolist()
         return TokenMasks(self.rows[start:end] - rows.start, self.words[start:end], (), {})
 
 
 class StepGrammars(Protocol):
-    """The grammars of the rows of one step."""
+    """Grammars of the rows of one step."""
 
     def masks(self, sampling_rows: _Int64s) -> TokenMasks:
-        """`sampling_rows`: [S], the rising indexes of all rows of the step that sample.
+        """Returns the token masks of `sampling_rows` [S], rising indexes of the rows that sample.
 
-        If none of them could sample now, waits for a moment. Raises nothing.
+        If no row can sample yet, waits for a moment. Raises nothing.
         """
         ...
 
     def take(self, rows: _Int64s) -> StepGrammars:
-        """As of a step that has only `rows`, in this order."""
+        """Returns the grammars of a step that has only `rows`, in this order."""
         ...
 
     def drafted(self, rows: _Int64s, histories: Sequence[Sequence[int] | None]) -> StepGrammars:
-        """As of a step that has `rows`, some more than once, each after all of its history.
+        """Returns the grammars of a step of `rows`, some repeated, each after its whole history.
 
-        What is there more in a history than in that of the row may turn out to be wrong.
+        Tokens that such a history has beyond the row's own one are draft tokens and may be wrong.
         """
         ...
 
 
 class RowGrammars(Protocol):
-    """The grammars of all rows of an executor, by row ids."""
+    """Grammars of all rows of an executor, by row id."""
 
     def add(
         self, row_id: int, grammar: Grammar, history: Sequence[int], num_prompt_tokens: int
     ) -> None:
-        """Begins to compile. `history`: all tokens of the row; whoever calls appends to it."""
+        """Starts compiling. `history`: all tokens of the row; the caller appends to it."""
         ...
 
     def remove(self, row_ids: _Int32s) -> None:
-        """Forgets rows, with a grammar or without."""
+        """Removes rows, with a grammar or without."""
         ...
 
     def of_step(self, rows: _Int64s, row_ids: _Int32s) -> StepGrammars:
-        """`rows`: rising indexes of those rows of a step that have a grammar; `row_ids` theirs."""
+        """Returns the grammars of a step.
+
+        `rows`: rising indexes of the rows of the step that have a grammar; `row_ids`: the ids of
+        these rows.
+        """
         ...

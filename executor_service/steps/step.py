@@ -1,8 +1,9 @@
-"""One step as the compute side sees it: plain arrays, no protobuf, no torch.
+"""Input and output of one step for the compute side: plain arrays, no protobuf, no torch.
 
-Shape letters: R rows of the step, T input tokens over all rows, M blocks of the longest block
-table in the step, X blocks of the longest cross table, K scored tokens, N alternatives over all
-scored tokens, A rows whose input token is awaited.
+Also holds the interface of runners, and functions that split a step into parts. Shape letters: R
+rows of the step, T input tokens over all rows, M blocks of the longest block table in the step, X
+blocks of the longest cross table, K scored tokens, N alternatives over all scored tokens, A rows
+whose input token is awaited.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ INVALID_LOGITS = "the model returned logits that are NaN, +inf, or -inf alone"
 
 
 class RowStatus(IntEnum):
-    """What became of one row; the numbers are those of the contract."""
+    """Outcome of one row; the numbers are those of the contract."""
 
     OK = 1
     INVALID_LOGITS = 2
@@ -54,11 +55,12 @@ NO_MOVES = BlockMoves(_NO_BLOCKS, _NO_BLOCKS)
 
 @dataclass(frozen=True, slots=True)
 class CrossInput:
-    """What the rows of a step attend to beside their own tokens: the output of an encoder.
+    """Encoder output that the rows of a step attend to beside their own tokens.
 
     `num_encoder_tokens`: [R] int32, 0 for a row without. `block_tables`: [R, X] int32, the blocks
-    of the encoder tokens, padded with -1. `encoder_token_ids`: R long; the tokens that are to be
-    encoded into those blocks before any row attends, empty where they are there already.
+    of the encoder tokens, padded with -1. `encoder_token_ids`: R long; the tokens to encode into
+    those blocks before any row attends, empty for a row whose encoder tokens are in its blocks
+    already.
     """
 
     num_encoder_tokens: Int32Array
@@ -68,11 +70,12 @@ class CrossInput:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedTokens:
-    """Input tokens that nobody on the host knows: steps sample them that have begun only.
+    """Input tokens that the host does not know, because the steps that sample them are unfinished.
 
-    `rows`: [A] int64, rising indexes of rows; each has one input token, the one its row id samples
-    in step `step_ids` [A] int64. It may turn out to be none (-1): such a row computes anything and
-    writes anything to its slots, and whoever finishes the step drops its results.
+    `rows`: [A] int64, rising indexes of rows. Each has one input token, which its row id samples in
+    step `step_ids` [A] int64. If that step turns out to sample no token (-1), the row computes
+    arbitrary values and writes them to its slots, and its results are dropped when the step is
+    finished.
     """
 
     rows: Int64Array
@@ -81,26 +84,31 @@ class AwaitedTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """A validated step. Executed as swap_out, swap_in, copy, compute, sample.
+    """Validated step. Executed as swap_out, swap_in, copy, compute, sample.
 
-    `row_ids`, `num_computed_tokens`, `num_new_tokens`, `num_prompt_tokens`: [R] int32.
-    `token_ids`: [T] int32, rows concatenated; those of `awaited` rows mean nothing.
-    `samples`: [R] bool. `seeds`: [R] int64.
-    `block_tables`: [R, M] int32, padded with -1. Entries wholly behind the model's sliding window
-    may be -1 too, or name a block that is no longer the row's.
-    `sampling_params`, `histories`: R long. A history is all tokens of the sequence known so far
-    (the input tokens included), or None where the params need none. From step to step it is the
-    same object, for as long as the row is there, so what awaited steps sample comes to be in it;
-    for rows whose params say `reads_output`, nothing is awaited.
-    `num_run_on_tokens`: [R] int32, how many tokens more each may get by running on; None if no row
-    may get any; whoever runs such a step appends to histories what rows go on from. `drafts`: R
-    guesses of what follows the input, of rows that sample; None if there are none, and where
-    `num_run_on_tokens` is None. `follows`: [R] bool, which rows go on where the row before them
-    ends, in the same blocks; None if none does.
-    `adapters`: R names, empty for a row without; or nothing at all if no row has one. `cross`: None
-    if no row has encoder tokens. `awaited`: None if all tokens are known. `grammars`: None if no
-    row has one, or nobody here follows them. `tables`: those of all row ids, of which
-    `block_tables` are copies, as they are while the step begins; None if nobody keeps them.
+    Rows: `row_ids`, `num_computed_tokens`, `num_new_tokens`, `num_prompt_tokens`: [R] int32.
+    `samples`: [R] bool. `seeds`: [R] int64. `sampling_params`: R sets. `adapters`: R names, empty
+    for a row without; () if no row has one.
+
+    Input tokens: `token_ids`: [T] int32, rows concatenated; those of `awaited` rows have no
+    meaning. `awaited`: None if all tokens are known.
+
+    Blocks: `block_tables`: [R, M] int32, padded with -1. Entries wholly behind the model's sliding
+    window may also be -1, or name a block that the row no longer owns. `tables`: the tables of all
+    row ids, of which `block_tables` are copies, as they are when the step begins; None if they are
+    not kept. `cross`: None if no row has encoder tokens.
+
+    Histories: R long; all tokens of the sequence known so far (the input tokens included), or None
+    where the params need none. From step to step a row's history is the same object, so tokens of
+    awaited steps appear in it later. Rows whose params say `reads_output` await nothing.
+    `grammars`: None if no row has one, or if this executor does not follow them.
+
+    Several tokens: `num_run_on_tokens`: [R] int32, number of further tokens that each row may get
+    by running on; None if no row may get any. The code that runs such a step appends to the
+    histories all tokens that rows go on from. `drafts`: R sequences of draft tokens after the
+    input, for rows that sample; None if there are none, and whenever `num_run_on_tokens` is None.
+    `follows`: [R] bool, rows that go on where the row before them ends, in the same blocks; None if
+    there are none.
     """
 
     step_id: int
@@ -128,12 +136,12 @@ class StepInput:
 
     @property
     def num_rows(self) -> int:
-        """R."""
+        """Number of rows, R."""
         return len(self.row_ids)
 
     @property
     def moves_blocks(self) -> bool:
-        """Whether anything comes before rows are computed."""
+        """Whether the step moves blocks before rows are computed."""
         return any(len(moves.sources) for moves in (self.swap_out, self.swap_in, self.copy))
 
 
@@ -155,7 +163,7 @@ class LogprobColumns:
     top_logprobs: Float32Array
 
     def without(self, rows: Int64Array) -> LogprobColumns | None:
-        """The scores of all rows but these; None if no row is left."""
+        """Returns the scores of all rows except `rows`; None if no score is left."""
         is_kept = ~np.isin(self.row_indexes, rows)
         if not is_kept.any():
             return None
@@ -175,11 +183,11 @@ class LogprobColumns:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What came of the rows of a step.
+    """Results of the rows of a step.
 
-    `row_statuses`: [R] uint8. `sampled_token_ids`: [R] int32, the last token of each, -1 for none.
-    `runs`: all tokens, where rows were allowed to have several. `row_errors`: what to tell people,
-    by indexes of rows. `move_us`, `forward_us`, `sample_us`: how long its parts took.
+    `row_statuses`: [R] uint8. `sampled_token_ids`: [R] int32, the last token of each row, -1 for
+    none. `runs`: all tokens, where rows were allowed to have several. `row_errors`: messages for
+    people, by row index. `move_us`, `forward_us`, `sample_us`: durations of the parts.
     """
 
     row_statuses: UInt8Array
@@ -193,7 +201,7 @@ class StepOutput:
     runs: TokenRuns | None = None
 
     def token_ids_of(self, row: int) -> list[int]:
-        """What a row sampled; nothing is an empty list."""
+        """Returns the tokens that a row sampled; an empty list for none."""
         if self.runs is None:
             token_id = int(self.sampled_token_ids[row])
             return [token_id] if token_id >= 0 else []
@@ -203,27 +211,27 @@ class StepOutput:
 
 
 class PendingStep(Protocol):
-    """A step that has begun. Steps are finished in the order in which they began."""
+    """Step that has begun. Steps are finished in the order in which they began."""
 
     @property
     def is_done(self) -> bool:
-        """Whether `finish` would wait for nothing. Once it is, it stays so. Raises nothing."""
+        """Whether `finish` would return at once. Stays true from then on. Raises nothing."""
         ...
 
     @property
     def num_more_tokens(self) -> Int32Array | None:
-        """[R], how many more than one each row gets if it is not done; None for none.
+        """Tokens each row gets beyond its first, [R], if the step is not done; None for none.
 
-        A row gets fewer only if it ends: by a token that ends it, or before invalid logits.
+        A row gets fewer only if it ends: by a stop token, or before invalid logits.
         """
         ...
 
     def wait(self) -> None:
-        """Returns when it is done. May be called in any thread. Raises nothing."""
+        """Returns when the step is done. May be called in any thread. Raises nothing."""
         ...
 
     def finish(self) -> StepOutput:
-        """Waits, and returns what became of the step; to be called once. Raises StepFailed."""
+        """Waits, and returns the output of the step. Must be called once. Raises StepFailed."""
         ...
 
 
@@ -231,17 +239,17 @@ class Runner(Protocol):
     """Begins steps one after the other against its own KV pools."""
 
     def begin(self, step: StepInput) -> PendingStep | None:
-        """Asks for `step`, which writes the KV pools; what is asked for later finds it done.
+        """Starts `step`, which writes the KV pools; steps that begin later see these writes.
 
-        None if it would have to wait for steps that are not finished: then nothing was done, and
-        `step` can begin when they are. Raises StepFailed if no row can be answered.
+        Returns None if `step` would have to wait for unfinished steps: nothing was done then, and
+        `step` can begin once they are finished. Raises StepFailed if no row can be answered.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A step that was over when `begin` returned."""
+    """Step that was done when `begin` returned."""
 
     output: StepOutput
 
@@ -251,10 +259,10 @@ class FinishedStep:
 
     @property
     def num_more_tokens(self) -> None:
-        """The output says what each got."""
+        """None: the output has the tokens of each row."""
 
     def wait(self) -> None:
-        """It is over."""
+        """Returns at once: the step is done."""
 
     def finish(self) -> StepOutput:
         return self.output
@@ -262,7 +270,7 @@ class FinishedStep:
 
 @dataclass(frozen=True, slots=True)
 class FailedStep:
-    """A step that could not begin."""
+    """Step that could not begin."""
 
     error: Exception
 
@@ -272,10 +280,10 @@ class FailedStep:
 
     @property
     def num_more_tokens(self) -> None:
-        """Nobody gets any."""
+        """None: no row gets a token."""
 
     def wait(self) -> None:
-        """It is over."""
+        """Returns at once: the step has failed."""
 
     def finish(self) -> StepOutput:
         """Raises `error`."""
@@ -283,15 +291,15 @@ class FailedStep:
 
 
 def execute_step(runner: Runner, step: StepInput) -> StepOutput:
-    """Begins and finishes `step`; all steps before are finished. Raises StepFailed."""
+    """Begins and finishes `step`; all steps before must be finished. Raises StepFailed."""
     pending = runner.begin(step)
     assert pending is not None, "there is no step to wait for"
     return pending.finish()
 
 
-# -- Parts of a step that are run one after the other, and their scores as those of one step -------
+# -- Parts of a step that run one after the other, and joining of their scores ---------------------
 #
-# Shape letters: R rows of the step, K rows of a part, T input tokens of it.
+# Shape letters: R rows of the step, K rows of a part, T input tokens of a part.
 
 _NO_TOKENS = np.empty(0, np.int32)
 
@@ -305,9 +313,9 @@ def part_of(
     token_ids: Int32Array,
     samples: BoolArray,
 ) -> StepInput:
-    """A step of `rows` [K] alone, without block moves; `token_ids` [T] are what it computes.
+    """Returns a step of `rows` [K] alone, without block moves, with input `token_ids` [T].
 
-    Nothing is awaited, nothing encoded, and no row has drafts or runs on.
+    The part awaits nothing and encodes nothing. None of its rows has draft tokens or runs on.
     """
     return replace(
         step,
@@ -335,16 +343,16 @@ def part_of(
 
 
 def _encoded(cross: CrossInput, rows: Int64Array) -> CrossInput:
-    """What `rows` have of an encoder whose tokens are encoded."""
+    """Returns the encoder data of `rows`, with no tokens left to encode."""
     return CrossInput(
         cross.num_encoder_tokens[rows], cross.block_tables[rows], [_NO_TOKENS] * len(rows)
     )
 
 
 def join_columns(parts: Sequence[LogprobColumns], kept_rows: BoolArray) -> LogprobColumns | None:
-    """The scores of all `parts` in one, ordered; None if none is left.
+    """Joins the scores of all `parts`, ordered by row, then position; None if none is left.
 
-    `kept_rows`: [R], those whose scores stay.
+    `kept_rows`: [R], the rows whose scores are kept.
     """
     if not parts:
         return None

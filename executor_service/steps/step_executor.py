@@ -1,8 +1,8 @@
-"""Executes batches: decides whether to run one, runs it, remembers what was answered.
+"""Execution of batches: identity rules, begin and finish of steps, and stored answers.
 
-Synchronous and deterministic; one thread at a time. A step begins when its batch is taken, and is
-finished in its turn, perhaps after others have begun; until then its row changes are seen, and what
-it samples is awaited.
+Synchronous and deterministic; one thread at a time. A step begins when its batch is accepted, and
+is finished in order, perhaps after later steps have begun. Later steps see its row changes at once,
+and await the tokens that it samples.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from executor_service.steps.sampling_params import RowGrammars
 from executor_service.steps.step import FailedStep, Int32Array, PendingStep, Runner, StepOutput
 from executor_service.steps.step_input import PreparedStep, prepare_step
 
-# By which clocks of two machines may differ.
+# Allowed difference between the clocks of two machines.
 MAX_CLOCK_SKEW_NS = 3600 * 10**9
 _BUG = StepError(StepErrorReason.INTERNAL, "", INTERNAL_ERROR_MESSAGE)
 
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class RunningStep:
-    """A step that has begun. `prepared`: None if it failed before."""
+    """Step that has begun. `prepared`: None if the step failed before its input was prepared."""
 
     identity: StepIdentity
     row_ids: Int32Array
@@ -54,7 +54,7 @@ class RunningStep:
 
 
 class StepExecutor:
-    """The step contract's semantics around a runner; see `ScheduleBatch` in the proto."""
+    """Implements the step contract around a runner; see `ScheduleBatch` in the proto."""
 
     def __init__(
         self,
@@ -63,9 +63,11 @@ class StepExecutor:
         now_ns: Callable[[], int] | None = None,
         grammars: RowGrammars | None = None,
     ) -> None:
-        """`now_ns`: nanoseconds since 1970, as epochs are; None: a `steady_clock`.
+        """Creates an executor without rows.
 
-        `grammars`: what follows the grammars of rows; None if `runner` does, or there are none.
+        `now_ns`: returns nanoseconds since 1970, like epochs; None for a `steady_clock`.
+        `grammars`: follows the grammars of rows; None if `runner` does, or if the executor supports
+        none.
         """
         self._info = info
         self._now_ns = now_ns or steady_clock()
@@ -74,19 +76,20 @@ class StepExecutor:
         self._rows = RowTable(info.limits.max_num_rows, info.limits.max_inflight_steps, grammars)
         self._answers: OrderedDict[int, StepAnswer] = OrderedDict()
         self._running: deque[RunningStep] = deque()
-        # L of the identity rules; the row table is what step `_base_step_id` left.
+        # The step L of the identity rules. The row table is in the state that step `_base_step_id`
+        # left.
         self._last_step_id: int | None = None
         self._base_step_id: int | None = None
 
     @property
     def scheduler_epoch(self) -> int:
-        """The newest that was adopted, 0 for none."""
+        """Newest epoch that was adopted, 0 for none."""
         return self._scheduler_epoch
 
     def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
-        """Forgets everything said by older schedulers, if `scheduler_epoch` is a newer one.
+        """Removes all state of older schedulers if `scheduler_epoch` is newer than the adopted.
 
-        One from the future is none.
+        Ignores an epoch from the future.
         """
         if scheduler_epoch > self._scheduler_epoch and not self._is_future(scheduler_epoch):
             self.finish()
@@ -94,7 +97,7 @@ class StepExecutor:
             self._forget(scheduler_epoch)
 
     def begin_life(self, executor_epoch: int) -> None:
-        """Forgets all schedulers and what they said: the next one may be of any epoch."""
+        """Removes all state of all schedulers; the next scheduler may have any epoch."""
         self.finish()
         self._info = replace(self._info, executor_epoch=executor_epoch)
         self._forget(0)
@@ -109,7 +112,7 @@ class StepExecutor:
         return scheduler_epoch > self._now_ns() + MAX_CLOCK_SKEW_NS
 
     def execute(self, batch: Batch, queue_us: int = 0) -> StepAnswer:
-        """Answers `batch` and all before it; raises nothing. `queue_us`: see `begin`."""
+        """Answers `batch` after all batches before it. Raises nothing. `queue_us`: see `begin`."""
         answers: list[StepAnswer] = []
         self.begin(batch, answers.append, queue_us)
         self.finish()
@@ -118,10 +121,11 @@ class StepExecutor:
     def begin(
         self, batch: Batch, then: Callable[[StepAnswer], None], queue_us: int = 0
     ) -> RunningStep | None:
-        """Begins the step of `batch`, or answers it without; raises nothing.
+        """Begins the step of `batch`, or answers the batch without a step. Raises nothing.
 
-        `then` gets the answer, after those to all batches before: here or, if a step is returned,
-        when that is finished. It must not raise. `queue_us`: how long the batch waited.
+        `then` gets the answer, after the answers to all earlier batches: before `begin` returns or,
+        if a step is returned, when that step is finished. It must not raise. `queue_us`: time that
+        the batch waited.
         """
         identity = batch.identity
         running: RunningStep | None = None
@@ -134,7 +138,7 @@ class StepExecutor:
         except BatchRefused as refusal:
             answer = self._refuse(identity, refusal.error)
         except Exception:
-            # A bug of ours. How far it got is unknown, so no delta may build on this step.
+            # A bug of ours. The state of the rows is unknown, so no delta may build on this step.
             _log.exception("step_broken step_id=%d", identity.step_id)
             self.adopt_scheduler_epoch(identity.scheduler_epoch)
             self._apply(identity.step_id, base_step_id=None)
@@ -150,7 +154,7 @@ class StepExecutor:
         return None
 
     def finish(self, last: RunningStep | None = None) -> None:
-        """Finishes all steps up to `last` and what is done then; waits. None: all there are."""
+        """Waits for and finishes steps up to `last`, None for all, and later ones that are done."""
         while self._running and not (last is not None and last.is_finished):
             self._finish_oldest()
         self._finish_what_is_done()
@@ -158,7 +162,7 @@ class StepExecutor:
     # -- identity ------------------------------------------------------------------------------
 
     def _answer_by_identity(self, identity: StepIdentity) -> StepAnswer | None:
-        """Identity rules a to d; None: the batch is taken. Raises BatchRefused."""
+        """Applies identity rules a to d; None if the batch is accepted. Raises BatchRefused."""
         executor_epoch, newest_epoch = self._info.executor_epoch, self._scheduler_epoch
         if identity.executor_epoch != executor_epoch:
             raise BatchRefused(
@@ -217,7 +221,7 @@ class StepExecutor:
         queue_us: int,
         then: Callable[[StepAnswer], None],
     ) -> RunningStep:
-        """Changes the rows and begins to compute. Raises only what is a bug of ours."""
+        """Changes the rows and begins to compute. Only a bug of ours raises an error."""
         step_id, row_ids = identity.step_id, content.work.row_ids
         self._change_rows(content, is_snapshot=identity.base_step_id is None)
         prepared: PreparedStep | None = None
@@ -225,7 +229,7 @@ class StepExecutor:
         try:
             prepared, pending = self._begin_computing(step_id, content)
         except Exception as error:
-            # At once: the error may hold memory that the next step needs.
+            # Finished at once: the error may hold memory that the next step needs.
             self.finish()
             pending = FailedStep(error)
         else:
@@ -239,7 +243,11 @@ class StepExecutor:
     def _begin_computing(
         self, step_id: int, content: BatchContent
     ) -> tuple[PreparedStep, PendingStep]:
-        """Finishes steps before where this one needs to know what they sampled."""
+        """Prepares the step and hands it to the runner.
+
+        First finishes earlier steps if too many are in flight, if a row needs their sampled tokens,
+        or if the runner asks for it.
+        """
         if self._running and (
             step_id - self._running[0].identity.step_id >= self._info.limits.max_inflight_steps
             or self._rows.reads_output(content.work.row_ids)
@@ -263,7 +271,7 @@ class StepExecutor:
         running = self._running.popleft()
         answer = self._finish_step(running)
         if answer.output is None and running.prepared is not None:
-            # What was expected of it.
+            # Records that no row sampled: later steps expected tokens of this step.
             nothing = np.full(len(running.row_ids), -1, np.int32)
             self._rows.record_sampled(running.row_ids, answer.step_id, nothing)
         self._store(answer)
@@ -282,7 +290,7 @@ class StepExecutor:
             try:
                 return self._answer_output(running, output)
             except Exception:
-                # A bug of ours; what the row table remembers is unknown.
+                # A bug of ours; the state of the row table is unknown.
                 _log.exception("step_broken step_id=%d", identity.step_id)
                 self._base_step_id = None
         return self._answer(identity, StepStatus.FAILED, error=error, queue_us=running.queue_us)
@@ -337,19 +345,19 @@ class StepExecutor:
         )
 
     def _apply(self, step_id: int, base_step_id: int | None) -> None:
-        """The step becomes L of the identity rules."""
+        """Makes the step the step L of the identity rules."""
         self._last_step_id = max(step_id, self._last_step_id or step_id)
         self._base_step_id = base_step_id
 
     def _store(self, answer: StepAnswer) -> None:
-        """Remembers the answer of a step that was applied."""
+        """Stores the answer of an applied step; drops the oldest beyond max_inflight_steps."""
         self._answers[answer.step_id] = answer
         while len(self._answers) > self._info.limits.max_inflight_steps:
             self._answers.popitem(last=False)
 
 
 def _describe(error: Exception) -> StepError:
-    """What a runner's error means. Only texts that are made for people leave the process."""
+    """Returns the StepError for a runner's error. Only messages made for people are passed on."""
     is_out_of_memory = isinstance(error, (OutOfMemory, MemoryError)) or isinstance(
         error.__cause__, OutOfMemory
     )

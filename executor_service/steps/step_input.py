@@ -1,7 +1,6 @@
-"""From a checked batch to what the runner is given, and back.
+"""Conversion of a checked batch into the runner's input, and of its output into the answer.
 
-Shape letters: R rows of the batch, K rows of it whose input is known or awaited, T input
-tokens.
+Shape letters: R rows of the batch, K rows of it whose input is known or awaited, T input tokens.
 """
 
 from __future__ import annotations
@@ -34,14 +33,17 @@ _INPUT_UNAVAILABLE = "its input is a token that was never sampled"
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """`step`: the rows whose input is available, or awaited. `kept_rows`: which, None for all."""
+    """Input of the runner. `step`: the rows whose input is available or awaited.
+
+    `num_rows`: R. `kept_rows`: [K], indexes of the rows of `step` in the batch, None for all.
+    """
 
     step: StepInput
     num_rows: int
     kept_rows: Int64Array | None
 
     def expect(self, num_more_tokens: Int32Array | None, rows: RowTable) -> None:
-        """The step has begun: `rows` is to know who samples, and where.
+        """Notes in `rows` that the step has begun: which rows sample, and at which positions.
 
         `num_more_tokens`: of the rows of `step`, see PendingStep.
         """
@@ -51,9 +53,10 @@ class PreparedStep:
         rows.sampled.expect(step.row_ids[samples], step.step_id, positions, num_more)
 
     def merge(self, output: StepOutput, rows: RowTable) -> StepOutput:
-        """`output` as that of all R rows; `rows` has recorded the steps that the step awaited.
+        """Returns `output` extended to all R rows, without results of rows that miss their input.
 
-        Raises ValueError if `output` is not for this step.
+        `rows` must have recorded the steps that this step awaited. Raises ValueError if `output`
+        has another number of rows than this step.
         """
         for column in (output.row_statuses, output.sampled_token_ids):
             if len(column) != self.step.num_rows:
@@ -62,14 +65,15 @@ class PreparedStep:
         return output if self.kept_rows is None else self._spread(output, self.kept_rows)
 
     def _without_lost_rows(self, output: StepOutput, rows: RowTable) -> StepOutput:
-        """`output` without what awaited a token, and got none or one further on."""
+        """Returns `output` without rows whose awaited token is missing or at a later position."""
         awaited = self.step.awaited
         if awaited is None:
             return output
         row_ids = self.step.row_ids[awaited.rows]
         is_missing = rows.sampled.tokens_recorded(row_ids, awaited.step_ids) < 0
-        # Of all that may end a row before, only invalid logits leave a token to go on from. Here,
-        # these are the first ones.
+        # An earlier step may end a row in several ways; only invalid logits leave a token to go on
+        # from. So a row with the wrong position had invalid logits, and this step is the first
+        # without them.
         positions = rows.sampled.positions_recorded(row_ids, awaited.step_ids)
         is_invalid = ~is_missing & (positions != self.step.num_computed_tokens[awaited.rows])
         for is_lost, status, message in (
@@ -81,7 +85,7 @@ class PreparedStep:
         return output
 
     def _spread(self, output: StepOutput, kept: Int64Array) -> StepOutput:
-        """`output` of the rows of `step` as those of all rows."""
+        """Returns `output` of the K rows of `step` as output of all R rows."""
         statuses = np.full(self.num_rows, RowStatus.INPUT_UNAVAILABLE, np.uint8)
         statuses[kept] = output.row_statuses
         tokens = np.full(self.num_rows, -1, np.int32)
@@ -103,9 +107,9 @@ class PreparedStep:
 def prepare_step(
     step_id: int, content: BatchContent, rows: RowTable, unfinished_step_id: int | None = None
 ) -> PreparedStep:
-    """Resolves tokens of earlier steps and leaves rows out that have none; reads `rows`.
+    """Resolves tokens of earlier steps and drops rows whose input is missing; only reads `rows`.
 
-    `unfinished_step_id`: the oldest step that is not recorded in `rows`; None for no such step.
+    `unfinished_step_id`: the oldest step that is not recorded in `rows`; None if there is none.
     """
     work = content.work
     token_ids, is_missing = _resolve_tokens(step_id, work, rows)
@@ -147,7 +151,10 @@ def prepare_step(
 
 
 def first_positions(step_id: int, work: Work, rows: RowTable) -> Int32Array:
-    """Where the input of each row begins, [R]; rows that may have to go back know how far."""
+    """Returns the position at which the input of each row begins, [R].
+
+    A row that got fewer tokens than it might have begins earlier than `num_computed_tokens` says.
+    """
     most = work.num_computed_tokens
     if not len(work.sampled_steps_back):
         return most
@@ -155,7 +162,7 @@ def first_positions(step_id: int, work: Work, rows: RowTable) -> Int32Array:
 
 
 def _num_run_on_tokens(work: Work, kept: Int64Array | None) -> Int32Array | None:
-    """[K], how far rows run on; None if no row may get several tokens."""
+    """Returns how many tokens each row may run on, [K]; None if no row may get several."""
     if not work.has_several:
         return None
     if not len(work.num_run_on_tokens):
@@ -164,7 +171,7 @@ def _num_run_on_tokens(work: Work, kept: Int64Array | None) -> Int32Array | None
 
 
 def _drafts(work: Work, kept: Int64Array | None) -> TokenRuns | None:
-    """Of the K rows; None if none has any."""
+    """Returns the draft tokens of the K rows; None if there are none."""
     if not len(work.draft_token_ids):
         return None
     drafts = TokenRuns(work.draft_offsets, work.draft_token_ids)
@@ -174,7 +181,7 @@ def _drafts(work: Work, kept: Int64Array | None) -> TokenRuns | None:
 def _resolve_tokens(
     step_id: int, work: Work, rows: RowTable
 ) -> tuple[Int32Array, BoolArray | None]:
-    """Input tokens [T], and which rows miss theirs [R] (None: no row)."""
+    """Returns the input tokens [T], and which rows miss theirs [R] (None: no row)."""
     steps_back = work.sampled_steps_back
     if not np.count_nonzero(steps_back):
         return work.token_ids, None
@@ -186,7 +193,7 @@ def _resolve_tokens(
         is_literal = np.repeat(~is_sampled, work.num_new_tokens)
         token_ids = np.empty(len(is_literal), np.int32)
         token_ids[is_literal] = work.token_ids
-        # A row whose token was sampled has one input token, so its last one is it.
+        # A row whose token was sampled has one input token, so its last token is that one.
         last_tokens = np.cumsum(work.num_new_tokens) - 1
         token_ids[last_tokens[is_sampled]] = sampled[is_sampled]
     is_missing = is_sampled & (sampled < 0)
@@ -202,7 +209,7 @@ def _find_awaited(
 
 
 def _without(output: StepOutput, lost: Int64Array, status: RowStatus, message: str) -> StepOutput:
-    """`output` of rows of which those `lost` computed something else than they should."""
+    """Returns `output` with `status` and `message` for the rows `lost`, without their results."""
     statuses, tokens = output.row_statuses.copy(), output.sampled_token_ids.copy()
     statuses[lost] = status
     tokens[lost] = -1
@@ -227,7 +234,7 @@ def _select(column: npt.NDArray[_Number], kept: Int64Array | None) -> npt.NDArra
 
 
 def _renumber(columns: LogprobColumns | None, kept: Int64Array) -> LogprobColumns | None:
-    """Row indexes of the runner's rows as those of the batch's rows."""
+    """Returns `columns` with row indexes of the batch instead of those of the runner's rows."""
     if columns is None:
         return None
     return replace(columns, row_indexes=kept[columns.row_indexes].astype(np.int32))
