@@ -1,1 +1,1 @@
-"""What lies on a device, and what moves there: KV pools, streams, copies, memory."""
+"""Device resources: KV pools, streams, copies between host and device, memory."""

@@ -1,9 +1,9 @@
-"""The two pools of KV blocks, the memory they lie in and the moves between them.
+"""Pools of KV blocks on device and host, their memory, and block moves between them.
 
 Shape letters: N blocks of a pool, B block size (tokens), G key/value heads of a layer, D size of a
 key head, E size of a value head, P block pairs of a move.
 
-All layers of a block lie next to each other, and a layer sees a strided view of the pool. So a
+All layers of a block are adjacent in memory, and a layer sees a strided view of the pool. So a
 block is moved in one piece, however many layers there are, as whole words, whatever its dtype.
 """
 
@@ -30,10 +30,10 @@ from executor_service.steps.step import BlockMoves, Int32Array, StepInput
 from splitserve_kernels.paged_batch import UNIT_SCALES, KVScales
 
 Bytes = npt.NDArray[np.uint8]
-# Pins memory until it is freed. Raises RuntimeError if that cannot be.
+# Pins memory until it is freed. Raises RuntimeError if that fails.
 Pin = Callable[[Bytes], None]
-# Copies blocks [P] of a pool [N, W] over blocks [P] of it, int64 each. No block is both, none is
-# copied over twice: `batch_checks.py` refuses such a batch.
+# Copies blocks [P] of a pool [N, W] over blocks [P] of the same pool, int64 each. No block is both
+# source and destination, and none is a destination twice: `batch_checks.py` refuses such a batch.
 CopyBlocks = Callable[[Tensor, Tensor, Tensor], None]
 
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -58,12 +58,12 @@ class LayerShape:
 
 
 def block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block: keys and values of `block_size` tokens over all `layers`."""
+    """Returns the bytes of one block: keys and values of `block_size` tokens in all `layers`."""
     return block_size * dtype.itemsize * sum(layer.elements_per_token for layer in layers)
 
 
 class KVCache:
-    """A device pool and a host pool of equally shaped blocks."""
+    """Device pool and host pool of equally shaped blocks."""
 
     def __init__(
         self,
@@ -78,10 +78,9 @@ class KVCache:
     ) -> None:
         """Allocates both pools, zeroed; the host pool is pinned where the device is a GPU.
 
-        `copy_blocks`: what copies within the device pool; plain torch if it is None. `scales`: what
-        the numbers of each layer stand for; none: they stand for themselves. A host pool
-        that cannot be pinned is said in the log. Raises OutOfMemory, with the numbers, if a pool
-        does not fit.
+        `copy_blocks`: copies within the device pool; None for plain torch. `scales`: scales of the
+        stored numbers, per layer; empty for none. Logs a warning if the host pool cannot be pinned.
+        Raises OutOfMemory, with the numbers, if a pool does not fit.
         """
         self.block_size = block_size
         self.num_device_blocks = num_device_blocks
@@ -99,11 +98,11 @@ class KVCache:
 
     @property
     def device(self) -> torch.device:
-        """Where the device pool is."""
+        """Device of the device pool."""
         return self._device_pool.device
 
     def of_layers(self, layers: slice) -> KVCache:
-        """The same blocks, as a model sees them that has only these layers of them."""
+        """Returns a view of the same blocks for a model that has only these layers."""
         part = copy.copy(self)
         part.key_pools, part.value_pools = self.key_pools[layers], self.value_pools[layers]
         part.scales = self.scales[layers]
@@ -112,7 +111,7 @@ class KVCache:
     def swap_out(self, moves: BlockMoves) -> None:
         """Copies device blocks `moves.sources` over host blocks `moves.destinations`.
 
-        On a GPU this is only asked for, of the current stream; so are the other moves.
+        On a GPU this and the other moves are only queued on the current stream.
         """
         _move(self._device_pool, self._host_pool, moves)
 
@@ -121,7 +120,7 @@ class KVCache:
         _move(self._host_pool, self._device_pool, moves)
 
     def copy(self, moves: BlockMoves) -> None:
-        """Copies device blocks over device blocks. None is both source and destination."""
+        """Copies device blocks over device blocks. No block is both source and destination."""
         if len(moves.sources):
             sources, destinations = (
                 to_device(ids.astype(np.int64), self.device)
@@ -130,7 +129,7 @@ class KVCache:
             self._copy_blocks(self._device_pool, sources, destinations)
 
     def _allocate(self, name: str, num_blocks: int, allocate: Callable[[int], Tensor]) -> Tensor:
-        """[N, bytes of a block] uint8."""
+        """Allocates a pool, [N, bytes of a block] uint8. Raises OutOfMemory."""
         try:
             memory = allocate(num_blocks * self.block_bytes)
         except (RuntimeError, MemoryError, ValueError) as error:
@@ -142,18 +141,18 @@ class KVCache:
 
 
 def copy_in_torch(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
-    """Copies blocks of `pool`. Every source is read before anything is written."""
+    """Copies blocks of `pool`. Reads every source before it writes a destination."""
     pool.index_copy_(0, destinations, pool.index_select(0, sources))
 
 
 def _as_words(pool: Tensor) -> Tensor:
-    """`pool` [N, bytes] as [N, words], the widest there are: they move fastest."""
+    """Views `pool` [N, bytes] as [N, words] of the widest dtype that fits, which moves fastest."""
     word = next(word for word in _WORDS if pool.shape[1] % word.itemsize == 0)
     return pool.view(word)
 
 
 def _move(source: Tensor, destination: Tensor, moves: BlockMoves) -> None:
-    """Copies blocks between pools that are separate memory, so their order does not matter."""
+    """Copies blocks between separate pools, in any order; adjacent blocks in one copy."""
     if not len(moves.sources):
         return
     breaks = (np.diff(moves.sources) != 1) | (np.diff(moves.destinations) != 1)
@@ -167,7 +166,7 @@ def _move(source: Tensor, destination: Tensor, moves: BlockMoves) -> None:
 def _layer_views(
     pool: Tensor, layers: Sequence[LayerShape], block_size: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Views of `pool`: per layer the keys [N, B, G, D] and the values [N, B, G, E]."""
+    """Returns views of `pool`: per layer the keys [N, B, G, D] and the values [N, B, G, E]."""
     keys: list[Tensor] = []
     values: list[Tensor] = []
     start = 0
@@ -181,9 +180,10 @@ def _layer_views(
 
 
 def device_memory(num_bytes: int, device: torch.device) -> Tensor:
-    """[num_bytes] uint8. Zeros: a kernel may load a whole block and mask by multiplying.
+    """Returns zeroed device memory, [num_bytes] uint8.
 
-    Raises one of several errors if there is no memory.
+    Zeros are needed because a kernel may load a whole block and mask by multiplying. Raises one of
+    several errors if there is no memory.
     """
     if device.type == "cpu":
         return host_memory(num_bytes, None)
@@ -191,18 +191,17 @@ def device_memory(num_bytes: int, device: torch.device) -> Tensor:
 
 
 def host_memory(num_bytes: int, pin: Pin | None) -> Tensor:
-    """[num_bytes] uint8, zeros, from the start of a cache line on.
+    """Returns zeroed host memory, [num_bytes] uint8, aligned to a cache line.
 
-    What `pin` refuses stays pageable: slower, but it does.
-
-    Raises MemoryError or ValueError if there is no memory.
+    Memory that `pin` refuses stays pageable: slower, but usable. Raises MemoryError or ValueError
+    if there is no memory.
     """
-    # Unlike torch, numpy leaves it to the system to hand out zeroed pages when they are first used:
+    # Unlike torch, numpy lets the system hand out zeroed pages when they are first used, so
     # gigabytes cost no time at start.
     memory = np.zeros(num_bytes + _CACHE_LINE, dtype=np.uint8)
     memory = memory[-memory.ctypes.data % _CACHE_LINE :][:num_bytes]
     if pin is not None and num_bytes:
-        # Pages are handed out to all threads at once; to be pinned, one after the other.
+        # Zeroing touches the pages with all threads; pinning would touch them one after the other.
         torch.from_numpy(memory).zero_()
         try:
             pin(memory)
@@ -218,12 +217,12 @@ def host_memory(num_bytes: int, pin: Pin | None) -> Tensor:
 
 
 def pin_for(device: torch.device) -> Pin | None:
-    """How to pin what `device` is to reach; None where there is no need."""
+    """Returns the function that pins memory for `device`; None where pinning is not needed."""
     return pin_for_cuda if device.type == "cuda" else None
 
 
 def pin_for_cuda(memory: Bytes) -> None:
-    """Torch's own pinned memory would take the next power of two of bytes."""
+    """Pins `memory`; torch's own would be rounded up to a power of two. Raises RuntimeError."""
     cuda: Any = torch.cuda
     runtime, address = cuda.cudart(), memory.ctypes.data
     status = int(runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE))
@@ -234,35 +233,35 @@ def pin_for_cuda(memory: Bytes) -> None:
 
 
 def _forget_error() -> None:
-    """The runtime keeps its last error for whoever looks next: each kernel that torch launches."""
+    """Clears the runtime's last error, which the next kernel launch of torch would report."""
     with suppress(RuntimeError):
         torch.ones(1, device="cuda")
 
 
-# -- What crosses between host and device while a step is asked for --------------------------------
+# -- Copies between host and device within a step --------------------------------------------------
 #
-# On a GPU a copy to the host waits for everything asked before it, unless nobody reads it yet. So a
-# step makes one, and reads it when it is finished.
+# On a GPU a blocking copy to the host waits for all queued work. So a step makes one asynchronous
+# copy, and reads it when the step is finished.
 
 Array = npt.NDArray[Any]
 
 
 def to_device(array: Array, device: torch.device) -> Tensor:
-    """`array` on `device`. Waits for nothing that was asked of the device before."""
-    # Of memory that is not pinned, what is to be copied has been read when this returns.
+    """Copies `array` to `device`, without waiting for work queued before."""
+    # A copy of memory that is not pinned has read its source when this returns.
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def to_host(*tensors: Tensor) -> tuple[Array, ...]:
-    """`tensors` of one device, of 32-bit or of boolean numbers, in one copy; waits for it."""
+    """Copies `tensors` of one device, 32-bit or boolean, to the host in one copy; waits for it."""
     return HostCopy(tensors, Tensor.cpu).arrays()
 
 
 class HostCopy:
-    """Tensors of one device, of 32-bit or of boolean numbers, on their way to the host."""
+    """Copy to the host of tensors of one device, 32-bit or boolean, in one transfer."""
 
     def __init__(self, tensors: tuple[Tensor, ...], copy: Callable[[Tensor], Tensor]) -> None:
-        """`copy` brings one tensor to the host; it is called once, and not for nothing."""
+        """`copy` brings one tensor to the host; called once, or not at all without tensors."""
         self._kinds = [(tensor.shape, tensor.dtype) for tensor in tensors]
         if len(tensors) > 1:
             words = [_as_numbers(tensor).flatten() for tensor in tensors]
@@ -271,7 +270,7 @@ class HostCopy:
             self._copied = copy(tensors[0])
 
     def arrays(self) -> tuple[Array, ...]:
-        """The tensors; to be asked for when what copies has done so."""
+        """Returns the tensors as arrays; to be called when the copy is complete."""
         if len(self._kinds) == 1:
             return (self._copied.numpy(),)
         arrays, start = [], 0
@@ -285,17 +284,17 @@ class HostCopy:
 
 
 def _as_numbers(tensor: Tensor) -> Tensor:
-    """Its bits as 32-bit numbers."""
+    """Returns the bits of `tensor` as 32-bit numbers."""
     numbers = tensor.int() if tensor.dtype == torch.bool else tensor
     return numbers.contiguous().view(torch.int32)
 
 
-# -- The block moves of a step: swaps beside the computing, where nothing forbids it ---------------
+# -- Block moves of a step: swaps beside the computing ---------------------------------------------
 #
-# What orders two accesses to a block of which one writes: the swap stream does its moves in order,
-# and each step's after all that was computed before; computing waits for swap-ins always, and for
-# swap-outs before it touches a block that they still read. Blocks of the host pool are touched by
-# the swap stream alone.
+# Two accesses to a block, one of which writes, are ordered as follows. The swap stream does its
+# moves in order, and those of a step after all that was computed before. Compute always waits for
+# swap-ins; it waits for swap-outs before it touches a block that they still read. Blocks of the
+# host pool are accessed by the swap stream alone.
 
 
 class BlockTransfers:
@@ -304,13 +303,13 @@ class BlockTransfers:
     def __init__(self, cache: KVCache, streams: DeviceStreams) -> None:
         self._cache = cache
         self._streams = streams
-        # Device blocks that swap-outs may still be reading, beside the timers of these.
+        # Device blocks that swap-outs may still be reading, with the timers of these swap-outs.
         self._leaving: list[tuple[Timer, Int32Array]] = []
 
     def begin(self, step: StepInput) -> list[Timer]:
-        """Asks for all moves of `step`. What compute is asked from now on finds them done.
+        """Queues all moves of `step`; computing queued later sees them done.
 
-        Returns what times the moves; they are over when these are.
+        Returns the timers of the moves; the moves are complete when these timers are over.
         """
         timers: list[Timer] = []
         if len(step.swap_out.sources) or len(step.swap_in.sources):
@@ -326,11 +325,11 @@ class BlockTransfers:
         return timers
 
     def finish(self, timers: Sequence[Timer]) -> int:
-        """Waits for the moves that `timers` time; returns how long they took, in microseconds."""
+        """Waits for the moves that `timers` measure; returns their duration in microseconds."""
         move_us = sum(timer.elapsed_us() for timer in timers)
         for number, (timer, _) in enumerate(self._leaving):
             if timer in timers:
-                # Swaps are done in order: those of earlier steps, which may have broken off, too.
+                # Swaps are done in order, so earlier ones are done too, even of steps that failed.
                 del self._leaving[: number + 1]
                 break
         return move_us
@@ -353,7 +352,7 @@ class BlockTransfers:
 
 
 def _touched(step: StepInput) -> Int32Array:
-    """The device blocks that compute may write in `step`, and others."""
+    """Returns the device blocks that compute may write in `step`, and possibly more blocks."""
     parts = [step.block_tables.ravel(), step.copy.destinations]
     if step.cross is not None:
         parts.append(step.cross.block_tables.ravel())

@@ -1,4 +1,7 @@
-"""Memory of this machine and its container, and how much something takes at its peak."""
+"""Memory of machine, container and process: free, peak and reserved bytes; device errors.
+
+Also chooses the device of a model.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +31,24 @@ from splitserve_rpc.json_text import parse_json
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 _CGROUP_STATISTICS = Path("/sys/fs/cgroup/memory.stat")
-# Files in the page cache count as used, but make room when it is needed: a checkpoint, say.
+# Page cache counts as used but is reclaimed when memory is needed: the files of a checkpoint, say.
 _CGROUP_RECLAIMABLE = ("active_file", "inactive_file")
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _MAPPINGS = Path("/proc/self/smaps")
-# A mapping of a weight file: its first and last address, and how much of it was written to.
+# Mapping of a weight file: its first and last address, and how much of it was written to.
 _WEIGHT_FILE = re.compile(
     r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +\S.*\.safetensors$(?:\n[A-Z]\w+: .*)*?"
     r"\nAnonymous: +(\d+) kB$",
     re.MULTILINE,
 )
 _MADV_DONTNEED = 4
-# Written to clear_refs, it sets the peak to what is in use now.
+# Written to clear_refs, resets the peak to the current use.
 _RESET_PEAK = "5"
 
 
 def available_host_bytes() -> int:
-    """Bytes that can still be allocated here: what the system has, within the container's limit."""
+    """Returns the bytes that can still be allocated, within the limit of the container."""
     available = int(psutil.virtual_memory().available)
     limit, used = _read(_CGROUP_LIMIT).strip(), _read(_CGROUP_USED).strip()
     if not (limit.isdigit() and used.isdigit()):
@@ -56,11 +59,11 @@ def available_host_bytes() -> int:
 
 
 def release_file_pages(mappings: Path = _MAPPINGS) -> None:
-    """Takes the pages of mapped weight files from this process; whoever reads them gets them again.
+    """Unmaps the resident pages of mapped weight files; a later access maps them again.
 
-    They stay in the page cache, which all processes share, but count as memory of this process no
-    longer. A mapping of which anything was written is left alone. `mappings`: a file of the Linux
-    kernel; elsewhere nothing happens.
+    The pages stay in the page cache, which all processes share, but no longer count as memory of
+    this process. A mapping with written pages is left alone. `mappings`: smaps file of the Linux
+    kernel; on other systems nothing happens.
     """
     for start, end, written_kib in _WEIGHT_FILE.findall(_read(mappings)):
         first, last = int(start, 16), int(end, 16)
@@ -71,7 +74,7 @@ def release_file_pages(mappings: Path = _MAPPINGS) -> None:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """For people: "1.50 GiB"."""
+    """Returns a text for people, such as "1.50 GiB"."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:.2f} {unit}"
@@ -79,7 +82,7 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def _read(path: Path) -> str:
-    """Content of a file of the kernel; empty where there is no such file."""
+    """Returns the content of a kernel file; empty if there is no such file."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -87,28 +90,29 @@ def _read(path: Path) -> str:
 
 
 class PeakMeter(Protocol):
-    """Measures on one device."""
+    """Measures peak memory on one device."""
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """Runs `work`; returns by how much its peak was above what was in use before.
+        """Runs `work`; returns how far its peak use was above the use before.
 
-        What it keeps is part of that. Passes on what `work` raises.
+        Memory that `work` keeps is included. Passes on what `work` raises.
         """
         ...
 
 
 class HostPeakMeter:
-    """Measures this process. Others may allocate in it meanwhile, which counts as well."""
+    """Measures this process, including allocations of its other threads meanwhile."""
 
     def __init__(self, status: Path = _STATUS, clear_refs: Path = _CLEAR_REFS) -> None:
-        """`status`, `clear_refs`: files of the Linux kernel; elsewhere neither exists."""
+        """`status`, `clear_refs`: files of the Linux kernel; on other systems neither exists."""
         self._status = status
         self._clear_refs = clear_refs
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """Leaves out pages of mapped files: those of the weights make room when it is needed.
+        """Measures as PeakMeter says, without pages of mapped files, which can be reclaimed.
 
-        Where the system cannot forget an earlier, higher peak, the result is that peak's: too much.
+        Where the system cannot reset an earlier, higher peak, the result is too large: it is that
+        peak's.
         """
         with suppress(OSError):
             self._clear_refs.write_text(_RESET_PEAK, encoding="ascii")
@@ -128,7 +132,7 @@ class HostPeakMeter:
 
 
 class CudaPeakMeter:
-    """Measures a GPU: what torch reserves there, and what others in this process take."""
+    """Measures a GPU: memory that torch reserves, and memory of other libraries in this process."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -143,23 +147,23 @@ class CudaPeakMeter:
         work()
         torch.cuda.synchronize(device)
         free_after, _ = torch.cuda.mem_get_info(device)
-        # Libraries allocate past torch (workspaces, code of kernels), and keep it.
+        # Libraries allocate outside torch (workspaces, code of kernels) and keep that memory.
         besides_torch = (free - free_after) - (torch.cuda.memory_reserved(device) - reserved)
         highest: int = torch.cuda.max_memory_reserved(device)
         return highest - reserved + max(0, besides_torch)
 
 
 def peak_meter_of(device: torch.device) -> PeakMeter:
-    """What measures `device`."""
+    """Returns the meter for `device`."""
     return CudaPeakMeter(device) if device.type == "cuda" else HostPeakMeter()
 
 
-# -- Memory of this machine that executors have reserved and not yet touched -----------------------
+# -- Host memory that executors have reserved and not yet touched ----------------------------------
 #
-# The pages of a pool are taken when they are first written, so memory that another executor has
-# planned for still looks free. Executors therefore write down what they reserve: a file for each,
-# in a directory that they share, locked as long as its process lives. The lock of a process that
-# was killed is gone, and whoever looks next removes its file.
+# The system takes pages of a pool when they are first written, so memory that another executor
+# plans to use still looks free. Executors therefore record their reservations: one file each, in a
+# shared directory, locked as long as the process lives. The lock of a killed process is gone, and
+# the next reader removes its file.
 
 _log = logging.getLogger(__name__)
 
@@ -168,7 +172,10 @@ _LOCK, _SUFFIX = "lock", ".reservation"
 
 @dataclass(frozen=True, slots=True)
 class _Reservation:
-    """`used_bytes`: what process `pid` had when it reserved. `group`: of executors that share."""
+    """Reservation of an executor. `used_bytes`: memory of process `pid` when it reserved.
+
+    `group`: id shared by the executors that one parent started.
+    """
 
     pid: int
     group: int
@@ -177,18 +184,19 @@ class _Reservation:
 
     @property
     def untouched_bytes(self) -> int:
-        """What the process has not taken yet, as far as can be seen."""
+        """Reserved bytes that the process has not touched yet, as far as can be seen."""
         taken = max(0, _used_bytes(self.pid) - self.used_bytes)
         return max(0, self.num_bytes - taken)
 
 
 class HostReservations:
-    """What executors of this machine have reserved. Without a directory this one knows of none."""
+    """Reservations of all executors of this machine; without a directory, none are known."""
 
     def __init__(self, directory: Path | None = None, num_sharing: int = 1) -> None:
-        """Makes `directory` if it is missing; one that others could write to is not used.
+        """Creates `directory` if it is missing; ignores a directory that others could write to.
 
-        `num_sharing`: executors that this one's parent starts together, this one included.
+        `num_sharing`: number of executors that this one's parent starts together, this one
+        included.
         """
         self._directory = directory if directory is None or _is_usable(directory) else None
         self._num_sharing = num_sharing
@@ -196,7 +204,7 @@ class HostReservations:
 
     @contextmanager
     def planning(self) -> Iterator[None]:
-        """Keeps other executors from planning meanwhile. Call the methods below inside."""
+        """Context in which no other executor plans. Call the methods below inside."""
         if self._directory is None:
             yield
             return
@@ -205,10 +213,10 @@ class HostReservations:
             yield
 
     def share_of(self, available_bytes: int, weights_bytes: int) -> int:
-        """Returns what this executor may plan with, of the `available_bytes` of this machine.
+        """Returns the bytes of `available_bytes` that this executor may plan with.
 
-        Left out is what others have reserved, the share of those that start together with this one
-        and have not reserved yet, and the weights of these, `weights_bytes` each.
+        Subtracts the reservations of others, the shares of executors that start together with this
+        one and have not reserved yet, and the weights of these, `weights_bytes` each.
         """
         others = list(self._others())
         left = available_bytes - sum(each.untouched_bytes for each in others)
@@ -217,13 +225,13 @@ class HostReservations:
         return max(0, left - num_coming * weights_bytes) // (num_coming + 1)
 
     def reserve(self, num_bytes: int) -> Callable[[], None]:
-        """Writes down that this process takes `num_bytes` more; returns what takes that back."""
+        """Records that this process takes `num_bytes` more; returns a function to release them."""
         if self._directory is None:
             return _nothing
         pid = os.getpid()
         path = self._directory / f"{pid}-{secrets.token_hex(8)}{_SUFFIX}"
         reservation = _Reservation(pid, self._group, num_bytes, _used_bytes(pid))
-        # Until it is released, or its process ends: closed, the file would lose its lock.
+        # Open until it is released or the process ends: a closed file would lose its lock.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.write(descriptor, json.dumps(asdict(reservation)).encode())
@@ -235,7 +243,7 @@ class HostReservations:
         return release
 
     def _others(self) -> Iterator[_Reservation]:
-        """All reservations of processes that live; files of others are removed."""
+        """Yields the reservations of live processes; removes the files of dead ones."""
         if self._directory is None:
             return
         for path in self._directory.glob(f"*{_SUFFIX}"):
@@ -250,12 +258,12 @@ class HostReservations:
 
 
 def default_directory() -> Path:
-    """Of this user, where no other is told."""
+    """Returns the default directory of reservations of this user."""
     return Path(tempfile.gettempdir()) / f"splitserve-{os.getuid()}"
 
 
 def _is_usable(directory: Path) -> bool:
-    """Makes it, for this user alone."""
+    """Creates the directory for this user alone; returns whether it is safe and writable."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.lstat()
@@ -283,7 +291,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _used_bytes(pid: int) -> int:
-    """What a process has for itself; 0 if it cannot be seen from here. Mapped files are not its."""
+    """Returns a process's memory without mapped files; 0 if it cannot be read from here."""
     try:
         memory = psutil.Process(pid).memory_info()
     except psutil.Error:
@@ -292,41 +300,42 @@ def _used_bytes(pid: int) -> int:
 
 
 def _nothing() -> None:
-    """Takes back nothing."""
+    """Releases nothing."""
 
 
-# -- Errors that are about the device and not about the input, and how to recover from them --------
+# -- Errors of the device, not of the input, and recovery from them --------------------------------
 
-# What has no exception type of its own: the CPU allocator of torch, and libraries on a GPU.
+# Texts of memory errors that have no type: torch's CPU allocator, and libraries on a GPU.
 _NO_MEMORY_TEXTS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out, on the device or on the host."""
+    """Returns whether `error` says that memory ran out, on the device or on the host."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError, OutOfMemory)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY_TEXTS)
 
 
 def is_beyond_rows(error: BaseException) -> bool:
-    """Whether no single row can explain `error`: no memory, or a device that is lost."""
+    """Returns whether no single row can have caused `error`: no memory, or a lost device."""
     return is_out_of_memory(error) or isinstance(error, (torch.AcceleratorError, StepFailed))
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """Gives back what torch keeps for reuse on `device`, so that pieces of it can be had as one."""
+    """Frees the memory that torch caches on `device`, so that it can be allocated in one piece."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-# -- Where a model runs: on the CPU, or on which of several GPUs -----------------------------------
+# -- Choice of the device of a model ---------------------------------------------------------------
 
 
 def choose_device(asked: str, index: int, num_gpus: int) -> str:
-    """Where torch is to put a model: on "cpu", or on "cuda:0" and so on.
+    """Returns the torch device of a model: "cpu", or "cuda:0" and so on.
 
-    `asked`: as --device takes it. `index`: of the GPU; beyond the last of `num_gpus` it starts
-    over, so that executors may be more than GPUs. Raises BackendUnavailable if there is none.
+    `asked`: value of --device. `index`: number of the GPU; counts on from the first after the last
+    of `num_gpus`, so that there may be more executors than GPUs. Raises BackendUnavailable if there
+    is none.
     """
     if asked == "cpu" or (asked == "auto" and num_gpus == 0):
         return "cpu"

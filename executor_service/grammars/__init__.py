@@ -1,1 +1,1 @@
-"""Which tokens does the grammar of a row allow? Compiled beside the steps; llguidance does it."""
+"""Grammars of rows: vocabulary, compilation beside the steps, and token masks by llguidance."""

@@ -1,4 +1,4 @@
-"""The grammars of all rows, and what those of one step allow.
+"""Grammars of all rows, and the token masks of one step.
 
 Shape letters: G rows with a mask, W words of a mask.
 """
@@ -20,16 +20,16 @@ from executor_service.steps.sampling_params import Grammar, TokenMasks
 from executor_service.steps.step import Int32Array, Int64Array
 from splitserve_grammars.messages import NO_TEXT, error_message
 
-# A step without anything else to sample waits so long for a grammar, for which the next one may
-# wait: most take as long to compile. The scheduler asks again, and less often the longer it takes.
+# Time that a step waits for a grammar if it has no other row to sample; most grammars compile in
+# that time. The scheduler asks again, less often the longer the compilation takes.
 _MAX_WAIT_S = 0.002
-# Tokens that a step follows of rows that came with many; 256 take 3 ms.
+# Limit of tokens that a step follows for rows that came with many; 256 take 3 ms.
 _MAX_FOLLOWED = 256
 _MAX_THREADS = 8
 
 
 class CompiledGrammars:
-    """See `RowGrammars`. Not thread-safe; what compiles does so in threads of its own."""
+    """Implements `RowGrammars`. Not thread-safe; compilation runs in threads of its own."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class CompiledGrammars:
         compiler: GrammarCompiler | None = None,
         max_wait_s: float = _MAX_WAIT_S,
     ) -> None:
-        """`compiler`: None for one of its own."""
+        """`compiler`: None to create one."""
         self._compiler = compiler or GrammarCompiler(vocabulary)
         self._vocabulary = vocabulary
         self._max_wait_s = max_wait_s
@@ -47,19 +47,19 @@ class CompiledGrammars:
     def add(
         self, row_id: int, grammar: Grammar, history: Sequence[int], num_prompt_tokens: int
     ) -> None:
-        """See `RowGrammars`."""
+        """Adds the grammar of a row and starts compiling; see `RowGrammars`."""
         row = RowGrammar(grammar, history, num_prompt_tokens)
         row.begin(self._compiler)
         self._rows[row_id] = row
 
     def remove(self, row_ids: Int32Array) -> None:
-        """See `RowGrammars`."""
+        """Removes rows; see `RowGrammars`."""
         if self._rows:
             for row_id in row_ids.tolist():
                 self._rows.pop(row_id, None)
 
     def of_step(self, rows: Int64Array, row_ids: Int32Array) -> StepOfGrammars:
-        """See `RowGrammars`."""
+        """Returns the grammars of a step; see `RowGrammars`."""
         return StepOfGrammars(self, rows, [self._rows[row_id] for row_id in row_ids.tolist()])
 
     def close(self) -> None:
@@ -67,9 +67,9 @@ class CompiledGrammars:
         self._compiler.close()
 
     def advance(self, rows: Sequence[RowGrammar], *, may_wait: bool) -> None:
-        """Brings `rows` to where their tokens are, as far as that goes at once.
+        """Lets the matchers of `rows` follow the rows' tokens, as far as that is possible at once.
 
-        `may_wait`: if it goes for none, waits until it does, but not for long.
+        `may_wait`: if no row gets ready, wait up to `max_wait_s` for the first one.
         """
         deadline = time.monotonic() + self._max_wait_s
         self._advance(rows)
@@ -88,12 +88,12 @@ class CompiledGrammars:
         left = _MAX_FOLLOWED
         for row in rows:
             row.begin(self._compiler)
-            # One token is what a row samples in a step.
+            # A row samples one token in a step.
             followed = row.follow(max(1, left), self._vocabulary, self._compiler)
             left -= max(0, followed - 1)
 
     def words(self, rows: Sequence[RowGrammar]) -> Int32Array:
-        """The masks [G, W] of rows that are not pending; some may fail, or be pending, by them."""
+        """Returns the masks [G, W] of rows that are not pending; some may fail or get pending."""
         samplable = self._vocabulary.samplable
         words = np.empty((len(rows), len(samplable)), np.uint32)
         matchers = [(row.matcher, index) for index, row in enumerate(rows) if row.matcher]
@@ -110,14 +110,14 @@ class CompiledGrammars:
 
 @dataclass(frozen=True, slots=True)
 class StepOfGrammars:
-    """See `StepGrammars`. `rows`: [number of states] int64, rising indexes of rows."""
+    """Implements `StepGrammars`. `rows`: int64, the rising row index of each of `states`."""
 
     grammars: CompiledGrammars
     rows: Int64Array
     states: Sequence[RowGrammar]
 
     def masks(self, sampling_rows: Int64Array) -> TokenMasks:
-        """See `StepGrammars`."""
+        """Returns the token masks of `sampling_rows`; see `StepGrammars`."""
         samples = np.isin(self.rows, sampling_rows, assume_unique=True)
         rows = np.searchsorted(sampling_rows, self.rows[samples])
         states = [self.states[index] for index in np.flatnonzero(samples).tolist()]
@@ -136,7 +136,7 @@ class StepOfGrammars:
         )
 
     def take(self, rows: Int64Array) -> StepOfGrammars:
-        """See `StepGrammars`."""
+        """Returns the grammars of a step that has only `rows`; see `StepGrammars`."""
         index_of = {row: index for index, row in enumerate(self.rows.tolist())}
         found = [
             (place, self.states[index_of[row]])
@@ -148,8 +148,8 @@ class StepOfGrammars:
     def drafted(
         self, rows: Int64Array, histories: Sequence[Sequence[int] | None]
     ) -> StepOfGrammars:
-        """See `StepGrammars`."""
-        # What each of a row's drafts would have to follow, too.
+        """Returns the grammars of a step with draft tokens; see `StepGrammars`."""
+        # Followed here once, otherwise each draft of a row would have to follow the same tokens.
         self.grammars.advance(self.states, may_wait=False)
         state_of = dict(zip(self.rows.tolist(), self.states, strict=True))
         found = [
@@ -160,24 +160,25 @@ class StepOfGrammars:
         return self._at(found)
 
     def _at(self, found: Sequence[tuple[int, RowGrammar]]) -> StepOfGrammars:
-        """Of a step with these states at these rows."""
+        """Returns the grammars of a step that has these states at these row indexes."""
         places = np.array([place for place, _ in found], np.int64)
         return StepOfGrammars(self.grammars, places, [state for _, state in found])
 
 
-# -- Where one row is in its grammar ---------------------------------------------------------------
+# -- Position of one row in its grammar ------------------------------------------------------------
 
 _STRAY = "doesn't satisfy the grammar"
-# A lexer that is full, perhaps by what other rows with the same grammar wrote.
+# Error of a full lexer; other rows with the same grammar may have filled it.
 _LEXER_FULL = "lexer error: too many"
 _MIN_BETWEEN_LEXERS = 4  # tokens, so that a row which needs too much comes to an end
 
 
 class RowGrammar:
-    """Follows the output tokens of a row; nothing is kept that these would not bring back.
+    """Follows the output tokens of a row. All its state can be restored from these tokens.
 
-    `matcher`: None until the grammar is compiled. `error`: why no token can be sampled any more.
-    `wanted`: what `matcher` waits for; None if the compiler did not take the grammar yet.
+    `matcher`: None until the grammar is compiled. `error`: reason why no token can be sampled any
+    more. `wanted`: the compilation that the row waits for; None if the compiler has not accepted it
+    yet.
     """
 
     __slots__ = (
@@ -194,7 +195,7 @@ class RowGrammar:
     )
 
     def __init__(self, grammar: Grammar, history: Sequence[int], num_prompt_tokens: int) -> None:
-        """`history`: all tokens of the row, to which its next ones are appended."""
+        """`history`: all tokens of the row; later tokens are appended to it."""
         self._grammar = grammar
         self._history = history
         self._num_at_start = len(history)
@@ -208,26 +209,26 @@ class RowGrammar:
 
     @property
     def may_end_early(self) -> bool:
-        """Whether the matcher may allow the end of the sequence where its text is not complete."""
+        """Whether the matcher may allow the end of the sequence before the text is complete."""
         return self._grammar.kind == "lark"
 
     @property
     def num_behind(self) -> int:
-        """How many tokens the matcher has yet to follow."""
+        """Number of tokens that the matcher has yet to follow."""
         return len(self._history) - self._num_followed
 
     @property
     def is_pending(self) -> bool:
-        """Whether there may be a next token, but later."""
+        """Whether the row must wait for its next token."""
         return not self.error and (self.matcher is None or self.num_behind > 0)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is pending although it has sampled: only a row that is added anew may wait."""
+        """Whether the row is pending although it has sampled: only a row added anew may wait."""
         return self.is_pending and len(self._history) > self._num_at_start
 
     def begin(self, compiler: GrammarCompiler) -> None:
-        """Has a matcher, or an error, if the grammar is compiled; otherwise sees to it."""
+        """Sets the matcher, or the error, if the grammar is compiled; otherwise requests that."""
         if self.matcher is not None or self.error:
             return
         if self.wanted is None:
@@ -240,7 +241,7 @@ class RowGrammar:
                 self.matcher = compiled.matcher.deep_copy()
 
     def follow(self, max_tokens: int, vocabulary: Vocabulary, compiler: GrammarCompiler) -> int:
-        """Follows so many of the tokens that it is behind; returns how many."""
+        """Follows up to `max_tokens` tokens of the history; returns the number followed."""
         matcher, start = self.matcher, self._num_followed
         if matcher is None or self.error:
             return 0
@@ -253,12 +254,12 @@ class RowGrammar:
         return self._num_followed - start
 
     def check(self, compiler: GrammarCompiler) -> None:
-        """Is pending, or has an error, if the matcher has one; it allows anything then."""
+        """Makes the row pending or failed if its matcher has an error and would allow anything."""
         if self.matcher is not None and self.matcher.is_error():
             self._fail(self.matcher.get_error(), compiler)
 
     def drafted(self, history: Sequence[int]) -> RowGrammar:
-        """What follows `history`: this one, if it is its own, else one that goes on from here."""
+        """Returns a follower of `history`: this object for its own history, else a copy."""
         if history is self._history:
             return self
         other = RowGrammar(self._grammar, history, self._num_prompt_tokens)
@@ -269,7 +270,7 @@ class RowGrammar:
         return other
 
     def _fail(self, error: str, compiler: GrammarCompiler) -> None:
-        """Begins anew with a lexer that is empty, if that is what it takes."""
+        """Sets `error`, or starts over with an empty lexer if the lexer was full."""
         self.matcher = None
         compiled, self._compiled = self._compiled, None
         if error.startswith(_LEXER_FULL) and compiled is not None:

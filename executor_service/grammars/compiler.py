@@ -1,4 +1,4 @@
-"""Compiles grammars beside the steps, each once as long as it is remembered."""
+"""Compilation of grammars in threads beside the steps, with a cache of compiled grammars."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 
 class GrammarCompiler:
-    """Two lanes, each a thread with a process for trials; see `_Lane`.
+    """Compiles grammars in two lanes, each a thread with a process for trials; see `_Lane`.
 
-    Its methods may be called in any thread.
+    Methods may be called in any thread.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class GrammarCompiler:
         self._make_trials = make_trials
         self._changed = threading.Condition()
         self._remembered = Remembered()
-        # Who wants one keeps it: what nobody waits for any more is not compiled.
+        # Weak references: a grammar is compiled only as long as a caller keeps its future.
         self._wanted: weakref.WeakValueDictionary[Grammar, Future[Compiled]]
         self._wanted = weakref.WeakValueDictionary()
         second = _Lane(MAX_COMPILE_CPU_S)
@@ -56,9 +56,9 @@ class GrammarCompiler:
         self._is_closed = False
 
     def compile(self, grammar: Grammar) -> Future[Compiled] | None:
-        """`grammar`, compiled some time; None if too many wait already. Never waits.
+        """Returns the future of `grammar`, None if too many grammars are waiting. Does not block.
 
-        It is forgotten unless the caller keeps what this returns.
+        The grammar is not compiled unless the caller keeps the future.
         """
         with self._changed:
             known = self._remembered.get(grammar) or self._wanted.get(grammar)
@@ -76,7 +76,7 @@ class GrammarCompiler:
             return wanted
 
     def forget(self, grammar: Grammar, compiled: Compiled) -> None:
-        """Compiles `grammar` anew for whoever wants it next, if `compiled` is what it is now."""
+        """Drops `compiled` from the cache if it is current, so that `grammar` is compiled again."""
         with self._changed:
             known = self._remembered.get(grammar)
             if known is not None and known.result() is compiled:
@@ -84,9 +84,9 @@ class GrammarCompiler:
                 del self._wanted[grammar]
 
     def close(self) -> None:
-        """Ends the threads and their processes; returns when they have ended, which is soon.
+        """Ends the threads and their processes; waits up to a second for each.
 
-        One that still tries a grammar is not waited for; it ends with this process.
+        A thread that is still trying a grammar ends with this process.
         """
         with self._changed:
             self._is_closed = True
@@ -121,7 +121,7 @@ class GrammarCompiler:
             trials.close()
 
     def _next(self, lane: _Lane) -> Grammar | None:
-        """Waits; None when the compiler is closed."""
+        """Waits for the next grammar of the lane; None when the compiler is closed."""
         with self._changed:
             while not (lane.waiting or self._is_closed):
                 self._changed.wait()
@@ -151,7 +151,7 @@ class GrammarCompiler:
                 self._changed.notify_all()
 
     def _compile(self, grammar: Grammar, lane: _Lane, trials: GrammarTrials) -> Compiled | None:
-        """None if it takes too long for this lane, and there is a slower one."""
+        """Returns None if compiling takes too long for this lane and there is a slower lane."""
         try:
             verdict = trials.ask(grammar.kind, grammar.texts, lane.max_cpu_s)
             if verdict.error:
@@ -163,7 +163,7 @@ class GrammarCompiler:
                 return None
             compiled = Compiled(None, str(error))
         except Exception:
-            # A bug of ours, or no process can be started: it costs those that have this grammar.
+            # A bug of ours, or no process can be started: affects only rows with this grammar.
             _log.exception("grammar_compiler_broken")
             return Compiled(None, _BROKEN)
         if compiled.error:
@@ -171,7 +171,7 @@ class GrammarCompiler:
         return compiled
 
     def _in_process(self, grammar: Grammar, num_bytes: int) -> Compiled:
-        """Takes little longer than the trial did: a larger vocabulary counts for masks."""
+        """Compiles after a trial; takes little longer: a larger vocabulary counts for masks."""
         text = grammar_text(grammar.kind, grammar.texts)
         limits = LLParserLimits(**PARSER_LIMITS)
         matcher = LLMatcher(self._vocabulary.tokenizer, text, log_level=0, limits=limits)
@@ -180,9 +180,10 @@ class GrammarCompiler:
 
 
 class _Lane:
-    """What waits for a thread, in its order. `slower`: where what takes too long is tried again.
+    """Grammars waiting for one thread, in order.
 
-    So whoever is quick waits for first tries alone, which are short.
+    `slower`: the lane that tries grammars again that take too long here. So quick grammars wait
+    only for first trials, which are short.
     """
 
     def __init__(self, max_cpu_s: float, slower: _Lane | None = None) -> None:
@@ -191,7 +192,7 @@ class _Lane:
         self.waiting: dict[Grammar, None] = {}
 
 
-# -- Compiled grammars that are kept for the next row which has one --------------------------------
+# -- Cache of compiled grammars --------------------------------------------------------------------
 
 _MAX_REMEMBERED = 256
 _MAX_BYTES = 512 * 1024**2
@@ -199,9 +200,10 @@ _MAX_BYTES = 512 * 1024**2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
-    """`matcher`: at the beginning of the text, only to be copied; None where `error` says why.
+    """Result of a compilation. `matcher`: at the start of the text, only to be copied.
 
-    All copies have one lexer, which grows as they go on. `num_bytes`: without it.
+    `error`: the reason if `matcher` is None. All copies of a matcher share one lexer, which grows
+    while they are used. `num_bytes`: size without that lexer.
     """
 
     matcher: LLMatcher | None
@@ -210,27 +212,27 @@ class Compiled:
 
 
 class Remembered:
-    """The latest ones, so many and so large together. Not thread-safe."""
+    """LRU cache of compiled grammars, bounded in number and bytes. Not thread-safe."""
 
     def __init__(self) -> None:
         self._done: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
         self._num_bytes = 0
 
     def get(self, grammar: Grammar) -> Future[Compiled] | None:
-        """It is the latest now."""
+        """Returns the entry, None if there is none, and makes it the most recently used."""
         if grammar in self._done:
             self._done.move_to_end(grammar)
         return self._done.get(grammar)
 
     def add(self, grammar: Grammar, done: Future[Compiled]) -> None:
-        """Forgets others for it; `grammar` is not remembered yet."""
+        """Adds `grammar`, which is not in the cache yet; evicts the least recently used ones."""
         self._done[grammar] = done
         self._num_bytes += _num_bytes(grammar, done.result())
         while len(self._done) > _MAX_REMEMBERED or self._num_bytes > _MAX_BYTES:
             self.forget(next(iter(self._done)))
 
     def forget(self, grammar: Grammar) -> None:
-        """`grammar` is remembered."""
+        """Removes `grammar`, which is in the cache."""
         self._num_bytes -= _num_bytes(grammar, self._done.pop(grammar).result())
 
 

@@ -1,4 +1,4 @@
-"""What grammars are compiled for: the texts of a model's tokens.
+"""Vocabulary of a model for grammars: the bytes of its tokens, read from tokenizer.json.
 
 Shape letters: V tokens of the vocabulary, W = ceil(V / 32) words of a mask.
 """
@@ -18,16 +18,17 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from executor_service.steps.executor_info import TokenizerFile, read_tokenizer_file
 from splitserve_rpc.json_text import parse_json
 
-# llguidance takes up to 1024; a longer one is never sampled.
+# llguidance accepts tokens of up to 1024 bytes; a longer token is never sampled.
 _MAX_TOKEN_BYTES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`tokenizer`: V tokens for llguidance, no fewer than the model has.
+    """Tokens that grammars are compiled for.
 
-    `has_text`: [V] bytes, 1 for tokens that are part of a text. `samplable`: [W] uint32, a bit for
-    each of those, and for `eos_token_ids`. `eos_bits`: [W] uint32, for these alone.
+    `tokenizer`: V tokens for llguidance, no fewer than the model has. `has_text`: [V] bytes, 1 for
+    tokens that are part of a text. `samplable`: [W] uint32, a bit for each of these tokens and for
+    `eos_token_ids`. `eos_bits`: [W] uint32, bits of `eos_token_ids` alone.
     """
 
     tokenizer: LLTokenizer
@@ -38,7 +39,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, file: TokenizerFile, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
-        """Of a tokenizer.json; takes a second with 150 000 tokens, and the GIL.
+        """Reads a tokenizer.json; takes a second for 150 000 tokens, and holds the GIL.
 
         `vocab_size`: that of the model. Raises TokenizerUnsupported.
         """
@@ -67,57 +68,58 @@ def _tokenizer(token_bytes: list[bytes], eos_token_ids: Sequence[int]) -> LLToke
     try:
         return LLTokenizer(wrapper, eos_token=list(eos_token_ids))
     except BaseException as error:
-        # What panics in Rust is no Exception; the model is served even so.
+        # A panic in Rust is not an Exception; the model is served without grammars then.
         if type(error).__name__ != "PanicException":
             raise
         raise TokenizerUnsupported(f"llguidance cannot take its tokens: {error}") from error
 
 
 def _pack(tokens: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
-    """[V] to [W]; the first token is the lowest bit."""
+    """Packs flags [V] into words [W]; the first token is the lowest bit."""
     padded = np.pad(tokens, (0, -len(tokens) % 32))
     return np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32)
 
 
 class _TokenTexts:
-    """What llguidance asks of a tokenizer that it does not read itself."""
+    """Tokenizer interface that llguidance requires of a tokenizer that it does not read itself."""
 
     bos_token_id = None
-    # It is told of all of them beside this.
+    # Only one id fits here; LLTokenizer gets all of them as an argument.
     eos_token_id = 0
 
     def __init__(self, tokens: list[bytes]) -> None:
-        # Special tokens have no text here, so no grammar can name them; but one there has to be,
-        # or grammars that try are met by a panic instead of an error.
+        # Special tokens have no text here, so no grammar can name them. But llguidance needs one
+        # special token: without it, grammars that name special tokens cause a panic instead of an
+        # error.
         self.tokens = [*tokens, b"<none>"]
         self.special_token_ids = [len(tokens)]
 
     def __call__(self, text: bytes) -> list[int]:
-        """Only for tokens that are sampled without a model; see `no_forcing`."""
+        """Tokenizes text, for forced tokens only; see `no_forcing`. Raises NotImplementedError."""
         raise NotImplementedError
 
 
-# -- The bytes that each token stands for, from tokenizer.json -------------------------------------
+# -- Bytes of tokens from tokenizer.json -----------------------------------------------------------
 #
-# A tokenizer's decoder is a chain of steps. Those that change one token at a time are followed
-# here; what concerns only the first token of a text, and what joins them, changes no token's bytes.
+# A tokenizer's decoder is a chain of steps. Steps that change one token at a time are applied here.
+# Steps for the first token of a text, and steps that join tokens, change no token's bytes.
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
-# Of all pieces at once.
+# Decodes all pieces at once.
 _Decode = Callable[[Sequence[str]], list[bytes]]
 _Replace = tuple[str, str]
 
 
 class TokenizerUnsupported(Exception):
-    """The bytes of its tokens cannot be told; the message says why."""
+    """Error: the bytes of the tokens cannot be determined; the message gives the reason."""
 
 
 def read_token_bytes(file: TokenizerFile, vocab_size: int) -> list[bytes]:
-    """The bytes of each token id, at least `vocab_size` of them; empty for one that has no text.
+    """Returns the bytes of each token id, at least `vocab_size`; empty for an id without text.
 
-    That is a special token, or an id of the model that is none of the tokenizer's. Raises
-    TokenizerUnsupported if `file` is no tokenizer.json, or its decoder is none of those known here.
+    An id without text is a special token, or an id of the model that the tokenizer does not have.
+    Raises TokenizerUnsupported if `file` is no tokenizer.json, or if its decoder is not supported.
     """
     try:
         spec = parse_json(read_tokenizer_file(file))
@@ -138,14 +140,14 @@ def read_token_bytes(file: TokenizerFile, vocab_size: int) -> list[bytes]:
 
 
 def _pieces(vocab: Mapping[str, int] | Sequence[Sequence[Any]]) -> Iterable[tuple[int, str]]:
-    """Ids and pieces; a unigram model has a list of pieces with their scores."""
+    """Returns pairs of id and piece; a unigram model has a list of pieces with their scores."""
     if isinstance(vocab, Mapping):
         return ((token_id, piece) for piece, token_id in vocab.items())
     return ((token_id, entry[0]) for token_id, entry in enumerate(vocab))
 
 
 def _decoder(decoder: dict[str, Any] | None) -> _Decode:
-    """What pieces are as bytes. Raises TokenizerUnsupported."""
+    """Returns a function from pieces to bytes. Raises TokenizerUnsupported."""
     if decoder is None:
         raise TokenizerUnsupported("its tokenizer has no decoder")
     replaces: list[_Replace] = []
@@ -189,9 +191,10 @@ def _metaspace(piece: str, replaces: Sequence[_Replace], has_byte_tokens: bool) 
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Bytes as printable characters: most are their own, the others begin at 256.
+    """Returns the byte of each printable stand-in character.
 
-    Source: Radford 2019, the code of GPT-2.
+    Most bytes stand for themselves; the characters of the others begin at 256. Source: Radford
+    2019, the code of GPT-2.
     """
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
@@ -206,7 +209,7 @@ for _char, _byte in _byte_alphabet().items():
 
 
 def _byte_level(pieces: Sequence[str]) -> list[bytes]:
-    """A piece with a character beyond the alphabet stands for itself, as a whole."""
+    """Decodes byte-level pieces; a piece with a character outside the alphabet is kept as text."""
     chars = np.frombuffer("".join(pieces).encode("utf-32-le"), "<u4")
     found = _BYTE_OF[np.minimum(chars, len(_BYTE_OF) - 1)]
     all_bytes = found.astype(np.uint8).tobytes()

@@ -1,1 +1,1 @@
-"""The executor's gRPC face: messages to columns, steps to the worker thread. No torch."""
+"""gRPC service of the executor: decoding of batches, the step worker, answers. No torch."""

@@ -1,6 +1,6 @@
-"""A ScheduleBatch as columns that lie in its bytes.
+"""Decoding of a ScheduleBatch into columns that are views of its bytes.
 
-Nothing is judged here but whether a column is one: its length a multiple of its element width.
+Only one thing is checked here: that the length of a column is a multiple of its element width.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from executor_service.steps.sampling_params import Grammar, SamplingParams
 from executor_service.steps.step import NO_MOVES, BlockMoves, Int32Array, Int64Array
 from splitserve.executor.v1 import executor_pb2 as pb
 
-# -- Columns of the contract as arrays that lie in the bytes of the message ------------------------
+# -- Columns of the contract as views of the message's bytes ---------------------------------------
 
 INT32 = np.dtype("<i4")
 INT64 = np.dtype("<i8")
@@ -34,7 +34,7 @@ _NO_INT32 = np.empty(0, INT32)
 
 
 def read_int32(column: bytes, path: str) -> Int32Array:
-    """The elements of an i32 column. Raises BatchRefused if it is none."""
+    """Returns the elements of an i32 column. Raises BatchRefused if the length is wrong."""
     if not column:
         return _NO_INT32
     if len(column) % 4:
@@ -43,19 +43,19 @@ def read_int32(column: bytes, path: str) -> Int32Array:
 
 
 def read_int64(column: bytes, path: str) -> Int64Array:
-    """The elements of an i64 column. Raises BatchRefused if it is none."""
+    """Returns the elements of an i64 column. Raises BatchRefused if the length is wrong."""
     if len(column) % 8:
         raise _no_column(column, 8, path)
     return np.frombuffer(column, INT64)
 
 
 def read_offsets(column: bytes, path: str) -> Int32Array:
-    """An offsets column; for no things, the empty column stands for the one element 0."""
+    """Returns an offsets column; an empty column stands for the single element 0."""
     return read_int32(column or bytes(4), path)
 
 
 def read_optional_offsets(column: bytes, num_things: int, path: str) -> Int32Array:
-    """An offsets column that is empty where no thing has any element."""
+    """Returns an offsets column; an empty column means that no thing has elements."""
     return read_int32(column, path) if column else np.zeros(num_things + 1, np.int32)
 
 
@@ -65,9 +65,10 @@ def _no_column(column: bytes, width: int, path: str) -> BatchRefused:
     )
 
 
-# -- Batches of messages ---------------------------------------------------------------------------
+# -- Messages to batches ---------------------------------------------------------------------------
 
-# Numbers, which are absent where they have their neutral value; ours have the same names.
+# Scalar parameters that messages omit for their neutral value; the names are those of our
+# SamplingParams.
 _OPTIONAL_PARAMS = tuple(
     field.name
     for field in pb.SamplingParams.DESCRIPTOR.fields
@@ -78,7 +79,7 @@ _NO_WORK = Work(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, np.empty(0, UINT8))
 
 
 def decode_batch(message: pb.ScheduleBatch) -> Batch:
-    """Columns of `message`, lying in its bytes. What cannot be read becomes a BatchRefused."""
+    """Returns `message` with columns as views of its bytes; a decoding error as BatchRefused."""
     identity = StepIdentity(
         message.scheduler_epoch,
         message.executor_epoch,
@@ -135,7 +136,7 @@ def _decode_work(work: pb.Work) -> Work:
 
 
 def _decode_new_rows(rows: pb.NewRows) -> NewRows:
-    """Columns of `rows`. Raises BatchRefused for one that cannot be read."""
+    """Returns the columns of `rows`. Raises BatchRefused for a column of a wrong length."""
     row_ids = read_int32(rows.row_ids, "new_rows.row_ids")
     return NewRows(
         row_ids=row_ids,

@@ -1,4 +1,7 @@
-"""How an executor goes: its scheduler is told, and takes away what is its own."""
+"""Departure of an executor from its scheduler, and its lives, one for each membership.
+
+When an executor leaves, the scheduler is told first, so that it can finish or move its requests.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from executor_service.service.step_worker import StepWorker
 from executor_service.steps.executor_info import ExecutorInfo
 from splitserve_rpc.domain_error import DomainError
 
-# Of our time, what the scheduler may give to what runs here; the rest is for what moves then.
+# Share of the timeout that the scheduler may give to running requests; the rest is for moving them.
 _SHARE_OF_REQUESTS = 0.9
 _RETRY_S = 0.25
-# Without a stream there is nothing of the scheduler's here, but for what it is about to begin.
+# Wait after the last stream has closed: the scheduler may be about to begin a step.
 _LAST_WORD_S = 0.5
 
 _PACING = Pacing()
@@ -27,31 +30,31 @@ _log = logging.getLogger(__name__)
 
 
 class Farewells(Protocol):
-    """Where executors say that they go."""
+    """Scheduler side of a departure."""
 
     async def leave(self, info: ExecutorInfo, timeout_s: float) -> None:
-        """Returns when nothing of the scheduler's is here. Raises RegistrationFailed."""
+        """Returns when the scheduler has no work left here. Raises RegistrationFailed."""
         ...
 
 
 class Leaver(Protocol):
-    """What an executor shows of itself while it leaves: an ExecutorServicer."""
+    """State of an executor that a departure needs: an ExecutorServicer."""
 
     is_leaving: bool
     streams: ExecuteStreams
 
 
 class Departures:
-    """How an executor leaves schedulers, to end or to go to another."""
+    """Leaves schedulers, before the process ends or joins another scheduler."""
 
     def __init__(self, door: Callable[[str], Farewells], leaver: Leaver, timeout_s: float) -> None:
-        """`door`: to the scheduler at an address. `timeout_s`: that leaving may take."""
+        """`door`: connects to the scheduler at an address. `timeout_s`: limit of one departure."""
         self._door = door
         self._leaver = leaver
         self._timeout_s = timeout_s
 
     async def leave(self, scheduler: str, info: ExecutorInfo) -> None:
-        """Returns when `info`, a life that `scheduler` may know, may end."""
+        """Leaves `scheduler`; returns when the life `info`, which it may know, may end."""
         leaver = self._leaver
         leaver.is_leaving = True
         try:
@@ -68,9 +71,9 @@ async def depart(
     timeout_s: float,
     pacing: Pacing = _PACING,
 ) -> None:
-    """Returns when the executor may go; after `timeout_s` it may in any case.
+    """Tells the scheduler that the executor leaves; returns when the executor may go.
 
-    `wait_unwatched`: returns when no Execute stream is open.
+    Returns after `timeout_s` in any case. `wait_unwatched`: returns when no Execute stream is open.
     """
 
     async def unwatched() -> None:
@@ -92,7 +95,7 @@ async def depart(
 
 
 async def _leave(registry: Farewells, info: ExecutorInfo, timeout_s: float, pacing: Pacing) -> None:
-    """Says it until it is heard, by a scheduler that restarts, too."""
+    """Calls `leave` until it succeeds, so that a scheduler that restarts is told, too."""
     while True:
         try:
             await registry.leave(info, _SHARE_OF_REQUESTS * timeout_s)
@@ -102,17 +105,18 @@ async def _leave(registry: Farewells, info: ExecutorInfo, timeout_s: float, paci
         await pacing.sleep(pacing.jittered(_RETRY_S))
 
 
-# -- What the executor says of itself: of each of its lives, one after the other -------------------
+# -- Lives of an executor, one after the other -----------------------------------------------------
 
 
-# Of a scheduler: under which `host:port` it reaches us. Raises OSError.
+# Returns the `host:port` at which a scheduler reaches this executor. Raises OSError.
 AddressFor = Callable[[str], Awaitable[str]]
 
 
 class ExecutorLives:
-    """`info`: the present life, by the address that was announced last.
+    """Current life of the executor and the start of the next one.
 
-    `is_drained`: whether a scheduler sent the process away, and none has taken it since.
+    `info`: the current life, with the address announced last. `is_drained`: whether a scheduler
+    drained this executor and none has accepted it since.
     """
 
     def __init__(
@@ -133,17 +137,17 @@ class ExecutorLives:
         self._now_ns = now_ns
 
     async def describe(self, scheduler: str) -> ExecutorInfo:
-        """The present life, as `scheduler` reaches it. Raises OSError while its name is unknown."""
+        """Returns the current life with the address for `scheduler`. Raises OSError without one."""
         self.info = replace(self.info, address=await self._address_for(scheduler))
         return self.info
 
     async def leave(self, scheduler: str) -> None:
-        """Has `scheduler` let what runs end, or move it; returns when the present life may end."""
+        """Lets `scheduler` finish or move its requests; returns when the current life may end."""
         await self._departures.leave(scheduler, self.info)
 
     def begin_anew(self) -> None:
         """Begins another life, with a newer epoch, and ends the streams of the last one."""
-        # A clock may have been set back.
+        # The wall clock may have been set back.
         executor_epoch = max(self._now_ns(), self.info.executor_epoch + 1)
         _log.info("executor_life_begun executor_epoch=%d", executor_epoch)
         self.info = replace(self.info, executor_epoch=executor_epoch)

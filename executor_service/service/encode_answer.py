@@ -1,4 +1,4 @@
-"""StepResults and the handshake, from the values of the executor."""
+"""Encoding of step answers and of the handshake as messages."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from executor_service.steps.step import (
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR, SAMPLING_VERSION
 
-# More than that no scheduler takes.
+# Longest text that schedulers accept.
 _MAX_TEXT_CHARS = 1024
-# An enum's member is slow to compare with.
+# A numpy number compares faster than an enum member.
 _ROW_OK = np.uint8(RowStatus.OK.value)
 
-# The generated stubs cannot tell the type of an enum's value from its name; getattr can do without.
+# mypy does not know enum values by computed names; getattr avoids an error.
 _STATUSES = MappingProxyType(
     {status: getattr(pb, f"STEP_STATUS_{status.name}") for status in StepStatus}
 )
@@ -47,7 +47,7 @@ _FEATURES = MappingProxyType(
 
 
 def encode_answer(answer: StepAnswer) -> pb.StepResult:
-    """The message of `answer`."""
+    """Returns the message of `answer`."""
     result = pb.StepResult(
         scheduler_epoch=answer.scheduler_epoch,
         executor_epoch=answer.executor_epoch,
@@ -71,7 +71,7 @@ def encode_answer(answer: StepAnswer) -> pb.StepResult:
 
 
 def encode_internal_error(batch: pb.ScheduleBatch) -> pb.StepResult:
-    """FAILED, for a batch that nobody could answer; it is not stored, so a snapshot must follow."""
+    """Returns FAILED for a batch without an answer. It is not stored: a snapshot must follow."""
     return pb.StepResult(
         scheduler_epoch=batch.scheduler_epoch,
         executor_epoch=batch.executor_epoch,
@@ -120,7 +120,7 @@ def _bytes(column: Int32Array | Float32Array | UInt8Array, dtype: np.dtype[np.ge
 
 
 def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
-    """The message of `info`, with the contract's version."""
+    """Returns the message of `info`, with the contract version."""
     model = info.model
     return pb.ExecutorInfo(
         contract_version=pb.ContractVersion(major=CONTRACT_MAJOR, minor=CONTRACT_MINOR),
@@ -156,7 +156,7 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
         sampling_version=SAMPLING_VERSION,
         compute=info.compute[:_MAX_TEXT_CHARS],
         slow_compute_reason=info.slow_compute_reason[:_MAX_TEXT_CHARS],
-        # Steps have a thread of their own, and the event loop answers.
+        # Steps run in a thread of their own, so the event loop answers meanwhile.
         answers_while_computing=True,
     )
 
@@ -166,6 +166,6 @@ def _encode_trial_step(trial: TrialStep | None) -> pb.TrialStep | None:
 
 
 def _encode_default_sampling(sampling: DefaultSampling) -> pb.SamplingParams | None:
-    """None where there is nothing to say."""
+    """Returns the recommended parameters, None if there are none."""
     given = {name: value for name, value in asdict(sampling).items() if value is not None}
     return pb.SamplingParams(**given) if given else None

@@ -1,10 +1,10 @@
-"""To which of several schedulers an executor belongs: to one at a time, as long as that answers.
+"""Membership of an executor in one of several schedulers.
 
-Of those that answer it goes to the one that it prefers. When that is lost, or says nothing while
-another one answers, it goes to the next, at once; back only when the one that it prefers more has
-answered for a while. For each scheduler it begins another life, with an `executor_epoch` of its
-own: whatever the last one still sends is refused, and the epochs of schedulers need not be in
-order.
+The executor joins the scheduler that it prefers among those that answer. When this one is lost, or
+stays silent while another answers, the executor changes to the next one at once. It returns only
+when a scheduler that it prefers more has answered for a while. For each scheduler the executor
+begins another life with an `executor_epoch` of its own. So batches of the last scheduler are
+refused, and the epochs of schedulers need not be in order.
 """
 
 from __future__ import annotations
@@ -27,70 +27,71 @@ from executor_service.steps.executor_info import ExecutorInfo
 from splitserve_rpc.discovery import Discovery
 from splitserve_rpc.peer_watch import TICK_S, Ask, PeerState, PeerWatch
 
-# How often it looks for a scheduler that it prefers.
+# Interval of checks for a preferred scheduler.
 _LOOK_S = 5.0
-# One that refuses it, or takes it and never opens a stream, is its last choice for so long.
+# Time for which a scheduler is the last choice, after it refused the executor, or registered it
+# _MAX_FRUITLESS times without opening a stream.
 _PASS_OVER_S = 60.0
 _MAX_FRUITLESS = 5
-# It takes no more for a moment.
+# The scheduler accepts no executor for a moment.
 _BUSY = "REGISTRY_BUSY"
-# It was sent away, and an operator may take it back: it stays where that would be.
+# The executor was drained, and an operator may take it back: it stays with this scheduler.
 _DRAINED = "EXECUTOR_DRAINED"
 
 _log = logging.getLogger(__name__)
 
 
 class SchedulerDoor(Registry, Protocol):
-    """One scheduler, as executors meet it."""
+    """Connection to one scheduler, as executors use it."""
 
     async def takes_executors(self) -> bool:
-        """Whether it answers, and is not being stopped."""
+        """Returns whether the scheduler answers and is not being stopped."""
         ...
 
     def questions(self) -> AbstractAsyncContextManager[Ask]:
-        """Opens a connection over which one asks whether it answers."""
+        """Opens a connection for asking repeatedly whether the scheduler answers."""
 
     async def is_answering(self) -> bool:
-        """Whether it answers over a new connection, whatever it says."""
+        """Returns whether the scheduler sends any answer over a new connection."""
         ...
 
 
 class Lives(Protocol):
-    """What an executor is to its scheduler. `is_drained`: one sent it away, and none took it."""
+    """Lives of the executor. `is_drained`: drained by a scheduler and accepted by none since."""
 
     is_drained: bool
 
     async def describe(self, scheduler: str) -> ExecutorInfo:
-        """The present life, as `scheduler` reaches it. Raises OSError."""
+        """Returns the current life with the address for `scheduler`. Raises OSError."""
         ...
 
     async def leave(self, scheduler: str) -> None:
-        """Has `scheduler` give it no more work; returns when nothing of it is left, or too slow."""
+        """Asks `scheduler` to withdraw its work; returns when none is left, or at a timeout."""
 
     def begin_anew(self) -> None:
         """Begins another life, and ends the streams of the last one."""
 
 
 class Streams(Protocol):
-    """Those that schedulers hold open here."""
+    """Execute streams that schedulers have opened here."""
 
     @property
     def are_open(self) -> bool:
-        """Whether there is one."""
+        """Whether any stream is open."""
 
     @property
     def num_batches(self) -> int:
-        """What has come over all of them, ever."""
+        """Number of batches received over all streams since the start."""
 
     async def wait_open(self) -> None:
-        """Returns when there is one."""
+        """Returns when a stream is open."""
 
     async def wait_none_open(self) -> None:
-        """Returns when there is none."""
+        """Returns when no stream is open."""
 
 
 class Membership:
-    """A Registry: that of the scheduler which `describe` chose last."""
+    """Registry of the scheduler that `describe` chose last."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Membership:
         *,
         move_after_s: float,
     ) -> None:
-        """`name`: of the executor, by which it prefers. `door`: to the scheduler at an address."""
+        """`name`: the executor's, for its preference. `door`: connects to a scheduler's address."""
         self._discovery = discovery
         self._name = name
         self._door = door
@@ -116,16 +117,16 @@ class Membership:
         self._num_fruitless = 0
         self._passed_over_until_s: dict[str, float] = {}
         self._changing = asyncio.Lock()
-        # Set while its scheduler answers nothing.
+        # Set while the scheduler is silent.
         self._is_silent = asyncio.Event()
 
     @property
     def scheduler(self) -> str | None:
-        """The one that it belongs to, or would; None before the first."""
+        """Scheduler of the executor, or the one it tries to join; None before the first choice."""
         return self._scheduler
 
     async def describe(self) -> ExecutorInfo:
-        """Chooses a scheduler; what is to be announced there. Raises OSError."""
+        """Chooses a scheduler; returns the info to announce there. Raises OSError."""
         async with self._changing:
             chosen = await self._choose(await self._discovery.addresses())
             if chosen != self._scheduler:
@@ -135,7 +136,7 @@ class Membership:
             return await self._lives.describe(chosen)
 
     async def register(self, info: ExecutorInfo) -> int:
-        """Registers where `describe` chose. Raises RegistrationFailed."""
+        """Registers with the scheduler that `describe` chose. Raises RegistrationFailed."""
         async with self._changing:
             if self._scheduler is None:
                 raise RegistrationFailed(UNREACHABLE, {"problem": "it moves to another scheduler"})
@@ -148,7 +149,7 @@ class Membership:
                     self._pass_over(self._scheduler)
                 raise
             self._is_member = True
-            # Each time that nobody has opened a stream since the last.
+            # Registrations since the last open stream.
             self._num_fruitless += 1
             if self._num_fruitless > _MAX_FRUITLESS:
                 self._pass_over(self._scheduler)
@@ -161,7 +162,7 @@ class Membership:
         await self._streams.wait_none_open()
 
     async def keep_preferred(self) -> None:
-        """Moves to a scheduler that it prefers, once that has answered for a while. Never ends."""
+        """Moves to a preferred scheduler once it has answered for a while. Runs until cancelled."""
         while True:
             await self._pacing.sleep(self._pacing.jittered(_LOOK_S))
             try:
@@ -172,9 +173,9 @@ class Membership:
                 await self._move(str(preferred))
 
     async def keep_answered(self) -> None:
-        """Leaves a scheduler that says nothing for another one that answers. Never ends.
+        """Changes from a silent scheduler to one that answers. Runs until cancelled.
 
-        While no other does it stays: a scheduler that only paused goes on with what is here.
+        If no other scheduler answers, the executor stays: a scheduler that only paused can go on.
         """
         while True:
             await self._streams.wait_open()
@@ -184,7 +185,7 @@ class Membership:
                 await self._watch(scheduler)
 
     async def _watch(self, scheduler: str) -> None:
-        """Returns when this is not its scheduler any more, or has no stream open here."""
+        """Watches `scheduler` while it is the current one and has a stream open here."""
         door, streams = self._door(scheduler), self._streams
         async with door.questions() as ask:
             watch = PeerWatch(
@@ -206,7 +207,7 @@ class Membership:
                 await watch.close()
 
     async def _leave_silent(self, silent: str, watch: PeerWatch) -> None:
-        """Goes to another scheduler, if one answers and `silent` still does not."""
+        """Changes to another scheduler, if one answers and `silent` is still silent."""
         try:
             schedulers = await self._discovery.addresses()
         except OSError:
@@ -218,13 +219,13 @@ class Membership:
             if answering is None or self._scheduler != silent or not is_silent:
                 return
             _log.warning("scheduler_silent scheduler=%s goes_to=%s", silent, answering)
-            # It is asked first when the streams have ended. The silent one is told nothing: it
-            # finds another life here should it come back.
+            # The new scheduler is asked first once the streams have ended. The silent one is not
+            # told: if it comes back, it finds another life here.
             self._scheduler, self._is_member, self._num_fruitless = answering, False, 0
             self._lives.begin_anew()
 
     async def _first_answering(self, schedulers: Sequence[str]) -> str | None:
-        """The first of these that takes executors; all are asked at once."""
+        """Returns the first of `schedulers` that takes executors; asks all of them at once."""
         asking = [asyncio.create_task(self._door(each).takes_executors()) for each in schedulers]
         try:
             for scheduler, asked in zip(schedulers, asking, strict=True):
@@ -246,7 +247,7 @@ class Membership:
             self._lives.begin_anew()
 
     async def _leave(self, scheduler: str) -> None:
-        """As `Lives.leave`, but does not wait for a scheduler that answers nothing."""
+        """Leaves as `Lives.leave` does, but does not wait for a scheduler that is silent."""
         leaving = asyncio.create_task(self._lives.leave(scheduler))
         giving_up = asyncio.create_task(self._is_silent.wait())
         try:
@@ -259,7 +260,10 @@ class Membership:
             await asyncio.gather(leaving, giving_up, return_exceptions=True)
 
     async def _choose(self, schedulers: Sequence[str]) -> str:
-        """Its own as long as that answers; else the first that does, or the one it prefers."""
+        """Returns the current scheduler if it answers, else the first of the order that answers.
+
+        If no scheduler answers, returns the first of the order.
+        """
         order = self._order(schedulers)
         own = self._scheduler
         if own is not None and own in schedulers and not self._is_passed_over(own):
@@ -271,7 +275,7 @@ class Membership:
         return await self._first_answering(order[1:]) or order[0]
 
     async def _preferred(self) -> str | None:
-        """One that answers, and that it would rather belong to. Raises OSError."""
+        """Returns a scheduler that answers and is preferred to the current one. Raises OSError."""
         if not self._is_member or self._lives.is_drained:
             return None
         for scheduler in self._order(await self._discovery.addresses()):

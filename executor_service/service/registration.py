@@ -1,4 +1,8 @@
-"""Registers the executor at its scheduler, again and again, while no Execute stream is open."""
+"""Registration of the executor with its scheduler, repeated while no Execute stream is open.
+
+Also holds the client of the RegistryService, the advertised address, and the preference among
+several schedulers.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +35,24 @@ from splitserve_rpc.server import channel_options
 
 _PERIOD_S = 1.0
 _FIRST_RETRY_S = 0.25
-# All streams of a scheduler that is back wait for its executors, and to be refused a connection
-# costs nobody anything. One that answers, and refuses, is asked less often.
+# All streams of a restarted scheduler wait for its executors, and a refused connection costs
+# little. A scheduler that answers with a refusal is asked less often.
 _MAX_RETRY_S = 0.5
 _MAX_REFUSED_RETRY_S = 2.0
 _MAX_DOUBLINGS = 8
-# A scheduler that restarts, or that stops before we do, is gone for a moment: so many failures in a
-# row are no news.
+# Failures in a row that are not logged: a scheduler that restarts, or that stops before this
+# executor does, is gone for a moment.
 _QUIET_FAILURES = 2
 _JITTER_RATIO = 0.2
 _CALL_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 2.0
 _RESOLUTION_TIMEOUT_S = 2.0
-# The next attempt does not wait for what the last one learnt.
+# Separate connections: the next attempt does not share the backoff of the last one.
 _CHANNEL_OPTIONS = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
 _MAX_SAID = 8
 REGISTRY_SERVICE = registry_pb2.DESCRIPTOR.services_by_name["RegistryService"].full_name
 UNREACHABLE = "scheduler_unreachable"
-# What cannot be taken for anything else than the value of one field.
+# Values that need no quotes in a log line.
 _WORD = re.compile(r"[\w.:/\[\]-]+")
 _WILDCARD_HOSTS = ("", "0.0.0.0", "[::]", "::", "*")
 
@@ -57,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of the log, which is kept to see whether it changes."""
+    """Log line, kept to detect changes."""
 
     event: str
     fields: Mapping[str, object]
@@ -73,9 +77,10 @@ def _shown(value: object) -> str:
 
 
 class RegistrationFailed(Exception):
-    """One attempt failed. `event`: its name in the log, where `fields` follow it.
+    """Error: one registration attempt failed.
 
-    `reason`: of the scheduler, if it refused.
+    `event`: name of the log event; `fields` are its fields. `reason`: the scheduler's reason if it
+    refused, else empty.
     """
 
     def __init__(self, event: str, fields: Mapping[str, object], reason: str = "") -> None:
@@ -86,23 +91,23 @@ class RegistrationFailed(Exception):
 
 
 class Registry(Protocol):
-    """Where executors announce themselves."""
+    """Scheduler side of registration."""
 
     async def register(self, info: ExecutorInfo) -> int:
-        """Returns the epoch of the scheduler. Raises RegistrationFailed."""
+        """Registers `info`; returns the epoch of the scheduler. Raises RegistrationFailed."""
         ...
 
 
 class GrpcRegistry:
-    """The RegistryService of the scheduler at one address."""
+    """Client of the RegistryService of the scheduler at one address."""
 
     def __init__(self, scheduler: str, identity: ClusterIdentity = NOBODY) -> None:
-        """`identity`: who we are to the scheduler."""
+        """`identity`: identity of this executor towards the scheduler."""
         self._scheduler = scheduler
         self._identity = identity
 
     async def register(self, info: ExecutorInfo) -> int:
-        # With what certificate files hold now; registering is rare.
+        # A new channel reads the certificate files again; registration is rare.
         channel = self._identity.channel(self._scheduler, Role.SCHEDULER, _CHANNEL_OPTIONS)
         async with channel:
             response = await self._register(channel, info)
@@ -121,7 +126,7 @@ class GrpcRegistry:
         return scheduler_epoch
 
     async def takes_executors(self) -> bool:
-        """Whether it answers, and is not being stopped."""
+        """Returns whether the scheduler answers and is not being stopped."""
         channel = self._identity.channel(self._scheduler, Role.SCHEDULER, _CHANNEL_OPTIONS)
         request = health_pb2.HealthCheckRequest(service=REGISTRY_SERVICE)
         async with channel:
@@ -130,19 +135,19 @@ class GrpcRegistry:
                     request, timeout=_PROBE_TIMEOUT_S
                 )
             except grpc.aio.AioRpcError as error:
-                # An earlier one says nothing of its parts.
+                # Earlier schedulers do not report the health of single services.
                 return failure_of(error).reason == "SERVICE_UNKNOWN"
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     @asynccontextmanager
     async def questions(self) -> AsyncGenerator[Ask, None]:
-        """Opens a connection over which one asks whether the scheduler answers."""
+        """Opens a connection for asking repeatedly whether the scheduler answers."""
         channel = self._identity.channel(self._scheduler, Role.SCHEDULER, _CHANNEL_OPTIONS)
         async with channel:
             yield partial(is_answering, channel)
 
     async def is_answering(self) -> bool:
-        """Whether it answers over a new connection, whatever it says."""
+        """Returns whether the scheduler sends any answer over a new connection."""
         async with self.questions() as ask:
             return await ask()
 
@@ -159,7 +164,7 @@ class GrpcRegistry:
         return response
 
     async def leave(self, info: ExecutorInfo, timeout_s: float) -> None:
-        """Returns when nothing of the scheduler's is here. Raises RegistrationFailed."""
+        """Returns when the scheduler has no work left here. Raises RegistrationFailed."""
         request = registry_pb2.LeaveRequest(
             address=info.address,
             executor_epoch=info.executor_epoch,
@@ -195,9 +200,9 @@ class GrpcRegistry:
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """How a Registrar waits; tests put a clock of their own here.
+    """Waiting and clocks of a Registrar; tests replace them.
 
-    `now_ns`: nanoseconds since 1970, as epochs are. `clock`: monotonic seconds.
+    `now_ns`: nanoseconds since 1970, like epochs. `clock`: monotonic seconds.
     """
 
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
@@ -206,12 +211,12 @@ class Pacing:
     clock: Callable[[], float] = time.monotonic
 
     def jittered(self, delay_s: float) -> float:
-        """`delay_s`, up to a fifth longer or shorter."""
+        """Returns `delay_s`, at random up to a fifth longer or shorter."""
         return delay_s * (1 + _JITTER_RATIO * (2 * self.random() - 1))
 
 
 class Registrar:
-    """Keeps the executor registered. It logs a line when something changes, not per attempt."""
+    """Keeps the executor registered. Logs a line when something changes, not per attempt."""
 
     def __init__(
         self,
@@ -221,9 +226,10 @@ class Registrar:
         adopt_scheduler_epoch: Callable[[int], None],
         pacing: Pacing = Pacing(),
     ) -> None:
-        """`describe`: what to announce; OSError if that cannot be told yet.
+        """`describe`: returns the info to announce; raises OSError while it is unknown.
 
-        `wait_unwatched`: returns when no Execute stream is open.
+        `wait_unwatched`: returns when no Execute stream is open. `adopt_scheduler_epoch`: gets the
+        scheduler's epoch after each registration.
         """
         self._registry = registry
         self._describe = describe
@@ -253,7 +259,7 @@ class Registrar:
             await self._pacing.sleep(self._pacing.jittered(delay_s))
 
     async def _register(self) -> None:
-        """Raises RegistrationFailed."""
+        """Registers once. Raises RegistrationFailed."""
         try:
             info = await self._describe()
             scheduler_epoch = await self._registry.register(info)
@@ -278,7 +284,7 @@ class Registrar:
             self._log(level, line)
 
     def _log_unreachable(self, line: _Line) -> None:
-        """Once each: what a transport says may change from try to try, and back."""
+        """Logs each transport error once; its text may alternate between attempts."""
         text = str(line)
         if text in self._said_of_transport or len(self._said_of_transport) >= _MAX_SAID:
             return
@@ -291,10 +297,10 @@ class Registrar:
 
 
 async def advertised_address(listen: str, port: int, scheduler: str) -> str:
-    """`host:port` under which the scheduler at `scheduler` reaches what listens on `listen`.
+    """Returns the `host:port` at which the scheduler at `scheduler` reaches the `listen` address.
 
-    For a wildcard, the host is that from which this machine reaches the scheduler. Raises OSError
-    if its name cannot be resolved in time.
+    For a wildcard the host is the local address from which this machine reaches the scheduler.
+    Raises OSError if the scheduler's name cannot be resolved in time.
     """
     host = listen.rpartition(":")[0]
     if host in _WILDCARD_HOSTS:
@@ -305,27 +311,27 @@ async def advertised_address(listen: str, port: int, scheduler: str) -> str:
 async def _local_host(scheduler: str) -> str:
     remote_host, _, remote_port = scheduler.rpartition(":")
     loop = asyncio.get_running_loop()
-    # A name server that says nothing is not to keep the executor from another scheduler.
+    # Time limit: a silent name server must not keep the executor from another scheduler.
     async with asyncio.timeout(_RESOLUTION_TIMEOUT_S):
         infos = await loop.getaddrinfo(
             remote_host.strip("[]"), int(remote_port), type=socket.SOCK_DGRAM
         )
     family, kind, protocol, _, remote = infos[0]
     with socket.socket(family, kind, protocol) as datagrams:
-        # Connecting a datagram socket sends nothing: it asks the routing table.
+        # Connecting a datagram socket sends nothing; it reads the routing table.
         datagrams.connect(remote)
         host: str = datagrams.getsockname()[0]
     return f"[{host}]" if family == socket.AF_INET6 else host
 
 
-# -- Which of several schedulers an executor prefers, and for how long it has ----------------------
+# -- Preference among several schedulers -----------------------------------------------------------
 
 
 def ranked(schedulers: Collection[str], executor: str) -> list[str]:
-    """`schedulers`, the one that `executor` prefers first: rendezvous hashing.
+    """Returns `schedulers` in the order of `executor`'s preference, by rendezvous hashing.
 
-    All executors come to their order without asking anybody. One scheduler more or less moves only
-    those that prefer it, or did. Source: Thaler and Ravishankar 1998.
+    Executors compute their order without asking anybody. Adding or removing a scheduler moves only
+    the executors that prefer it. Source: Thaler and Ravishankar 1998.
     """
     return sorted(schedulers, key=lambda scheduler: _weight(scheduler, executor), reverse=True)
 
@@ -335,17 +341,17 @@ def _weight(scheduler: str, executor: str) -> bytes:
 
 
 class Steadiness:
-    """Whether something has been the same for long enough. Another one begins anew."""
+    """Detects that a value has stayed the same for long enough. A new value starts over."""
 
     def __init__(self, hold_s: Callable[[], float], clock: Callable[[], float]) -> None:
-        """`hold_s`: asked each time that it begins anew. `clock`: monotonic seconds."""
+        """`hold_s`: time to stay the same, asked at each start. `clock`: monotonic seconds."""
         self._hold_s = hold_s
         self._clock = clock
         self._wanted: str | None = None
         self._steady_at_s = 0.0
 
     def is_steady(self, wanted: str | None) -> bool:
-        """Whether `wanted` is what it was, each time since, for that long. None never is."""
+        """Notes `wanted`; returns whether it has been unchanged for `hold_s`. False for None."""
         if wanted is None or wanted != self._wanted:
             self._wanted, self._steady_at_s = wanted, self._clock() + self._hold_s()
         return wanted is not None and self._clock() >= self._steady_at_s

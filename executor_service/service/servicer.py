@@ -1,4 +1,7 @@
-"""ExecutorService: batches in, steps to the worker thread, results out."""
+"""ExecutorService: receives batches, passes them to the step worker, and sends results.
+
+Also holds the open Execute streams of the executor.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from splitserve_rpc.domain_error import DomainError
 
 SERVICE = "splitserve.executor.v1.ExecutorService"
 _CHUNK_BYTES = 1024 * 1024
-# What a batch is answered with that was taken, now or before.
+# Statuses of an accepted batch, executed now or before.
 _TAKEN = frozenset({pb.STEP_STATUS_OK, pb.STEP_STATUS_FAILED})
 
 _log = logging.getLogger(__name__)
@@ -27,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadyExecutor:
-    """What is served. `info` says what the executor is now; its address may change.
+    """Components that are served. `info` returns the current state; the address may change.
 
-    `is_drained`: whether a scheduler sent it away.
+    `is_drained`: whether a scheduler drained this executor.
     """
 
     worker: StepWorker
@@ -39,13 +42,13 @@ class ReadyExecutor:
 
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
-    """Answers MODEL_NOT_READY until it is given what to serve, DRAINING once it drains."""
+    """Answers MODEL_NOT_READY until `serve` is called, and DRAINING once it drains."""
 
     def __init__(self, answered: Callable[[pb.StepResult], None] | None = None) -> None:
-        """`answered`: is told of each result, whoever gets it."""
+        """`answered`: called with each result, whether or not a stream is left to send it."""
         self.streams = ExecuteStreams()
         self._answered = answered
-        # Says so; batches are still executed.
+        # Only reported by GetInfo; batches are still executed.
         self.is_leaving = False
         self._executor: ReadyExecutor | None = None
         self._is_draining = False
@@ -55,7 +58,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._executor = executor
 
     async def drain(self) -> None:
-        """Takes no more batches, finishes those received, sends their results, ends the streams."""
+        """Stops reading batches, finishes those received, sends their results, ends the streams."""
         self._is_draining = True
         self.streams.stop_reading()
         if self._executor is not None:
@@ -65,7 +68,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def GetInfo(
         self, request: pb.GetInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetInfoResponse:
-        """Says what this executor is."""
+        """Returns the description of this executor."""
         ready = self._ready_executor()
         return pb.GetInfoResponse(
             executor=encode_info(ready.info()),
@@ -115,7 +118,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def _read(
         self, worker: StepWorker, batches: AsyncIterator[pb.ScheduleBatch], stream: ExecuteStream
     ) -> None:
-        """Hands batches to the worker. They are executed even if the stream is cut meanwhile."""
+        """Passes batches to the worker, which executes them even if the stream is cut meanwhile."""
         loop = asyncio.get_running_loop()
 
         def answer(encode: Callable[[], pb.StepResult]) -> None:
@@ -134,7 +137,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             self.streams.num_batches += 1
             stream.num_unanswered += 1
             worker.submit(batch, deliver)
-            # What was read is submitted already: a cut while we wait here loses nothing.
+            # The batch is submitted already: a cut while waiting here loses nothing.
             await stream.take_credit()
         stream.complete()
 
@@ -153,11 +156,13 @@ def _draining() -> DomainError:
     return DomainError("DRAINING", "the executor is shutting down")
 
 
-# -- The open Execute streams of an executor. Used from the event loop only ------------------------
+# -- Open Execute streams --------------------------------------------------------------------------
+#
+# Used from the event loop only.
 
 
 class ExecuteStream:
-    """One Execute call: how many batches have no result yet, and the results to send."""
+    """One Execute call: the number of batches without a result, and the results to send."""
 
     def __init__(self, number: int, max_inflight_steps: int) -> None:
         self.number = number
@@ -166,7 +171,7 @@ class ExecuteStream:
         self.num_unanswered = 0
         self._is_complete = False
         self._credit = asyncio.Semaphore(max_inflight_steps)
-        # None: the end. An exception: the end, with this error.
+        # None ends the stream; an exception ends it with this error.
         self._results: asyncio.Queue[pb.StepResult | BaseException | None] = asyncio.Queue()
 
     async def take_credit(self) -> None:
@@ -182,7 +187,7 @@ class ExecuteStream:
             self._results.put_nowait(None)
 
     def complete(self) -> None:
-        """No batch will follow: the stream ends when all are answered."""
+        """Marks the end of the batches: the stream ends when all of them are answered."""
         self._is_complete = True
         if self.num_unanswered == 0:
             self._results.put_nowait(None)
@@ -192,7 +197,7 @@ class ExecuteStream:
         self._results.put_nowait(error)
 
     async def next_result(self) -> pb.StepResult | None:
-        """The next result, None at the end. Raises what ended the stream."""
+        """Returns the next result, None at the end. Raises the error that ended the stream."""
         result = await self._results.get()
         if isinstance(result, BaseException):
             raise result
@@ -200,9 +205,9 @@ class ExecuteStream:
 
 
 class ExecuteStreams:
-    """All open streams; a newer one ends the older ones when its first batch was accepted.
+    """Open streams. A newer stream ends the older ones when its first batch is accepted.
 
-    `num_batches`: received over all of them, ever.
+    `num_batches`: number of batches received over all streams since the start.
     """
 
     def __init__(self) -> None:
@@ -214,7 +219,7 @@ class ExecuteStreams:
         self._any_open = asyncio.Event()
 
     def open(self, max_inflight_steps: int) -> ExecuteStream:
-        """Adds a stream."""
+        """Opens and adds a stream."""
         self._num_opened += 1
         stream = ExecuteStream(self._num_opened, max_inflight_steps)
         self._open.append(stream)
@@ -231,12 +236,12 @@ class ExecuteStreams:
 
     @property
     def num_open(self) -> int:
-        """How many."""
+        """Number of open streams."""
         return len(self._open)
 
     @property
     def are_open(self) -> bool:
-        """Whether there is one."""
+        """Whether any stream is open."""
         return bool(self._open)
 
     async def wait_open(self) -> None:
@@ -248,7 +253,7 @@ class ExecuteStreams:
         await self._none_open.wait()
 
     def accept(self, stream: ExecuteStream, scheduler_epoch: int) -> None:
-        """A batch of `scheduler_epoch` was taken from `stream`; ends the streams it supersedes."""
+        """Notes that a batch of `scheduler_epoch` was accepted; ends the superseded streams."""
         if scheduler_epoch <= stream.scheduler_epoch or stream not in self._open:
             return
         stream.scheduler_epoch = scheduler_epoch
@@ -259,7 +264,7 @@ class ExecuteStreams:
                 )
 
     def stop_reading(self) -> None:
-        """Takes no further batches from any stream."""
+        """Reads no further batches from any stream."""
         for stream in self._open:
             if stream.reader is not None:
                 stream.reader.cancel()

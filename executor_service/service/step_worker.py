@@ -1,7 +1,7 @@
-"""The one thread that executes steps, and the way to it and back.
+"""Thread that executes steps, and the queues to and from it.
 
-A step that is not done when it has begun is waited for in a second thread, so that the first can
-begin what comes next.
+A second thread waits for steps that are not done when they have begun, so that the first thread can
+begin the next step.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ Encode = Callable[[], pb.StepResult]
 
 
 class StepWorker:
-    """Runs a StepExecutor in a thread of its own, in the order of the calls. Never blocks."""
+    """Runs a StepExecutor in its own thread, in the order of the calls. Methods do not block."""
 
     def __init__(self, step_executor: StepExecutor) -> None:
         self._step_executor = step_executor
-        # When each of the batches was received that are not answered, in their order.
+        # Time of receipt of each unanswered batch, in order.
         self._received_ns: deque[int] = deque()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # Begun steps in their order, for the thread that waits; it starts with the first.
+        # Begun steps in order, for the thread that waits; that thread starts with the first of
+        # them.
         self._pending: SimpleQueue[RunningStep | None] = SimpleQueue()
         self._waiter: threading.Thread | None = None
         self._thread = threading.Thread(target=self._work, name="step-worker", daemon=True)
@@ -43,11 +44,11 @@ class StepWorker:
 
     @property
     def num_in_flight(self) -> int:
-        """Batches that are not answered."""
+        """Number of batches without an answer."""
         return len(self._received_ns)
 
     def describe(self, info: ExecutorInfo) -> ExecutorInfo:
-        """`info`, with what is so at the moment."""
+        """Returns `info` with the newest scheduler epoch and the age of the running step."""
         try:
             running_ns = time.monotonic_ns() - self._received_ns[0]
         except IndexError:
@@ -59,11 +60,11 @@ class StepWorker:
         )
 
     def submit(self, batch: pb.ScheduleBatch, then: Callable[[Encode], None]) -> None:
-        """Executes `batch`, whatever becomes of the caller.
+        """Executes `batch`, whether or not the caller goes on.
 
-        `then` is called in the thread, with a function that makes the result: to be called
-        elsewhere, so that the next batch begins at once. For the same reason the batch is decoded
-        here.
+        Calls `then` in the worker thread with a function that encodes the result. The caller should
+        encode in another thread, so that the next batch begins at once. For the same reason the
+        batch is decoded in the caller's thread.
         """
         received_ns = time.monotonic_ns()
         self._received_ns.append(received_ns)
@@ -74,7 +75,8 @@ class StepWorker:
             try:
                 then(encode)
             except Exception:
-                # Whoever was to hear of it is gone; those of other batches are not.
+                # The receiver of this result is gone; the receivers of other results are not
+                # affected.
                 _log.exception("step_result_undeliverable step_id=%d", batch.step_id)
 
         def begin() -> None:
@@ -84,7 +86,8 @@ class StepWorker:
                     decoded, lambda answer: deliver(lambda: _encode(batch, answer)), queue_us
                 )
             except Exception:
-                # A bug of ours; even so each batch gets its result, or the scheduler would wait.
+                # A bug of ours. Each batch must get its result even so, or the scheduler would
+                # wait.
                 _log.exception("step_unanswerable step_id=%d", batch.step_id)
                 deliver(lambda: encode_internal_error(batch))
             else:
@@ -94,15 +97,15 @@ class StepWorker:
         self._jobs.put(begin)
 
     def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
-        """Takes its turn after the batches that were submitted before."""
+        """Adopts the epoch after the batches that were submitted before."""
         self._jobs.put(lambda: self._step_executor.adopt_scheduler_epoch(scheduler_epoch))
 
     def begin_life(self, executor_epoch: int) -> None:
-        """Does that after the batches that were submitted before."""
+        """Begins another life after the batches that were submitted before."""
         self._jobs.put(lambda: self._step_executor.begin_life(executor_epoch))
 
     def finish(self) -> None:
-        """Finishes what was submitted and ends the threads; returns then."""
+        """Finishes all submitted batches and ends the threads; returns when both are done."""
         self._jobs.put(self._step_executor.finish)
         self._jobs.put(None)
         self._thread.join()
@@ -115,11 +118,11 @@ class StepWorker:
             try:
                 job()
             except Exception:
-                # The next job has nothing to do with it.
+                # Later jobs do not depend on this one.
                 _log.exception("step_worker_job_broken")
 
     def _wait_for(self, running: RunningStep) -> None:
-        """Finishes the step as soon as it is done and the jobs before are."""
+        """Has the second thread wait for the step, and the first one finish it in turn."""
         if self._waiter is None:
             self._waiter = threading.Thread(target=self._wait, name="step-waiter", daemon=True)
             self._waiter.start()

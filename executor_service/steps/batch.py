@@ -153,7 +153,7 @@ class Work:
 
     @property
     def has_several(self) -> bool:
-        """Whether some row may get more than one token."""
+        """Whether any row may run on or has draft tokens, and so may get several tokens."""
         return bool(len(self.num_run_on_tokens) or len(self.draft_token_ids))
 
 

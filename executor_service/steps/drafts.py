@@ -353,7 +353,7 @@ class _Turns:
 
 
 def _is_all(step: StepInput, ran: StepOutput) -> bool:
-    """Returns whether all rows have got all tokens that they may get."""
+    """Returns whether each row got its maximal number of tokens."""
     assert step.num_run_on_tokens is not None, "a step whose rows run on"
     return ran.runs is not None and np.array_equal(ran.runs.counts, step.num_run_on_tokens + 1)
 

@@ -229,7 +229,7 @@ def _check_tokens(path: str, token_ids: Collection[int], vocab_size: int) -> Non
 
 
 def _features_used(params: SamplingParams) -> Iterable[tuple[Feature, str]]:
-    """Yields the features that these params need, each with the field that needs it."""
+    """Yields pairs of a required feature and the parameter field that requires it."""
     for name, neutral, feature in _FEATURE_OF_FIELD:
         if getattr(params, name) != neutral:
             yield feature, name

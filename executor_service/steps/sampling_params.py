@@ -235,7 +235,7 @@ class TokenConstraints:
     def of(
         cls, allowed_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]]
     ) -> TokenConstraints | None:
-        """Returns the constraints, None if there are none. Batch checks refuse an empty bad word."""
+        """Returns the constraints, None for none. Batch checks refuse an empty bad word."""
         if not allowed_token_ids and not bad_words:
             return None
         phrases: dict[int, list[tuple[tuple[int, ...], int]]] = {}
@@ -250,7 +250,7 @@ class TokenConstraints:
         )
 
     def blocked(self, vocab_size: int) -> npt.NDArray[np.bool_] | None:
-        """Returns a mask [V] of the tokens that can never be sampled, None if there are none."""
+        """Returns a mask [V] of the tokens that are never allowed, None if all are."""
         if self.allowed is None and not len(self.forbidden):
             return None
         blocked = np.full(vocab_size, self.allowed is not None)
