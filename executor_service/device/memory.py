@@ -59,7 +59,7 @@ def available_host_bytes() -> int:
 
 
 def release_file_pages(mappings: Path = _MAPPINGS) -> None:
-    """Unmaps the resident pages of mapped weight files; a later access maps them again.
+    """Releases the resident pages of mapped weight files; a later access loads them again.
 
     The pages stay in the page cache, which all processes share, but no longer count as memory of
     this process. A mapping with written pages is left alone. `mappings`: smaps file of the Linux
@@ -184,7 +184,7 @@ class _Reservation:
 
     @property
     def untouched_bytes(self) -> int:
-        """Reserved bytes that the process has not touched yet, as far as can be seen."""
+        """Estimated number of reserved bytes that the process has not touched yet."""
         taken = max(0, _used_bytes(self.pid) - self.used_bytes)
         return max(0, self.num_bytes - taken)
 
@@ -254,7 +254,7 @@ class HostReservations:
                     else:
                         path.unlink(missing_ok=True)
             except (OSError, ValueError, TypeError):
-                continue  # it has just gone, or is nobody's
+                continue  # removed in the meantime, or not a reservation
 
 
 def default_directory() -> Path:

@@ -1,10 +1,10 @@
-"""Block tables that stay on the device: a step sends what has changed in them, and its row ids.
+"""Block tables and sampled tokens that stay on the device between steps.
 
-What is written and read here is asked of the compute stream, so steps that were asked before still
-find what was there.
+A step sends only the changed table entries and its row ids. Reads and writes are queued on the
+compute stream, so steps queued before still see the old contents.
 
 Shape letters: N row ids, M blocks of the longest table that a sequence can have, R rows of a pass,
-W blocks of the longest table that is looked at.
+W blocks of the longest table that is read.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from executor_service.steps.step import Int32Array, Int64Array, StepInput
 
 @dataclass(frozen=True, slots=True)
 class ResidentRows:
-    """Where the device has the tables of the rows of a pass.
+    """Tables on the device for the rows of a pass.
 
-    `tables`: [N + 1, M] int32, on the device. `row_ids`: [R], theirs.
+    `tables`: [N + 1, M] int32, on the device. `row_ids`: [R], the line of each row.
     """
 
     tables: Tensor
@@ -32,16 +32,19 @@ class ResidentRows:
 
     @property
     def empty_row_id(self) -> int:
-        """N: of a row that has block 0 throughout, for rows that nobody asked for."""
+        """Row id N, whose table has block 0 throughout; for padding rows."""
         return len(self.tables) - 1
 
     def gather(self, row_ids: Tensor, width: int, out: Tensor | None = None) -> Tensor:
-        """The first `width` entries of `row_ids` [R] int64 on the device: [R, W], or in `out`."""
+        """Gathers table entries on the device, [R, W], in `out` if given.
+
+        Takes the first `width` entries of the tables of `row_ids` [R] int64, on the device.
+        """
         return torch.index_select(self.tables[:, :width], 0, row_ids, out=out)
 
 
 class ResidentTables:
-    """The tables of all rows of an executor, in device memory."""
+    """Block tables of all rows of an executor, in device memory."""
 
     def __init__(self, max_num_blocks: int, device: torch.device, uploads: Uploads) -> None:
         """`max_num_blocks`: M. `uploads`: to `device`. Takes no memory before there are rows."""
@@ -51,17 +54,17 @@ class ResidentTables:
         self._version = NOTHING_SEEN
 
     def follow(self, tables: BlockTables) -> Tensor:
-        """Asks for what is new in `tables`; returns the memory, [N + 1, M] int32.
+        """Queues the upload of changes in `tables`; returns the memory, [N + 1, M] int32.
 
-        Who raises here, or later in the step, loses nothing: what is not known to have been asked
-        for is asked for again. What a row has beyond its table means nothing.
+        An error here, or later in the step, loses nothing: changes that were not surely queued are
+        sent again. Entries behind the end of a row's table have no meaning.
         """
         if tables is not self._tables:
             self._make_room(tables.num_rows)
             self._tables, self._version = tables, NOTHING_SEEN
         changes = tables.changes_since(self._version)
         width = self._memory.shape[1]
-        # What lies beyond the last token of the longest sequence is never read.
+        # Entries beyond the last token of the longest sequence are never read.
         is_read = changes.indexes < width
         if np.count_nonzero(is_read):
             places = (changes.row_ids * width + changes.indexes)[is_read]
@@ -74,37 +77,42 @@ class ResidentTables:
 
     def _make_room(self, num_rows: int) -> None:
         if len(self._memory) != num_rows + 1:
-            # The last one stays as it is.
+            # The table of the last row, which is empty_row_id, is never written.
             self._memory = self._memory.new_zeros(num_rows + 1, self._memory.shape[1])
 
 
-# -- Sampled tokens that stay on the device, for steps that begin before the host has them ---------
+# -- Sampled tokens on the device, for steps that begin before the host has them -------------------
 #
-# What is written and read here is asked of the compute stream, so it is done in the order of the
-# steps, and nobody waits. Which token is whose the host knows: only tokens are on the device.
+# Reads and writes are queued on the compute stream, so they happen in the order of the steps, and
+# the host does not wait. The host knows which token belongs to which row; the device has tokens
+# only.
 #
 # Shape letters: S rows that sample, A rows whose input token is awaited.
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """`tokens`: [S] int64 on the device, or one if no row samples. `places`: whose, by row id."""
+    """Tokens of one step.
+
+    `tokens`: [S] int64 on the device, or one token if no row samples. `places`: index of a row's
+    token in `tokens`, by row id.
+    """
 
     tokens: Tensor
     places: Int64Array
 
 
 class SampledTokens:
-    """A token for each row id of each step that is kept."""
+    """Sampled token of each row id, for each step that is kept."""
 
     def __init__(self) -> None:
         self._of_steps: dict[int, _Kept] = {}
 
     def keep(self, step: StepInput, rows: Int64Array, token_ids: Tensor) -> None:
-        """`token_ids` [S] int32 are what `rows` [S] of `step` sample, -1 for none.
+        """Keeps `token_ids` [S] int32, which `rows` [S] of `step` sample, -1 for none.
 
-        They are copied: what steps draw in a recording lies where the next one draws. Whatever has
-        none gets some token of the vocabulary.
+        The tokens are copied, because a recorded step draws into memory that the next step
+        overwrites. A row without a token gets an arbitrary token of the vocabulary.
         """
         places = np.zeros(int(step.row_ids.max()) + 1, np.int64)
         places[step.row_ids[rows]] = np.arange(len(rows))
@@ -112,14 +120,14 @@ class SampledTokens:
         self._of_steps[step.step_id] = _Kept(tokens.to(torch.int64), places)
 
     def forget(self, step_id: int) -> None:
-        """Gives its memory back, if it was kept."""
+        """Frees the tokens of a step, if the step was kept."""
         self._of_steps.pop(step_id, None)
 
     def find(self, step_ids: Int64Array, row_ids: Int32Array) -> tuple[Tensor, Int64Array]:
-        """What each of `row_ids` [A] sampled in the step beside it [A].
+        """Finds the token that each of `row_ids` [A] sampled in the step `step_ids[i]`; [A].
 
-        Returns tokens, int64 on the device, and which of these it is: [A] int64. All of these
-        steps are kept.
+        Returns int64 tokens on the device, and the index of each row's token in them, [A] int64.
+        All these steps must be kept.
         """
         distinct, which = np.unique(step_ids, return_inverse=True)
         kept = [self._of_steps[step_id] for step_id in distinct.tolist()]

@@ -1,8 +1,7 @@
-"""The order of what a device is asked to do, and how long it takes.
+"""Streams, timers and marks of a device, and recording of CUDA graphs.
 
-A step computes on one stream and swaps blocks on another, so that the two overlap where nothing
-forbids it. What is asked of one stream happens in that order; between streams only the waits that
-are named here are an order.
+A step computes on one stream and swaps blocks on another, so that both overlap where possible. Work
+on one stream is done in order; between streams, only the waits named here give an order.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from torch import Tensor
 
 from executor_service.errors import RecordingFailed, one_line
 
-# Its streams and events have no types.
+# The streams, events and graphs of torch.cuda have no types.
 _cuda: Any = torch.cuda
 
 
 class Timer(Protocol):
-    """Runs from when its stream is done with what it was asked before."""
+    """Measures the time that work on a stream takes; starts after the work queued before."""
 
     def stop(self) -> None:
-        """Ends it when its stream, which is in use, is done with what it was asked so far."""
+        """Ends the timer after all work queued so far on its stream, which must be in use."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether the end has come."""
+        """Whether the end is reached."""
         ...
 
     def wait(self) -> None:
@@ -38,12 +37,12 @@ class Timer(Protocol):
         ...
 
     def elapsed_us(self) -> int:
-        """From start to end; waits for the end."""
+        """Returns the microseconds from start to end; waits for the end."""
         ...
 
 
 class Mark(Protocol):
-    """A point in what a stream was asked."""
+    """Point in the work of a stream."""
 
     @property
     def is_over(self) -> bool:
@@ -51,60 +50,60 @@ class Mark(Protocol):
         ...
 
     def wait(self) -> None:
-        """Returns when the stream is done with what it was asked before."""
+        """Returns when the stream has done the work queued before the mark."""
         ...
 
 
 class DeviceStreams(Protocol):
-    """The compute stream of a device, which is in use, and the swap stream beside it."""
+    """Compute stream of a device, which is the one in use, and the swap stream beside it."""
 
     @property
     def shares_memory(self) -> bool:
-        """Whether memory of the host is memory of the device."""
+        """Whether host memory is device memory."""
         ...
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Inside, what this thread launches goes to this device."""
+        """Context in which this thread launches work on this device."""
         ...
 
     def swapping(self) -> AbstractContextManager[object]:
-        """Inside, the swap stream is in use."""
+        """Context in which the swap stream is in use."""
         ...
 
     def swap_after_compute(self) -> None:
-        """What the swap stream is asked from now on waits for all that compute was asked so far."""
+        """Makes later work of the swap stream wait for all compute work queued so far."""
         ...
 
     def compute_after_swap(self) -> None:
-        """What compute is asked from now on waits for all that the swap stream was asked so far."""
+        """Makes later compute work wait for all work of the swap stream queued so far."""
         ...
 
     def start_timer(self) -> Timer:
-        """A timer of the stream in use."""
+        """Starts a timer on the stream in use."""
         ...
 
     def mark(self) -> Mark:
-        """Behind all that the stream in use was asked so far."""
+        """Returns a mark behind all work queued so far on the stream in use."""
         ...
 
     def copy_to_host(self, tensor: Tensor) -> Tensor:
-        """Asks the stream in use for `tensor` on the host; to be read when that is done."""
+        """Queues a copy of `tensor` to the host; the result may be read once that work is done."""
         ...
 
     def host_buffer(self, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8 of the host, which the device reads without the host."""
+        """Returns host memory, [num_bytes] uint8, that the device reads without the host."""
         ...
 
     def copy_to_device(self, source: Tensor, target: Tensor) -> None:
-        """Asks the stream in use to copy `source`, in a host buffer, over `target` on the device.
+        """Queues a copy of `source`, in a host buffer, over `target` on the device.
 
-        It is read when the stream gets there.
+        `source` is read when the stream in use gets there, so it must not change before.
         """
         ...
 
 
 class HostStreams:
-    """Of a CPU, which has done what it is asked when it returns: all is in order."""
+    """Streams of a CPU, which finishes work before the call returns: everything is in order."""
 
     @property
     def shares_memory(self) -> bool:
@@ -117,10 +116,10 @@ class HostStreams:
         return nullcontext()
 
     def swap_after_compute(self) -> None:
-        """Nothing to do: what was asked before is done."""
+        """Does nothing: earlier work is done."""
 
     def compute_after_swap(self) -> None:
-        """Nothing to do: what was asked before is done."""
+        """Does nothing: earlier work is done."""
 
     def start_timer(self) -> HostTimer:
         return HostTimer()
@@ -139,18 +138,18 @@ class HostStreams:
 
 
 class HostMark:
-    """All is done."""
+    """Mark of a CPU, reached at once because CPU work is synchronous."""
 
     @property
     def is_over(self) -> bool:
         return True
 
     def wait(self) -> None:
-        """It is."""
+        """Returns at once."""
 
 
 class HostTimer:
-    """By the monotonic clock."""
+    """Timer of a CPU, by the monotonic clock."""
 
     def __init__(self) -> None:
         self._start_s = self._end_s = time.perf_counter()
@@ -163,14 +162,14 @@ class HostTimer:
         return True
 
     def wait(self) -> None:
-        """It is over."""
+        """Returns at once."""
 
     def elapsed_us(self) -> int:
         return int((self._end_s - self._start_s) * 1e6)
 
 
 class CudaStreams:
-    """The compute stream is the one that is current in torch; the swap stream is its own."""
+    """Streams of a GPU: torch's current stream computes; swaps have a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -181,7 +180,7 @@ class CudaStreams:
         return False
 
     def on_device(self) -> AbstractContextManager[object]:
-        # Each thread has a device of its own, the first unless it says so.
+        # The current device is set per thread; without this it is the first.
         context: AbstractContextManager[object] = _cuda.device(self._device)
         return context
 
@@ -202,7 +201,7 @@ class CudaStreams:
         return CudaMark(self._device)
 
     def copy_to_host(self, tensor: Tensor) -> Tensor:
-        # Into pageable memory it would wait for all that the stream was asked before.
+        # A copy into pageable memory would wait for all work queued before.
         copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
         return copy.copy_(tensor, non_blocking=True)
 
@@ -214,7 +213,7 @@ class CudaStreams:
 
 
 class CudaMark:
-    """An event of the device."""
+    """Mark of a GPU: an event."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = _cuda.Event()
@@ -230,7 +229,7 @@ class CudaMark:
 
 
 class CudaTimer:
-    """By events of the device, so that nobody waits for it only to know what time it is."""
+    """Timer of a GPU, by two events, so that the host need not wait to read the time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -255,37 +254,35 @@ class CudaTimer:
 
 
 def streams_of(device: torch.device) -> DeviceStreams:
-    """The streams of `device`."""
+    """Returns the streams of `device`."""
     return CudaStreams(device) if device.type == "cuda" else HostStreams()
 
 
-# -- Records what is asked of a GPU as CUDA graphs -------------------------------------------------
-
-# Its streams and graphs have no types.
+# -- Recording of CUDA graphs ----------------------------------------------------------------------
 
 
 class Recorder(Protocol):
-    """Records what `run` asks of the device."""
+    """Records device work so that it can be repeated."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Runs `run` once or more; returns what repeats its work on the same memory.
+        """Runs `run` once or more; returns a function that repeats its work on the same memory.
 
-        Raises RecordingFailed if the device is in disorder then; after anything else that it raises
-        all is as it was.
+        Raises RecordingFailed if the device is unusable afterwards; after any other error the
+        device is as before.
         """
         ...
 
     @property
     def pool_bytes(self) -> int:
-        """What recordings keep to compute in; they share it."""
+        """Bytes that recordings keep as working memory, which they share."""
         ...
 
 
 class CudaGraphs:
-    """A Recorder. Its graphs share memory, so only one may run at a time.
+    """Implements Recorder. The graphs share memory, so only one may run at a time.
 
-    All is run and recorded on one stream: of each that a library was used on, it keeps its memory
-    for good.
+    All work is run and recorded on one stream, because libraries keep memory for good for each
+    stream that they were used on.
     """
 
     def __init__(self) -> None:
@@ -293,14 +290,14 @@ class CudaGraphs:
         self._pool: Any = None
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What would wait for the device is found before it is recorded, and raised."""
+        """Records `run`; work that would wait for the device raises before the recording begins."""
         if self._stream is None:
             self._stream = _cuda.Stream()
         current = _cuda.current_stream()
         self._stream.wait_stream(current)
         try:
             with _cuda.stream(self._stream):
-                # Kernels are compiled and libraries set up before, not while it is recorded.
+                # Kernels are compiled and libraries set up in this run, not while recording.
                 run()
                 with _no_waits():
                     run()
@@ -313,7 +310,8 @@ class CudaGraphs:
             ):
                 run()
         except Exception as error:
-            # Torch does not leave the stream, and its allocator takes the recording for unfinished.
+            # Torch stays on the recording stream, and its allocator takes the recording for
+            # unfinished.
             _cuda.set_stream(current)
             raise RecordingFailed(f"{type(error).__name__}: {one_line(error)}") from error
         self._pool = graph.pool()
@@ -334,7 +332,7 @@ class CudaGraphs:
 
 @contextmanager
 def _no_waits() -> Iterator[None]:
-    """Inside, what waits for the device raises."""
+    """Context in which an operation that waits for the device raises."""
     before = _cuda.get_sync_debug_mode()
     _cuda.set_sync_debug_mode("error")
     try:

@@ -1,7 +1,9 @@
-"""Arrays of a step on their way to the device: all in one copy, which nobody waits for.
+"""Uploads of a step's arrays to the device, in one asynchronous copy from pinned memory.
 
-What is copied has to lie in pinned memory: from other memory the driver may wait for all that the
-device was asked before, and the host could not be a step ahead.
+Memory must be pinned: with other memory the driver may wait for all work queued before, and the
+host could not be a step ahead.
+
+Also holds the ring of pinned memory.
 """
 
 from __future__ import annotations
@@ -24,32 +26,32 @@ Int64Array = npt.NDArray[np.int64]
 
 # Three steps of the largest kinds: masks for 256 rows, histories of some rows with 131 072 tokens.
 MAX_PINNED_BYTES = 2**26
-# What is larger is copied in parts, which other copies go on beside.
+# Larger arrays are copied in parts of a quarter of the ring, so that other copies have room.
 _PARTS = 4
-# Of each array. Kernels are compiled anew for pointers that are less aligned.
+# Alignment of each array in bytes. Kernels are compiled anew for pointers that are less aligned.
 ALIGNMENT = 16
 _DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Some of each kind: `longs` become int64 tensors, `ints` int32 ones; of any shape."""
+    """Arrays of any shape: `longs` become int64 tensors, `ints` int32 tensors."""
 
     longs: Sequence[Int64Array]
     ints: Sequence[Int32Array]
 
     @property
     def kinds(self) -> tuple[Sequence[Array], Sequence[Array]]:
-        """Longs and ints."""
+        """Arrays by kind: longs, then ints."""
         return self.longs, self.ints
 
     @property
     def num_bytes(self) -> int:
-        """What they take beside each other."""
+        """Bytes of all arrays side by side, aligned."""
         return sum(aligned(array.nbytes) for arrays in self.kinds for array in arrays)
 
     def places(self) -> Iterator[tuple[int, Array]]:
-        """All arrays, and where each begins, in bytes."""
+        """Yields each array with its start in bytes."""
         start = 0
         for arrays in self.kinds:
             for array in arrays:
@@ -58,7 +60,7 @@ class Numbers:
 
 
 class Uploads:
-    """Copies to one device, in the order in which they are asked for."""
+    """Copies arrays to one device, in the order of the calls."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Uploads:
         streams: DeviceStreams,
         max_pinned_bytes: int = MAX_PINNED_BYTES,
     ) -> None:
-        """Pinned memory is taken when it is needed; the host waits where that is not enough."""
+        """Takes pinned memory on demand; the host waits while `max_pinned_bytes` are in use."""
         self._device = device
         self._streams = streams
         self._ring = PinnedRing(streams, max_pinned_bytes)
@@ -78,9 +80,10 @@ class Uploads:
         return self._streams.shares_memory
 
     def send(self, numbers: Numbers) -> tuple[list[Tensor], list[Tensor]]:
-        """`numbers` on the device, in memory of their own: longs and ints, shaped as they are.
+        """Copies `numbers` to new device memory: longs and ints, in their shapes.
 
-        Where the device reads the host's memory, the arrays themselves: nobody may change them.
+        Where the device reads host memory, the tensors share memory with the arrays, which nobody
+        may change then.
         """
         if self.shares_memory:
             longs, ints = ([torch.from_numpy(a) for a in arrays] for arrays in numbers.kinds)
@@ -90,9 +93,9 @@ class Uploads:
         return views(target, numbers)
 
     def send_to(self, target: Tensor, numbers: Numbers) -> None:
-        """Copies `numbers` over the start of `target`, uint8 on the device, as `views` sees them.
+        """Copies `numbers` over the start of `target`, uint8 on the device, laid out as in `views`.
 
-        What was asked of the device before still finds what was there.
+        Work queued on the device before still sees the old contents.
         """
         num_bytes = numbers.num_bytes
         if num_bytes > self._max_part_bytes:
@@ -107,7 +110,7 @@ class Uploads:
             self._ring.copy_to(target[:num_bytes], part)
 
     def send_array(self, array: Array) -> Tensor:
-        """`array` on the device, of its dtype; as in `send`."""
+        """Copies `array` to the device, with its dtype; shares memory where `send` does."""
         source = torch.from_numpy(array)
         if self.shares_memory:
             return source
@@ -116,7 +119,7 @@ class Uploads:
         return target
 
     def _send_in_parts(self, array: Array, target: Tensor) -> None:
-        """Over `target`, uint8 of as many bytes."""
+        """Copies `array` over `target`, uint8 of as many bytes, in parts of the ring."""
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         for start in range(0, len(content), self._max_part_bytes):
             end = start + self._max_part_bytes
@@ -126,12 +129,12 @@ class Uploads:
 
 
 def aligned(num_bytes: int) -> int:
-    """`num_bytes`, or a few more."""
+    """Returns `num_bytes` rounded up to a multiple of ALIGNMENT."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def views(memory: Tensor, numbers: Numbers) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors that `numbers` are in `memory`, uint8, one after the other."""
+    """Returns the tensors of `numbers` in `memory`, uint8, one after the other: longs and ints."""
     found = [
         memory[start : start + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
         for start, array in numbers.places()
@@ -139,11 +142,10 @@ def views(memory: Tensor, numbers: Numbers) -> tuple[list[Tensor], list[Tensor]]
     return found[: len(numbers.longs)], found[len(numbers.longs) :]
 
 
-# --------------------------------------------------------------------------------------------------
-# Pinned memory for what is on its way to a device: a ring that is written again once it was read.
+# -- Ring of pinned memory for uploads -------------------------------------------------------------
 #
-# As many bytes as are on their way have room before the host waits for the device, up to a bound;
-# in how many copies makes no difference.
+# Parts are reused once they are read. The host waits for the device only when the bytes in transit
+# exceed a bound; the number of copies does not matter.
 
 _FIRST_BYTES = 2**20
 _ALIGNMENT = 16
@@ -151,35 +153,35 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """A part of the ring; `read`: from when on it may be written."""
+    """Part of the ring. `read`: mark after which the part may be written again."""
 
     start: int
     read: Mark
 
 
 class PinnedRing:
-    """Parts are given out in turn, and are free again in that order."""
+    """Hands out parts of pinned memory in turn; parts become free in the same order."""
 
     def __init__(self, streams: DeviceStreams, max_bytes: int) -> None:
-        """Takes no memory before it is needed, and `max_bytes`, a multiple of 16, at most."""
+        """Allocates pinned memory on demand, at most `max_bytes`, a multiple of 16."""
         self._streams = streams
         self._max_bytes = max_bytes
         self._memory = torch.empty(0, dtype=torch.uint8)
-        # Where the part begins that was taken last, and the next. The oldest unread one begins
-        # where the free room ends.
+        # `_taken`: start of the latest part. `_head`: start of the next part. Free room ends where
+        # the oldest unread part begins.
         self._taken = self._head = 0
         self._unread: deque[_Unread] = deque()
 
     def copy_to(self, target: Tensor, part: Tensor) -> None:
-        """Asks the stream in use to copy `part`, taken last, to `target`; it is free after that."""
+        """Queues a copy of `part`, the latest one, to `target`; the part is free after that."""
         self._streams.copy_to_device(part, target)
         self._unread.append(_Unread(self._taken, self._streams.mark()))
 
     def take(self, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8 that nobody reads, 1 to `max_bytes`; to be copied from at once."""
+        """Returns free memory, [num_bytes] uint8, 1 to `max_bytes`; to be copied from at once."""
         while self._unread and self._unread[0].read.is_over:
             self._unread.popleft()
-        # So that the next one is aligned, too.
+        # Rounded up so that the next part is aligned, too.
         room = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         start = self._free_start(room)
         while start is None:
@@ -192,7 +194,7 @@ class PinnedRing:
         return self._memory[start : start + num_bytes]
 
     def _free_start(self, num_bytes: int) -> int | None:
-        """Where so many bytes are free, None if nowhere."""
+        """Returns the start of `num_bytes` free bytes, None if there is no such room."""
         if not self._unread:
             return 0 if num_bytes <= len(self._memory) else None
         oldest = self._unread[0].start

@@ -151,7 +151,7 @@ class GrammarCompiler:
                 self._changed.notify_all()
 
     def _compile(self, grammar: Grammar, lane: _Lane, trials: GrammarTrials) -> Compiled | None:
-        """Returns None if compiling takes too long for this lane and there is a slower lane."""
+        """Compiles within the lane's CPU limit; None if a slower lane has to try again."""
         try:
             verdict = trials.ask(grammar.kind, grammar.texts, lane.max_cpu_s)
             if verdict.error:
@@ -219,7 +219,7 @@ class Remembered:
         self._num_bytes = 0
 
     def get(self, grammar: Grammar) -> Future[Compiled] | None:
-        """Returns the entry, None if there is none, and makes it the most recently used."""
+        """Returns the cached future or None, and marks it as most recently used."""
         if grammar in self._done:
             self._done.move_to_end(grammar)
         return self._done.get(grammar)

@@ -1,1 +1,1 @@
-"""What of steps and streams is shown to Prometheus."""
+"""Prometheus metrics of steps and streams."""

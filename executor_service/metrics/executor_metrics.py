@@ -1,4 +1,4 @@
-"""The metrics of an executor process, from its start to its end."""
+"""Metrics of an executor process, from its start to its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PREFIX = "STEP_STATUS_"
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What there is to be looked at once a model is loaded."""
+    """Components to read once a model is loaded."""
 
     info: ExecutorInfo
     worker: StepWorker
@@ -34,9 +34,9 @@ class _Loaded:
 
 
 class ExecutorMetrics:
-    """`answered` is told of each result, `refused` of each call that is refused.
+    """Metrics of one executor. Call all methods in the event loop.
 
-    All is to be called in the event loop.
+    `answered` must be called with each step result, `refused` with each refused call.
     """
 
     def __init__(self, address: MetricsAddress) -> None:
@@ -61,11 +61,11 @@ class ExecutorMetrics:
         self._listener = MetricsListener(address, self.page)
 
     async def serve(self) -> str:
-        """Answers readers from now on; returns where. Raises CannotListen."""
+        """Starts to answer scrapes; returns the address. Raises CannotListen."""
         return await self._listener.start()
 
     async def close(self) -> None:
-        """Answers nobody any more."""
+        """Stops answering scrapes."""
         await self._listener.close()
 
     def watch(
@@ -75,11 +75,11 @@ class ExecutorMetrics:
         streams: ExecuteStreams,
         drafts: DraftTotals | None = None,
     ) -> None:
-        """A model is loaded. `drafts`: None if it has no draft model."""
+        """Adds the metrics of a loaded model. `drafts`: None if it has no draft model."""
         self._loaded = _Loaded(info, worker, streams, drafts)
 
     def answered(self, result: pb.StepResult) -> None:
-        """A batch has its result."""
+        """Counts the result of a batch."""
         self._steps[result.status].inc()
         if result.status != pb.STEP_STATUS_OK:
             return
@@ -98,7 +98,7 @@ class ExecutorMetrics:
             self._failures.inc(int(np.count_nonzero(failed)))
 
     def page(self) -> Page:
-        """Of this moment."""
+        """Returns the metrics of this moment."""
         return Page(self._instruments.registry, self._state())
 
     def _state(self) -> list[LiveFamily]:

@@ -1,1 +1,1 @@
-"""Logits to tokens and scores."""
+"""Sampling: from logits to tokens and scores."""

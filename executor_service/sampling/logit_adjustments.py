@@ -1,4 +1,4 @@
-"""What changes logits before temperature: suppressed tokens, constraints, bias, penalties.
+"""Changes of logits before temperature: masks, suppressed tokens, constraints, bias, penalties.
 
 Shape letters: S rows that sample, V tokens of the vocabulary, G rows with a mask, W words of a
 mask.
@@ -20,7 +20,7 @@ from executor_service.sampling.token_counts import IN_PROMPT, CountedRows
 from executor_service.steps.sampling_params import ParamRows, TokenMasks
 from executor_service.steps.step import BoolArray, Int32Array
 
-# Rows that are masked or penalised at a time, where temporaries are as large as their logits.
+# Rows that are masked or penalised at a time; temporaries are as large as the logits of these rows.
 _ROWS_AT_A_TIME = 32
 
 
@@ -36,10 +36,11 @@ def adjust_logits(
 ) -> Tensor:
     """Applies steps 1 and 2 of `SamplingParams` in `executor.proto`.
 
-    `logits`: [S, V] float32. `positions`: [S] int32, tokens before the one to sample.
-    `num_prompt_tokens`: [S] int32. `masks`: by indexes of the S. `counted`: of all rows with
-    penalties; None if there are none. `uploads`: to the device; None for some of its own. Returns
-    `logits` itself if no row asks for anything, otherwise a changed copy.
+    `logits`: [S, V] float32. `positions`: [S] int32, number of tokens before the one to sample.
+    `num_prompt_tokens`: [S] int32. `histories`: S long, None for rows that need none. `masks`: by
+    indexes of the S rows. `counted`: counts of all rows with penalties; None if there are none.
+    `uploads`: to the device; None to create some. Returns `logits` itself if no row needs a change,
+    otherwise a changed copy.
     """
     adjusting = np.flatnonzero(params.adjusts_logits).tolist()
     num_output_tokens = positions - num_prompt_tokens
@@ -74,18 +75,18 @@ def adjust_logits(
 
 
 def _mask_on_host(logits: Tensor, masks: TokenMasks) -> None:
-    """Gives -inf to what `masks` do not allow, in `logits` [S, V], in place."""
+    """Sets logits of tokens that `masks` do not allow to -inf, in `logits` [S, V], in place."""
     num_words, vocab_size = masks.words.shape[1], logits.shape[1]
     bounds = np.empty((4 * num_words, 8), np.float32)
     bounds_of_row = torch.from_numpy(bounds.reshape(-1)[:vocab_size])
     for row, words in zip(masks.rows.tolist(), masks.words.view(np.uint8), strict=True):
-        # Which indexes are clipped makes no difference: all bytes are indexes.
+        # The clip mode skips a bounds check: every byte is a valid index.
         np.take(_BOUNDS, words, axis=0, out=bounds, mode="clip")
         torch.minimum(logits[row], bounds_of_row, out=logits[row])
 
 
 def _bounds_of_bytes() -> npt.NDArray[np.float32]:
-    """[256, 8]: what 8 logits may be at most if these bits, the lowest first, allow them."""
+    """Returns [256, 8]: upper bounds of 8 logits for each byte of mask bits, lowest bit first."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return np.where(bits, np.inf, -np.inf).astype(np.float32)
 
@@ -94,13 +95,13 @@ _BOUNDS = _bounds_of_bytes()
 
 
 def _mask_on_device(logits: Tensor, masks: TokenMasks, uploads: Uploads) -> None:
-    """Gives -inf to what `masks` do not allow, in `logits` [S, V], in place."""
+    """Sets logits of tokens that `masks` do not allow to -inf, in `logits` [S, V], in place."""
     for start in range(0, len(masks.rows), _ROWS_AT_A_TIME):
         end = start + _ROWS_AT_A_TIME
         blocked = unpack_words(uploads.send_array(masks.words[start:end]), logits.shape[1])
         rows = masks.rows[start:end]
         if rows[-1] - rows[0] == len(rows) - 1:
-            # As a rule: a view.
+            # The usual case, in which the rows are adjacent: a view.
             logits[rows[0] : rows[-1] + 1].masked_fill_(blocked, -torch.inf)
         else:
             selected = to_device(rows, logits.device)
@@ -108,7 +109,7 @@ def _mask_on_device(logits: Tensor, masks: TokenMasks, uploads: Uploads) -> None
 
 
 def unpack_words(words: Tensor, vocab_size: int) -> Tensor:
-    """[G, W] int32 to [G, V] bool: True for what is not allowed."""
+    """Converts words [G, W] int32 to a mask [G, V] bool: True for tokens that are not allowed."""
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     bits_of_words = (words[:, :, None] >> shifts) & 1
     return bits_of_words.flatten(1)[:, :vocab_size] == 0
@@ -123,7 +124,7 @@ def _constrain(
     uploads: Uploads,
 ) -> None:
     """Applies the constraints of the rows in `constrained` to `logits` [S, V], in place."""
-    # Rows of one request, as a rule, have the very same parameters.
+    # Rows of one request usually share one parameter object.
     by_params: dict[int, list[int]] = {}
     for row in constrained:
         by_params.setdefault(id(params[row]), []).append(row)
@@ -146,14 +147,14 @@ def _constrain(
 def _block(
     logits: Tensor, rows: Sequence[int], blocked: BoolArray | None, uploads: Uploads
 ) -> None:
-    """Gives -inf to the tokens `blocked` [V] in `rows` of `logits` [S, V], in place."""
+    """Sets the tokens `blocked` [V] to -inf in `rows` of `logits` [S, V], in place."""
     if blocked is None:
         return
     mask = uploads.send_array(blocked)
     if len(rows) == len(logits):
         logits.masked_fill_(mask, -torch.inf)
         return
-    # One by one: to take the rows out and put them back would double their memory.
+    # One by one: gathering the rows and putting them back would double their memory.
     for row in rows:
         logits[row].masked_fill_(mask, -torch.inf)
 
@@ -163,7 +164,7 @@ def _add_bias(logits: Tensor, biased: Sequence[int], params: ParamRows, uploads:
     token_ids = [list(params[row].logit_bias) for row in biased]
     values = [value for row in biased for value in params[row].logit_bias.values()]
     bias = uploads.send_array(np.array(values, dtype=np.float32))
-    # A token occurs once in a row, so nothing is accumulated twice.
+    # Each token occurs once in a row, so no element is added to twice.
     logits[_pairs(biased, token_ids, uploads)] += bias
 
 
@@ -178,7 +179,7 @@ def _penalize(logits: Tensor, params: ParamRows, counted: CountedRows) -> None:
         dtype=np.float32,
     )
     repetition, frequency, presence = to_device(penalties, logits.device)[:, :, None].unbind(1)
-    # A CPU keeps what belongs to one row in its caches.
+    # On a CPU, one row at a time stays in its caches.
     size = 1 if logits.device.type == "cpu" else _ROWS_AT_A_TIME
     for start in range(0, len(rows), size):
         part = slice(start, start + size)
@@ -198,16 +199,16 @@ def _known(history: Sequence[int] | None) -> Sequence[int]:
 def _forbid(
     logits: Tensor, rows: Sequence[int], token_ids: Sequence[Sequence[int]], uploads: Uploads
 ) -> None:
-    """Gives -inf to all tokens of all rows in `logits` [S, V], contiguous, in place."""
+    """Sets all given tokens of all rows to -inf in `logits` [S, V], contiguous, in place."""
     of_rows, tokens = _pairs(rows, token_ids, uploads)
-    # An assignment of a number would copy it to the device, and wait for that.
+    # Assigning a number would copy it to the device and wait for the copy.
     logits.view(-1).index_fill_(0, of_rows * logits.shape[1] + tokens, -torch.inf)
 
 
 def _pairs(
     rows: Sequence[int], token_ids: Sequence[Sequence[int]], uploads: Uploads
 ) -> tuple[Tensor, Tensor]:
-    """Index tensors (row, token) of all tokens of all rows; both [number of pairs] int64."""
+    """Returns indexes (row, token) of all tokens of all rows; both [number of pairs] int64."""
     lengths = [len(tokens) for tokens in token_ids]
     flat = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in token_ids])
     (of_rows, tokens), _ = uploads.send(Numbers([np.repeat(np.asarray(rows), lengths), flat], []))

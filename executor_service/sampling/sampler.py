@@ -1,8 +1,9 @@
-"""Logits to token ids, for all rows of a step at once.
+"""Sampling of token ids from logits, for all rows of a step at once.
 
-The arithmetic is that of `SamplingParams` in `executor.proto`; its steps are spread over this file
-(greedy, temperature), `logit_adjustments.py` (bias, penalties), `truncation.py` (top-k, min-p,
-top-p) and `philox.py` (the number u).
+The arithmetic is that of `SamplingParams` in `executor.proto`. Greedy choice, temperature and the
+random number u (Philox) are in this file; bias and penalties in `logit_adjustments.py`; top-k,
+top-p and min-p in `truncation.py`. This file also holds the interface of draws that can be
+recorded, and the columns for a kernel that adjusts logits.
 
 Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the vocabulary.
 """
@@ -27,23 +28,23 @@ from executor_service.steps.sampling_params import ParamRows, SamplingParams, To
 from executor_service.steps.step import BoolArray, Float32Array, Int32Array, Int64Array
 from splitserve_kernels.draw_rows import DrawRows
 
-# The vocabulary is summed in blocks of this size before a token is looked for inside one block.
+# Block size for summing the vocabulary, before a token is searched inside one block.
 _BLOCK = 512
-# Rows whose logits are adjusted at a time on a CPU. Their copy is small enough for memory that was
-# used before: that of a whole step would be mapped, and unmapped, each time.
+# Rows whose logits are adjusted at a time on a CPU. Their copy is small enough to reuse memory; the
+# copy of a whole step would be mapped and unmapped each time.
 _ROWS_AT_A_TIME = 32
 _NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The rows that sample.
+    """Rows that sample.
 
     `params`, `histories`: S long; of a history, the first `positions[i]` tokens count. `seeds`: [S]
     int64. `positions`: [S] int32, the index in its sequence of the token to sample.
-    `num_prompt_tokens`: [S] int32. `masks`: of those with a grammar, by their indexes here; None if
-    there is none. `counted`: the counts of those with penalties; None if there is none, or they are
-    to be counted from their histories.
+    `num_prompt_tokens`: [S] int32. `masks`: of rows with a grammar, by their indexes here; None if
+    there are none. `counted`: token counts of rows with penalties; None if there are none, or if
+    they are yet to be counted from the histories.
     """
 
     params: ParamRows
@@ -56,7 +57,7 @@ class SamplingRows:
 
     @property
     def penalized(self) -> Int64Array:
-        """The rows with penalties, rising indexes."""
+        """Rows with penalties, as rising indexes."""
         adjusts = self.params.adjusts_logits
         if not np.count_nonzero(adjusts):
             return _NO_ROWS
@@ -64,7 +65,7 @@ class SamplingRows:
         return np.array([row for row in rows if self.params[row].uses_penalties], np.int64)
 
     def with_counts(self, counts: TokenCounts, row_ids: Int32Array) -> SamplingRows:
-        """With the counts of those that have penalties, as they are in `counts`.
+        """Returns the rows with the token counts of those that have penalties, from `counts`.
 
         `row_ids`: [S].
         """
@@ -81,7 +82,7 @@ class SamplingRows:
         return replace(self, counted=counted)
 
     def part(self, rows: slice) -> SamplingRows:
-        """Those of some rows on end."""
+        """Returns the slice `rows`."""
         return SamplingRows(
             self.params.take(np.arange(len(self.params))[rows]),
             self.seeds[rows],
@@ -94,7 +95,7 @@ class SamplingRows:
 
 
 def draw_rows(rows: SamplingRows, vocab_size: int) -> DrawRows:
-    """`rows` as a kernel is told of them."""
+    """Converts `rows` to the columns that the drawing kernel takes."""
     params = rows.params
     return DrawRows(
         temperatures=params.temperatures,
@@ -106,13 +107,13 @@ def draw_rows(rows: SamplingRows, vocab_size: int) -> DrawRows:
     )
 
 
-# Adjusted logits [S, V] float32 and their rows -> token ids [S] int32, -1 where invalid, on the
-# device of the logits.
+# Returns token ids [S] int32, -1 for invalid rows, on the device of the logits. Arguments: adjusted
+# logits [S, V] float32 and their rows.
 Draw = Callable[[Tensor, SamplingRows], Tensor]
-# Logits [S, V] float32, their rows, and how large arrays reach their device -> adjusted ones; a
-# copy where they differ.
+# Returns adjusted logits, as a copy where they differ. Arguments: logits [S, V] float32, their
+# rows, and the uploads for large arrays.
 Adjust = Callable[[Tensor, SamplingRows, Uploads], Tensor]
-# Scaled logits and their rows -> weights, 0 for what is cut.
+# Returns weights, 0 for tokens that are cut. Arguments: scaled logits and their parameters.
 Truncate = Callable[[Tensor, ParamRows], Tensor]
 
 
@@ -125,9 +126,9 @@ def sample(
 ) -> Tensor:
     """Chooses one token for each row. `logits`: [S, V] float32, not changed.
 
-    `adjust` applies masks, biases and penalties, and `draw` chooses then; plain torch where they
-    are None. `uploads`: to the device of `logits`; None for some of its own. Returns [S] int32
-    there: -1 where no token can be told, because a row of logits has NaN or +inf, or -inf alone.
+    `adjust` applies masks, biases and penalties, then `draw` chooses; None for plain torch.
+    `uploads`: to the device of `logits`; None to create some. Returns [S] int32 on that device: -1
+    where no token can be chosen, because a row of logits has NaN or +inf, or -inf alone.
     """
     draw, adjust, num_rows = draw or draw_in_torch, adjust or adjust_in_torch, len(logits)
     if not rows.params.adjusts_logits.any():
@@ -142,13 +143,13 @@ def sample(
         part = slice(start, start + size)
         of_part, rows_of_part = logits[part], rows if size >= num_rows else rows.part(part)
         drawn = draw(adjust(of_part, rows_of_part, uploads), rows_of_part)
-        # Suppression may have hidden an infinity.
+        # Checked on the logits before adjustment: suppression may have hidden an infinity.
         token_ids.append(torch.where(torch.isfinite(of_part.amax(dim=-1)), drawn, -1))
     return torch.cat(token_ids)
 
 
 def adjust_in_torch(logits: Tensor, rows: SamplingRows, uploads: Uploads) -> Tensor:
-    """Steps 1 and 2 of `SamplingParams` in `executor.proto`."""
+    """Applies steps 1 and 2 of `SamplingParams` in `executor.proto`."""
     return adjust_logits(
         logits,
         rows.params,
@@ -162,15 +163,15 @@ def adjust_in_torch(logits: Tensor, rows: SamplingRows, uploads: Uploads) -> Ten
 
 
 def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:
-    """Chooses the largest logit of each row, or draws where it has a temperature.
+    """Chooses the largest logit of each row, or draws where the row has a temperature.
 
-    The host looks at what was found on the way: this is for logits on a CPU.
+    The host reads intermediate results, so this is for logits on a CPU.
     """
     return _draw_with(truncate, adjusted, rows)
 
 
 def draw_unseen_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:
-    """As `draw_in_torch`, but the host looks at nothing, so it does not wait for a device."""
+    """Does the same as `draw_in_torch`, but without the host reading or waiting for a device."""
     return _draw_with(truncate_unseen, adjusted, rows)
 
 
@@ -187,23 +188,23 @@ def _draw_with(truncate: Truncate, adjusted: Tensor, rows: SamplingRows) -> Tens
             to_device(rows.seeds[random_rows].astype(np.int64), device),
             to_device(rows.positions[random_rows].astype(np.int64), device),
         )
-        # Of invalid rows it is some id below V.
+        # Invalid rows get an arbitrary id below V.
         token_ids[selected] = _draw(weights, u)
     return torch.where(torch.isfinite(largest), token_ids, -1).to(torch.int32)
 
 
 def _scale(adjusted: Tensor, largest: Tensor, selected: Tensor, temperatures: np.ndarray) -> Tensor:
-    """Logits of the selected rows over their temperature, the largest of each row at 0."""
-    # Softmax does not see a shift, and shifting first cannot overflow at a tiny temperature.
+    """Returns logits of the selected rows over temperature, the largest of each row at 0."""
+    # Softmax is invariant to a shift, and shifting first cannot overflow at a tiny temperature.
     shifted = adjusted[selected] - largest[selected, None]
     return shifted / to_device(temperatures, adjusted.device)[:, None]
 
 
 def _draw(weights: Tensor, u: Tensor) -> Tensor:
-    """The first token id at which the running sum of the weights exceeds u times their total.
+    """Returns the first token id whose running sum of weights exceeds u times their total.
 
     `weights`: [S, V] float32, >= 0. `u`: [S] float64. Sums are float64. Returns [S] int64. Rows
-    with NaN get some id below V.
+    with NaN get an arbitrary id below V.
     """
     num_rows, vocab_size = weights.shape
     padding = -vocab_size % _BLOCK
@@ -220,55 +221,54 @@ def _draw(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def _first_above(running: Tensor, target: Tensor, parts: Tensor) -> Tensor:
-    """Index of the first running sum > target; [S, n], [S], [S, n] -> [S] int64.
+    """Returns the index of the first running sum > target; [S, n], [S], [S, n] -> [S] int64.
 
-    Rounding may leave none above: then the last part that is not empty.
+    If no sum exceeds the target because of rounding, returns the last part that is not empty.
     """
     first = (running <= target[:, None]).sum(dim=-1)
     last = parts.shape[-1] - 1 - (parts > 0).flip(-1).to(torch.int8).argmax(dim=-1)
     return torch.minimum(first, last)
 
 
-# --------------------------------------------------------------------------------------------------
-# Drawing tokens by numbers that lie on the device: what is launched depends on none of them.
+# -- Draws with parameters on the device -----------------------------------------------------------
 #
-# So a recording of a step can draw as well. Shape letters: S rows that are drawn, N rows of a
-# recording, V tokens of the vocabulary.
+# The launched kernels do not depend on the parameters, so a recording of a step can draw as well.
+# Shape letters: S rows that are drawn, N rows of a recording, V tokens of the vocabulary.
 
 
 class StaticDraw(Protocol):
     """Chooses the same tokens as the Draw that it belongs to."""
 
     def num_words(self, num_rows: int) -> int:
-        """How many int64 words say how so many rows are drawn."""
+        """Returns the number of int64 words that describe the draws of `num_rows` rows."""
         ...
 
     def pack(self, rows: DrawRows, words: Int64Array) -> None:
-        """Writes `rows` [S] into `words`, which have room for N; rows beyond are greedy.
+        """Writes `rows` [S] into `words`, which have room for N rows; rows beyond S are greedy.
 
-        So are all rows where all words are 0.
+        All rows are greedy where all words are 0.
         """
         ...
 
     def advance(self, words: Tensor, num_positions: Tensor) -> None:
-        """Changes `words` on the device, so that rows are drawn so many positions further on.
+        """Changes `words` on the device so that each row is drawn at a later position.
 
-        `num_positions`: [N] int64 there.
+        `num_positions`: [N] int64 on the device, how far each row's position is advanced.
         """
         ...
 
     def draw(self, logits: Tensor, words: Tensor) -> Tensor:
-        """Draws from `logits` [N, V] float32 as `words` say, int64 on the same device.
+        """Draws from `logits` [N, V] float32 by `words`, int64 on the same device.
 
-        Returns [N] int32, -1 where no token can be told.
+        Returns [N] int32, -1 where no token can be chosen.
         """
         ...
 
 
-# --------------------------------------------------------------------------------------------------
-# Philox4x32-10, a counter-based random source: bits are a function of (seed, position) alone.
+# -- Philox4x32-10, a counter-based random source --------------------------------------------------
 #
-# Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+# The bits are a function of (seed, position) alone. Source: Salmon, Moraes, Dror, Shaw, "Parallel
+# random numbers: as easy as 1, 2, 3", SC 2011.
 #
 # A 32-bit word is an int64 in 0 .. 2^32 - 1, which CPU and CUDA treat alike. Shape letter: S
 # samples.
@@ -283,7 +283,7 @@ Words4 = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def philox_4x32_10(counter: Words4, key: Words2) -> Words4:
-    """Four random words for each counter. All tensors: [S] int64 of 32-bit words."""
+    """Returns four random words for each counter. All tensors: [S] int64 of 32-bit words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_NUM_ROUNDS):
@@ -296,7 +296,7 @@ def philox_4x32_10(counter: Words4, key: Words2) -> Words4:
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Numbers in [0, 1) with 53 random bits, as `SamplingParams` in `executor.proto` defines u.
+    """Returns numbers in [0, 1) with 53 random bits, the u of `SamplingParams` in `executor.proto`.
 
     `seeds`: [S] int64, its bits taken as unsigned. `positions`: [S] int64, >= 0. Returns [S]
     float64.
@@ -308,13 +308,13 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def _multiply(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """High and low word of the 64-bit product."""
+    """Returns the high and the low word of the 64-bit product."""
     # The product may wrap to a negative int64; its bits are right, and the masks drop the sign.
     product = word * multiplier
     return (product >> 32) & _WORD, product & _WORD
 
 
-# -- What rows ask of their logits before temperature, as columns for a kernel; numpy only ---------
+# -- Logit adjustments of rows as columns for a kernel, numpy only ---------------------------------
 #
 # Shape letters: S rows that sample, V tokens of the vocabulary, G masks, W words of a mask, E
 # biases over all rows.
@@ -325,7 +325,10 @@ _WORD_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class LogitColumns:
-    """See `AdjustColumns` of the kernel; `bias_starts`: [S + 1]. `penalties`: [S, 3]."""
+    """Adjustments of all rows; see `AdjustColumns` of the kernel.
+
+    `bias_starts`: [S + 1]. `penalties`: [S, 3].
+    """
 
     mask_lines: Int32Array
     mask_words: Int32Array
@@ -337,7 +340,7 @@ class LogitColumns:
 
     @classmethod
     def of(cls, rows: SamplingRows, vocab_size: int) -> LogitColumns | None:
-        """None if no row asks for anything now."""
+        """Builds the columns; None if no row needs an adjustment now."""
         mask_lines, mask_words = _masks(rows, vocab_size)
         bias_starts, biased_tokens, biases = _biases(rows)
         count_lines, penalties = _penalties(rows)
@@ -349,13 +352,16 @@ class LogitColumns:
 
 
 def _masks(rows: SamplingRows, vocab_size: int) -> tuple[Int32Array, Int32Array]:
-    """Of grammars, and of what rows may never sample. [S], [G, W]."""
+    """Returns the mask line of each row [S], -1 for none, and the masks [G, W] of allowed tokens.
+
+    Masks combine grammars and the tokens that rows may never sample.
+    """
     lines = np.full(len(rows.params), _NONE, np.int32)
     words = np.empty((0, -(-vocab_size // _WORD_BITS)), np.int32)
     if rows.masks is not None and len(rows.masks.rows):
         words = rows.masks.words
         lines[rows.masks.rows] = np.arange(len(words))
-    # Rows of one request, as a rule, have the very same parameters.
+    # Rows of one request usually share one parameter object.
     packed: dict[int, Int32Array | None] = {}
     added: list[Int32Array] = []
     for row in np.flatnonzero(rows.params.adjusts_logits).tolist():
@@ -373,14 +379,14 @@ def _masks(rows: SamplingRows, vocab_size: int) -> tuple[Int32Array, Int32Array]
 
 
 def _pack(allowed: BoolArray, num_words: int) -> Int32Array:
-    """[V] to [W]."""
+    """Packs flags [V] into words [W]."""
     bits = np.zeros(num_words * _WORD_BITS, np.bool_)
     bits[: len(allowed)] = allowed
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _biases(rows: SamplingRows) -> tuple[Int32Array, Int32Array, Float32Array]:
-    """[S + 1], [E], [E]; what is forbidden for now has -inf."""
+    """Returns starts [S + 1], tokens [E] and biases [E]; tokens forbidden for now have -inf."""
     counts = np.zeros(len(rows.params), np.int64)
     tokens: list[Int32Array] = [np.empty(0, np.int32)]
     values: list[Float32Array] = [np.empty(0, np.float32)]
@@ -402,7 +408,7 @@ def _biases(rows: SamplingRows) -> tuple[Int32Array, Int32Array, Float32Array]:
 
 
 def _forbidden(params: SamplingParams, rows: SamplingRows, row: int) -> Int32Array:
-    """Tokens that may not come just now."""
+    """Returns the tokens that the row must not sample in this step."""
     position = int(rows.positions[row])
     tokens: list[int] = []
     if params.min_tokens > position - int(rows.num_prompt_tokens[row]):
@@ -415,7 +421,7 @@ def _forbidden(params: SamplingParams, rows: SamplingRows, row: int) -> Int32Arr
 
 
 def _penalties(rows: SamplingRows) -> tuple[Int32Array, Float32Array]:
-    """[S], [S, 3]."""
+    """Returns the count line of each row [S], -1 for none, and its penalties [S, 3]."""
     lines = np.full(len(rows.params), _NONE, np.int32)
     penalties = np.zeros((len(rows.params), 3), np.float32)
     if rows.counted is not None:

@@ -1,9 +1,10 @@
-"""How often the tokens of rows with penalties have occurred, on the device, from step to step.
+"""Token counts of rows with penalties, kept on the device from step to step.
 
-A row's tokens are counted once, when it is new; from then on each step adds what the row samples
-where it is sampled, in the order of the steps, so the next one may begin before the host knows it.
+The tokens of a row are counted once, when the row is new. From then on each step adds the tokens
+that it samples on the device, in the order of the steps, so the next step may begin before the host
+knows them.
 
-Shape letters: S rows that sample, Q those of them with penalties, N rows that there is room for, V
+Shape letters: S rows that sample, Q rows of them with penalties, N rows that there is room for, V
 tokens of the vocabulary.
 """
 
@@ -21,19 +22,19 @@ from executor_service.device.streams import streams_of
 from executor_service.device.uploads import Numbers, Uploads
 from executor_service.steps.step import Int32Array, Int64Array
 
-# In a count: the token is in the prompt. What is below are the occurrences in the output.
+# Bit of a count: the token is in the prompt. Lower bits count the occurrences in the output.
 IN_PROMPT = 1 << 30
 _INITIAL_ROOM = 4
-# Of histories that are counted together: some 30 MiB of temporary memory.
+# Limit of history tokens that are counted together: some 30 MiB of temporary memory.
 _TOKENS_AT_A_TIME = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class CountedRows:
-    """Where the counts of some of the S rows are.
+    """Locations of the counts of some of the S rows.
 
-    `rows`: [Q] int64, rising indexes of them. `table`: [N, V] int32, on the device. `lines`: [Q]
-    int64, theirs in the table. `row_ids`: [Q].
+    `rows`: [Q] int64, rising indexes of these rows. `table`: [N, V] int32, on the device. `lines`:
+    [Q] int64, the line of each row in the table. `row_ids`: [Q].
     """
 
     rows: Int64Array
@@ -42,7 +43,7 @@ class CountedRows:
     row_ids: Int32Array
 
     def part(self, rows: slice) -> CountedRows:
-        """Those of rows on end, by their indexes among these."""
+        """Returns the counts of the slice `rows`, with indexes counted from its start."""
         start, end = np.searchsorted(self.rows, (rows.start, rows.stop)).tolist()
         return CountedRows(
             self.rows[start:end] - rows.start,
@@ -54,7 +55,7 @@ class CountedRows:
 
 @dataclass(slots=True)
 class _Counted:
-    """A row: its line in the table, the history it was counted from, and how many tokens."""
+    """Counted row: its line in the table, its history, and the number of tokens counted."""
 
     line: int
     history: Sequence[int]
@@ -62,14 +63,14 @@ class _Counted:
 
 
 class TokenCounts:
-    """The counts of all rows that have penalties. Not thread-safe."""
+    """Token counts of all rows that have penalties. Not thread-safe."""
 
     def __init__(
         self, vocab_size: int, device: torch.device, uploads: Uploads | None = None
     ) -> None:
-        """Takes no memory before there is a row.
+        """Creates an empty table; memory is allocated with the first row.
 
-        `uploads`: to `device`, how histories get there; None for some of its own.
+        `uploads`: to `device`, for histories; None to create some.
         """
         self._uploads = uploads or Uploads(device, streams_of(device))
         self._table = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
@@ -83,9 +84,9 @@ class TokenCounts:
         positions: Int32Array,
         num_prompt_tokens: Int32Array,
     ) -> CountedRows:
-        """The counts of the tokens before `positions` [Q]; all columns are those of `rows` [Q].
+        """Returns counts of the tokens before `positions` [Q]; all columns belong to `rows` [Q].
 
-        A history that is the very same as in the step before need not have what was sampled since.
+        A history that is the same object as in the step before may still lack tokens sampled since.
         """
         new: list[_Uncounted] = []
         for index, (row_id, position) in enumerate(
@@ -110,22 +111,22 @@ class TokenCounts:
         return CountedRows(rows, self._table, np.array(lines, np.int64), row_ids)
 
     def add(self, counted: CountedRows, token_ids: Tensor) -> None:
-        """`token_ids` [S] int32 are what all rows have sampled, -1 for nothing."""
+        """Adds `token_ids` [S] int32, the tokens that all rows have sampled, -1 for none."""
         rows = to_device(counted.rows, token_ids.device)
         lines = to_device(counted.lines, token_ids.device)
         sampled = token_ids[rows]
-        # A row has one line, so nothing is added twice to the same count.
+        # Each row has one line, so no count is added to twice.
         at = (lines, sampled.clamp(min=0).to(torch.int64))
         counted.table[at] += (sampled >= 0).to(torch.int32)
         for row_id in counted.row_ids.tolist():
             self._counted[row_id].num_tokens += 1
 
     def forget(self) -> None:
-        """Counts all rows anew when they are next asked for."""
+        """Drops all counts; rows are counted again when they are next asked for."""
         self._counted.clear()
 
     def _grow(self) -> None:
-        """To room for all rows."""
+        """Enlarges the table to the number of counted rows."""
         room, vocab_size = self._table.shape
         wanted = len(self._counted)
         if wanted > room:
@@ -134,7 +135,7 @@ class TokenCounts:
             self._table = larger
 
     def _count(self, rows: Sequence[_Uncounted]) -> None:
-        """Counts all `rows` in as many operations as one: the queue of a device is finite."""
+        """Counts all `rows` in as many operations as one row: a device's queue is finite."""
         table, vocab_size = self._table, self._table.shape[1]
         prompts, outputs = zip(*(row.prompt_and_output for row in rows), strict=True)
         num_prompt_tokens = sum(len(tokens) for tokens in prompts)
@@ -144,21 +145,21 @@ class TokenCounts:
             Numbers([lines, lengths], [np.concatenate((*prompts, *outputs))])
         )
         table.index_fill_(0, lines_on_device, 0)
-        # With the size given, nobody waits for the device to add the lengths up.
+        # With output_size given, the host does not wait for the sum of the lengths.
         starts = torch.repeat_interleave(
             (lines_on_device * vocab_size).repeat(2), lengths_on_device, output_size=len(tokens)
         )
         places, counts = starts + tokens, table.view(-1)
-        # An assignment of a number would copy it to the device, and wait for that.
+        # Assigning a number would copy it to the device and wait for the copy.
         counts.index_fill_(0, places[:num_prompt_tokens], IN_PROMPT)
         output = places[num_prompt_tokens:]
-        # Sums of integers are exact in any order, so this is deterministic on every device.
+        # Integer sums are exact in any order, so this is deterministic on every device.
         counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
 
 @dataclass(frozen=True, slots=True)
 class _Uncounted:
-    """A row whose first `num_tokens` tokens are to be counted in `line`."""
+    """Row whose first `num_tokens` tokens are to be counted in `line`."""
 
     line: int
     history: Sequence[int]
@@ -172,7 +173,7 @@ class _Uncounted:
 
 
 def _counted_together(rows: Sequence[_Uncounted]) -> Iterator[Sequence[_Uncounted]]:
-    """`rows` in their order, as many at a time as temporary memory is meant to hold."""
+    """Yields `rows` in order, in groups that fit the limit of temporary memory."""
     part: list[_Uncounted] = []
     num_tokens = 0
     for row in rows:

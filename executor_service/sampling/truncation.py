@@ -1,9 +1,9 @@
-"""Which tokens stay eligible: top-k, then top-p among those, then min-p.
+"""Truncation of the vocabulary, by top-k, then top-p of the rest, then min-p; and logprobs.
 
-A row is cut at a threshold among its largest logits. Sorting a whole vocabulary is slow and the cut
-is nearly always among the first few hundred, so the rows are tried with ever more candidates, in
-the end with all. To know how far to go the host looks at what was found, for which a device other
-than a CPU would be waited for: there whole rows are sorted.
+A row is cut at a threshold among its largest logits. Sorting a whole vocabulary is slow, and the
+cut is nearly always among the first few hundred tokens. So rows are tried with ever more
+candidates, in the end with all. To decide how far to go, the host reads intermediate results. On
+devices other than a CPU it would have to wait for them: there whole rows are sorted.
 
 Shape letters: S rows that sample, V tokens of the vocabulary, C candidates.
 """
@@ -24,7 +24,7 @@ _NUM_CANDIDATES = (256, 4096)
 
 
 class _Limits:
-    """The limits of some rows as columns: [S] int64, [S] float64, [S] float32."""
+    """Limits of some rows as columns: [S] int64, [S] float64, [S] float32."""
 
     def __init__(self, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> None:
         self.top_k = top_k
@@ -33,7 +33,7 @@ class _Limits:
 
     @classmethod
     def of(cls, params: ParamRows, vocab_size: int, device: torch.device) -> _Limits:
-        """Columns of `params`; no top-k is top-k with the whole vocabulary."""
+        """Builds the columns of `params`; a row without top-k gets the size of the vocabulary."""
         return cls(
             to_device(params.top_k(vocab_size).astype(np.int64), device),
             to_device(params.top_p, device),
@@ -41,23 +41,23 @@ class _Limits:
         )
 
     def select(self, rows: Tensor) -> _Limits:
-        """The limits of `rows`, indexes."""
+        """Returns the limits of `rows`, given as indexes."""
         return _Limits(self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
 def _is_limited(params: ParamRows, vocab_size: int) -> BoolArray:
-    """[S]; whether not all tokens stay eligible."""
+    """Returns which rows may lose tokens to a limit, [S]."""
     is_cut: BoolArray = (params.top_p < 1) | (params.min_p > 0)
     is_cut |= params.top_k(vocab_size) < vocab_size
     return is_cut
 
 
 def truncate(scaled: Tensor, params: ParamRows) -> Tensor:
-    """Weights of the tokens that stay eligible, 0 for the others.
+    """Returns the weights of the tokens that stay eligible, 0 for other tokens.
 
     `scaled`: [S, V] float32, logits over temperature, the largest of each row at 0. Returns [S, V]
     float32: exp(scaled), proportional to probability. Among equal logits at the cut of top-p the
-    smaller token ids stay. The host looks at what was found.
+    smaller token ids stay. The host reads intermediate results.
     """
     vocab_size = scaled.shape[-1]
     weights = torch.exp(scaled)
@@ -89,10 +89,10 @@ def truncate(scaled: Tensor, params: ParamRows) -> Tensor:
 
 
 def truncate_unseen(scaled: Tensor, params: ParamRows) -> Tensor:
-    """As `truncate`, but the host looks at nothing."""
+    """Does the same as `truncate`, but the host reads no results, so it waits for no device."""
     vocab_size = scaled.shape[-1]
     weights = torch.exp(scaled)
-    # Of equals the smaller ids come first.
+    # A stable sort: among equal logits the smaller ids come first.
     falling = scaled.sort(dim=-1, descending=True, stable=True)
     limits = _Limits.of(params, vocab_size, scaled.device)
     num_kept, _ = _count_kept(falling.values, weights, limits)
@@ -101,16 +101,16 @@ def truncate_unseen(scaled: Tensor, params: ParamRows) -> Tensor:
 
 
 def _count_kept(candidates: Tensor, weights: Tensor, limits: _Limits) -> tuple[Tensor, Tensor]:
-    """How many of the largest tokens of each row stay, and whether that is certain.
+    """Counts how many of the largest tokens of each row stay, and tells if that is certain.
 
-    `candidates`: [S, C], the largest of `scaled`, falling. `weights`: [S, V]. Returns [S] int64
-    and [S] bool: a cut at or past the last candidate of C < V is not certain.
+    `candidates`: [S, C], the largest of `scaled`, falling. `weights`: [S, V]. Returns [S] int64 and
+    [S] bool: a cut at or past the last candidate of C < V is not certain.
     """
     num_candidates, vocab_size = candidates.shape[-1], weights.shape[-1]
     sorted_weights = torch.exp(candidates)
     kth = candidates.gather(-1, (limits.top_k.clamp(max=num_candidates) - 1)[:, None])
     within_k = ((candidates >= kth) | (limits.top_k >= vocab_size)[:, None]).sum(dim=-1)
-    # Of rows with NaN no candidate is anything.
+    # In rows with NaN no candidate satisfies a comparison.
     within_k = torch.where(limits.top_k > num_candidates, num_candidates, within_k).clamp(min=1)
     within_min_p = (sorted_weights >= limits.min_p[:, None]).sum(dim=-1)
 
@@ -125,31 +125,31 @@ def _count_kept(candidates: Tensor, weights: Tensor, limits: _Limits) -> tuple[T
     num_kept = torch.minimum(torch.minimum(within_k, within_p), within_min_p).clamp(min=1)
     if num_candidates == vocab_size:
         return num_kept, torch.ones_like(num_kept, dtype=torch.bool)
-    # Where top-k ends past the candidates, the total that top-p refers to is not known yet.
+    # If top-k ends past the candidates, the total that top-p refers to is not known yet.
     is_total_open = ~is_all & (within_k >= num_candidates) & (limits.top_p < 1)
     return num_kept, (num_kept < num_candidates) & ~is_total_open
 
 
 def _keep_first(scaled: Tensor, cut: Tensor, num_equal_kept: Tensor) -> Tensor:
-    """What is above the cut, and the first of what equals it. [S, V], [S, 1], [S] -> [S, V]."""
+    """Keeps tokens above the cut and the first equal ones. [S, V], [S, 1], [S] -> [S, V]."""
     equal = scaled == cut
     return (scaled > cut) | (equal & (equal.cumsum(dim=-1) <= num_equal_kept[:, None]))
 
 
-# -- Scores of tokens: logprob, rank and the most probable alternatives, from raw logits -----------
+# -- Logprobs, ranks and alternatives of tokens, from raw logits -----------------------------------
 #
 # Shape letters: K scored tokens, V tokens of the vocabulary, A alternatives of each while they are
 # computed, N alternatives over all scored tokens.
 
-# Temporaries are as large as the logits they are made of; this many tokens at a time.
+# Tokens that are scored at a time; temporaries are as large as their logits.
 _TOKENS_AT_A_TIME = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
-    """What to score; all [K] int32, ordered by row, then position.
+    """Tokens to score; all [K] int32, ordered by row, then position.
 
-    `num_top`: how many alternatives to return for each token.
+    `num_top`: number of alternatives to return for each token.
     """
 
     row_indexes: Int32Array
@@ -158,7 +158,7 @@ class ScoredTokens:
     num_top: Int32Array
 
     def select(self, kept: BoolArray) -> ScoredTokens:
-        """Those of them where `kept` [K] holds."""
+        """Returns the tokens where `kept` [K] is True."""
         return ScoredTokens(
             self.row_indexes[kept],
             self.positions[kept],
@@ -168,10 +168,10 @@ class ScoredTokens:
 
 
 def score(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, ...]:
-    """Scores on the device of `logits` [K, V] float32. `token_ids`: [K] int32.
+    """Scores tokens on the device from `logits` [K, V] float32. `token_ids`: [K] int32.
 
-    `num_top`: A, or more than there are. Returns logprobs and ranks of the tokens, [K] float32 and
-    int32, ids and logprobs of the A best, [K, A] int32 and float32.
+    `num_top`: A, or more than the vocabulary has. Returns logprobs and ranks of the tokens, [K]
+    float32 and int32, and ids and logprobs of the A best tokens, [K, A] int32 and float32.
     """
     if len(logits) <= _TOKENS_AT_A_TIME:
         return _score(logits, token_ids, num_top)
@@ -187,7 +187,7 @@ def score(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, ...]
 
 
 def make_columns(tokens: ScoredTokens, scores: tuple[Array, ...]) -> LogprobColumns:
-    """`scores`: what `score` returns for `tokens`, with A no less than the largest `num_top`."""
+    """Builds the columns from the result of `score` for `tokens`, A >= the largest `num_top`."""
     logprobs, ranks, top_ids, top_logprobs = scores
     num_top = np.minimum(tokens.num_top, top_ids.shape[1])
     # Keeps the first num_top[i] of line i; boolean indexing goes line by line.

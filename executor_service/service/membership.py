@@ -122,7 +122,7 @@ class Membership:
 
     @property
     def scheduler(self) -> str | None:
-        """Scheduler of the executor, or the one it tries to join; None before the first choice."""
+        """Scheduler that the executor belongs to or tries to join; None before the first choice."""
         return self._scheduler
 
     async def describe(self) -> ExecutorInfo:
@@ -168,7 +168,7 @@ class Membership:
             try:
                 preferred = await self._preferred()
             except OSError:
-                continue  # it is in the log
+                continue  # logged already
             if self._preference.is_steady(preferred):
                 await self._move(str(preferred))
 
@@ -211,7 +211,7 @@ class Membership:
         try:
             schedulers = await self._discovery.addresses()
         except OSError:
-            return  # it is in the log
+            return  # logged already
         others = [each for each in self._order(schedulers) if each != silent]
         answering = await self._first_answering(others)
         async with self._changing:

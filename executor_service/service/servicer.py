@@ -45,7 +45,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     """Answers MODEL_NOT_READY until `serve` is called, and DRAINING once it drains."""
 
     def __init__(self, answered: Callable[[pb.StepResult], None] | None = None) -> None:
-        """`answered`: called with each result, whether or not a stream is left to send it."""
+        """`answered`: called with each result, even if its stream is closed."""
         self.streams = ExecuteStreams()
         self._answered = answered
         # Only reported by GetInfo; batches are still executed.
@@ -162,7 +162,7 @@ def _draining() -> DomainError:
 
 
 class ExecuteStream:
-    """One Execute call: the number of batches without a result, and the results to send."""
+    """State of an Execute call: number of batches without a result, and results to send."""
 
     def __init__(self, number: int, max_inflight_steps: int) -> None:
         self.number = number

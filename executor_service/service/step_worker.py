@@ -60,7 +60,7 @@ class StepWorker:
         )
 
     def submit(self, batch: pb.ScheduleBatch, then: Callable[[Encode], None]) -> None:
-        """Executes `batch`, whether or not the caller goes on.
+        """Executes `batch`, even if the caller is cancelled meanwhile.
 
         Calls `then` in the worker thread with a function that encodes the result. The caller should
         encode in another thread, so that the next batch begins at once. For the same reason the

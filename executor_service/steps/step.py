@@ -220,7 +220,7 @@ class PendingStep(Protocol):
 
     @property
     def num_more_tokens(self) -> Int32Array | None:
-        """Tokens each row gets beyond its first, [R], if the step is not done; None for none.
+        """Number of tokens that an unfinished step gives a row beyond the first, [R]; None for 0.
 
         A row gets fewer only if it ends: by a stop token, or before invalid logits.
         """
@@ -259,7 +259,7 @@ class FinishedStep:
 
     @property
     def num_more_tokens(self) -> None:
-        """None: the output has the tokens of each row."""
+        """Always None, because the output has the tokens of each row."""
 
     def wait(self) -> None:
         """Returns at once: the step is done."""
@@ -280,7 +280,7 @@ class FailedStep:
 
     @property
     def num_more_tokens(self) -> None:
-        """None: no row gets a token."""
+        """Always None, because no row of a failed step gets a token."""
 
     def wait(self) -> None:
         """Returns at once: the step has failed."""
