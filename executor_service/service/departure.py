@@ -73,7 +73,8 @@ async def depart(
 ) -> None:
     """Tells the scheduler that the executor leaves; returns when the executor may go.
 
-    Returns after `timeout_s` in any case. `wait_unwatched`: returns when no Execute stream is open.
+    That is when the scheduler has answered, or shortly after the last Execute stream has closed, or
+    after `timeout_s`. `wait_unwatched`: returns when no Execute stream is open.
     """
 
     async def unwatched() -> None:

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class RunningStep:
-    """Step that has begun. `prepared`: None if the step failed before its input was prepared."""
+    """Step whose batch was accepted. `prepared`: None if the step failed to begin."""
 
     identity: StepIdentity
     row_ids: Int32Array

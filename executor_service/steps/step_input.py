@@ -71,9 +71,8 @@ class PreparedStep:
             return output
         row_ids = self.step.row_ids[awaited.rows]
         is_missing = rows.sampled.tokens_recorded(row_ids, awaited.step_ids) < 0
-        # An earlier step may end a row in several ways; only invalid logits leave a token to go on
-        # from. So a row with the wrong position had invalid logits, and this step is the first
-        # without them.
+        # Of the ways in which an earlier step ends a row, only invalid logits leave a token to go
+        # on from. They are then the first logits of the row in this step.
         positions = rows.sampled.positions_recorded(row_ids, awaited.step_ids)
         is_invalid = ~is_missing & (positions != self.step.num_computed_tokens[awaited.rows])
         for is_lost, status, message in (
