@@ -62,9 +62,9 @@ _Result = TypeVar("_Result")
 
 
 async def serve(config: ExecutorConfig) -> bool:
-    """Serves until told to stop, then drains; False if that came first, and a thread still loads.
+    """Serves until told to stop, then drains. Returns False if the stop came while a thread loads.
 
-    Raises CannotListen, ExecutorError, and FilesUnusable for a file of schedulers.
+    Raises CannotListen, ExecutorError, and FilesUnusable for an unusable file of schedulers.
     """
     executor_epoch = time.time_ns()
     schedulers = discovery(config.scheduler)
@@ -78,7 +78,7 @@ async def serve(config: ExecutorConfig) -> bool:
     servicer = ExecutorServicer(None if metrics is None else metrics.answered)
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
     await running.set_serving(_HEALTH_SERVICES, False)
-    # First what may find its address taken: a server that has begun is to be stopped.
+    # Metrics first, as their address may be taken: a started gRPC server would have to be stopped.
     if metrics is not None:
         await metrics.serve()
     await running.server.start()
@@ -102,7 +102,10 @@ async def serve(config: ExecutorConfig) -> bool:
 
 
 def _open_metrics(config: ExecutorConfig) -> ExecutorMetrics | None:
-    """None if nobody is to read them: then nothing is imported, and nothing counted."""
+    """Returns the metrics, or None if no address for them is configured.
+
+    Without an address the metrics module is not imported and nothing is counted.
+    """
     if config.metrics is None:
         return None
     from executor_service.metrics.executor_metrics import ExecutorMetrics
@@ -115,22 +118,22 @@ def _load(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         check_directory(config.model)
     if config.draft_model not in (None, BUNDLED_MODEL):
         check_directory(config.draft_model)
-    # Torch takes seconds to import; by now the port is bound and health is answered. What modules
-    # are made of stays: to have the collector go over it as it grows costs another second.
+    # Torch takes seconds to import; by now the port is bound and health is answered. Objects of
+    # modules live for ever: garbage collections during the import would cost another second.
     gc.disable()
     from executor_service.engine_loader import load_engine
 
     gc.freeze()
     gc.enable()
     loaded = load_engine(config, executor_epoch)
-    # So does what the model is made of; the collector need not look at it in every step.
+    # Objects of the model live as long; no collection during a step needs to visit them.
     gc.collect()
     gc.freeze()
     return loaded
 
 
 class _Serving:
-    """A loaded engine, from when schedulers may have it until it has drained."""
+    """Serves a loaded engine to schedulers, from registration until it has drained."""
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class _Serving:
         )
 
     def show(self, metrics: ExecutorMetrics) -> None:
-        """What there is now is to be seen."""
+        """Has `metrics` observe the engine, the step worker, the streams and the drafts."""
         loaded = self._loaded
         metrics.watch(loaded.info, self._worker, self._servicer.streams, loaded.drafts)
 
@@ -177,7 +180,7 @@ class _Serving:
         works = (registrar.run(), membership.keep_preferred(), membership.keep_answered())
         registering = [asyncio.create_task(work) for work in works]
         stopping = asyncio.create_task(stop.wait())
-        # Registering ends only by a bug, which is not to leave a process that nobody can find.
+        # Registration ends only by a bug; the process then stops, as no scheduler can find it.
         await asyncio.wait({*registering, stopping}, return_when=asyncio.FIRST_COMPLETED)
         _log.info("executor_draining")
         await running.set_serving(_HEALTH_SERVICES, False)
@@ -219,9 +222,9 @@ class _Serving:
 
 
 async def _unless_told_again(work: Coroutine[None, None, None]) -> None:
-    """Does `work`, but ends it at once if the process is told to stop once more.
+    """Awaits `work`, and cancels it if the process gets another stop signal.
 
-    Told a third time, when a step that hangs is in the way, say, the process is killed.
+    A third signal kills the process, in case a step hangs, for example.
     """
     working = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
@@ -238,11 +241,14 @@ async def _unless_told_again(work: Coroutine[None, None, None]) -> None:
 
 
 async def _run_unless(stop: asyncio.Event, work: Callable[[], _Result]) -> _Result | None:
-    """The result of `work`, run in a thread; None if `stop` comes first (the thread is left)."""
+    """Returns the result of `work`, run in a thread; None if `stop` comes first.
+
+    In that case the thread goes on, and its result is dropped.
+    """
     outcome: Future[_Result] = Future()
 
     def run() -> None:
-        # Once it is cancelled nobody waits for the outcome.
+        # A cancelled future refuses the result; it is dropped.
         with suppress(InvalidStateError):
             try:
                 outcome.set_result(work())
@@ -280,7 +286,10 @@ def _log_ready(loaded: LoadedEngine) -> None:
 
 
 def main() -> int:
-    """Runs the process; the exit code tells: 2 for configuration or model, 1 for the rest."""
+    """Runs the process. Returns its exit code.
+
+    0 after a stop; 2 if configuration, files or model cannot be used; 1 if the address is taken.
+    """
     try:
         values = options.parse("executor", sys.argv[1:], os.environ)
         errors = start_logging(str(values["log_level"]), str(values["log_format"]))
@@ -291,7 +300,7 @@ def main() -> int:
     except RecordingFailed as error:
         _log.error("cuda_graphs_failed reason=%r: starts again without them", str(error))
         if errors is not None:
-            errors.close()  # whoever reads what goes there ends with this program
+            errors.close()  # the reader of standard error ends with this program
         start_again(["--cuda-graphs=off"], config.security.identity.token)
     except (ExecutorError, SecurityUnusable, FilesUnusable) as error:
         # Names that come from files may hold anything.
@@ -304,7 +313,10 @@ def main() -> int:
 
 
 def _end_beside_threads(errors: StandardError | None) -> NoReturn:
-    """Ends where a thread may be in the middle of C++ code: as Python ends, that would abort."""
+    """Ends the process at once, without Python's shutdown.
+
+    A thread may be inside C++ code, in which a normal shutdown would abort.
+    """
     logging.shutdown()
     if errors is not None:
         errors.close()

@@ -1,4 +1,4 @@
-"""The executor's configuration: the options of its command, as the option table checked them."""
+"""Configuration of the executor: the checked options of its command, and its restart with others."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from splitserve_rpc.security import Security, check_exposure
 
 @dataclass(frozen=True, slots=True)
 class ExecutorConfig:
-    """Everything the executor process reads. None: the executor's own choice.
+    """Everything the executor process reads. None leaves the choice to the executor.
 
-    `host_executors`: executors that are started together on this machine and share its memory.
-    `runtime_dir`: where executors of this machine see what each other reserves.
-    `model`: a checkpoint directory, or a model id of the Hugging Face hub. `draft_model`: as
-    `model`; None for none. `block_size`: tokens. `device_index`: among the GPUs that the process
-    sees, from the first again beyond the last. `drain_timeout_s`: that its scheduler gets to let
-    what runs end, or to move it. `memory_fraction`: of the device's memory. `num_host_blocks`: 0
-    for no swapping. `threads`: of the CPU. Addresses are `host:port`. `scheduler`: as
-    `splitserve_rpc.discovery` understands it.
+    `model`: a checkpoint directory, or a model id of the Hugging Face hub. `draft_model`: likewise;
+    None for no draft model. `device_index`: index among the GPUs that the process sees, modulo
+    their number. `block_size`: tokens. `memory_fraction`: share of the device's memory.
+    `num_host_blocks`: 0 turns swapping off. `host_executors`: number of executors that are started
+    together on this machine and share its memory. `runtime_dir`: directory in which executors of
+    this machine see each other's reservations. `threads`: CPU threads. Addresses are `host:port`.
+    `scheduler`: in the syntax of `splitserve_rpc.discovery`. `drain_timeout_s`: time for the
+    scheduler to finish or move the running requests.
     """
 
     model: str
@@ -60,9 +60,10 @@ class ExecutorConfig:
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> ExecutorConfig:
-        """From parsed options. Their table has said already what each may be, and which exclude.
+        """Builds the configuration from parsed options.
 
-        Raises SecurityUnusable.
+        The option table has already checked the allowed values and combinations. Raises
+        SecurityUnusable.
         """
         security = Security.from_options(values, Role.EXECUTOR)
         is_protected, insecure = security.protects_cluster, values["insecure"]
@@ -71,13 +72,14 @@ class ExecutorConfig:
         return cls(**named, security=security, metrics=MetricsAddress.from_options(values))
 
 
-# -- The process in its own place once more, with other options ------------------------------------
+# -- Restart of the process with more options ------------------------------------------------------
 
 
 def start_again(more_flags: Sequence[str], cluster_token: str | None) -> NoReturn:
-    """Becomes what this process was started as, with `more_flags`, which go before all others.
+    """Replaces this process by a new run of its command, with `more_flags` in addition.
 
-    `cluster_token`: its file may have been a pipe, which says it only once; so there is another.
+    `more_flags` come last on the command line, so they win. `cluster_token`: handed on through a
+    new pipe, because the file of the first run may have been a pipe, which can be read only once.
     """
     command = [sys.executable, *sys.orig_argv[1:], *more_flags]
     if cluster_token is not None:

@@ -1,4 +1,4 @@
-"""From the configuration to a model that runs and what is announced of it."""
+"""Loading of the engine: from the configuration to a runner and the executor's description."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-# Loading a model imports it in any case. Here it is part of the imports, which __main__ wraps.
+# Loading a model imports it in any case. At this place __main__ has the garbage collector off.
 import transformers.modeling_utils  # noqa: F401
 
 from executor_service.backends.choose import choose_compute
@@ -51,9 +51,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """A runner with its pools, and what the executor is with it (its address is not known yet).
+    """A runner with its pools, and the description of the executor (its address is not known yet).
 
-    `grammars`: None if grammars cannot be followed with the tokenizer of the model.
+    `grammars`: None if grammars cannot be followed with the model's tokenizer. `drafts`: None
+    without a draft model.
     """
 
     runner: Runner
@@ -67,9 +68,9 @@ class LoadedEngine:
 
 
 def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
-    """Loads the model and allocates the pools; takes seconds to minutes.
+    """Loads the model and allocates the pools. Takes seconds to minutes.
 
-    Raises ExecutorError for a model that is missing, unsupported or too large.
+    Raises ExecutorError if the model is missing, unsupported or too large.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -119,7 +120,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     if grammars is not None:
         features.add(Feature.GRAMMAR)
     if loaded.device.type == "cpu" or runner.runs_on_alone:
-        # Elsewhere the host would wait for each token, where otherwise it waits for none.
+        # On a GPU whose model cannot run on alone, the host would wait for each token.
         features.add(Feature.SEVERAL_TOKENS)
     serving: Runner = runner
     drafts: DraftTotals | None = None
@@ -154,7 +155,10 @@ def _described(compute: Compute, draft: LoadedProposer | None) -> str:
 
 
 def _grammars(loaded: LoadedModel) -> CompiledGrammars | None:
-    """Now, not with the first grammar: to read a large vocabulary would stop the steps."""
+    """Reads the vocabulary for grammars; returns None if the tokenizer does not allow them.
+
+    It is read at the start: a large vocabulary, read at the first grammar, would stop the steps.
+    """
     file = loaded.tokenizer_files.get("tokenizer.json")
     try:
         if file is None:
@@ -181,7 +185,7 @@ def _take_device(config: ExecutorConfig) -> str:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = choose_device(config.device, config.device_index, num_gpus)
     if device != "cpu":
-        # Of this thread: kernels are launched, and graphs recorded, where it says.
+        # This thread launches the kernels and records the graphs, on its current device.
         torch.cuda.set_device(device)
     return device
 
@@ -193,7 +197,7 @@ def _cache_config(
         block_size=compute.block_size,
         num_device_blocks=config.num_device_blocks,
         num_host_blocks=config.num_host_blocks,
-        # Each draft is a row in the pass that verifies it.
+        # Verification gives each draft token a row in the pass.
         max_num_rows=config.max_num_seqs + MAX_NUM_DRAFTS,
         max_num_batched_tokens=config.max_num_batched_tokens,
         copy_blocks=compute.copy_blocks,
@@ -236,7 +240,10 @@ def _describe(
 
 
 def _digest(loaded: LoadedModel, config: ExecutorConfig) -> str:
-    """A model whose weights were rounded is another model, and so is one with other scales."""
+    """Returns the model's digest, which also covers rounding of weights and scales of keys and values.
+
+    A model with rounded weights, or with other scales, is another model.
+    """
     beside = [] if config.quantization == "none" else [config.quantization]
     # The checkpoint's digest need not have seen these few bytes.
     beside += [f"{each.key!r} {each.value!r}" for each in loaded.kv_scales]

@@ -1,13 +1,13 @@
 """Errors of the executor service.
 
 ExecutorError
-├── ModelUnsupported     the checkpoint cannot be served; said at load, by name
+├── ModelUnsupported     the checkpoint cannot be served; raised at load, with the reason by name
 ├── ModelUnreadable      the checkpoint is missing or broken
-├── BackendUnavailable   what was chosen to compute with does not work here
-├── RecordingFailed      a CUDA graph could not be recorded, and the device is in disorder since
-├── OutOfMemory          pools or weights do not fit; said with numbers
+├── BackendUnavailable   the chosen compute backend does not work here
+├── RecordingFailed      recording a CUDA graph failed and left the device unusable
+├── OutOfMemory          pools or weights do not fit; the message has the numbers
 └── StepFailed           one step failed as a whole; the process lives
-TrialFailed              code computes something else than plain torch, and does not serve
+TrialFailed              code computes something else than plain torch, and is not used
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ExecutorError(Exception):
 
 
 class ModelUnsupported(ExecutorError):
-    """The architecture, or an option of it, cannot be served."""
+    """The architecture, or one of its options, cannot be served."""
 
 
 class ModelUnreadable(ExecutorError):
@@ -26,29 +26,29 @@ class ModelUnreadable(ExecutorError):
 
 
 class BackendUnavailable(ExecutorError):
-    """The attention backend that was asked for cannot be had."""
+    """The attention backend that was asked for does not work here."""
 
 
 class RecordingFailed(ExecutorError):
-    """A recording broke off in its middle; without recordings the process could serve."""
+    """Recording a CUDA graph broke off midway. The process could serve without recordings."""
 
 
 class OutOfMemory(ExecutorError):
-    """Something does not fit; the message has the numbers."""
+    """Weights, pools or a step do not fit; the message has the numbers."""
 
 
 class TrialFailed(Exception):
-    """What was tried computes something else than plain torch; it does not serve."""
+    """A replacement computes something else than plain torch, and is not used."""
 
 
 class StepFailed(ExecutorError):
-    """A step failed as a whole and no row has a token."""
+    """A step failed as a whole; no row has a token."""
 
 
 _MAX_ERROR_CHARS = 300
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, on one line of bounded length."""
+    """Returns the text of an error on one line, cut after 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "..."

@@ -1,6 +1,6 @@
-"""Steps whose rows get several tokens from a model that goes on with them by itself.
+"""Steps whose rows get several tokens in one go, from a model that feeds its tokens back itself.
 
-Shape letters: R rows of the step, m tokens that a row of it may get.
+Shape letters: R rows of the step, m most tokens of a row.
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ from executor_service.steps.step import (
 from executor_service.steps.token_runs import TokenRuns
 from splitserve_kernels.run_rows import RunRows
 
-# So many tokens a row may get in one call: what else is asked of the executor waits for its end.
+# Limit of tokens of a row in one call: all other work of the executor waits for its end.
 _MAX_NUM_TOKENS = 256
 
 
 class DecodeRuns:
-    """Has the rows of a step run on in one go, where the model does that and the rows are plain."""
+    """Runs the rows of a step on in one go, if the model can do that and the rows are plain."""
 
     def __init__(self, loaded: LoadedModel, model: PagedModel, batches: PassBatches) -> None:
-        """`model` computes what `loaded` says; it and `batches` work on the same pools."""
+        """Prepares runs of `model`, which computes what `loaded` describes.
+
+        `model` and `batches` work on the same pools.
+        """
         self._loaded = loaded
         self._model = model if isinstance(model, RunningModel) else None
         self._batches = batches
 
     @property
     def is_possible(self) -> bool:
-        """Whether the model goes on by itself."""
+        """Whether the model can run on by itself."""
         return self._model is not None and self._model.can_run
 
     def has_plain_rows(self, step: StepInput) -> bool:
-        """Whether only logits decide what the rows of `step` get, and nobody asks for more."""
+        """Returns whether logits alone decide the tokens of `step`, and no row asks for logprobs."""
         params = step.sampling_params
         return (
             step.cross is None
@@ -56,7 +59,7 @@ class DecodeRuns:
         )
 
     def serves(self, step: StepInput) -> bool:
-        """Whether `run` takes `step`: rows of one input token, for which only logits decide."""
+        """Returns whether `run` can take `step`: all rows have one input token, sample, and are plain."""
         return (
             self.is_possible
             and step.num_run_on_tokens is not None
@@ -67,16 +70,17 @@ class DecodeRuns:
         )
 
     def serves_all(self, step: StepInput) -> bool:
-        """Whether `run` takes `step`, and brings each row all tokens that it may get."""
+        """Returns whether `run` can take `step` and give each row all tokens that it may get."""
         if not self.serves(step):
             return False
         assert step.num_run_on_tokens is not None, "a step whose rows run on"
         return np.array_equal(self._num_tokens(step), step.num_run_on_tokens + 1)
 
     def run(self, step: StepInput) -> tuple[Tensor, RunRows]:
-        """Asks for `step`, without its block moves; call it only if `serves` says so.
+        """Launches `step` without its block moves. Call it only if `serves` returns True.
 
-        Returns the tokens [R, m], as a RunningModel has them, and what the rows were to get.
+        Returns the tokens [R, m], in the form of `RunningModel`, and the run rows with their
+        limits.
         """
         assert self._model is not None, "the model runs on"
         rows = np.arange(step.num_rows)
@@ -87,7 +91,7 @@ class DecodeRuns:
         return self._model.decode_run(self._batches.of_rows(step, rows), run_rows), run_rows
 
     def _num_tokens(self, step: StepInput) -> Int32Array:
-        """How many each row may get, [R]; the model knows no position behind max_model_len."""
+        """Returns the limit of tokens of each row, [R]; the model has no positions beyond max_model_len."""
         assert step.num_run_on_tokens is not None, "a step whose rows run on"
         num_positions = np.maximum(self._loaded.max_model_len - step.num_computed_tokens, 1)
         return np.minimum(step.num_run_on_tokens + 1, np.minimum(num_positions, _MAX_NUM_TOKENS))
@@ -99,24 +103,24 @@ class PendingRun:
     def __init__(
         self, tokens: Tensor, rows: RunRows, copy_to_host: Callable[[Tensor], Tensor]
     ) -> None:
-        """`tokens`: [R, m] int32 on the device, as a RunningModel has them of `rows`."""
+        """Starts the copy of `tokens`: [R, m] int32 on the device, in the form of `RunningModel`."""
         self._tokens = tokens
         self._run_rows = rows
         self._copy = HostCopy((tokens,), copy_to_host)
 
     @property
     def rows(self) -> Int64Array:
-        """[R], all of the step."""
+        """Indexes of the rows, [R]: all rows of the step."""
         return np.arange(len(self._run_rows))
 
     @property
     def token_ids(self) -> Tensor:
-        """[R] int32 on the device: the last token of each row that has not ended before."""
+        """[R] int32 on the device: the last token of each row that did not end earlier."""
         last = (self._run_rows.num_tokens - 1).astype(np.int64)[:, None]
         return self._tokens.gather(1, to_device(last, self._tokens.device)).squeeze(1)
 
     def output(self, move_us: int, forward_us: int, sample_us: int) -> StepOutput:
-        """What became of the rows, and the durations; asked for when the device has done all."""
+        """Returns the step's output with its durations. Call it when the device has finished."""
         (tokens,) = self._copy.arrays()
         counts = _num_taken(tokens, self._run_rows)
         has_tokens = counts > 0
@@ -135,7 +139,7 @@ class PendingRun:
 
 
 def _num_taken(tokens: Int32Array, rows: RunRows) -> Int64Array:
-    """Of `tokens` [R, m] those before the first -1, up to the first that ends the row; [R]."""
+    """Counts tokens of each row of `tokens` [R, m]: before the first -1, up to the first stop; [R]."""
     width = tokens.shape[1]
     is_nothing = tokens < 0
     counts: Int64Array = np.where(is_nothing.any(axis=1), is_nothing.argmax(axis=1), width)

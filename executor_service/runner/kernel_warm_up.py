@@ -1,8 +1,8 @@
-"""Steps of all forms that kernels tell apart, before serving.
+"""Warm-up before serving: steps that compile all forms of kernels, and one that is timed.
 
-Triton compiles a kernel when it is first launched in some form: for other sizes of tiles, and for
+Triton compiles a kernel when it is first launched in some form: for other tile sizes, and for
 strides and numbers that are 1 or multiples of 16. That takes up to a second, in which all steps
-wait. The trials of kernels have shapes of their own; here they are those of the model and its
+wait. The kernels' trials have shapes of their own; the steps here have those of the model and its
 pools.
 
 Shape letter: R rows of a step.
@@ -25,7 +25,7 @@ from executor_service.steps.executor_info import TrialStep
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import NO_MOVES, BlockMoves, RowStatus, StepInput, execute_step
 
-# Tiles of queries double with the tokens of the longest row, up to 128 of these.
+# Tiles of queries double with the tokens of the longest row, up to 128 tokens.
 _NUM_NEW = (2, 3, 5, 9, 17, 33, 65, 129)
 _NUM_DECODES = (1, 2, 3, 16, 17)
 _ALL_PARAMS = (
@@ -49,9 +49,9 @@ _log = logging.getLogger(__name__)
 def compile_kernels(
     runner: ModelRunner, loaded: LoadedModel, max_num_rows: int, max_num_batched_tokens: int
 ) -> None:
-    """Runs steps on `runner`, whose pools nobody needs yet; limits of 0 are none.
+    """Runs steps on `runner` that compile all kernels. Overwrites its pools; limits of 0 mean none.
 
-    Raises StepFailed if one cannot be run.
+    Raises StepFailed if a step cannot be run.
     """
     started_s = time.perf_counter()
     most_tokens = min(loaded.max_model_len - 1, max_num_batched_tokens or loaded.max_model_len)
@@ -66,7 +66,7 @@ def compile_kernels(
 
 
 def step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:
-    """Of each step how many new tokens its rows have: decodes, a prompt, a prompt beside both."""
+    """Yields new tokens of the rows of each step: decodes, a prompt, a prompt between two other rows."""
     for num_rows in _NUM_DECODES:
         if num_rows <= min(most_rows, most_tokens):
             yield [1] * num_rows
@@ -78,7 +78,7 @@ def step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:
 
 
 def full_step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:
-    """Prompts that fill the device, of all lengths: attention takes another kernel for these."""
+    """Yields steps of prompts, of all lengths, that fill the device: attention uses other kernels there."""
     for num_new in _NUM_NEW:
         num_rows = min(most_rows, most_tokens // num_new)
         if num_rows > 1:
@@ -88,14 +88,14 @@ def full_step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:
 def make_step(
     num_new_tokens: list[int], params: SamplingParams, vocab_size: int, runner: ModelRunner
 ) -> StepInput:
-    """Rows that follow one computed token and write over each other, in block 0 alone.
+    """Builds a step whose rows follow one computed token, all in block 0. Its results mean nothing.
 
-    Where there is another block it is copied first. What the step answers means nothing.
+    Rows overwrite each other's tokens. If there is another block, it is copied to block 0 first.
     """
     num_rows, cache = len(num_new_tokens), runner.cache
     new, computed = np.array(num_new_tokens, np.int32), np.ones(num_rows, np.int32)
     width = -(-(int(new.max()) + 1) // cache.block_size)
-    # What is scored last is the token after the input.
+    # The last scored token comes after the input.
     history = [0] * (int(new.max()) + 2)
     copy = NO_MOVES
     if cache.num_device_blocks > 1:
@@ -121,14 +121,14 @@ def make_step(
 
 
 # --------------------------------------------------------------------------------------------------
-# A step that is measured before serving, so that schedulers know what the first ones may take.
+# -- Trial step: timed before serving, so that schedulers can estimate the first steps -------------
 
-# A part of a prompt. To a CPU more is work, and it is to start soon; to a GPU less is no work.
+# A chunk of a prompt. On a CPU more tokens would delay the start; a GPU needs more to be busy.
 _NUM_TOKENS = 16
 _NUM_TOKENS_OF_GPU = 256
-# It follows so many, as long steps may attend to many more than they compute.
+# Computed tokens before the chunk, as long steps may attend to many more than they compute.
 _NUM_COMPUTED = 2048
-# What takes longer is not done once more for the sake of a better number.
+# A step that takes longer is not repeated for a better number.
 _LONG_S = 0.5
 
 
@@ -138,9 +138,10 @@ def measure_step(
     max_num_batched_tokens: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> TrialStep | None:
-    """Runs a step on `runner`, whose pools nobody needs yet; None if it cannot be run.
+    """Times a step on `runner` and returns it as TrialStep; None if the step cannot be run.
 
-    Twice, if it is short: the first time it may have to load something. `clock` is in seconds.
+    Overwrites the pools. A short step runs twice: the first run may have to load something. `clock`
+    is in seconds.
     """
     most = _NUM_TOKENS_OF_GPU if loaded.device.type == "cuda" else _NUM_TOKENS
     num_new = max(1, min(most, max_num_batched_tokens or most, loaded.max_model_len - 2))
@@ -159,7 +160,7 @@ def measure_step(
 def _make_step(
     runner: ModelRunner, loaded: LoadedModel, num_new: int, num_computed: int
 ) -> StepInput:
-    """One row, all of whose tokens are in block 0."""
+    """Builds a step of one row, all of whose tokens are in block 0."""
     step = make_step([num_new], SamplingParams(temperature=0.0), loaded.vocab_size, runner)
     width = -(-(num_computed + num_new) // runner.cache.block_size)
     return replace(
@@ -177,5 +178,5 @@ def _run(runner: ModelRunner, step: StepInput, clock: Callable[[], float]) -> fl
     except StepFailed:
         return None
     took_s = clock() - started_s
-    # Blocks that nobody has written may hold anything, NaN included; that takes no longer.
+    # Unwritten blocks may hold anything, NaN included; invalid logits take no longer.
     return None if RowStatus.FAILED in output.row_statuses else took_s

@@ -1,7 +1,7 @@
-"""What a step asks of its logits, and what the host makes of the answers.
+"""Sampling and scoring of a step on the device, and the step's output on the host.
 
-Nothing that is asked depends on an answer: rows that turn out to have none are sampled and scored
-like the others, and left out at the end.
+Nothing is launched depending on a result: rows that turn out to have no token are sampled and
+scored like the others, and left out of the output.
 
 Shape letters: R rows of the step, S rows that sample, P scored prompt tokens, V vocabulary.
 """
@@ -40,7 +40,7 @@ from executor_service.steps.token_runs import TokenRuns
 
 @dataclass(slots=True)
 class _RowResults:
-    """Columns of the output while they are filled; `statuses`, `token_ids`: [R]."""
+    """Columns of the output while they are filled. `statuses`, `token_ids`: [R]."""
 
     statuses: UInt8Array
     token_ids: Int32Array
@@ -48,29 +48,29 @@ class _RowResults:
 
     @classmethod
     def of(cls, num_rows: int) -> _RowResults:
-        """Rows that are OK and have no token."""
+        """Returns results of rows that are OK and have no token."""
         statuses = np.full(num_rows, RowStatus.OK, dtype=np.uint8)
         return cls(statuses, np.full(num_rows, -1, dtype=np.int32))
 
     @property
     def is_ok(self) -> BoolArray:
-        """[R]."""
+        """Mask of rows that are OK, [R]."""
         return np.asarray(self.statuses == RowStatus.OK)
 
     @property
     def is_computed(self) -> BoolArray:
-        """[R]; rows that are OK, but for a token that comes later."""
+        """Mask of rows that are OK, or computed but not sampled, [R]."""
         return np.isin(self.statuses, (RowStatus.OK, RowStatus.NOT_SAMPLED))
 
     def fail(self, rows: Iterable[int], status: RowStatus, message: str) -> None:
-        """Marks rows; a row has no token then."""
+        """Marks rows with `status` and removes their tokens."""
         for row in rows:
             self.statuses[row] = status
             self.token_ids[row] = -1
             self.errors[row] = message
 
     def leave_out(self, row: int) -> None:
-        """The row has no token now."""
+        """Marks the row as not sampled: it gets its token in a later step."""
         self.statuses[row] = RowStatus.NOT_SAMPLED
         self.token_ids[row] = -1
         self.errors.pop(row, None)
@@ -79,8 +79,8 @@ class _RowResults:
 class PendingSampling:
     """Tokens and scores of a step, on their way to the host in one copy.
 
-    `rows`: [S], those that sample. `token_ids`: [S] int32, on the device: what they sample, -1 for
-    nothing.
+    `rows`: [S], indexes of the rows that sample. `token_ids`: [S] int32 on the device, the sampled
+    tokens; -1 for none.
     """
 
     def __init__(
@@ -93,7 +93,10 @@ class PendingSampling:
         adjust: Adjust,
         uploads: Uploads,
     ) -> None:
-        """Asks for everything. `counts`: of all rows of the steps before; has these then, too."""
+        """Launches sampling, scoring and the copy.
+
+        `counts`: token counts of the rows before this step; the sampled tokens are added to them.
+        """
         self._num_rows = step.num_rows
         self._may_be_several = step.num_run_on_tokens is not None
         self._row_errors = forward.row_errors
@@ -113,7 +116,7 @@ class PendingSampling:
         self._copy = HostCopy(tensors, streams.copy_to_host)
 
     def output(self, move_us: int, forward_us: int, sample_us: int) -> StepOutput:
-        """What became of the rows, and the durations; asked for when the device has done all."""
+        """Returns the step's output with its durations. Call it when the device has finished."""
         sampled_ids, *columns = self._copy.arrays()
         rows = _RowResults.of(self._num_rows)
         for row, message in self._row_errors.items():
@@ -135,7 +138,7 @@ class PendingSampling:
         )
 
     def _leave_out(self, rows: _RowResults) -> None:
-        """Rows whose grammar says nothing have sampled like the others, and have no token."""
+        """Removes the tokens of rows whose grammar mask is pending, lost or invalid."""
         masks = self._sampling.masks
         if masks is None:
             return
@@ -158,7 +161,7 @@ class PendingSampling:
         return _columns(tokens.select(is_scored), scores, rows.is_ok[self.rows[is_scored]])
 
     def _prompt_logprobs(self, rows: _RowResults, scores: Sequence[Array]) -> LogprobColumns | None:
-        """Fails rows without valid logits."""
+        """Returns the logprobs of prompt tokens, and fails rows without valid logits."""
         tokens = self._prompt_tokens
         if tokens is None:
             return None
@@ -173,7 +176,7 @@ def _sample(
     rows: SamplingRows,
     sample_rows: Callable[[Tensor, SamplingRows], Tensor],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The tokens of all rows, and what `score` says of those rows that ask for it."""
+    """Returns the tokens of all rows, and the results of `score` for rows that ask for logprobs."""
     logits, token_ids = forward.sampling_logits, forward.token_ids
     if not len(logits):
         return logits.new_empty(0, dtype=torch.int32), ()
@@ -183,16 +186,16 @@ def _sample(
     is_scored = num_top >= 0
     if not is_scored.any():
         return token_ids, ()
-    # A row without a token is scored too, and left out at the end.
+    # A row without a token is scored, too, and left out at the end.
     scored_ids = _select(token_ids, is_scored).clamp(min=0)
     return token_ids, score(_select(logits, is_scored), scored_ids, int(num_top.max()))
 
 
 def _sampling_rows(step: StepInput, sampling_rows: Int64Array, counts: TokenCounts) -> SamplingRows:
-    """What the sampler is to know of `sampling_rows`, rising indexes of rows."""
+    """Collects the sampler's inputs for `sampling_rows`, rising indexes of rows."""
     positions, row_ids = step.num_computed_tokens + step.num_new_tokens, step.row_ids
     if len(sampling_rows) == step.num_rows:
-        # As a rule; a dozen columns need not be copied then.
+        # The usual case: all rows sample, and a dozen columns need not be copied.
         rows = SamplingRows(
             step.sampling_params,
             step.seeds,
@@ -219,7 +222,7 @@ def _masks(step: StepInput, sampling_rows: Int64Array) -> TokenMasks | None:
 
 
 def _prompt_tokens(step: StepInput, readout: Readout) -> ScoredTokens | None:
-    """The prompt tokens whose scores were asked for; None if there are none."""
+    """Returns the prompt tokens whose scores are asked for; None if there are none."""
     prompt_rows, positions = readout.prompt_rows, readout.prompt_positions
     if not len(prompt_rows):
         return None
@@ -232,7 +235,7 @@ def _prompt_tokens(step: StepInput, readout: Readout) -> ScoredTokens | None:
 
 
 def _score_prompts(logits: Tensor, tokens: ScoredTokens | None) -> tuple[Tensor, ...]:
-    """Which lines of `logits` [P, V] are valid, and what `score` says of `tokens` [P]."""
+    """Returns which lines of `logits` [P, V] are valid, and the scores of `tokens` [P]."""
     if tokens is None:
         return ()
     token_ids = to_device(tokens.token_ids, logits.device)
@@ -243,14 +246,14 @@ def _score_prompts(logits: Tensor, tokens: ScoredTokens | None) -> tuple[Tensor,
 def _columns(
     tokens: ScoredTokens, scores: Sequence[Array], kept: BoolArray
 ) -> LogprobColumns | None:
-    """The scores of those `tokens` that are `kept`; None if that is none."""
+    """Returns the logprobs of those `tokens` that are `kept`; None if none are."""
     if not kept.any():
         return None
     return make_columns(tokens.select(kept), tuple(column[kept] for column in scores))
 
 
 def _history_tokens(step: StepInput, rows: Int64Array, positions: Int64Array) -> Int32Array:
-    """The tokens at `positions` of the sequences of `rows`; [P] each."""
+    """Returns the tokens at `positions` [P] of the sequences of `rows` [P]."""
     tokens = np.empty(len(rows), dtype=np.int32)
     for row in np.unique(rows).tolist():
         history = step.histories[row]
@@ -261,5 +264,5 @@ def _history_tokens(step: StepInput, rows: Int64Array, positions: Int64Array) ->
 
 
 def _select(lines: Tensor, kept: BoolArray) -> Tensor:
-    """The lines where `kept` holds; no copy if that is all of them."""
+    """Returns the lines where `kept` is True; `lines` itself, not copied, if all are."""
     return lines if kept.all() else lines[to_device(np.flatnonzero(kept), lines.device)]

@@ -1,4 +1,4 @@
-"""How many KV blocks fit, and a runner that has them."""
+"""Sizes of the KV pools: how many blocks fit beside weights and the largest step; runner creation."""
 
 from __future__ import annotations
 
@@ -43,17 +43,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """How the pools are made. Numbers of blocks that are None are made to fit.
+    """Configuration of the KV pools. Numbers of blocks that are None are chosen to fit.
 
-    `memory_fraction`: on a GPU, of its memory, for weights, the largest step and the device pool;
-    on a CPU, of the memory that is free now, for that step and the pool, which then takes at most
-    `max_cpu_pool_bytes` (None: no such limit).
-    `num_host_blocks`: 0 for no swapping. Fitting ones are as many as on the device, in at most
-    `host_memory_fraction` of the host memory that the device pool leaves free.
-    `max_auto_blocks`: of those that are made to fit. The scheduler keeps books on every block.
-    `max_num_rows`, `max_num_batched_tokens`: of a pass; 0 for nothing to leave room for.
-    `copy_blocks`: what copies within the device pool. `more_layers`: what another model has in the
-    same blocks, behind the layers of the one that is served.
+    `memory_fraction`: on a GPU, the share of its memory for weights, the largest step and the
+    device pool; on a CPU, the share of the free memory for that step and the pool, which then takes
+    at most `max_cpu_pool_bytes` (None: no limit).
+
+    `num_host_blocks`: 0 turns swapping off. None takes as many blocks as on the device, in at most
+    `host_memory_fraction` of the host memory that the device pool leaves free. `max_auto_blocks`:
+    upper limit of automatically chosen numbers, because the scheduler keeps books on every block.
+
+    `max_num_rows`, `max_num_batched_tokens`: limits of one pass; 0 reserves no memory for a step.
+    `copy_blocks`: copies blocks within the device pool. `more_layers`: layers of a draft model,
+    stored in the same blocks behind the layers of the served model.
     """
 
     block_size: int = 16
@@ -71,7 +73,10 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class _RunnerFactory:
-    """What makes runners for `loaded`. `make_measured`: models that take as much memory."""
+    """Creates caches and runners for `loaded`.
+
+    `make_measured`: creates a model that takes as much memory as that of `make_model`.
+    """
 
     loaded: LoadedModel
     cache_config: CacheConfig
@@ -82,12 +87,12 @@ class _RunnerFactory:
 
     @property
     def layers(self) -> tuple[LayerShape, ...]:
-        """Of one block."""
+        """Layers that one block stores, those of a draft model included."""
         return (*self.loaded.layers, *self.cache_config.more_layers)
 
     @property
     def block_bytes(self) -> int:
-        """Of one block."""
+        """Bytes of one block."""
         return block_bytes(self.layers, self.cache_config.block_size, self.loaded.kv_dtype)
 
     def cache(self, num_device_blocks: int, num_host_blocks: int) -> KVCache:
@@ -104,11 +109,11 @@ class _RunnerFactory:
         )
 
     def runner(self, cache: KVCache) -> ModelRunner:
-        """A runner on the pools of `cache`."""
+        """Returns the serving runner on the pools of `cache`."""
         return self._runner(cache, self.make_model)
 
     def measured_runner(self, cache: KVCache) -> ModelRunner:
-        """A runner that takes as much memory, and that nobody is served by."""
+        """Returns a runner that takes as much memory as the serving one, for measuring only."""
         return self._runner(cache, self.make_measured)
 
     def _runner(self, cache: KVCache, make_model: MakeModel) -> ModelRunner:
@@ -118,10 +123,11 @@ class _RunnerFactory:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Memory where the model is, before the pools. `budget_bytes`: what pool and step may take.
+    """Free memory for the pools and a step.
 
-    `host_bytes`: memory of this machine, before the pools. `step_bytes`: what the largest step
-    takes; None if it was not measured.
+    `free_bytes`: free on the device. `budget_bytes`: allowed for the device pool and the largest
+    step. `host_bytes`: free on this machine before the pools. `step_bytes`: memory of the largest
+    step; None if it was not measured.
     """
 
     free_bytes: int
@@ -131,7 +137,7 @@ class _Room:
 
     @property
     def pool_bytes(self) -> int:
-        """What the device pool may take."""
+        """Bytes allowed for the device pool."""
         return self.budget_bytes - (self.step_bytes or 0)
 
 
@@ -145,12 +151,13 @@ def build_runner(
     make_measured: MakeModel | None = None,
     reservations: HostReservations | None = None,
 ) -> ModelRunner:
-    """Allocates the pools and makes a runner for `loaded`; `adjust` and `draw` choose tokens.
+    """Allocates the pools and returns a runner for `loaded`. `adjust` and `draw` choose the tokens.
 
-    Where the number of blocks is not given, it runs the largest step first, on what `make_measured`
-    makes (None: `make_model`), and `meter` measures what that takes. `reservations`: of executors
-    on this machine, which the pools join as long as they live; None for none. Raises OutOfMemory,
-    with the numbers, if the pools, that step or a single block do not fit.
+    If the number of device blocks is not configured, it may first run the largest step, on a model
+    of `make_measured` (None: `make_model`), and measure its memory by `meter`. `reservations`:
+    memory reservations of executors on this machine, to which the pools belong as long as they
+    live; None for no sharing. Raises OutOfMemory, with the numbers, if the pools, that step or a
+    single block do not fit.
     """
     reservations = reservations or HostReservations()
     factory = _RunnerFactory(
@@ -165,7 +172,7 @@ def build_runner(
         room = replace(room, step_bytes=step_bytes)
         release_cached_memory(loaded.device)
     with reservations.planning():
-        # Others may have reserved meanwhile.
+        # Other executors may have reserved memory meanwhile.
         room = replace(_free_room(loaded, cache_config, reservations), step_bytes=room.step_bytes)
         num_device_blocks = _choose_device_blocks(factory, cache_config, room)
         num_host_blocks = _choose_host_blocks(factory, cache_config, room, num_device_blocks)
@@ -189,7 +196,7 @@ def _free_room(
     host_free = reservations.share_of(available_host_bytes(), loaded.weights_bytes)
     if loaded.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(loaded.device)
-        # What the ratio leaves out is for other users of the device, and for what no step shows.
+        # The rest of the device is for its other users, and for memory that no step shows.
         return _Room(free, int(free - (1 - cache_config.memory_fraction) * total), host_free)
     return _Room(host_free, int(host_free * cache_config.memory_fraction), host_free)
 
@@ -199,22 +206,22 @@ def _must_measure(device: torch.device, cache_config: CacheConfig, room: _Room) 
         return False
     if device.type == "cuda" or cache_config.max_cpu_pool_bytes is None:
         return True
-    # A large step takes a CPU seconds, which a start has not got. It is only worth them where the
-    # pool is not far smaller than what there is.
+    # A large step takes seconds on a CPU, too long for a start. It is worth them only where the
+    # pool takes a large part of the free memory.
     return room.budget_bytes < 2 * cache_config.max_cpu_pool_bytes
 
 
 def _measure_step(
     factory: _RunnerFactory, cache_config: CacheConfig, room: _Room, meter: PeakMeter
 ) -> int:
-    """Bytes that the largest step takes. Raises OutOfMemory."""
+    """Returns the bytes that the largest step takes. Raises OutOfMemory."""
     loaded, block_size = factory.loaded, cache_config.block_size
     size = StepSize(
         num_rows=max(1, cache_config.max_num_rows),
         num_tokens=cache_config.max_num_batched_tokens,
         max_model_len=loaded.max_model_len,
-        # That takes a GPU a moment and a CPU minutes. What attends on a CPU needs no more memory
-        # for it, up to a bound.
+        # Attending to the longest context takes a GPU a moment and a CPU minutes. On a CPU,
+        # attention needs no more memory for it, up to a bound.
         attends_back=loaded.device.type == "cuda",
     )
     started_s = time.perf_counter()
@@ -234,7 +241,7 @@ def _measure_step(
             " --max-num-seqs"
         ) from error
     finally:
-        # Else the model would hold on to the blocks of this step.
+        # Otherwise the model would keep the blocks of this step alive.
         unbind(loaded.attention_modules)
     _log.info("largest_step_measured seconds=%.2f", time.perf_counter() - started_s)
     return step_bytes
@@ -284,7 +291,7 @@ def _choose_host_blocks(
 
 
 def _log_plan(loaded: LoadedModel, cache: KVCache, room: _Room) -> None:
-    """Says what went where."""
+    """Logs how the memory is divided."""
     device_bytes = cache.num_device_blocks * cache.block_bytes
     host_bytes = cache.num_host_blocks * cache.block_bytes
     left = room.free_bytes - device_bytes - (room.step_bytes or 0)
@@ -302,7 +309,7 @@ def _log_plan(loaded: LoadedModel, cache: KVCache, room: _Room) -> None:
 
 
 def _free_text(loaded: LoadedModel, room: _Room) -> str:
-    """What is free, and what is not because of the weights."""
+    """Returns an error text about the free memory and the weights."""
     weights = format_bytes(loaded.weights_bytes)
     return f"{room.free_bytes} bytes are free on {loaded.device} beside the weights ({weights})"
 
@@ -311,11 +318,11 @@ def _step_text(room: _Room) -> str:
     return "not measured" if room.step_bytes is None else format_bytes(room.step_bytes)
 
 
-# -- The step that takes the most memory, and how much that is -------------------------------------
+# -- Measurement of the step that takes the most memory --------------------------------------------
 #
 # Shape letters: R rows of the step, T input tokens over all rows, M blocks of a block table.
 
-# Nearly flat and cut late: all of the vocabulary has to be sorted.
+# A nearly flat distribution with a late cut: the whole vocabulary has to be sorted.
 _COSTLY_PARAMS = SamplingParams(
     temperature=1e3,
     top_p=0.999,
@@ -329,13 +336,13 @@ _COSTLY_PARAMS = SamplingParams(
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """The largest step there can be.
+    """Size of the largest possible step.
 
-    `num_rows`, `num_tokens`: rows, and input tokens over all of them, both at least 1.
-    `max_model_len`: of a row, in tokens. `attends_back`: the first row, which has the most
-    tokens, ends at `max_model_len`, so that it attends to as much as it can; all others begin at
-    position 0. What one row attends to takes no memory when the next one does, or takes it by the
-    widest table, so that more such rows would take time alone.
+    `num_rows`, `num_tokens`: rows, and input tokens of all rows, both at least 1. `max_model_len`:
+    tokens of a row. `attends_back`: the first row, which has the most tokens, ends at
+    `max_model_len`, so that it attends to the longest context; all other rows begin at position 0.
+    One such row is enough: more would take time but no more memory, as context memory is reused
+    from row to row or depends on the widest table.
     """
 
     num_rows: int
@@ -345,19 +352,18 @@ class StepSize:
 
 
 def make_worst_step(size: StepSize, block_size: int, vocab_size: int) -> StepInput:
-    """All rows sample, with everything that takes memory, and have all tokens between them.
+    """Builds the step of this size that takes the most memory. Its results mean nothing.
 
-    As many prompt tokens are scored as ever are at a time.
-
-    It needs the blocks 0 .. `num_worst_step_blocks` - 1. Rows write over each other, and read what
-    was never written: its results mean nothing.
+    All rows sample, with every memory-consuming parameter, and share all tokens. As many prompt
+    tokens are scored as ever are at a time. The step needs the blocks 0 .. `num_worst_step_blocks`
+    - 1. Rows overwrite each other's blocks and read blocks that were never written.
     """
     num_new = _num_new_tokens(size)
     ends = num_new.copy()
     if size.attends_back:
         ends[0] = size.max_model_len
     computed = ends - num_new
-    # What is scored last is the token after the input.
+    # The last scored token comes after the input.
     histories = [[0] * (end + 1) for end in ends.tolist()]
     tables = _block_tables(computed, ends, block_size)
     return StepInput(
@@ -380,8 +386,8 @@ def make_worst_step(size: StepSize, block_size: int, vocab_size: int) -> StepInp
 
 
 def num_worst_step_blocks(size: StepSize, block_size: int) -> int:
-    """How many blocks the step needs."""
-    # Block 0, those of the first row, and one more where its tokens begin inside a block.
+    """Returns the number of blocks that the step of `make_worst_step` needs."""
+    # Block 0, the blocks of the first row, and one more if its tokens begin inside a block.
     return 2 + -(-int(_num_new_tokens(size)[0]) // block_size)
 
 
@@ -392,11 +398,11 @@ def measure_worst_step(
     make_runner: Callable[[], Runner],
     meter: PeakMeter,
 ) -> int:
-    """Bytes that a runner on `cache` takes beside it to be made and to run the step.
+    """Returns the bytes, beside `cache`, that creating a runner on it and running the step take.
 
-    Raises StepFailed if it cannot run it.
+    Raises StepFailed if the runner cannot run the step.
     """
-    # On a CPU memory is taken when it is first written.
+    # A CPU takes memory when it is first written.
     for pool in (*cache.key_pools, *cache.value_pools):
         pool.zero_()
     step = make_worst_step(size, cache.block_size, vocab_size)
@@ -411,7 +417,7 @@ def measure_worst_step(
 
 
 def _num_new_tokens(size: StepSize) -> np.ndarray:
-    """[R] int64, falling: one for each row, and the rest for as few as possible."""
+    """Returns new tokens of rows, [R] int64, falling: one each, and the rest in as few rows as possible."""
     num_rows = min(size.num_rows, size.num_tokens)
     most = size.max_model_len - 1
     rest = size.num_tokens - num_rows - most * np.arange(num_rows)
@@ -419,14 +425,14 @@ def _num_new_tokens(size: StepSize) -> np.ndarray:
 
 
 def _num_prompt_tokens(computed: np.ndarray, num_new: np.ndarray) -> np.ndarray:
-    """[R] int32: those of the first rows are so many that MAX_SCORED_TOKENS are scored."""
+    """Returns prompt lengths, [R] int32: long enough in the first rows to score MAX_SCORED_TOKENS."""
     num_before = np.cumsum(num_new) - num_new
     num_scored = np.clip(MAX_SCORED_TOKENS - num_before, 0, num_new)
     return np.asarray(computed + num_scored + 1, np.int32)
 
 
 def _block_tables(computed: np.ndarray, ends: np.ndarray, block_size: int) -> np.ndarray:
-    """[R, M] int32: block 0 for what lies before the row's tokens, others for the tokens."""
+    """Returns block tables, [R, M] int32: block 0 before the row's new tokens, other blocks for them."""
     indexes = np.arange(-(-int(ends.max()) // block_size))
     tables = indexes - (computed // block_size)[:, None] + 1
     is_used = indexes < -(-ends // block_size)[:, None]

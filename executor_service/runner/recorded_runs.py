@@ -1,10 +1,10 @@
-"""Recorded decodes replayed back to back: each is fed what the one before it drew.
+"""Recorded decodes replayed back to back, each fed the token that the one before it drew.
 
-Between two of them another recording writes what the next one reads: token, position, length, slot
-by the block table, and the position that its random number belongs to. The host learns of all
-tokens at the end, and decides nothing before.
+Between two decodes another recording writes the next inputs: token, position, length, slot from the
+block table, and the position of the random number. The host gets all tokens at the end and decides
+nothing in between. The second part builds the steps that recordings are tried with.
 
-Shape letters: N rows of a shape, R rows that run on, m tokens that a row of these may get.
+Shape letters: N rows of a shape, R rows that run on, m most tokens of such a row.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ Replay = Callable[[], None]
 
 
 class RecordedRuns:
-    """What is replayed behind a recorded decode, so that its rows go on."""
+    """Recordings that advance the inputs after a recorded decode, so that its rows run on."""
 
     def __init__(
         self, inputs: StaticInputs, static_draw: StaticDraw, drawn: Tensor, block_size: int
     ) -> None:
-        """Nothing is recorded yet. `inputs`: what recordings read.
+        """Starts without recordings. `inputs`: the memory that recordings read.
 
-        `drawn`: [N] int32 or more, where they leave the tokens that `static_draw` chose.
+        `drawn`: [N] int32 or longer, into which recorded decodes write the tokens of `static_draw`.
         """
         self._inputs = inputs
         self._static_draw = static_draw
         self._drawn = drawn
         self._block_size = block_size
-        # What rows got in the pass that was the last, -1 for those that are to get no more.
+        # Tokens of the last pass; -1 for rows that are to get no more.
         self._taken = torch.full_like(drawn, -1)
         self._replays: dict[StepShape, Replay] = {}
 
@@ -64,14 +64,14 @@ class RecordedRuns:
         trial_rows: Callable[[StepShape], PassRows],
         uploads: Uploads,
     ) -> None:
-        """Of decodes of these shapes. If that raises, or says something else, nobody runs on.
+        """Records the advance for decodes of `shapes`, and tries it. After a failure no row runs on.
 
-        An error in the log says why. `trial_rows`: what each is tried with. Raises RecordingFailed
-        if the process cannot go on.
+        An error in the log says why. `trial_rows`: returns the rows to try a shape with. Raises
+        RecordingFailed if the process cannot go on.
         """
         try:
             for shape in shapes:
-                # Whatever is there is of another shape.
+                # The memory still holds a step of another shape.
                 self._inputs.fill(no_rows(), shape, uploads)
                 self._replays[shape] = recorder.record(partial(self._advance, shape))
             for shape in shapes:
@@ -87,9 +87,9 @@ class RecordedRuns:
                 _log.exception("cuda_graphs_not_recorded kind=%s reason=%r", "run", name)
 
     def run(self, shape: StepShape, replay: Replay, num_rows: int, most: int) -> Tensor:
-        """What the first rows of `shape` get, whose decode `replay` repeats: [R, m] int32.
+        """Returns the tokens, [R, m] int32, of the first rows of `shape`, whose decode `replay` repeats.
 
-        `most`: m, in which no row gets more than its inputs say.
+        `most`: m; a row may get fewer, as `num_left` of its inputs says.
         """
         tokens = self._drawn.new_empty(num_rows, most)
         for index in range(most):
@@ -99,7 +99,7 @@ class RecordedRuns:
         return tokens
 
     def _advance(self, shape: StepShape) -> None:
-        """What is recorded. Who is to get no more stays where he is, and writes to no slot."""
+        """Advances the inputs by one token; recorded. A row that gets no more stays and writes to no slot."""
         inputs, num_left = self._inputs.tensors(shape), self._inputs.num_left(shape)
         drawn, size = self._drawn[: shape.num_rows], self._block_size
         self._taken[: shape.num_rows].copy_(drawn.masked_fill(num_left <= 0, -1))
@@ -110,12 +110,12 @@ class RecordedRuns:
         blocks = inputs.paged.block_tables.gather(1, (positions // size)[:, None]).squeeze(1)
         slots = blocks.to(torch.int64) * size + positions % size
         inputs.paged.slot_mapping.copy_(slots.masked_fill(distance == 0, -1))
-        # Where nothing was drawn, any token will do: nobody asks for what follows.
+        # Where nothing was drawn, any token will do: the tokens after it are not used.
         inputs.input_ids[0].copy_(drawn.clamp(min=0))
         self._static_draw.advance(self._inputs.words(shape), distance)
 
     def _try(self, shape: StepShape, rows: PassRows, uploads: Uploads) -> None:
-        """Raises TrialFailed if rows do not stand where their next pass begins."""
+        """Raises TrialFailed if the recording leaves other inputs than the next pass should begin with."""
         num_rows = rows.num_rows
         token_ids = np.arange(num_rows)
         draws = trial_draws(num_rows, num_rows)
@@ -124,7 +124,7 @@ class RecordedRuns:
         self._drawn[:num_rows].copy_(torch.from_numpy(token_ids))
         self._replays[shape]()
         found = self._state(shape, num_rows)
-        # What whoever begins such a pass is told.
+        # The inputs of a pass that begins one token later.
         goes_on = num_tokens > 1
         draws = replace(draws, positions=draws.positions + goes_on)
         rows = rows_after(rows, token_ids, goes_on, self._block_size)
@@ -136,7 +136,7 @@ class RecordedRuns:
             raise TrialFailed(f"{num_rows} rows got other tokens than were drawn")
 
     def _state(self, shape: StepShape, num_rows: int) -> dict[str, Tensor]:
-        """What a pass of `shape` would read, whose first rows somebody asked for."""
+        """Copies the inputs that a pass of `shape` would read for its first `num_rows` rows."""
         inputs = self._inputs.tensors(shape)
         read = {
             "tokens": inputs.input_ids[0, :num_rows],
@@ -149,13 +149,15 @@ class RecordedRuns:
         return {name: numbers.clone() for name, numbers in read.items()}
 
 
-# -- Steps that recordings are tried with: what a replay must say like the model without it --------
+# -- Steps to try recordings with ------------------------------------------------------------------
+#
+# A replay must compute of them what the model computes without it.
 
 
 def trial_rows(shape: StepShape, cache: KVCache, max_model_len: int, vocab_size: int) -> PassRows:
-    """Decodes, and in a shape that has room for it a prompt; a token less than there is room for.
+    """Returns decodes, plus one prompt if the shape has prompts, with one token less than fits.
 
-    As many as the pool has blocks for: each row has its own, from block 0 on.
+    There are as many rows as the pool has blocks for: each row has its own blocks, from block 0 on.
     """
     block_size, num_blocks = cache.block_size, cache.num_device_blocks
     if shape.is_decode:
@@ -178,7 +180,7 @@ def trial_rows(shape: StepShape, cache: KVCache, max_model_len: int, vocab_size:
 
 
 def run_lengths(rows: PassRows, block_size: int) -> Int32Array:
-    """How many tokens each of the trial's decodes may get: two where its block has room, or one."""
+    """Returns how many tokens each decode of the trial may get: 2 if its block has room, otherwise 1."""
     room = block_size - 1 - rows.num_computed_tokens % block_size
     return np.minimum(room + 1, 2).astype(np.int32)
 
@@ -186,9 +188,9 @@ def run_lengths(rows: PassRows, block_size: int) -> Int32Array:
 def rows_after(
     rows: PassRows, token_ids: Int64Array, goes_on: BoolArray, block_size: int
 ) -> PassRows:
-    """`rows` of a decode a token later, which is that of `token_ids` [R].
+    """Returns the decode of `rows` one token later, with the input tokens `token_ids` [R].
 
-    Who does not go on stays where he is, and writes to no slot.
+    A row that does not go on keeps its position and writes to no slot.
     """
     positions = rows.num_computed_tokens + goes_on
     blocks = rows.block_tables[np.arange(rows.num_rows), positions // block_size].astype(np.int64)
@@ -198,9 +200,9 @@ def rows_after(
 
 
 def no_rows() -> PassRows:
-    """A step of none: what is added to it is all that is recorded with.
+    """Returns a pass without rows, so that recordings are made with padding alone.
 
-    What Python decides by the rows of a recording would stay decided, and be found in a trial.
+    A model whose Python code decides by the rows would record that decision; the trial finds it.
     """
     nothing, tables = np.empty(0, np.int64), np.empty((0, 0), np.int32)
     layout = lay_out_rows(tables, nothing, nothing, 1)
@@ -208,7 +210,7 @@ def no_rows() -> PassRows:
 
 
 def trial_draws(num_rows: int, vocab_size: int) -> DrawRows:
-    """Rows that are greedy, drawn whole, and cut."""
+    """Returns draws of greedy rows, rows without a cut, and rows with top-k and top-p, in turn."""
     rows = np.arange(num_rows)
     is_cut = rows % 3 == 2
     return DrawRows(
@@ -222,6 +224,6 @@ def trial_draws(num_rows: int, vocab_size: int) -> DrawRows:
 
 
 def readout_of_lines(num_lines: int) -> Readout:
-    """Of rows that all sample."""
+    """Returns a readout of `num_lines` rows that all sample."""
     no_rows = np.empty(0, dtype=np.int64)
     return Readout(np.arange(num_lines), no_rows, no_rows)
