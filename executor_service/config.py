@@ -1,4 +1,4 @@
-"""Configuration of the executor: the checked options of its command, and its restart with others."""
+"""Configuration of the executor: the checked options of its command, and its restart with more."""
 
 from __future__ import annotations
 

@@ -240,9 +240,9 @@ def _describe(
 
 
 def _digest(loaded: LoadedModel, config: ExecutorConfig) -> str:
-    """Returns the model's digest, which also covers rounding of weights and scales of keys and values.
+    """Returns the model's digest.
 
-    A model with rounded weights, or with other scales, is another model.
+    Rounded weights, or other scales of keys and values, change it.
     """
     beside = [] if config.quantization == "none" else [config.quantization]
     # The checkpoint's digest need not have seen these few bytes.

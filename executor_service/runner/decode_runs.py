@@ -47,7 +47,7 @@ class DecodeRuns:
         return self._model is not None and self._model.can_run
 
     def has_plain_rows(self, step: StepInput) -> bool:
-        """Returns whether logits alone decide the tokens of `step`, and no row asks for logprobs."""
+        """Returns whether logits alone decide the tokens of `step`, and no logprobs are asked for."""
         params = step.sampling_params
         return (
             step.cross is None
@@ -59,7 +59,10 @@ class DecodeRuns:
         )
 
     def serves(self, step: StepInput) -> bool:
-        """Returns whether `run` can take `step`: all rows have one input token, sample, and are plain."""
+        """Returns whether `run` can take `step`.
+
+        All rows are plain, sample and have one input token.
+        """
         return (
             self.is_possible
             and step.num_run_on_tokens is not None
@@ -91,7 +94,10 @@ class DecodeRuns:
         return self._model.decode_run(self._batches.of_rows(step, rows), run_rows), run_rows
 
     def _num_tokens(self, step: StepInput) -> Int32Array:
-        """Returns the limit of tokens of each row, [R]; the model has no positions beyond max_model_len."""
+        """Returns the limit of tokens of each row, [R].
+
+        The model has no positions beyond max_model_len.
+        """
         assert step.num_run_on_tokens is not None, "a step whose rows run on"
         num_positions = np.maximum(self._loaded.max_model_len - step.num_computed_tokens, 1)
         return np.minimum(step.num_run_on_tokens + 1, np.minimum(num_positions, _MAX_NUM_TOKENS))
@@ -103,7 +109,10 @@ class PendingRun:
     def __init__(
         self, tokens: Tensor, rows: RunRows, copy_to_host: Callable[[Tensor], Tensor]
     ) -> None:
-        """Starts the copy of `tokens`: [R, m] int32 on the device, in the form of `RunningModel`."""
+        """Starts the copy of `tokens`.
+
+        [R, m] int32 on the device, as a `RunningModel` returns them.
+        """
         self._tokens = tokens
         self._run_rows = rows
         self._copy = HostCopy((tokens,), copy_to_host)
@@ -139,7 +148,10 @@ class PendingRun:
 
 
 def _num_taken(tokens: Int32Array, rows: RunRows) -> Int64Array:
-    """Counts tokens of each row of `tokens` [R, m]: before the first -1, up to the first stop; [R]."""
+    """Counts the tokens of each row, [R], in `tokens` [R, m].
+
+    They are those before the first -1, up to the first stop token, itself included.
+    """
     width = tokens.shape[1]
     is_nothing = tokens < 0
     counts: Int64Array = np.where(is_nothing.any(axis=1), is_nothing.argmax(axis=1), width)

@@ -66,7 +66,10 @@ def compile_kernels(
 
 
 def step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:
-    """Yields new tokens of the rows of each step: decodes, a prompt, a prompt between two other rows."""
+    """Yields the numbers of new tokens of each step's rows.
+
+    There are decodes, single prompts, and prompts between two other rows.
+    """
     for num_rows in _NUM_DECODES:
         if num_rows <= min(most_rows, most_tokens):
             yield [1] * num_rows
@@ -78,7 +81,10 @@ def step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:
 
 
 def full_step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:
-    """Yields steps of prompts, of all lengths, that fill the device: attention uses other kernels there."""
+    """Yields steps of prompts of all lengths that fill the device.
+
+    Attention uses other kernels for these.
+    """
     for num_new in _NUM_NEW:
         num_rows = min(most_rows, most_tokens // num_new)
         if num_rows > 1:

@@ -1,4 +1,4 @@
-"""Sizes of the KV pools: how many blocks fit beside weights and the largest step; runner creation."""
+"""Sizes of the KV pools, so that they fit beside weights and the largest step; runner creation."""
 
 from __future__ import annotations
 
@@ -417,7 +417,10 @@ def measure_worst_step(
 
 
 def _num_new_tokens(size: StepSize) -> np.ndarray:
-    """Returns new tokens of rows, [R] int64, falling: one each, and the rest in as few rows as possible."""
+    """Returns the numbers of new tokens, [R] int64, falling.
+
+    Each row has one, and as few rows as possible have the rest.
+    """
     num_rows = min(size.num_rows, size.num_tokens)
     most = size.max_model_len - 1
     rest = size.num_tokens - num_rows - most * np.arange(num_rows)
@@ -425,14 +428,17 @@ def _num_new_tokens(size: StepSize) -> np.ndarray:
 
 
 def _num_prompt_tokens(computed: np.ndarray, num_new: np.ndarray) -> np.ndarray:
-    """Returns prompt lengths, [R] int32: long enough in the first rows to score MAX_SCORED_TOKENS."""
+    """Returns prompt lengths, [R] int32, with which MAX_SCORED_TOKENS tokens of the first rows are scored."""
     num_before = np.cumsum(num_new) - num_new
     num_scored = np.clip(MAX_SCORED_TOKENS - num_before, 0, num_new)
     return np.asarray(computed + num_scored + 1, np.int32)
 
 
 def _block_tables(computed: np.ndarray, ends: np.ndarray, block_size: int) -> np.ndarray:
-    """Returns block tables, [R, M] int32: block 0 before the row's new tokens, other blocks for them."""
+    """Returns the block tables, [R, M] int32.
+
+    Block 0 stands for everything before the row's new tokens; these have other blocks.
+    """
     indexes = np.arange(-(-int(ends.max()) // block_size))
     tables = indexes - (computed // block_size)[:, None] + 1
     is_used = indexes < -(-ends // block_size)[:, None]

@@ -64,10 +64,10 @@ class RecordedRuns:
         trial_rows: Callable[[StepShape], PassRows],
         uploads: Uploads,
     ) -> None:
-        """Records the advance for decodes of `shapes`, and tries it. After a failure no row runs on.
+        """Records the advance for decodes of `shapes`, and tries it.
 
-        An error in the log says why. `trial_rows`: returns the rows to try a shape with. Raises
-        RecordingFailed if the process cannot go on.
+        After a failure no row runs on, and an error in the log says why. `trial_rows`: returns the
+        rows to try a shape with. Raises RecordingFailed if the process cannot go on.
         """
         try:
             for shape in shapes:
@@ -87,9 +87,10 @@ class RecordedRuns:
                 _log.exception("cuda_graphs_not_recorded kind=%s reason=%r", "run", name)
 
     def run(self, shape: StepShape, replay: Replay, num_rows: int, most: int) -> Tensor:
-        """Returns the tokens, [R, m] int32, of the first rows of `shape`, whose decode `replay` repeats.
+        """Returns the tokens, [R, m] int32, of the first rows of `shape`.
 
-        `most`: m; a row may get fewer, as `num_left` of its inputs says.
+        `replay`: replays the decode of that shape. `most`: m; a row may get fewer, as `num_left` of
+        its inputs says.
         """
         tokens = self._drawn.new_empty(num_rows, most)
         for index in range(most):
@@ -99,7 +100,10 @@ class RecordedRuns:
         return tokens
 
     def _advance(self, shape: StepShape) -> None:
-        """Advances the inputs by one token; recorded. A row that gets no more stays and writes to no slot."""
+        """Advances the inputs by one token; this is what is recorded.
+
+        A row that gets no more tokens keeps its position and writes to no slot.
+        """
         inputs, num_left = self._inputs.tensors(shape), self._inputs.num_left(shape)
         drawn, size = self._drawn[: shape.num_rows], self._block_size
         self._taken[: shape.num_rows].copy_(drawn.masked_fill(num_left <= 0, -1))
@@ -115,7 +119,7 @@ class RecordedRuns:
         self._static_draw.advance(self._inputs.words(shape), distance)
 
     def _try(self, shape: StepShape, rows: PassRows, uploads: Uploads) -> None:
-        """Raises TrialFailed if the recording leaves other inputs than the next pass should begin with."""
+        """Raises TrialFailed if the recording leaves other inputs than the next pass must begin with."""
         num_rows = rows.num_rows
         token_ids = np.arange(num_rows)
         draws = trial_draws(num_rows, num_rows)
@@ -180,7 +184,10 @@ def trial_rows(shape: StepShape, cache: KVCache, max_model_len: int, vocab_size:
 
 
 def run_lengths(rows: PassRows, block_size: int) -> Int32Array:
-    """Returns how many tokens each decode of the trial may get: 2 if its block has room, otherwise 1."""
+    """Returns how many tokens each decode of the trial may get.
+
+    It is 2 if the row's block has room, otherwise 1.
+    """
     room = block_size - 1 - rows.num_computed_tokens % block_size
     return np.minimum(room + 1, 2).astype(np.int32)
 
