@@ -1,1 +1,1 @@
-"""One step on a device, and how much room it needs."""
+"""Steps on a device: forward pass, sampling, recordings, and the memory that they need."""

@@ -47,7 +47,7 @@ class DecodeRuns:
         return self._model is not None and self._model.can_run
 
     def has_plain_rows(self, step: StepInput) -> bool:
-        """Returns whether logits alone decide the tokens of `step`, and no logprobs are asked for."""
+        """Returns whether logits alone decide the tokens of `step`, without logprobs."""
         params = step.sampling_params
         return (
             step.cross is None

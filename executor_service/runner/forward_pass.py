@@ -1,4 +1,4 @@
-"""The forward pass of a step, and its repetition row by row where it raises.
+"""Forward pass of a step, repeated row by row if it raises; batches for it; steps run in parts.
 
 Shape letters: R rows of the step, S rows that sample, P scored prompt tokens, V vocabulary.
 """
@@ -44,9 +44,9 @@ _LEANS_ON_FAILED_ROW = "reads KV blocks that a failed row of the same step was t
 class ForwardResult:
     """Logits of the rows that did not fail.
 
-    `sampling_logits`: [S, V], `prompt_logits`: [P, V], both float32, as `readout` lists them.
-    `row_errors`: for each row that failed, what to tell people. `token_ids`: [S] int32, what the
-    rows sample, where the model has drawn as well; the next pass may overwrite them.
+    `sampling_logits`: [S, V], `prompt_logits`: [P, V], both float32, in the order of `readout`.
+    `row_errors`: error text of each failed row, for people. `token_ids`: [S] int32, sampled tokens
+    if the model draws as well; the next pass may overwrite them.
     """
 
     readout: Readout
@@ -62,7 +62,7 @@ class ForwardPass:
     def __init__(
         self, loaded: LoadedModel, cache: KVCache, model: PagedModel, batches: PassBatches
     ) -> None:
-        """`model` works on the pools of `cache`, as do `batches`."""
+        """Prepares passes of `model`, which works on the pools of `cache`, as `batches` do."""
         self._loaded = loaded
         self._cache = cache
         self._model = model
@@ -71,9 +71,9 @@ class ForwardPass:
     def run(self, step: StepInput) -> ForwardResult:
         """Computes all rows of `step`, at least one.
 
-        A row whose computation raises fails alone, and so does one that needs an adapter. Raises
-        StepFailed if there are several rows and every one raises; whatever no row explains (out of
-        memory, a lost device) is passed on.
+        A row whose computation raises fails alone, and so does a row that needs an adapter. Raises
+        StepFailed if there are several rows and every one raises. An error that no row explains
+        (out of memory, a lost device) is passed on.
         """
         rows = np.arange(step.num_rows)
         errors = _missing_adapters(step)
@@ -86,7 +86,7 @@ class ForwardPass:
         return replace(result, row_errors=result.row_errors | errors)
 
     def _run_apart(self, step: StepInput, rows: Int64Array) -> ForwardResult:
-        """Computes `rows`, one by one if it has to."""
+        """Computes `rows` in one pass; row by row if that raises."""
         try:
             return self._run_rows(step, rows)
         except Exception as error:
@@ -98,7 +98,7 @@ class ForwardPass:
         return self._run_row_by_row(step, rows)
 
     def _run_rows(self, step: StepInput, rows: Int64Array) -> ForwardResult:
-        """Computes `rows` (indexes into the step) in one pass; passes on what the model raises."""
+        """Computes `rows` (indexes into the step) in one pass. Passes on what the model raises."""
         batch = self._batches.of_rows(step, rows)
         logits = self._model.logits(batch)
         num_sampling = len(batch.readout.sampling_rows)
@@ -131,7 +131,7 @@ class ForwardPass:
         return self._merge([results[row] for row in sorted(results)], errors)
 
     def _merge(self, results: Sequence[ForwardResult], errors: dict[int, str]) -> ForwardResult:
-        """One result of many; readouts stay ordered as in the parts."""
+        """Joins results into one; readouts keep their order."""
         none = np.empty(0, np.int64)
         no_logits = torch.empty(0, self._loaded.vocab_size, device=self._cache.device)
         readouts = [result.readout for result in results]
@@ -147,7 +147,7 @@ class ForwardPass:
         )
 
     def _blocks(self, step: StepInput, row: int) -> tuple[list[int], list[int]]:
-        """The blocks a row reads of what is there before it runs, and those it writes."""
+        """Returns the blocks with earlier KV that a row reads, and the blocks that it writes."""
         block_size = self._cache.block_size
         computed = int(step.num_computed_tokens[row])
         end = computed + int(step.num_new_tokens[row])
@@ -158,7 +158,7 @@ class ForwardPass:
 
 
 def _missing_adapters(step: StepInput) -> dict[int, str]:
-    """What to tell people of each row with an adapter: this executor can apply none."""
+    """Returns the error text of each row with an adapter: this executor can apply none."""
     return {
         row: f"adapter {name!r} is not here; available: none"
         for row, name in enumerate(step.adapters)
@@ -167,7 +167,7 @@ def _missing_adapters(step: StepInput) -> dict[int, str]:
 
 
 def _copy(result: ForwardResult) -> ForwardResult:
-    """`result` with logits that the next forward pass does not overwrite."""
+    """Returns `result` with logits that the next forward pass does not overwrite."""
     return replace(
         result,
         sampling_logits=result.sampling_logits.clone(),
@@ -176,17 +176,17 @@ def _copy(result: ForwardResult) -> ForwardResult:
 
 
 def _describe(error: Exception) -> str:
-    """The type only: the text of an exception might quote the input."""
+    """Returns the exception's type only: its text might quote the input."""
     return f"{type(error).__name__} in the forward pass"
 
 
-# -- Passes over rows of steps, as a model is given them -------------------------------------------
+# -- Input batches of forward passes ---------------------------------------------------------------
 #
 # Shape letter: R rows of the step.
 
 
 class PassBatches:
-    """Makes them. The device keeps the block tables of all rows, where it has memory of its own."""
+    """Builds the batches of forward passes. A device with its own memory keeps all block tables."""
 
     def __init__(
         self,
@@ -195,21 +195,21 @@ class PassBatches:
         uploads: Uploads,
         sampled: SampledTokens | None = None,
     ) -> None:
-        """`uploads` go to the device of `cache`.
+        """Prepares batches for the device of `cache`, to which `uploads` go.
 
-        `sampled` has the tokens that a step awaits; None if none ever will.
+        `sampled`: tokens that steps await; None if no step ever awaits any.
         """
         self._cache = cache
         self._vocab_size = loaded.vocab_size
         self._uploads = uploads
         self._sampled = sampled
-        # On a CPU, attention itself reads keys once that rows share.
+        # On a CPU, attention itself reads shared keys only once.
         self._max_joined = 0 if uploads.shares_memory else MOST_PROMPTS
         max_num_blocks = -(-loaded.max_model_len // cache.block_size)
         self._tables = ResidentTables(max_num_blocks, cache.device, uploads)
 
     def of_rows(self, step: StepInput, rows: Int64Array) -> InputBatch:
-        """The pass that computes `rows` of `step`, rising indexes, and how these are drawn."""
+        """Builds the pass that computes `rows` of `step`, rising indexes, with its draws."""
         cache, tables = self._cache, None
         if step.tables is not None and not self._uploads.shares_memory:
             tables = self._tables.follow(step.tables)
@@ -228,16 +228,16 @@ class PassBatches:
         return batch
 
 
-# -- Steps whose tokens can be drawn where their logits are computed -------------------------------
+# -- Draws inside the forward pass -----------------------------------------------------------------
 #
 # Shape letter: S rows that sample.
 
 
 def plain_draws(step: StepInput, sampling_rows: Int64Array, vocab_size: int) -> DrawRows | None:
-    """How `sampling_rows` [S] of `step`, indexes, are drawn, if nothing but logits decides.
+    """Returns how `sampling_rows` [S] of `step`, indexes, are drawn, if logits alone decide.
 
-    None if a row has penalties, a bias, a grammar or whatever else changes logits before they are
-    drawn from: what that is may be known only when they are there. None, too, if S is 0.
+    Returns None if S is 0, or if a row has penalties, a bias, a grammar or anything else that
+    changes logits before the draw: that may be known only when the logits are there.
     """
     params, seeds, positions = (
         step.sampling_params,
@@ -249,23 +249,25 @@ def plain_draws(step: StepInput, sampling_rows: Int64Array, vocab_size: int) -> 
         seeds, positions = seeds[sampling_rows], positions[sampling_rows]
     if not len(sampling_rows) or params.adjusts_logits.any():
         return None
-    # How long prompts and histories are makes no difference then.
+    # Prompt lengths and histories make no difference to such draws.
     histories = [None] * len(positions)
     return draw_rows(SamplingRows(params, seeds, positions, positions, histories), vocab_size)
 
 
-# -- A step that scores many prompt tokens, run in parts: together their logits may not fit --------
+# -- Steps that score many prompt tokens, run in parts ---------------------------------------------
 #
-# It is as if its tokens had come in several steps. Shape letters: R rows of the step, K rows of a
-# part.
+# The logits of all scored tokens together may not fit into memory. The parts give the same results
+# as if the tokens had come in several steps.
+#
+# Shape letters: R rows of the step, K rows of a part.
 
-# Prompt tokens whose logits there are at a time; with 150 000 tokens in the vocabulary, 150 MB.
+# Limit of scored prompt tokens per pass; with a vocabulary of 150 000, their logits take 150 MB.
 MAX_SCORED_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Of rows `rows` of a step, the new tokens `starts` .. `ends` - 1; [K] each."""
+    """New tokens `starts` .. `ends` - 1 of the rows `rows` of a step; [K] each."""
 
     rows: Int64Array
     starts: Int64Array
@@ -273,16 +275,16 @@ class _Part:
 
 
 def scores_too_much(step: StepInput) -> bool:
-    """Whether `step` is to be run in parts."""
+    """Returns whether `step` must be run in parts."""
     if len(step.token_ids) <= MAX_SCORED_TOKENS or step.cross is not None:
         return False
     return int(_num_scored(step).sum()) > MAX_SCORED_TOKENS
 
 
 def run_in_parts(step: StepInput, execute: Callable[[StepInput], StepOutput]) -> StepOutput:
-    """What `execute` would return for `step`, with at most MAX_SCORED_TOKENS scored at a time.
+    """Returns what `execute` would return for `step`, scoring at most MAX_SCORED_TOKENS at a time.
 
-    A row of which a part fails has failed.
+    A row fails if one of its parts fails.
     """
     parts = list(_cut(step, _num_scored(step)))
     outputs = [execute(_take(step, part, is_first=part is parts[0])) for part in parts]
@@ -290,7 +292,7 @@ def run_in_parts(step: StepInput, execute: Callable[[StepInput], StepOutput]) ->
 
 
 def _num_scored(step: StepInput) -> Int64Array:
-    """[R]; they are the first new tokens of a row."""
+    """Returns how many tokens of each row are scored, [R]: the first of its new tokens."""
     num_left = step.num_prompt_tokens.astype(np.int64) - 1 - step.num_computed_tokens
     num_left[step.sampling_params.num_prompt_logprobs < 0] = 0
     return np.asarray(np.clip(num_left, 0, step.num_new_tokens))
@@ -320,7 +322,7 @@ def _part(pieces: list[tuple[int, int, int]]) -> _Part:
 
 
 def _take(step: StepInput, part: _Part, *, is_first: bool) -> StepInput:
-    """The step that computes `part`; the first one has the block moves."""
+    """Builds the step that computes `part`. Only the first part has the block moves."""
     rows = part.rows
     first_tokens = np.cumsum(step.num_new_tokens, dtype=np.int64) - step.num_new_tokens
     spans = zip(first_tokens[rows] + part.starts, first_tokens[rows] + part.ends, strict=True)
@@ -344,7 +346,7 @@ def _merge(step: StepInput, parts: list[_Part], outputs: list[StepOutput]) -> St
     for part, output in zip(parts, outputs, strict=True):
         has_failed = output.row_statuses != RowStatus.OK
         statuses[part.rows[has_failed]] = output.row_statuses[has_failed]
-        # What a row samples comes in its last part.
+        # A row samples in its last part.
         token_ids[part.rows] = output.sampled_token_ids
         errors |= {int(part.rows[row]): text for row, text in output.row_errors.items()}
     is_ok: BoolArray = statuses == RowStatus.OK
@@ -365,7 +367,7 @@ def _merge(step: StepInput, parts: list[_Part], outputs: list[StepOutput]) -> St
 def _join(
     parts: list[_Part], columns: list[LogprobColumns | None], is_ok: BoolArray
 ) -> LogprobColumns | None:
-    """All `columns`, with the rows of the step, without those that failed."""
+    """Joins `columns`, renumbers their rows as in the step, and drops failed rows."""
     of_step = [
         replace(of_part, row_indexes=part.rows[of_part.row_indexes].astype(np.int32))
         for part, of_part in zip(parts, columns, strict=True)

@@ -1,8 +1,8 @@
-"""One step: block moves, forward pass, sampling. What goes wrong with one row stays with it.
+"""Execution of one step: block moves, forward pass, sampling. A faulty row fails alone.
 
-On a GPU a step is over some time after it has begun, and the next may begin meanwhile: all that a
-step asks of its device is done after what the steps before asked, and its input tokens may be some
-that are only there. On a CPU a step is over when it has begun.
+On a GPU a step finishes some time after it has begun, and the next step may begin meanwhile: the
+device works in order, and input tokens may exist on the device only. On a CPU a step is finished
+when `begin` returns.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NO_ROWS = StepOutput(np.empty(0, np.uint8), np.empty(0, np.int32))
 
 @dataclass(frozen=True, slots=True)
 class _Computing:
-    """What a step with rows asked of the compute stream. `sample_timer` ends it."""
+    """Work of a step with rows on the compute stream. `sample_timer` stops at its end."""
 
     forward_timer: Timer
     sample_timer: Timer
@@ -56,7 +56,7 @@ class _Computing:
 
 
 class ModelRunner:
-    """Runs steps of one `model` against its KV pools, `cache`. Not thread-safe."""
+    """Runs steps of one `model` on its KV pools, `cache`. Not thread-safe."""
 
     def __init__(
         self,
@@ -67,15 +67,16 @@ class ModelRunner:
         streams: DeviceStreams | None = None,
         adjust: Adjust = adjust_in_torch,
     ) -> None:
-        """`model` computes what `loaded` says, on the pools of `cache`; `draw` chooses tokens.
+        """Prepares a runner for `model`, which computes what `loaded` describes on the pools of `cache`.
 
-        `streams`: None for those of the device of `cache`. `adjust`: what changes logits before.
+        `adjust` changes logits, then `draw` chooses tokens. `streams`: None for those of the
+        cache's device.
         """
         self.cache = cache
         self.model = model
         self._streams = streams or streams_of(cache.device)
         self._uploads = uploads = Uploads(cache.device, self._streams)
-        # Where that is not the host's, it waits for the device at the end of a turn.
+        # Without shared memory, the host waits for the device after each turn of a run.
         self._has_own_memory = not uploads.shares_memory
         self._counts = TokenCounts(loaded.vocab_size, cache.device, uploads)
         self._sampled = SampledTokens()
@@ -90,15 +91,18 @@ class ModelRunner:
 
     @property
     def runs_on_alone(self) -> bool:
-        """Whether rows get several tokens of a step without the host between them."""
+        """Whether rows get several tokens in a step without the host between them."""
         return self._runs.is_possible
 
     def execute(self, step: StepInput) -> StepOutput:
-        """Begins and finishes `step`; all steps before are finished. Raises StepFailed."""
+        """Begins and finishes `step`. All earlier steps must be finished. Raises StepFailed."""
         return execute_step(self, step)
 
     def begin(self, step: StepInput) -> PendingStep | None:
-        """The `__cause__` of StepFailed is an OutOfMemory where memory ran out."""
+        """Begins `step`; returns None if earlier steps must finish first.
+
+        Raises StepFailed, whose `__cause__` is an OutOfMemory if memory ran out.
+        """
         step = self._shortened(step)
         is_cut = scores_too_much(step)
         goes_by_turns = (
@@ -115,7 +119,7 @@ class ModelRunner:
         return self._begin(step)
 
     def _shortened(self, step: StepInput) -> StepInput:
-        """`step` without runs if its rows would go by turns for which the host has to wait."""
+        """Returns `step` without runs if they would make the host wait for the device after each turn."""
         runs = self._runs
         if step.num_run_on_tokens is None or not self._has_own_memory:
             return step
@@ -124,12 +128,12 @@ class ModelRunner:
         return replace(step, num_run_on_tokens=np.zeros_like(step.num_run_on_tokens))
 
     def _execute_run(self, step: StepInput) -> StepOutput | None:
-        """What becomes of `step` and its runs in one go; None if that does not serve it."""
+        """Returns the output of `step` with its runs in one go; None if it cannot run so."""
         return self._begin(step).finish() if self._runs.serves(step) else None
 
     def _release_memory(self) -> None:
         if self._ran_out_of_memory:
-            # Not when it happened: the error still held the tensors of that step.
+            # Not earlier: the error still held the tensors of the failed step.
             self._ran_out_of_memory = False
             release_cached_memory(self.cache.device)
 
@@ -137,13 +141,13 @@ class ModelRunner:
     def _begin(self, step: StepInput) -> PendingModelStep:
         self._release_memory()
         if not (self._unfinished or step.sampling_params.adjusts_logits.any()):
-            # Histories of rows that are gone need not be kept.
+            # Frees the counts, also those of rows that are gone.
             self._counts.forget()
         try:
             with self._failing_the_step(), self._streams.on_device():
                 pending = self._ask(step)
         except StepFailed:
-            # How much of it was counted is unknown.
+            # How many tokens of the step were counted is unknown.
             self._counts.forget()
             raise
         self._unfinished.append(pending)
@@ -160,7 +164,7 @@ class ModelRunner:
         return pending
 
     def finish(self, pending: PendingModelStep) -> StepOutput:
-        """What became of the oldest step that is not finished. Raises StepFailed."""
+        """Returns the output of `pending`, the oldest unfinished step. Raises StepFailed."""
         oldest = self._unfinished.popleft()
         assert pending is oldest, "steps are finished in the order in which they began"
         self._sampled.forget(pending.step_id)
@@ -169,7 +173,7 @@ class ModelRunner:
             computing = pending.computing
             if computing is None:
                 return replace(_NO_ROWS, move_us=move_us)
-            # Timers wait for the device.
+            # Reading a timer waits for the device.
             forward_us = computing.forward_timer.elapsed_us()
             sample_us = computing.sample_timer.elapsed_us()
             return computing.sampling.output(move_us, forward_us, sample_us)
@@ -198,7 +202,7 @@ class ModelRunner:
 
     @contextmanager
     def _failing_the_step(self) -> Iterator[None]:
-        """What is raised inside becomes StepFailed."""
+        """Converts exceptions raised inside to StepFailed."""
         try:
             yield
         except StepFailed:

@@ -428,7 +428,7 @@ def _num_new_tokens(size: StepSize) -> np.ndarray:
 
 
 def _num_prompt_tokens(computed: np.ndarray, num_new: np.ndarray) -> np.ndarray:
-    """Returns prompt lengths, [R] int32, with which MAX_SCORED_TOKENS tokens of the first rows are scored."""
+    """Returns prompt lengths, [R] int32, such that MAX_SCORED_TOKENS tokens are scored."""
     num_before = np.cumsum(num_new) - num_new
     num_scored = np.clip(MAX_SCORED_TOKENS - num_before, 0, num_new)
     return np.asarray(computed + num_scored + 1, np.int32)

@@ -119,7 +119,7 @@ class RecordedRuns:
         self._static_draw.advance(self._inputs.words(shape), distance)
 
     def _try(self, shape: StepShape, rows: PassRows, uploads: Uploads) -> None:
-        """Raises TrialFailed if the recording leaves other inputs than the next pass must begin with."""
+        """Raises TrialFailed if the recorded advance leaves wrong inputs for the next pass."""
         num_rows = rows.num_rows
         token_ids = np.arange(num_rows)
         draws = trial_draws(num_rows, num_rows)

@@ -1,7 +1,7 @@
-"""The memory that recorded steps read, and how a step gets into it.
+"""Input memory of recorded steps, and the shapes of steps that are recorded.
 
-Shape letters: those of `step_shapes`; N rows of a shape, R of a step, W blocks of the longest table
-that is looked at.
+Shape letters: T tokens and L lines of logits of a shape, N rows of a shape, R rows of a step, W
+blocks of the longest block table that is read.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from splitserve_kernels.paged_batch import PagedBatch
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
-    """A step of one shape as it is copied. `places`, `indexes`: [N], of what is awaited.
+    """Host arrays of a step of one shape, as they are copied to the device.
 
-    `input_ids`, `positions`, `slots`: [T]. `logits_index`: [L]. `words`: of the draw. `row_ids`:
-    [N], where the device has the tables; else `tables` has them, which is without columns then.
-    `num_computed`: [N]. `num_left`: [N], tokens that rows of a decode may get, 0 where only one is
-    drawn anyhow. `query_starts`: [N + 1]. `tables`: [N, W].
+    `input_ids`, `positions`, `slots`: [T]. `logits_index`: [L]. `places`, `indexes`: [N], of
+    awaited input tokens. `words`: packed draws. `row_ids`: [N], used if the device keeps the block
+    tables; otherwise `tables`: [N, W], which has no columns in the first case. `num_computed`: [N].
+    `num_left`: [N], tokens that rows of a decode may get; 0 if only one is drawn anyway.
+    `query_starts`: [N + 1].
     """
 
     input_ids: Int64Array
@@ -47,7 +48,7 @@ class _Arrays:
 
     @property
     def numbers(self) -> Numbers:
-        """Tables last: all else lies in the same place however wide they are."""
+        """All arrays in copy order; tables come last, so that their width moves no other array."""
         longs = [self.input_ids, self.positions, self.slots, self.logits_index]
         longs += [self.places, self.indexes, self.words, self.row_ids]
         ints = [self.num_computed, self.num_left, self.query_starts, self.tables]
@@ -56,7 +57,7 @@ class _Arrays:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """`_Arrays` on the device; of `tables` those of all rows, as wide as can be."""
+    """`_Arrays` on the device; `tables` is a view of the memory for all rows at full width."""
 
     input_ids: Tensor
     positions: Tensor
@@ -73,7 +74,7 @@ class _Arrived:
 
 
 class StaticInputs:
-    """Steps of some shapes, one at a time: all have the same memory."""
+    """Device memory for steps of some shapes, one step at a time: all shapes share the memory."""
 
     def __init__(
         self,
@@ -82,15 +83,15 @@ class StaticInputs:
         cache: KVCache,
         static_draw: StaticDraw | None = None,
     ) -> None:
-        """Nothing is there until `fill` is called.
+        """Allocates the memory. It holds no step until `fill` is called.
 
-        `static_draw`: what draws from their logits; None if that is not recorded.
+        `static_draw`: draws tokens in the recordings; None if draws are not recorded.
         """
         self._static_draw = static_draw
         self._block_size = cache.block_size
         self._width = -(-max_model_len // cache.block_size)
         self._max_num_tokens = self._width * cache.block_size
-        # Where a step arrives, in one copy: its tables beside each other, as wide as they are.
+        # A step arrives here in one copy, with its tables packed at their own width.
         num_bytes = max(self._added(shape, self._width).numbers.num_bytes for shape in shapes)
         self._memory = torch.zeros(num_bytes, dtype=torch.uint8, device=cache.device)
         most_rows = max(shape.num_rows for shape in shapes)
@@ -98,7 +99,7 @@ class StaticInputs:
         self._arrived = {shape: self._views(shape) for shape in shapes}
 
     def tensors(self, shape: StepShape) -> PassTensors:
-        """A step of `shape`, as views of the memory."""
+        """Returns the inputs of a step of `shape`, as views of the memory."""
         arrived = self._arrived[shape]
         paged = PagedBatch(
             block_tables=self._tables[: shape.num_rows],
@@ -115,11 +116,11 @@ class StaticInputs:
         )
 
     def words(self, shape: StepShape) -> Tensor:
-        """How the lines of logits of `shape` are drawn, a view of the memory."""
+        """Returns the packed draws of the lines of logits of `shape`, a view of the memory."""
         return self._arrived[shape].words
 
     def num_left(self, shape: StepShape) -> Tensor:
-        """How many tokens the rows of `shape` may get, a view of the memory."""
+        """Returns how many tokens each row of `shape` may get, a view of the memory."""
         return self._arrived[shape].num_left
 
     def fill(
@@ -130,11 +131,11 @@ class StaticInputs:
         draws: DrawRows | None = None,
         most_tokens: Int32Array | None = None,
     ) -> None:
-        """Asks for `rows`, which `shape` has room for, in place of what is there.
+        """Launches the copy of `rows`, for which `shape` has room, into the memory.
 
-        Added tokens write to no slot; where they have rows, these read block 0. `draws`: how the
-        first lines of logits are drawn; None if it makes no difference. `most_tokens`: how many the
-        rows of a decode may get; None if they do not run on.
+        Padding tokens write to no slot; if they have rows, these read block 0. `draws`: how the
+        first lines of logits are drawn; None if it makes no difference. `most_tokens`: tokens that
+        each row of a decode may get; None if rows do not run on.
         """
         num_tokens, num_decodes = len(rows.token_ids), rows.layout.num_decodes
         width, resident, awaited = self._width_read(rows, shape), rows.resident, rows.awaited
@@ -152,7 +153,8 @@ class StaticInputs:
             _put_rows(arrays.row_ids, resident.row_ids, num_decodes, shape)
         if not shape.is_decode:
             _put_starts(arrays.query_starts, rows.layout.query_starts, num_decodes, shape)
-            # What nobody attended for would be whatever memory holds. No more have blocks.
+            # Padding tokens attend, too, else their outputs would be random memory. Tokens beyond
+            # the longest block table have no blocks to attend to.
             arrays.query_starts[-1] = min(shape.num_tokens, num_tokens + self._max_num_tokens)
         num_awaited = 0 if awaited is None else len(awaited.places)
         if awaited is not None:
@@ -174,13 +176,13 @@ class StaticInputs:
             fill_in(arrived.input_ids, awaited, *where)
 
     def _width_read(self, rows: PassRows, shape: StepShape) -> int:
-        """Blocks of a table up to the last token of the longest row, or of the added tokens."""
+        """Returns the blocks of a table up to the last token of the longest row, or of padding."""
         added = 0 if shape.is_decode else shape.num_tokens - len(rows.token_ids)
         num_blocks: int = max(rows.block_tables.shape[1], -(-added // self._block_size))
         return min(num_blocks, self._width)
 
     def _added(self, shape: StepShape, width: int) -> _Arrays:
-        """Of added rows and tokens alone, which are greedy."""
+        """Returns arrays that hold padding rows and tokens only, which are greedy."""
         num_rows = shape.num_rows
         starts = np.arange(num_rows + 1) if shape.is_decode else np.zeros(num_rows + 1)
         draw = self._static_draw
@@ -205,7 +207,7 @@ class StaticInputs:
 
 
 def _put_rows(target: Array, numbers: Array, num_decodes: int, shape: StepShape) -> None:
-    """`numbers` [R, ..] of rows, decodes first, to where `shape` has decodes and prompts."""
+    """Copies `numbers` [R, ..] of rows, decodes first, to the decodes and prompts of `shape`."""
     target[:num_decodes] = numbers[:num_decodes]
     prompts = numbers[num_decodes:]
     target[shape.num_decodes : shape.num_decodes + len(prompts)] = prompts
@@ -214,7 +216,7 @@ def _put_rows(target: Array, numbers: Array, num_decodes: int, shape: StepShape)
 def _put_starts(
     target: Int32Array, query_starts: Int64Array, num_decodes: int, shape: StepShape
 ) -> None:
-    """`query_starts` [R + 1]; decodes and prompts that are added have no tokens."""
+    """Copies `query_starts` [R + 1]; padding decodes and prompts get no tokens."""
     target[:num_decodes] = query_starts[:num_decodes]
     target[num_decodes : shape.num_decodes] = num_decodes
     prompts = query_starts[num_decodes:]
@@ -222,15 +224,16 @@ def _put_starts(
     target[shape.num_decodes + len(prompts) :] = query_starts[-1]
 
 
-# -- The forms of steps that are recorded, and which of them a step goes into ----------------------
+# -- Shapes of recorded steps ----------------------------------------------------------------------
 #
 # Shape letters: T tokens, D rows of decodes, P rows of prompts, L lines of logits.
 
-# Of steps with prompts; beyond it the device has more to do than the host. With an 8B model on an
-# H100 the host took 19 ms to launch 532 tokens, and a recording of 501 took 14.
+# Largest recorded step with prompts, in tokens; beyond it the device has more to do than the host.
+# With an 8B model on an H100 the host took 19 ms to launch 532 tokens, and a recording of 501 took
+# 14 ms.
 MAX_PROMPT_SIZE = 1024
 _PROMPT_SIZES = (16, *range(32, 257, 32), *range(320, MAX_PROMPT_SIZE + 1, 64))
-# More prompts than that in so few tokens are rare; each costs a recording empty programs.
+# Most prompts of a shape: more in so few tokens are rare, and each costs empty kernel programs.
 MOST_PROMPTS = 32
 
 
@@ -239,11 +242,11 @@ Kind = Literal["decode", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a recording has room for.
+    """Sizes for which a recording has room.
 
     `num_tokens`: T. `num_decodes`: D rows of one token. `num_prompts`: P rows of any number of
-    tokens, behind these, and one more behind them has the tokens that are added; 0 in a recording
-    of decodes, whose added rows have a token each. `num_lines`: L.
+    tokens, after the decodes; one more row after them holds the padding tokens. P is 0 in a
+    recording of decodes, whose padding rows have one token each. `num_lines`: L.
     """
 
     num_tokens: int
@@ -253,21 +256,21 @@ class StepShape:
 
     @property
     def num_rows(self) -> int:
-        """Of decodes, prompts, and added tokens."""
+        """Number of rows: decodes, prompts, and one of padding tokens if there are prompts."""
         return self.num_decodes + self.num_prompts + (0 if self.is_decode else 1)
 
     @property
     def is_decode(self) -> bool:
-        """Whether there is room for decodes alone."""
+        """Whether the shape has room for decodes only."""
         return self.num_prompts == 0
 
     @property
     def kind(self) -> Kind:
-        """Of the steps that it is for: of decodes alone, or not."""
+        """Kind of the steps that fit: decodes only, or with prompts."""
         return "decode" if self.is_decode else "prompt"
 
     def has_room(self, rows: PassRows) -> bool:
-        """For the rows of a pass of this kind, decodes or not."""
+        """Returns whether the rows of a pass of this kind fit."""
         num_decodes = rows.layout.num_decodes
         return (
             len(rows.token_ids) <= self.num_tokens
@@ -278,9 +281,10 @@ class StepShape:
 
 
 def decode_shapes(max_num_rows: int) -> list[StepShape]:
-    """Rising: close together where a step is short; the last is as large as a step can be.
+    """Returns shapes of recorded decodes, rising; the last is as large as a step can be.
 
-    1, 2, 4, multiples of 8 up to 256, then of 64 rows.
+    Their sizes are 1, 2, 4, multiples of 8 up to 256, then of 64 rows: close together where a step
+    is short.
     """
     sizes = [1, 2, 4, *range(8, 257, 8), *range(320, max_num_rows, 64)]
     sizes = [size for size in sizes if size < max_num_rows] + [max_num_rows]
@@ -288,7 +292,7 @@ def decode_shapes(max_num_rows: int) -> list[StepShape]:
 
 
 def prompt_shapes(max_num_rows: int, max_num_tokens: int) -> list[StepShape]:
-    """Returns sizes of recorded steps with prompts, rising, 21 at most; none below 2 tokens."""
+    """Returns shapes of recorded steps with prompts, rising, 21 at most; none below 2 tokens."""
     if max_num_tokens < 2:
         return []
     last = min(MAX_PROMPT_SIZE, max_num_tokens)
@@ -305,7 +309,10 @@ def prompt_shapes(max_num_rows: int, max_num_tokens: int) -> list[StepShape]:
 
 
 def smallest(shapes: Iterable[StepShape], rows: PassRows) -> StepShape | None:
-    """The first of `shapes`, which rise, that the rows of a pass fit into; None if none is."""
+    """Returns the first of the rising `shapes` that the rows of a pass fit into.
+
+    None if none fits.
+    """
     is_decode = rows.is_decode
     fitting = (s for s in shapes if s.is_decode == is_decode and s.has_room(rows))
     return next(fitting, None)

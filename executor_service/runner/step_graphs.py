@@ -1,15 +1,16 @@
-"""Steps recorded once for each of some shapes, and then replayed.
+"""Recordings of steps (CUDA graphs), one for each of some shapes, and their replay.
 
-A replay launches all kernels of a forward pass at once; one by one, launching them takes the host
+A replay launches all kernels of a forward pass at once; launching them one by one takes the host
 longer than a small batch takes the device. A recording reads and writes the same memory each time,
-so a step's inputs are copied into buffers that stay, and rows and tokens are added up to the next
-recorded shape. Nobody reads the logits of what is added.
+so a step's inputs are copied into static buffers, with padding rows and tokens up to the next
+recorded shape. The logits of padding are not read.
 
-Tokens are drawn in the recording, too, as the step's rows say. Where more than logits decides, they
-are drawn again by others, from the same logits. So decodes can also be replayed back to back.
+Tokens are drawn in the recording, too, with the parameters of the step's rows. Rows for which more
+than logits decides are drawn again by the sampler, from the same logits. So decodes can also be
+replayed back to back.
 
-Shape letters: those of `step_shapes`; S rows that sample, V vocabulary, R rows that run on, m
-tokens that a row of these may get.
+Shape letters: L lines of logits of a shape, S rows that sample, V vocabulary, R rows that run on, m
+most tokens of such a row.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ from executor_service.sampling.sampler import StaticDraw
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.run_rows import RunRows
 
-# Largest relative error of logits that a replay may show against the same pass without it. Rounding
-# in half precision stays below half of it; a row that reads what is not its own is off by about 1.
+# Largest relative error of a replay's logits, compared with the same pass without recording.
+# Rounding in half precision stays below half of it; a row that reads foreign blocks is off by
+# about 1.
 _TOLERANCE = 0.06
 
 _log = logging.getLogger(__name__)
@@ -59,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Outputs:
-    """Where all recordings leave what they find: that of a recording is used again by others.
+    """Output buffers that all recordings share.
 
     `logits`: [L, V] float32. `token_ids`: [L] int32.
     """
@@ -69,7 +71,7 @@ class _Outputs:
 
 
 class StepGraphs:
-    """A model whose steps of some shapes are replayed; all else goes to it as it is."""
+    """A PagedModel that replays steps of recorded shapes and passes all other steps to its model."""
 
     def __init__(
         self,
@@ -79,10 +81,11 @@ class StepGraphs:
         shapes: Sequence[StepShape],
         static_draw: StaticDraw | None = None,
     ) -> None:
-        """Nothing is recorded yet. `model` is that of `loaded`, on the pools of `cache`.
+        """Allocates buffers; records nothing yet.
 
-        `shapes`: of decodes and of other steps, rising. `static_draw`: what draws in a recording;
-        None if that is left to others.
+        `model` is that of `loaded`, on the pools of `cache`. `shapes`: of decodes and of steps with
+        prompts, rising. `static_draw`: draws tokens in a recording; None if tokens are drawn
+        elsewhere.
         """
         self._model = model
         self._cache = cache
@@ -98,20 +101,20 @@ class StepGraphs:
         if static_draw is not None:
             token_ids = self._outputs.token_ids
             self._runs = RecordedRuns(self._inputs, static_draw, token_ids, cache.block_size)
-        # Then all steps go to the model.
+        # If True, all steps go to the model.
         self.is_left_out = False
 
     @property
     def num_graphs(self) -> int:
-        """How many shapes are recorded."""
+        """Number of recorded shapes."""
         return len(self._replays)
 
     @torch.inference_mode()
     def record(self, recorder: Recorder) -> frozenset[Kind]:
-        """Records, and tries what was recorded; what it writes to the pools nobody may need yet.
+        """Records all shapes and tries the recordings. Overwrites the pools.
 
-        Returns the kinds of steps that are not recorded after all, because that raised or a replay
-        says something else; an error in the log says why, and they go to the model. Raises
+        Returns the kinds of steps that are not recorded, because recording raised or a replay
+        differs from the model; an error in the log says why, and such steps go to the model. Raises
         RecordingFailed if the process cannot go on.
         """
         refused: set[Kind] = set()
@@ -147,16 +150,16 @@ class StepGraphs:
         return self._runs.run(shape, self._replays[shape], len(rows), rows.max_num_tokens)
 
     def _record(self, shapes: Sequence[StepShape], recorder: Recorder) -> bool:
-        """Those of one kind. Returns whether all is well."""
+        """Records and tries shapes of one kind. Returns whether that succeeded."""
         uploads = Uploads(self._cache.device, streams_of(self._cache.device))
         kind = shapes[0].kind
         replays = {}
         try:
-            # The largest first: the others then fit into its memory.
+            # The largest first: the smaller ones then fit into its memory.
             for shape in reversed(shapes):
                 self._inputs.fill(no_rows(), shape, uploads)
                 replays[shape] = recorder.record(partial(self._run, shape, uploads))
-            # Steps look for room from the smallest on.
+            # Steps look for a shape from the smallest on.
             self._replays |= {shape: replays[shape] for shape in shapes}
             for shape in shapes:
                 self._try(shape, uploads)
@@ -173,9 +176,9 @@ class StepGraphs:
         return True
 
     def _run(self, shape: StepShape, uploads: Uploads) -> None:
-        """What is recorded."""
+        """Computes one step of `shape`; this is what is recorded."""
         lines = slice(shape.num_lines)
-        # A batch of its own each time: what attention found out about one is not found again.
+        # A new batch each time: attention caches facts about a batch, which must be recorded, too.
         tensors = self._inputs.tensors(shape)
         batch = InputBatch(readout_of_lines(shape.num_lines), no_rows(), uploads, tensors)
         logits = self._outputs.logits[lines].copy_(self._model.logits(batch))
@@ -186,19 +189,19 @@ class StepGraphs:
     def _replay(
         self, shape: StepShape, rows: PassRows, uploads: Uploads, draws: DrawRows | None
     ) -> Tensor:
-        """The logits that `rows` ask for."""
+        """Replays `shape` for `rows` and returns their logits."""
         self._inputs.fill(rows, shape, uploads, draws)
         self._replays[shape]()
         return self._outputs.logits[: len(rows.logits_index)]
 
     def _try(self, shape: StepShape, uploads: Uploads) -> None:
-        """Raises TrialFailed if a replay of `shape` says something else than the model."""
+        """Raises TrialFailed if a replay of `shape` gives other logits or tokens than the model."""
         rows = self._trial_rows(shape)
         num_lines = len(rows.logits_index)
         batch = InputBatch(readout_of_lines(num_lines), rows, uploads)
         expected = self._model.logits(batch).clone()
         draws = trial_draws(num_lines, expected.shape[1])
-        # A replay that does nothing is not to find what was there.
+        # A replay that does nothing must not find the expected results in its buffers.
         self._outputs.logits.fill_(torch.nan)
         self._outputs.token_ids.fill_(-1)
         difference = self._replay(shape, rows, uploads, draws) - expected
@@ -219,12 +222,12 @@ class StepGraphs:
         return trial_rows(shape, self._cache, self._max_model_len, vocab_size)
 
 
-# -- Models whose steps are recorded, as they are made, and what that took -------------------------
+# -- Creation of models with recordings ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What was recorded of a model. `pool_bytes`: memory that all recordings share."""
+    """Size and cost of a model's recordings. `pool_bytes`: memory that all recordings share."""
 
     num_graphs: int
     pool_bytes: int
@@ -232,9 +235,9 @@ class Recorded:
 
 
 class RecordedModels:
-    """Makes models as another does, with their steps recorded.
+    """Creates models by `make_model` and records their steps.
 
-    What could not be recorded once is not tried again.
+    A kind of steps that could not be recorded once is not tried again.
     """
 
     def __init__(
@@ -245,20 +248,20 @@ class RecordedModels:
         static_draw: StaticDraw | None = None,
         make_recorder: Callable[[], Recorder] = CudaGraphs,
     ) -> None:
-        """Decodes of up to `max_num_rows`, and other steps of up to `max_num_tokens`, or of 512.
+        """Plans shapes of decodes up to `max_num_rows`, and of other steps up to `max_num_tokens`.
 
-        `static_draw`: what draws in a recording; None if nothing does.
+        `static_draw`: draws tokens in a recording; None if none are drawn there.
         """
         self._make_model = make_model
         self._shapes = decode_shapes(max_num_rows) + prompt_shapes(max_num_rows, max_num_tokens)
         self._static_draw = static_draw
         self._make_recorder = make_recorder
-        # Of the model that was made last.
+        # Recordings of the model that was made last.
         self.recorded: Recorded | None = None
         self._graphs: StepGraphs | None = None
 
     def make(self, loaded: LoadedModel, cache: KVCache) -> PagedModel:
-        """A model to serve with."""
+        """Creates the serving model, with all its recordings."""
         started = time.perf_counter()
         model, self.recorded = self._make(loaded, cache, self._shapes, started)
         self._graphs = model if isinstance(model, StepGraphs) else None
@@ -274,7 +277,8 @@ class RecordedModels:
     def left_out(self) -> Iterator[None]:
         """Inside, the model that was made last computes all steps without its recordings.
 
-        Kernels that a recording holds are not compiled for the steps that are not recorded.
+        Replays compile no kernels for steps that are not recorded; without recordings they are
+        compiled.
         """
         graphs = self._graphs
         if graphs is None:
@@ -287,10 +291,10 @@ class RecordedModels:
             graphs.is_left_out = False
 
     def make_largest(self, loaded: LoadedModel, cache: KVCache) -> PagedModel:
-        """A model that takes about as much memory, made sooner: to measure it.
+        """Creates a model, sooner, that takes about as much memory as the serving one, to measure it.
 
-        Of each kind of steps only the largest is recorded: the others are computed in its memory.
-        What the driver keeps for each of these is a megabyte or so.
+        Only the largest step of each kind is recorded: the smaller ones are computed in its memory.
+        The driver's own memory for each left-out recording is about a megabyte.
         """
         last_of_kinds = {shape.kind: shape for shape in self._shapes}
         model, _ = self._make(loaded, cache, list(last_of_kinds.values()), time.perf_counter())
