@@ -1,1 +1,1 @@
-"""A model that attends through our KV pools, and the batch that it is given."""
+"""Models that attend through the KV pools, and the batches that they compute."""

@@ -1,10 +1,10 @@
-"""Rows of a step as the tensors of one forward pass.
+"""Input of one forward pass: rows of a step laid end to end, and their tensors.
 
 Rows with one input token come first, whatever their place in the step: attention computes them in
-another way than those with several.
+another way than rows with several.
 
-Shape letters: R rows of the pass, T input tokens over all of them, S rows that sample, P scored
-prompt tokens, A rows whose input token is awaited, M blocks of the longest block table.
+Shape letters: R rows of the pass, T input tokens of all rows, S rows that sample, P scored prompt
+tokens, A rows whose input token is awaited, M blocks of the longest block table.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from splitserve_kernels.paged_batch import (
     lay_out_rows,
 )
 
-# How the rows of a pass that sample are drawn; None if more than their logits decides.
+# Returns how the sampling rows of a pass are drawn; None if more than their logits decides.
 PlainDraws = Callable[[], DrawRows | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """Whose logits a forward pass returns: first the rows that sample, then prompt tokens.
+    """Rows and prompt tokens whose logits a forward pass returns, rows that sample first.
 
-    Rows are indexes into the step, rising. `sampling_rows`: [S] int64. `prompt_rows`: [P] int64,
-    and `prompt_positions`: [P] int64, the position of the token that is scored (the logits come
-    from the position before it).
+    Rows are rising indexes into the step. `sampling_rows`: [S] int64. `prompt_rows`: [P] int64.
+    `prompt_positions`: [P] int64, the position of the scored token (its logits come from the
+    position before).
     """
 
     sampling_rows: Int64Array
@@ -50,8 +50,8 @@ class Readout:
 class AwaitedInputs:
     """Input tokens that only the device knows.
 
-    `places`: [A] int64, which input tokens these are. `tokens`: some, on the device, int64, of
-    which those at `indexes` [A] int64 are meant.
+    `places`: [A] int64, indexes of these input tokens. `tokens`: int64 tensor on the device, of
+    which the elements at `indexes` [A] int64 are the tokens.
     """
 
     places: Int64Array
@@ -61,11 +61,11 @@ class AwaitedInputs:
 
 @dataclass(frozen=True, slots=True)
 class PassRows:
-    """The rows of a pass on the host, laid end to end.
+    """Rows of a pass on the host, laid end to end.
 
-    `token_ids`: [T] int64; those that are awaited mean nothing. `num_computed_tokens`: [R] int64.
-    `block_tables`: [R, M] int32. `logits_index`: [S + P] int64. `resident`: where the device has
-    the block tables, None if it does not.
+    `token_ids`: [T] int64, arbitrary where awaited. `num_computed_tokens`: [R] int64.
+    `block_tables`: [R, M] int32. `logits_index`: [S + P] int64. `resident`: the block tables that
+    the device keeps; None if it keeps none.
     """
 
     token_ids: Int64Array
@@ -78,7 +78,7 @@ class PassRows:
 
     @property
     def num_rows(self) -> int:
-        """R."""
+        """Number of rows, R."""
         return len(self.num_computed_tokens)
 
     @property
@@ -89,9 +89,9 @@ class PassRows:
 
 @dataclass(frozen=True, slots=True)
 class PassTensors:
-    """What a model is given. `input_ids`, `position_ids`: [1, T] int64.
+    """Tensors that a model gets. `input_ids`, `position_ids`: [1, T] int64.
 
-    `logits_index`: [S + P] int64, from which input tokens logits are wanted.
+    `logits_index`: [S + P] int64, indexes of the input tokens whose logits are wanted.
     """
 
     input_ids: Tensor
@@ -101,10 +101,10 @@ class PassTensors:
 
 
 class InputBatch:
-    """One forward pass. Its tensors are made when one of them is first asked for.
+    """One forward pass. Its tensors are created at their first use.
 
-    A model that can draw, and gets something from `draws`, leaves in `token_ids` [S] int32 what the
-    rows sample, -1 for nothing. The next pass may overwrite them.
+    A model that can draw, and for which `draws` returns draws, writes the sampled tokens to
+    `token_ids`, [S] int32, -1 for none. The next pass may overwrite them.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class InputBatch:
         uploads: Uploads,
         tensors: PassTensors | None = None,
     ) -> None:
-        """`readout` says whose the logits of `rows` are; `uploads` bring these to the device.
+        """Describes the pass of `rows`, whose logits belong to `readout`.
 
-        `tensors`: None if these are yet to be made.
+        `uploads` go to the device. `tensors`: None to create them at their first use.
         """
         self.readout = readout
         self.rows = rows
@@ -127,29 +127,29 @@ class InputBatch:
 
     @property
     def tensors(self) -> PassTensors:
-        """On the device."""
+        """Tensors of the pass on the device."""
         if self._tensors is None:
             self._tensors = send_rows(self.rows, self.uploads)
         return self._tensors
 
     @property
     def input_ids(self) -> Tensor:
-        """[1, T] int64."""
+        """Input tokens, [1, T] int64."""
         return self.tensors.input_ids
 
     @property
     def position_ids(self) -> Tensor:
-        """[1, T] int64."""
+        """Positions of the input tokens, [1, T] int64."""
         return self.tensors.position_ids
 
     @property
     def paged(self) -> PagedBatch:
-        """What attention is given."""
+        """Batch description for attention."""
         return self.tensors.paged
 
     @property
     def logits_index(self) -> Tensor:
-        """[S + P] int64: from which input tokens the logits of `readout` come."""
+        """[S + P] int64: indexes of the input tokens from which the logits of `readout` come."""
         return self.tensors.logits_index
 
 
@@ -163,12 +163,12 @@ def build_input_batch(
     tables: Tensor | None = None,
     max_joined: int = 0,
 ) -> InputBatch:
-    """The forward pass that computes `rows` (indexes into the rows of `step`, rising).
+    """Builds the forward pass that computes `rows`, rising indexes into the rows of `step`.
 
-    `sampled` has the tokens that the step awaits; None if there are none. `uploads`: to `device`,
-    for who builds many; None for some of its own. `tables`: those of all row ids, on the device, as
-    in `ResidentRows`; None for those of the step. `max_joined`: how many rows of the pass may be
-    rows of the step and what follows them; where it would be more, none is.
+    `sampled`: tokens that the step awaits; None if it awaits none. `uploads`: uploads to `device`;
+    None for new ones. `tables`: block tables of all row ids on the device, as in `ResidentRows`;
+    None for those of the step. `max_joined`: limit of pass rows of several tokens if rows of the
+    step are joined with the rows that follow them; beyond it no rows are joined.
     """
     selected = np.asarray(rows, dtype=np.int64)
     readout, pass_rows = lay_out(step, selected, block_size, sampled, tables, max_joined)
@@ -183,9 +183,9 @@ def lay_out(
     resident_tables: Tensor | None = None,
     max_joined: int = 0,
 ) -> tuple[Readout, PassRows]:
-    """The rows `selected` of `step`, see `build_input_batch`, and whose their logits are."""
+    """Lays out the rows `selected` of `step`, see `build_input_batch`, and returns their readout."""
     new_of_line = step.num_new_tokens[selected].astype(np.int64)
-    # A line is a row of the step; rows of the pass begin with some of them.
+    # A line is a row of the step; a row of the pass is one line, or several joined lines.
     first_lines = _first_lines(step, selected, max_joined)
     is_joined = len(first_lines) < len(selected)
     if not is_joined and len(selected) == step.num_rows == len(step.token_ids):
@@ -193,12 +193,12 @@ def lay_out(
         if not np.count_nonzero(scores_prompt):
             return _lay_out_decodes(step, selected, block_size, sampled, resident_tables)
     new = np.add.reduceat(new_of_line, first_lines) if is_joined else new_of_line
-    # How they are laid out, and where of that the rows are as the step has them.
+    # Order of the rows in the pass, and their computed tokens.
     order = np.argsort(new > 1, kind="stable")
     computed = step.num_computed_tokens[selected[first_lines]].astype(np.int64)
     rows_in_order = selected[first_lines][order]
     tables = step.block_tables
-    # Nobody reads all of them then, and they may be many.
+    # Resident tables of all rows in order are not read from here, and copying them may cost much.
     if resident_tables is None or not np.array_equal(rows_in_order, np.arange(step.num_rows)):
         tables = tables[rows_in_order]
     layout = lay_out_rows(tables, computed[order], new[order], block_size)
@@ -207,7 +207,7 @@ def lay_out(
     ends = np.cumsum(new)
     row_of_token = np.repeat(np.arange(len(new)), new)
     line_of_token = np.repeat(np.arange(len(selected)), new_of_line)
-    # Of each token, in the order of the step.
+    # Place of each token in the pass, tokens in the order of the step.
     places = np.arange(len(row_of_token)) + (starts - ends + new)[row_of_token]
     positions = layout.positions[places]
 
@@ -233,7 +233,7 @@ def lay_out(
 
 
 def _first_lines(step: StepInput, selected: Int64Array, max_joined: int) -> Int64Array:
-    """Finds the `selected` rows of `step` with which rows of a pass begin."""
+    """Finds the `selected` rows of `step` with which rows of the pass begin."""
     every = np.arange(len(selected))
     if step.follows is None or max_joined == 0:
         return every
@@ -252,7 +252,7 @@ def _lay_out_decodes(
     sampled: SampledTokens | None,
     resident_tables: Tensor | None,
 ) -> tuple[Readout, PassRows]:
-    """The same of a whole step with one input token a row, which is what most of them are."""
+    """Lays out a whole step with one input token a row, which most steps are."""
     computed, tables = step.num_computed_tokens.astype(np.int64), step.block_tables
     resident = None
     if resident_tables is None:
@@ -273,7 +273,7 @@ def _lay_out_decodes(
 
 
 def send_rows(rows: PassRows, uploads: Uploads) -> PassTensors:
-    """`rows` in memory of their own, in one copy."""
+    """Copies `rows` to new device memory, in one transfer."""
     layout, awaited, resident = rows.layout, rows.awaited, rows.resident
     longs = [rows.token_ids[None], layout.positions[None], layout.slots, rows.logits_index]
     if awaited is not None:
@@ -306,14 +306,20 @@ def send_rows(rows: PassRows, uploads: Uploads) -> PassTensors:
 
 
 def fill_in(input_ids: Tensor, awaited: AwaitedInputs, places: Tensor, indexes: Tensor) -> None:
-    """Puts what is awaited into `input_ids` [T]. `places`, `indexes`: its own, on the device."""
+    """Writes awaited tokens into `input_ids` [T].
+
+    `places`, `indexes`: those of `awaited`, on the device.
+    """
     input_ids.index_copy_(0, places, awaited.tokens.index_select(0, indexes))
 
 
 def _awaited(
     step: StepInput, selected: Int64Array, starts: Int64Array, sampled: SampledTokens | None
 ) -> AwaitedInputs | None:
-    """`starts`: [R], where the tokens of the selected rows are laid out."""
+    """Returns the awaited tokens of selected rows.
+
+    `starts`: [R], where rows are laid out in the pass.
+    """
     awaited = step.awaited
     if awaited is None:
         return None
@@ -328,7 +334,7 @@ def _awaited(
 
 
 def _input_tokens(step: StepInput, selected: Int64Array) -> Int32Array:
-    """The input tokens of the selected rows, [T]."""
+    """Returns the input tokens of the selected rows, [T]."""
     if len(selected) == step.num_rows:
         return step.token_ids
     ends = np.cumsum(step.num_new_tokens, dtype=np.int64)

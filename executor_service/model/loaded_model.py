@@ -1,4 +1,4 @@
-"""A model that is ready to be run.
+"""A loaded model and facts about it: layers, limits from its configuration, and load progress.
 
 Shape letters: Q sequences, L tokens of each, V vocabulary.
 """
@@ -21,9 +21,9 @@ from splitserve_kernels.paged_batch import AttentionOptions, KVScales
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLogits:
-    """What a model said through paged attention: float32 `logits` [Q, L, V] of `tokens` [Q, L].
+    """Logits of a model through paged attention: float32 `logits` [Q, L, V] of `tokens` [Q, L].
 
-    `noise`: the relative error of its logits that its own rounding makes; 0 in float32.
+    `noise`: relative error of the logits through the model's own rounding; 0 in float32.
     """
 
     tokens: Tensor
@@ -35,16 +35,16 @@ class ExpectedLogits:
 class LoadedModel:
     """A model on its device that passed its trial.
 
-    `kv_dtype`: what the pools hold keys and values in; `kv_scales`: what the numbers of each layer
-    stand for there, none if for themselves.
-    `attention_modules` and `layers` are parallel, in the order of the forward pass: the modules
-    that attend, and the keys and values that each stores per token. Token ids are 0 ..
-    `vocab_size` - 1. `max_model_len` is in tokens. `layer_options`: how each layer attends.
-    `sliding_window`: how many tokens, itself included, a token of any layer attends to at most;
-    None for all. `keeps_logits` says whether the model computes logits only where it is told to.
-    `weights_bytes`: of all parameters and buffers, each counted once. `tokenizer_files`: as clients
-    get them, by their names. `expected`: what replaces the model must say the same; None
-    once that is settled. `default_sampling`: what the model's authors recommend.
+    `kv_dtype`: dtype of keys and values in the pools. `kv_scales`: scales of each layer's stored
+    keys and values; empty if they are stored unscaled. `attention_modules` and `layers` are
+    parallel, in the order of the forward pass: the modules that attend, and the shape of the keys
+    and values that each stores per token. Token ids are 0 .. `vocab_size` - 1. `max_model_len`:
+    tokens. `layer_options`: attention options of each layer. `sliding_window`: most tokens, itself
+    included, that a token of any layer attends to; None for no limit. `keeps_logits`: the model can
+    compute logits of chosen tokens only. `weights_bytes`: bytes of all parameters and buffers, each
+    counted once. `tokenizer_files`: files for clients, by name. `expected`: logits that a
+    replacement of the model must reproduce; None once the choice of a replacement is final.
+    `default_sampling`: recommendation of the model's authors.
     """
 
     model: nn.Module
@@ -70,7 +70,7 @@ class LoadedModel:
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer, as `sliding_window`."""
+        """Sliding window of each layer in tokens, as in `sliding_window`."""
         return tuple(options.sliding_window for options in self.layer_options)
 
     @property
@@ -85,13 +85,13 @@ class LoadedModel:
 
 
 def weights_bytes(model: nn.Module) -> int:
-    """Of all parameters and buffers; tied ones count once."""
+    """Returns the bytes of all parameters and buffers; tied ones count once."""
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What layers that attend alike have in common. `num_heads`: query heads."""
+    """Common properties of layers that attend alike. `num_heads`: query heads."""
 
     layer: LayerShape
     num_heads: int
@@ -99,7 +99,7 @@ class LayerKind:
 
 
 def layer_kinds(loaded: LoadedModel) -> list[LayerKind]:
-    """The kinds of layers of a model, each once (sinks may differ within a kind)."""
+    """Returns the kinds of layers of a model, each once (sinks may differ within a kind)."""
     config: Any = loaded.model.config
     num_heads = int(config.get_text_config(decoder=True).num_attention_heads)
     kinds = {}
@@ -110,12 +110,12 @@ def layer_kinds(loaded: LoadedModel) -> list[LayerKind]:
     return list(kinds.values())
 
 
-# -- What can be told from a configuration alone: which models cannot be served, and why -----------
+# -- Checks of configurations ----------------------------------------------------------------------
 #
-# These refusals come before the weights are read. What they miss, `model_trial.py` finds.
+# They refuse models before the weights are read. `model_trial.py` finds what they miss.
 
 _DEFAULT_MODEL_LEN = 2048
-# What configurations call the number of positions that a decoder has.
+# Names in configurations for the number of positions of a decoder.
 _NUM_POSITIONS = (
     "max_position_embeddings",
     "max_target_positions",
@@ -143,9 +143,9 @@ _GROWING_ROPE_TYPES = frozenset({"dynamic", "longrope"})
 
 
 def choose_max_model_len(config: Any, requested: int | None) -> int:  # noqa: ANN401
-    """Tokens one sequence may have. `config`: of `transformers`, text part.
+    """Returns the most tokens of a sequence. `config`: text configuration of `transformers`.
 
-    Raises ModelUnsupported if `requested` is more than the model has positions for.
+    Raises ModelUnsupported if `requested` exceeds the positions of the model.
     """
     limits = [getattr(config, name, None) for name in _NUM_POSITIONS]
     limit = min((each for each in limits if isinstance(each, int) and each > 0), default=None)
@@ -159,7 +159,7 @@ def choose_max_model_len(config: Any, requested: int | None) -> int:  # noqa: AN
 
 
 def check_config(config: Any, text_config: Any, max_model_len: int) -> None:  # noqa: ANN401
-    """Raises ModelUnsupported, by name, for what the configuration rules out."""
+    """Raises ModelUnsupported, with the reason by name, if the configuration rules out serving."""
     name = config.model_type
     for layer_type in _layer_types(text_config):
         if layer_type not in _SERVED_LAYER_TYPES:
@@ -175,8 +175,8 @@ def check_config(config: Any, text_config: Any, max_model_len: int) -> None:  # 
 def check_model_class(model_class: type) -> None:
     """Raises ModelUnsupported for a class that keeps state or attends in its own way."""
     name = model_class.__name__
-    # Both attributes belong to transformers' own bookkeeping; where one is missing, the trial
-    # after loading comes to the same verdict, only later.
+    # Both attributes are internal to transformers; without them the trial after loading refuses
+    # the model, only later.
     if getattr(model_class, "_is_stateful", False):
         raise ModelUnsupported(f"{name}: it keeps a recurrent state: {_SERVED_INSTEAD}")
     if _numbers_from_padding(model_class):
@@ -189,13 +189,13 @@ def check_model_class(model_class: type) -> None:
 
 
 def _numbers_from_padding(model_class: type) -> bool:
-    """Whether it numbers tokens as RoBERTa does, whatever positions it might be given."""
+    """Returns whether the class numbers tokens as RoBERTa does, ignoring given positions."""
     classes = vars(sys.modules[model_class.__module__]).values()
     return any("create_position_ids_from_input_ids" in getattr(c, "__dict__", {}) for c in classes)
 
 
 def expected_windows(text_config: Any, num_layers: int) -> list[int | None]:  # noqa: ANN401
-    """The sliding window of each attending layer, as far as the configuration says."""
+    """Returns the sliding window of each attending layer, as far as the configuration says."""
     window = getattr(text_config, "sliding_window", None)
     if not getattr(text_config, "use_sliding_window", True):
         window = None
@@ -214,7 +214,7 @@ def _layer_types(text_config: Any) -> list[str]:  # noqa: ANN401
 
 
 def _rope_parameters(text_config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
-    """The rotary parameters: one set, or one for each type of layer."""
+    """Yields the rotary parameters: one set, or one for each type of layer."""
     for attribute in ("rope_parameters", "rope_scaling"):
         parameters = getattr(text_config, attribute, None)
         if isinstance(parameters, dict):
@@ -243,7 +243,7 @@ def _check_rope(
         )
 
 
-# -- Progress of what may take long at the start ---------------------------------------------------
+# -- Progress bars of the start --------------------------------------------------------------------
 
 _DELAY_S = 1.0
 
@@ -251,9 +251,9 @@ _Item = TypeVar("_Item")
 
 
 def show_progress(items: Sequence[_Item], what: str, delay_s: float = _DELAY_S) -> Iterable[_Item]:
-    """Yields `items`; a bar on standard error counts them if it is a terminal.
+    """Yields `items`, counted by a progress bar if standard error is a terminal.
 
-    It appears after `delay_s`, and is gone at the end.
+    The bar appears after `delay_s` and disappears at the end.
     """
     from tqdm import tqdm
 

@@ -1,7 +1,7 @@
-"""What a forward pass runs: a model whose attention goes through the KV pools.
+"""Interfaces of models whose attention goes through the KV pools, and the one of `transformers`.
 
-Shape letters: R rows of a pass, m tokens that a row of it may get, S rows that sample, P scored
-prompt tokens, V vocabulary, T input tokens, W width of the model, K places between layers.
+Shape letters: R rows of a pass, m most tokens of a row, S rows that sample, P scored prompt tokens,
+V vocabulary, T input tokens, W width of the model, K places between layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PagedModel(Protocol):
     """Computes the tokens of a batch, reading and writing the KV pools."""
 
     def logits(self, batch: InputBatch) -> Tensor:
-        """Float32 logits [S + P, V] of the tokens that `batch.logits_index` names.
+        """Returns float32 logits [S + P, V] of the tokens at `batch.logits_index`.
 
         The next call may overwrite them.
         """
@@ -35,7 +35,7 @@ class PagedModel(Protocol):
 
 @runtime_checkable
 class RunningModel(PagedModel, Protocol):
-    """One that also draws tokens, and goes on with them by itself."""
+    """PagedModel that also draws tokens, and runs on with them by itself."""
 
     @property
     def can_run(self) -> bool:
@@ -43,42 +43,42 @@ class RunningModel(PagedModel, Protocol):
         ...
 
     def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:
-        """The tokens [R, m] int32 that the rows of `batch` get, on its device.
+        """Returns the tokens, [R, m] int32 on the device, that the rows of `batch` get.
 
-        Every row of `batch` has one input token, whose logits `batch` asks for; the block tables
-        have the slots of all that `rows` permits. A row gets its number of tokens, and -1 behind
-        them. It ends before, behind a token that ends it, and before logits that are NaN, +inf or
-        -inf alone, which are a -1: what follows means nothing, and nor does what was written for
-        it, but that it is in the row's slots. All else, up to the slot before the last token's, is
-        what as many passes of one token bring.
+        Every row of `batch` has one input token, whose logits `batch` asks for. The block tables
+        have slots for all tokens that `rows` permits. A row gets its permitted number of tokens,
+        and -1 after them. It ends earlier after a stop token, and at logits that are NaN, +inf or
+        only -inf, for which it gets -1. Tokens after such an end are arbitrary, and so is the KV
+        written for them, within the row's slots. All other tokens and KV, up to the slot before the
+        last token's, are the same as from as many passes of one token.
         """
         ...
 
 
-# States [K, T, W] of the input tokens of a pass, and the slots [T] int64 of these tokens. The next
-# pass may overwrite them.
+# Takes the states [K, T, W] of the input tokens of a pass, and the slots [T] int64 of these tokens.
+# The next pass may overwrite both.
 TakeStates = Callable[[Tensor, Tensor], None]
 
 
 @runtime_checkable
 class RevealingModel(PagedModel, Protocol):
-    """One that shows what is between its layers."""
+    """PagedModel that shows hidden states between its layers."""
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """[T, W]: the embeddings of `token_ids` [T] int64."""
+        """Returns the embeddings, [T, W], of `token_ids` [T] int64."""
         ...
 
     def reveal(self, layers: Sequence[int], take: TakeStates) -> None:
-        """From now on `take` is given what each of `layers` is given, after each pass.
+        """Calls `take` after each later pass with the inputs of each of `layers`.
 
-        `layers`: K indexes; the number of layers for what the last one returns. Raises
+        `layers`: K indexes; the number of layers stands for the output of the last one. Raises
         ModelUnsupported if the model has no such places.
         """
         ...
 
 
 class TransformersModel:
-    """A model as `transformers` has it, with our attention. It reveals what layers are given."""
+    """A model of `transformers` with paged attention. A RevealingModel."""
 
     def __init__(self, loaded: LoadedModel, cache: KVCache, backend: AttentionBackend) -> None:
         """Binds the attention modules of `loaded` to `cache`."""
@@ -102,7 +102,7 @@ class TransformersModel:
         logits: Tensor = output.logits[0]
         if not self._loaded.keeps_logits:
             logits = logits[batch.logits_index]
-        # Some heads are padded beyond the last token that the embedding knows.
+        # Some output heads are padded beyond the last token of the embedding.
         return logits[:, : self._loaded.vocab_size].float()
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -119,16 +119,16 @@ MakeModel = Callable[[LoadedModel, KVCache], PagedModel]
 
 
 def torch_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
-    """The model as `transformers` has it, attending in plain torch."""
+    """Returns the model of `transformers`, attending in plain torch."""
     return TransformersModel(loaded, cache, reference)
 
 
 def attending_with(backend: AttentionBackend) -> MakeModel:
-    """Makes the model as `transformers` has it, attending by `backend`."""
+    """Returns a factory of `transformers` models that attend by `backend`."""
     return lambda loaded, cache: TransformersModel(loaded, cache, backend)
 
 
-# -- What is between the layers of a model of `transformers`, caught while it runs -----------------
+# -- Hidden states between the layers of a `transformers` model ------------------------------------
 #
 # Shape letters: K places between layers, T input tokens, W width of the model.
 
@@ -136,15 +136,15 @@ _STATES_ARGUMENT = "hidden_states"
 
 
 class LayerStates:
-    """Catches what some layers are given, in each pass from now on."""
+    """Catches the inputs of some layers in each pass, by hooks."""
 
     def __init__(
         self, model: nn.Module, attention_modules: Sequence[nn.Module], layers: Sequence[int]
     ) -> None:
-        """`layers`: K indexes; the number of layers for what the last one returns.
+        """Adds the hooks. `layers`: K indexes; the number of layers for the output of the last.
 
         `attention_modules`: one in each layer of `model`, in their order. Raises ModelUnsupported
-        if these are not the layers of one stack.
+        if the layers are not one stack.
         """
         modules = _stack_of(model, attention_modules)
         self._layers = tuple(layers)
@@ -156,7 +156,7 @@ class LayerStates:
                 modules[-1].register_forward_hook(self._behind(layer))
 
     def of_last_pass(self) -> Tensor:
-        """[K, T, W], in the order in which layers were asked for."""
+        """Returns the states of the last pass, [K, T, W], in the order of `layers`, and forgets them."""
         states = torch.stack([self._caught[layer] for layer in self._layers])
         self._caught.clear()
         return states
@@ -177,7 +177,7 @@ class LayerStates:
 
 
 def _stack_of(model: nn.Module, attention_modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """The layer around each of `attention_modules`."""
+    """Returns the layer around each of `attention_modules`."""
     layer_of: dict[nn.Module, nn.Module] = {}
     for stack in model.modules():
         if isinstance(stack, nn.ModuleList):

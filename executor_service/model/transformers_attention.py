@@ -1,8 +1,8 @@
-"""Our paged attention as an attention implementation of `transformers`.
+"""Paged attention as an attention implementation of `transformers`, and probe runs through it.
 
-The implementation is a pure function in a registry; what it works on (the step's batch and the
-pools) hangs on each attention module, where `bind` put it. So two models in one process do not
-meet, and there is no global state of a step.
+The implementation is a pure function in a registry. Its context (the step's batch and the pools) is
+an attribute of each attention module, set by `bind`. So two models in one process do not share
+state, and no global holds a step.
 
 Shape letters: T tokens of the flattened batch, H query heads, G key/value heads, D size of a query
 or key head, E size of a value head.
@@ -30,8 +30,8 @@ from splitserve_kernels.paged_batch import (
 IMPLEMENTATION_NAME = "splitserve_paged"
 _CONTEXT_ATTRIBUTE = "_splitserve_context"
 
-# Arguments that models pass to an attention implementation and that change nothing here: what they
-# say is either implied (causal, no dropout, positions) or for other implementations.
+# Arguments that models pass to an attention implementation and that change nothing here: they are
+# either implied (causal, no dropout, positions) or meant for other implementations.
 _IGNORED_ARGUMENTS = frozenset(
     {
         "cu_seq_lens_k",
@@ -54,7 +54,7 @@ _IGNORED_ARGUMENTS = frozenset(
 
 
 class AttentionContext(Protocol):
-    """What an attention module attends through."""
+    """Stores keys and values and computes attention for a module."""
 
     def attend(
         self,
@@ -64,24 +64,27 @@ class AttentionContext(Protocol):
         value: Tensor,
         options: AttentionOptions,
     ) -> Tensor:
-        """Stores `key` [T, G, D] and `value` [T, G, E]; returns the output [T, H, E]."""
+        """Stores `key` [T, G, D] and `value` [T, G, E]. Returns the output [T, H, E]."""
         ...
 
 
 class StepContext:
-    """Attends through the KV pools, for the batch of the step that runs now."""
+    """Attends through the KV pools, for the batch of the current forward pass."""
 
     def __init__(
         self, cache: KVCache, backend: AttentionBackend, modules: Iterable[nn.Module]
     ) -> None:
-        """`modules`: the attention modules, in the order of the layers of `cache`."""
+        """Prepares attention.
+
+        `modules`: the attention modules, in the order of the layers of `cache`.
+        """
         self._cache = cache
         self._backend = backend
         self._layers = {module: layer for layer, module in enumerate(modules)}
         self._batch: PagedBatch | None = None
 
     def begin_forward(self, batch: PagedBatch) -> None:
-        """Sets the batch that the next forward pass is for."""
+        """Sets the batch of the next forward pass."""
         self._batch = batch
 
     def attend(
@@ -116,16 +119,16 @@ def unbind(modules: Iterable[nn.Module]) -> None:
 
 
 def context_of(module: nn.Module) -> AttentionContext | None:
-    """What `module` attends through; None if it is not bound."""
+    """Returns the context that `module` is bound to; None if it is not bound."""
     return getattr(module, _CONTEXT_ATTRIBUTE, None)
 
 
 def register_attention() -> None:
-    """Makes IMPLEMENTATION_NAME known to `transformers`, for attention and not for masks.
+    """Registers IMPLEMENTATION_NAME with `transformers`, for attention and not for masks.
 
-    Positions and block tables say who sees whom. For an implementation without a mask function
-    `transformers` makes no mask; for one with it, it would first ask the device, in each forward
-    pass, whether positions begin anew, and wait for the answer.
+    Positions and block tables define which tokens attend to which. For an implementation without a
+    mask function `transformers` makes no mask. With one, it would first ask the device, in each
+    forward pass, whether positions begin anew, and wait for the answer.
     """
     from transformers.modeling_utils import AttentionInterface
 
@@ -144,10 +147,10 @@ def _attention_forward(
     s_aux: Tensor | None = None,
     **kwargs: Any,  # noqa: ANN401
 ) -> tuple[Tensor, None]:
-    """The signature that `transformers` calls: [1, H, T, D], [1, G, T, D], [1, G, T, E].
+    """Attends as `transformers` calls it, with [1, H, T, D], [1, G, T, D], [1, G, T, E].
 
-    Returns ([1, T, H, E], None). Raises ModelUnsupported for an argument that would change the
-    result and that is unknown here.
+    Returns ([1, T, H, E], None). Raises ModelUnsupported for an unknown argument that would change
+    the result.
     """
     _refuse_unknown_arguments(module, attention_mask, kwargs)
     context: AttentionContext = getattr(module, _CONTEXT_ATTRIBUTE)
@@ -176,7 +179,9 @@ def _refuse_unknown_arguments(
             raise ModelUnsupported(f"{name} passes {argument!r}, which paged attention cannot do")
 
 
-# -- Runs a model through paged attention on scratch blocks, to learn how it attends ---------------
+# -- Probe runs through paged attention on scratch blocks ------------------------------------------
+#
+# They find out how a model attends.
 #
 # Shape letters: Q sequences, L tokens of each, V vocabulary, T tokens of a chunk, H query
 # heads, G key/value heads, D size of a query or key head, E size of a value head.
@@ -189,9 +194,10 @@ Forward = Callable[[Tensor, Tensor, PagedBatch], Tensor]
 
 @dataclass(slots=True)
 class ProbeContext:
-    """Attends on scratch pools that are made for each module when it first attends.
+    """Attends on scratch pools that are created for each module at its first attention.
 
-    `rounding_noise` > 0 changes each output by that ratio, up or down, to show what rounding does.
+    `rounding_noise` > 0 changes each output by that ratio, up or down, to show the effect of
+    rounding.
     """
 
     num_blocks: int
@@ -203,14 +209,14 @@ class ProbeContext:
 
     @property
     def layers(self) -> tuple[LayerShape, ...]:
-        """What each module stores per token, in the order of the forward pass."""
+        """Shape of the keys and values that each module stores per token, in the order of the forward pass."""
         return tuple(
             LayerShape(key.shape[2], key.shape[3], value.shape[3])
             for key, value in self.pools.values()
         )
 
     def begin_forward(self, batch: PagedBatch) -> None:
-        """Sets the batch that the next forward pass is for."""
+        """Sets the batch of the next forward pass."""
         self._batch = batch
         self._attended.clear()
 
@@ -222,7 +228,10 @@ class ProbeContext:
         value: Tensor,
         options: AttentionOptions,
     ) -> Tensor:
-        """Raises ModelUnsupported if `module` attends a second time in one forward pass."""
+        """Attends on the scratch pools.
+
+        Raises ModelUnsupported if `module` attends a second time in one forward pass.
+        """
         assert self._batch is not None, "begin_forward comes before the forward pass"
         if module in self._attended:
             raise ModelUnsupported(f"{type(module).__name__} attends twice in one forward pass")
@@ -234,7 +243,7 @@ class ProbeContext:
         reference.write_kv(key, value, key_pool, value_pool, self._batch)
         output = reference.paged_attention(query, key_pool, value_pool, self._batch, options)
         if self.rounding_noise:
-            # Signs that look random and are the same each time: whether a sine is positive.
+            # Signs of a sine look random and are the same each time.
             index = torch.arange(output.numel(), device=output.device, dtype=torch.float64)
             signs = torch.sin(index * 12.9898).sign().view(output.shape)
             output = (output * (1 + self.rounding_noise * signs)).to(output.dtype)
@@ -245,7 +254,7 @@ class ProbeContext:
 
 
 def num_scratch_blocks(tokens: Tensor, block_size: int = SCRATCH_BLOCK_SIZE) -> int:
-    """Blocks that `run_in_steps` uses for `tokens` [Q, L]."""
+    """Returns the number of blocks that `run_in_steps` uses for `tokens` [Q, L]."""
     return tokens.shape[0] * -(-tokens.shape[1] // block_size)
 
 
@@ -257,11 +266,11 @@ def run_in_steps(
     *,
     is_cut: bool = True,
 ) -> Tensor:
-    """Float32 logits [Q, L, V] of `tokens` [Q, L], computed in two steps, sequences side by side.
+    """Computes float32 logits [Q, L, V] of `tokens` [Q, L] in two steps, sequences side by side.
 
-    In one step unless `is_cut`. Block tables are a shuffle of all blocks below
-    `num_scratch_blocks(tokens, block_size)`. `starts`: [Q], the position of each sequence's first
-    token; nothing stands before it.
+    Without `is_cut` one step computes all tokens. Block tables are a shuffle of all blocks below
+    `num_scratch_blocks(tokens, block_size)`. `starts`: [Q], position of each sequence's first
+    token; there is nothing before it.
     """
     num_sequences, length = tokens.shape
     num_blocks = num_scratch_blocks(tokens, block_size)
@@ -292,10 +301,11 @@ def probe_attention(
     *,
     is_cut: bool = True,
 ) -> tuple[Tensor, ProbeContext]:
-    """Logits [Q, L, V] of `tokens` [Q, L], as `run_in_steps` computes them with our attention.
+    """Returns logits [Q, L, V] of `tokens` [Q, L] through paged attention, and the context.
 
-    `model` must be switched to our attention and is unbound again afterwards. Also returns what its
-    modules did. Raises ModelUnsupported for what paged attention cannot do.
+    They are computed as by `run_in_steps`. The context tells how the modules attended. `model` must
+    be switched to our attention; it is unbound afterwards. Raises ModelUnsupported for a model that
+    paged attention cannot serve.
     """
     context = ProbeContext(num_scratch_blocks(tokens), rounding_noise)
 
@@ -314,10 +324,10 @@ def probe_attention(
 
 
 def _chunks(num_sequences: int, length: int) -> Iterator[Tensor]:
-    """Numbers of new tokens [Q] of each step; they add up to `length` each.
+    """Yields the numbers of new tokens [Q] of each step; they add up to `length` for each sequence.
 
-    Two steps are enough to see whether something got lost between them, and each costs a pass over
-    the weights. The first sequence brings half of its tokens, the others one.
+    Two steps are enough to notice lost state between them, and each costs a pass over the weights.
+    In the first step the first sequence has half of its tokens, each other sequence one.
     """
     first = torch.ones(num_sequences, dtype=torch.int64)
     first[0] = max(1, length // 2)

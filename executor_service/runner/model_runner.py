@@ -67,7 +67,7 @@ class ModelRunner:
         streams: DeviceStreams | None = None,
         adjust: Adjust = adjust_in_torch,
     ) -> None:
-        """Prepares a runner for `model`, which computes what `loaded` describes on the pools of `cache`.
+        """Prepares a runner for `model`, which computes `loaded` on the pools of `cache`.
 
         `adjust` changes logits, then `draw` chooses tokens. `streams`: None for those of the
         cache's device.
@@ -119,7 +119,7 @@ class ModelRunner:
         return self._begin(step)
 
     def _shortened(self, step: StepInput) -> StepInput:
-        """Returns `step` without runs if they would make the host wait for the device after each turn."""
+        """Returns `step` without runs if the host would wait for the device after each turn."""
         runs = self._runs
         if step.num_run_on_tokens is None or not self._has_own_memory:
             return step

@@ -71,7 +71,7 @@ class _Outputs:
 
 
 class StepGraphs:
-    """A PagedModel that replays steps of recorded shapes and passes all other steps to its model."""
+    """Model that replays steps of recorded shapes and passes all others on. A PagedModel."""
 
     def __init__(
         self,
@@ -248,9 +248,11 @@ class RecordedModels:
         static_draw: StaticDraw | None = None,
         make_recorder: Callable[[], Recorder] = CudaGraphs,
     ) -> None:
-        """Plans shapes of decodes up to `max_num_rows`, and of other steps up to `max_num_tokens`.
+        """Plans the recorded shapes.
 
-        `static_draw`: draws tokens in a recording; None if none are drawn there.
+        These are decodes of up to `max_num_rows` rows, and steps with prompts of up to
+        `max_num_tokens` tokens, at most MAX_PROMPT_SIZE. `static_draw`: draws tokens in a
+        recording; None if none are drawn there.
         """
         self._make_model = make_model
         self._shapes = decode_shapes(max_num_rows) + prompt_shapes(max_num_rows, max_num_tokens)
@@ -291,10 +293,11 @@ class RecordedModels:
             graphs.is_left_out = False
 
     def make_largest(self, loaded: LoadedModel, cache: KVCache) -> PagedModel:
-        """Creates a model, sooner, that takes about as much memory as the serving one, to measure it.
+        """Creates, sooner, a model that takes about as much memory as the serving one.
 
-        Only the largest step of each kind is recorded: the smaller ones are computed in its memory.
-        The driver's own memory for each left-out recording is about a megabyte.
+        Its memory can then be measured. Only the largest step of each kind is recorded: the smaller
+        ones are computed in its memory. The driver's own memory for each left-out recording is
+        about a megabyte.
         """
         last_of_kinds = {shape.kind: shape for shape in self._shapes}
         model, _ = self._make(loaded, cache, list(last_of_kinds.values()), time.perf_counter())
