@@ -1,1 +1,1 @@
-"""Which code computes on this machine: chosen, and tried against plain torch before it serves."""
+"""Choice of the code that computes a model, and the trials that each candidate must pass."""

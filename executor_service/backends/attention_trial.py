@@ -1,6 +1,9 @@
-"""Tries an attention backend against the plain torch oracle, and times it, before it serves.
+"""Trial and timing of attention backends before they serve, and the candidates for GPUs.
 
-Shape letters: R rows, T input tokens, H query heads, G key/value heads, D, E head sizes.
+Backends are compared with the reference in plain torch.
+
+Shape letters: R rows, M blocks of a block table, T input tokens, H query heads, G key/value heads,
+D, E head sizes.
 """
 
 from __future__ import annotations
@@ -35,35 +38,35 @@ from splitserve_kernels.paged_batch import (
 )
 
 # Largest difference of an output, by the dtype of queries; outputs are averages of numbers of about
-# 1. It is the same for float8 pools: the oracle's are float8 too, and both round to the nearest.
+# 1. Float8 pools need no more: the reference has float8 pools, too, and both round to the nearest.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
-# Where queries and weights are rounded to 8 bits, too: of the root of the mean square, and of one.
+# Limits for backends that round queries and weights to 8 bits: root mean square, single output.
 _ROUNDED_TOLERANCE, _ROUNDED_OUTLIER = 0.02, 0.5
-# Of float8 pools, so that whoever forgets one is wrong; any will do, most numbers fit.
+# Scales of float8 pools, so that a backend that ignores them fails; most numbers fit with these.
 _FLOAT8_SCALES = KVScales(key=0.07, value=0.04)
-# A decode, one far behind the window, a short prompt's end, a chunk after a prefix. Decodes come
-# first, as in a step, because a backend may compute them apart.
+# A decode, a decode far beyond the window, the end of a short prompt, a chunk after a prefix.
+# Decodes come first, as in a step, because a backend may compute them apart.
 _NUM_COMPUTED = (40, 150, 1, 33)
 _NUM_NEW = (1, 1, 37, 20)
-# Of no row, as some are in a recorded step. By the number of tokens backends choose among kernels:
-# with these a GPU is full, without them it is not.
+# Padding tokens without a row, as in a recorded step. Backends choose kernels by the number of
+# tokens: with these tokens a GPU is full, without them it is not.
 _NUM_ADDED_TOKENS = 8192
 _MAX_NUM_DECODES = 64
 _MAX_POOL_BYTES = 2**29
 _NUM_TIMED_COMPUTED = 2048
 _NUM_TIMED_PROMPT_TOKENS = 1024
 _NUM_RUNS = 5
-# One after the other without waiting, so that the device is timed and not what launches.
+# Calls are launched without waiting between them, so that the device is timed and not the launches.
 _CALLS_PER_RUN = 10
 
 
 def try_backend(
     backend: AttentionBackend, loaded: LoadedModel, block_size: int, *, rounds_queries: bool = False
 ) -> None:
-    """Compares outputs with the reference's, on random rows, for each kind of layer of `loaded`.
+    """Compares outputs with the reference's on random rows, for each kind of layer of `loaded`.
 
-    `rounds_queries`: to 8 bits, and weights, so that it is allowed more. Raises TrialFailed, also
-    if the backend raises something.
+    `rounds_queries`: the backend rounds queries and weights to 8 bits, so it may differ more.
+    Raises TrialFailed, also if the backend raises something.
     """
     for kind in layer_kinds(loaded):
         try_layer(
@@ -88,9 +91,9 @@ def try_layer(
     *,
     rounds_queries: bool = False,
 ) -> None:
-    """As `try_backend`, for layers of one kind.
+    """Compares outputs with the reference's, as `try_backend` does, for layers of one kind.
 
-    `kv_dtype`: that of the pools, None for `dtype`, which queries have.
+    `dtype`: of queries. `kv_dtype`: dtype of the pools, None for `dtype`.
     """
     try:
         pools = _pools(kind.layer, block_size, kv_dtype or dtype, device)
@@ -111,7 +114,7 @@ def try_layer(
 def _pools(
     layer: LayerShape, block_size: int, kv_dtype: torch.dtype, device: torch.device
 ) -> tuple[KVCache, KVCache]:
-    """Those of the oracle and those of who is tried."""
+    """Returns the pools of the reference and those of the backend."""
     num_blocks = _block_tables(block_size).numel()
     scales = (_FLOAT8_SCALES,) if kv_dtype.itemsize == 1 else ()
     oracle, tried = (
@@ -128,13 +131,13 @@ def _errors(
     dtype: torch.dtype,
     error_of: Callable[[Tensor, Tensor], float],
 ) -> Iterator[float]:
-    """Of prompts, of all kinds of rows beside each other, of decodes."""
+    """Yields the errors for prompts, for all kinds of rows in one batch, and for decodes."""
     layer, scales = kind.layer, pools[0].scales[0]
     generator = torch.Generator().manual_seed(0)
     computed, new = torch.tensor(_NUM_COMPUTED), torch.tensor(_NUM_NEW)
     block_size, device = pools[0].block_size, pools[0].device
     tables = _block_tables(block_size)
-    # How a backend keeps keys and values is its own business, so it writes what it reads.
+    # Backends may store keys and values in their own layout, so each writes what it reads.
     none, ones = torch.zeros_like(computed), torch.ones_like(computed)
     for before, count in ((none, computed), (computed, new), (computed + new, ones)):
         batch = build_paged_batch(tables, before, count, block_size, device)
@@ -169,7 +172,7 @@ def _error(expected: Tensor, actual: Tensor) -> float:
 
 
 def _error_of_rounding(expected: Tensor, actual: Tensor) -> float:
-    """The root of the mean square, unless one number is too far off to be rounded."""
+    """Returns the root mean square error; the largest one if that cannot be rounding."""
     largest = _error(expected, actual)
     if not largest <= _ROUNDED_OUTLIER:
         return largest
@@ -177,8 +180,8 @@ def _error_of_rounding(expected: Tensor, actual: Tensor) -> float:
 
 
 def _block_tables(block_size: int) -> Tensor:
-    """Shuffled blocks for the rows, [R, M]."""
-    # And a decode.
+    """Returns shuffled blocks for the rows, [R, M]."""
+    # One more token for the final decode.
     ends = [computed + new + 1 for computed, new in zip(_NUM_COMPUTED, _NUM_NEW, strict=True)]
     width = -(-max(ends) // block_size)
     blocks = torch.randperm(len(ends) * width, generator=torch.Generator().manual_seed(2))
@@ -187,16 +190,17 @@ def _block_tables(block_size: int) -> Tensor:
 
 @torch.inference_mode()
 def time_attention(backend: AttentionBackend, loaded: LoadedModel, block_size: int) -> float:
-    """Seconds for up to 64 decodes and a chunk of 1024 tokens, each behind 2048, in one layer.
+    """Returns the seconds of a typical batch in one layer.
 
-    Of a model with several kinds of layers, the first kind.
+    Up to 64 decodes, and a chunk of 1024 tokens. Each row follows 2048 computed tokens. If a model
+    has several kinds of layers, the first is timed.
     """
     kind = layer_kinds(loaded)[0]
     row_bytes = block_bytes([kind.layer], _NUM_TIMED_COMPUTED, loaded.kv_dtype)
     num_decodes = max(1, min(_MAX_NUM_DECODES, _MAX_POOL_BYTES // row_bytes))
     time_s = _time_rows(backend, kind, loaded, block_size, (num_decodes, 1))
     time_s += _time_rows(backend, kind, loaded, block_size, (1, _NUM_TIMED_PROMPT_TOKENS))
-    # What torch keeps for later would be missing when the KV blocks are counted.
+    # Memory that torch keeps cached would be missing when the KV blocks are counted.
     torch.cuda.empty_cache()
     return time_s
 
@@ -208,7 +212,7 @@ def _time_rows(
     block_size: int,
     rows: tuple[int, int],
 ) -> float:
-    """Seconds for so many rows with so many new tokens each."""
+    """Returns the seconds of one attention call. `rows`: number of rows, new tokens of each."""
     num_rows, num_new = rows
     layer, device = kind.layer, loaded.device
     width = -(-(_NUM_TIMED_COMPUTED + num_new) // block_size)
@@ -239,23 +243,26 @@ def _elapsed_s(run: Callable[[], None], device: torch.device) -> float:
 
 
 def _now(device: torch.device) -> float:
-    """Seconds, once the device has done what was asked of it."""
+    """Returns the time in seconds after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-# --------------------------------------------------------------------------------------------------
-# The attention backends of GPUs: what keeps each from a machine or a model, and how it is made.
+# -- Attention backends of GPUs --------------------------------------------------------------------
 #
-# The reasons are in docs/adr/0007-gpu-backends.md.
+# Each candidate has its conditions on machine and model, and a factory. The reasons for the choice
+# are in docs/adr/0007-gpu-backends.md.
 
 DEFAULT_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LayerDemand:
-    """A layer and how it attends; `dtype` of queries, `kv_dtype` of the pools, their blocks."""
+    """A layer and its attention options.
+
+    `dtype` of queries, `kv_dtype` and `block_size` of the pools.
+    """
 
     layer: LayerShape
     options: AttentionOptions
@@ -264,18 +271,18 @@ class LayerDemand:
     block_size: int
 
 
-# What keeps a backend from a layer; None: nothing.
+# Returns the reason why a backend cannot serve a layer; None if it can.
 WhyNotLayer = Callable[[LayerDemand], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A backend that may serve, by its name in --attention-backend.
+    """A backend that may serve. `name`: its name in --attention-backend.
 
-    `why_absent` tells what keeps it from this machine, `why_not_layer` what keeps it from a layer;
-    None if nothing does. `make` is called only if nothing does. `rounds_queries`: over float8 pools
-    it rounds queries and weights to float8, too; then it serves only if it is asked for by name.
-    `is_asked_for`: whoever started us wants it, and has to know why not.
+    `why_absent` returns why it cannot run on this machine, `why_not_layer` why it cannot serve a
+    layer; None if it can. `make` is called only if it can. `rounds_queries`: over float8 pools it
+    rounds queries and weights to float8, too; then it serves only if it is asked for by name.
+    `is_asked_for`: the operator configured it, so a refusal is logged as a warning.
     """
 
     name: str
@@ -286,7 +293,10 @@ class Candidate:
     is_asked_for: bool = False
 
     def why_not(self, loaded: LoadedModel, block_size: int, *, is_named: bool = True) -> str | None:
-        """What keeps it from a model here, None if nothing does. `is_named`: no other may serve."""
+        """Returns why the candidate cannot serve the model here; None if it can.
+
+        `is_named`: it was asked for by name, and no other backend may serve.
+        """
         if self.rounds(loaded) and not is_named:
             return (
                 f"over {loaded.kv_dtype_name} keys and values {self.name} rounds queries, too:"
@@ -299,21 +309,21 @@ class Candidate:
         return reason
 
     def rounds(self, loaded: LoadedModel) -> bool:
-        """Whether it rounds what others do not."""
+        """Returns whether the backend rounds queries and weights over the pools of `loaded`."""
         return self.rounds_queries and loaded.kv_dtype.itemsize == 1
 
 
 def gpu_candidates(flash_attention_3: str = INSTALLED) -> tuple[Candidate, ...]:
-    """The first that can serve is the default.
+    """Returns the candidates; the first that can serve is the default.
 
-    `flash_attention_3`: where that is from, see `load_flash_attention_3`.
+    `flash_attention_3`: the source of that backend, see `load_flash_attention_3`.
     """
     triton = Candidate("triton", _make_triton, why_unavailable, _why_not_triton)
     return (_flash_attention_3(flash_attention_3), triton)
 
 
 def _make_triton() -> AttentionBackend:
-    # It needs Triton already when it is imported.
+    # The import needs Triton.
     from splitserve_kernels.gpu.attention import backend
 
     return backend
@@ -333,7 +343,7 @@ def _flash_attention_3(source: str) -> Candidate:
         return load_flash_attention_3(source)
 
     def why_absent() -> str | None:
-        # Nothing is loaded, or downloaded, for a device that it is not for.
+        # On other devices nothing is loaded or downloaded.
         reason = why_no_hopper() or why_unavailable()
         if reason is not None:
             return reason

@@ -1,10 +1,11 @@
-"""Which code computes a model: the fastest there is that computes the same as plain torch.
+"""Choice of the code that computes a model: the fastest that computes the same as plain torch.
 
-On a GPU: attention in Triton or by flash-attn 3, and for models of the Llama kind a decoder of our
-own around it. On the CPU: native kernels, with the whole decoder in one call for these models.
-Whatever is chosen was tried on this machine first; what fails its trial is refused, loudly. What
-was not made for a class of models is one line at INFO, which says what serves it instead. Where a
-model runs in slower code than others of its class, a warning says why and at what price.
+On a GPU: attention in Triton or by flash-attn 3, and for models of the Llama kind our own decoder
+around it. On the CPU: native kernels, with the whole decoder in one call for models of that kind.
+Each choice was tried on this machine first; code that fails its trial is refused with an error in
+the log. Code that was not made for a class of models is one line at INFO, which names the code that
+serves instead. If a model runs in slower code than others of its class, a warning says why and at
+what price.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ from splitserve_kernels.paged_batch import AttentionBackend
 if TYPE_CHECKING:
     from executor_service.decoders.gpu_decoder import GpuDecoder
 
-# What --attention-backend takes beside the names of `attention_candidates.gpu_candidates`: the
-# fastest that passes its trial, plain torch, and compiled CPU kernels.
+# Values of --attention-backend beside the names of `gpu_candidates`: the fastest backend that
+# passes its trial, plain torch, and compiled CPU kernels.
 AUTO, TORCH, NATIVE = "auto", "torch", "native"
 
 _log = logging.getLogger(__name__)
@@ -83,12 +84,12 @@ def choose_compute(
     is_int8: bool = False,
     flash_attention_3: str = INSTALLED,
 ) -> Compute:
-    """Loads the model and decides what runs it.
+    """Loads the model and chooses the code that runs it.
 
-    `name`: as --attention-backend takes it. `block_size`: None for what suits the backend best.
-    `is_deterministic`: it must be batch invariant. `is_int8`: its matrices are rounded to 8 bits.
-    `flash_attention_3`: where that is from, as --flash-attn-3-from takes it.
-    Raises BackendUnavailable if these cannot be had, or if `name` is not AUTO and cannot.
+    `name`: a value of --attention-backend. `block_size`: None for the backend's best.
+    `is_deterministic`: results must be batch invariant. `is_int8`: matrices are rounded to 8 bits.
+    `flash_attention_3`: a value of --flash-attn-3-from. Raises BackendUnavailable if these demands
+    cannot be met, or if `name` is not AUTO and that backend cannot serve.
     """
     compute = _choose(load, name, block_size, is_int8=is_int8, flash_attention_3=flash_attention_3)
     if is_int8 and not compute.is_int8:
@@ -104,7 +105,7 @@ def choose_compute(
             " CPUs runs"
         )
     description = f"{compute.description}, int8" if is_int8 else compute.description
-    # Nothing will replace the model any more.
+    # No replacement of the model comes later, so its expected logits can go.
     loaded = replace(compute.loaded, expected=None)
     return replace(compute, loaded=loaded, description=description)
 
@@ -132,7 +133,7 @@ def _choose(
     except (BuildFailed, TrialFailed, BackendUnavailable) as error:
         if name != AUTO:
             raise BackendUnavailable(f"{name}: {error}") from error
-        # An operator has to know of a kernel that is wrong on this machine.
+        # A kernel that computes wrong results on this machine is an error, for the operator.
         level = logging.ERROR if isinstance(error, TrialFailed) else logging.WARNING
         message = "attention_backends_refused device=%s reason=%r price=%r: plain torch serves"
         price = PRICE_OF_TORCH_ON_CPU if is_for_cpu else PRICE_OF_TORCH_ON_GPU
@@ -144,17 +145,16 @@ def _because(compute: Compute) -> str:
     return "" if compute.why_slow is None else f" ({compute.why_slow})"
 
 
-# --------------------------------------------------------------------------------------------------
-# What computes on a CPU: native kernels that attend, multiply and draw, or a native decoder.
+# -- Choice on a CPU: native kernels that attend, multiply and draw, or a native decoder -----------
 
 
 def compute_on_cpu(
     load: Callable[[], LoadedModel], loaded: LoadedModel, block_size: int, *, is_int8: bool
 ) -> Compute:
-    """What runs `loaded` by native kernels; `load` loads it again.
+    """Returns native kernels, or the native decoder, for `loaded`; `load` loads it again.
 
-    Raises BuildFailed or BackendUnavailable if these cannot be had, TrialFailed if their attention
-    computes something else. What else fails its trial is left to `transformers`.
+    Raises BuildFailed or BackendUnavailable if native kernels cannot be used, TrialFailed if their
+    attention computes something else. Other parts that fail their trial are left to `transformers`.
     """
     for layer in loaded.layers:
         reason = why_not_native_attention((layer.key_dim, layer.value_dim), loaded.dtype)
@@ -189,7 +189,7 @@ def compute_on_cpu(
 
 
 def native_draw(library: NativeLibrary) -> Draw:
-    """Chooses as `draw_in_torch` does, many times faster. Logits must be on the CPU."""
+    """Returns a draw that chooses as `draw_in_torch` does, many times faster, from logits on the CPU."""
 
     def draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
         return choose_tokens(library, adjusted, draw_rows(rows, adjusted.shape[1]))
@@ -217,18 +217,18 @@ def _native_decoder(
     )
 
 
-# -- What computes on a GPU: attention, tried and timed, and a decoder of our own around it --------
+# -- Choice on a GPU: attention, tried and timed, and our own decoder around it --------------------
 #
 # The reasons are in docs/adr/0007-gpu-backends.md.
 
 
-# Seconds that attention of a model takes with a backend and a block size.
+# Returns the seconds that a model's attention takes with a backend and a block size.
 TimeAttention = Callable[[AttentionBackend, LoadedModel, int], float]
 
 
 @dataclass(frozen=True, slots=True)
 class GpuAttention:
-    """What attends, on blocks of `block_size` tokens."""
+    """A chosen attention backend, on blocks of `block_size` tokens."""
 
     name: str
     backend: AttentionBackend
@@ -242,11 +242,11 @@ def choose_gpu_attention(
     candidates: Sequence[Candidate],
     time_backend: TimeAttention = time_attention,
 ) -> GpuAttention:
-    """The fastest of those `candidates` that compute what plain torch does; the first is default.
+    """Returns the fastest of the `candidates` that compute what plain torch does.
 
-    `only`: the name of the one that may be taken; None for any. `block_size`: None for the default.
-    Raises BackendUnavailable if none can be had, TrialFailed if that is because of what it
-    computes.
+    The first usable candidate is the default if they cannot be timed. `only`: name of the only
+    candidate allowed; None for any. `block_size`: None for the default. Raises BackendUnavailable
+    if no candidate can serve, TrialFailed if one computed something else.
     """
     size = block_size or DEFAULT_BLOCK_SIZE
     usable = []
@@ -290,7 +290,7 @@ def _fastest(
     try:
         times_s = [time_backend(each.backend, loaded, each.block_size) for each in usable]
     except RuntimeError as error:
-        # Too little memory, mostly.
+        # The usual cause is too little memory.
         _log.warning("attention_backends_not_timed reason=%r", one_line(error))
         return default
     for each, time_s in zip(usable, times_s, strict=True):
@@ -305,10 +305,10 @@ def compute_on_gpu(
     block_size: int | None,
     flash_attention_3: str = INSTALLED,
 ) -> Compute:
-    """What runs `loaded` by Triton's kernels, or where these are interpreted, as on a GPU.
+    """Returns Triton kernels for `loaded`, on a GPU or where Triton is interpreted.
 
-    `load` loads it again. For `only`, `block_size` and what is raised see `choose_gpu_attention`,
-    for `flash_attention_3` see `gpu_candidates`.
+    `load` loads the model again. `only`, `block_size` and errors are as in `choose_gpu_attention`,
+    `flash_attention_3` as in `gpu_candidates`.
     """
     chosen = choose_gpu_attention(loaded, only, block_size, gpu_candidates(flash_attention_3))
     draw = choose_gpu_draw(loaded.vocab_size, loaded.device)
@@ -330,15 +330,15 @@ def compute_on_gpu(
     decoder = _gpu_decoder(loaded, chosen)
     if not isinstance(decoder, str):
         return _with_decoder(compute, decoder)
-    # Memory need not hold the model twice. (By now the error does not hold on to its parts either.)
+    # Memory need not hold the model twice. (The error no longer references its parts either.)
     release_weights(loaded.model)
     release_cached_memory(loaded.device)
     return replace(compute, loaded=load(), why_slow=decoder)
 
 
 def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> GpuDecoder | str:
-    """The reason if it was refused; the model may be lost then."""
-    # It needs Triton already when it is imported.
+    """Returns the decoder, or the reason for its refusal, after which the model may be lost."""
+    # The import needs Triton.
     from executor_service.decoders.gpu_decoder import build_gpu_decoder
 
     try:
@@ -356,7 +356,7 @@ def _with_decoder(compute: Compute, decoder: GpuDecoder) -> Compute:
     )
 
 
-# -- What computes a layer on a CPU that is no part of a model of `transformers` -------------------
+# -- Choice for a single layer on a CPU, outside a model of `transformers` -------------------------
 
 # Multiplies rows [T, inputs] with a matrix: [T, outputs].
 Linear = Callable[[Tensor], Tensor]
@@ -364,7 +364,10 @@ Linear = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LayerCompute:
-    """`linear`: what multiplies with a weight [outputs, inputs]. `description`: for people."""
+    """Code for one layer. `linear`: makes a Linear of a weight [outputs, inputs].
+
+    `description`: for people.
+    """
 
     attention: AttentionBackend
     linear: Callable[[Tensor], Linear]
@@ -374,9 +377,9 @@ class LayerCompute:
 def choose_layer_compute(
     kind: LayerKind, dtype: torch.dtype, name: str, block_size: int
 ) -> LayerCompute:
-    """Native kernels, if they attend as plain torch does, and that if not.
+    """Returns native kernels if they attend as plain torch does, otherwise plain torch.
 
-    `name`: as --attention-backend takes it. `block_size`: of the pools.
+    `name`: a value of --attention-backend. `block_size`: of the pools.
     """
     in_torch = LayerCompute(reference, _linear_in_torch, "torch")
     reason = why_not_native_attention((kind.layer.key_dim, kind.layer.value_dim), dtype)

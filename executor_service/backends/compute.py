@@ -1,4 +1,4 @@
-"""What was chosen to compute a model with, and what is said where it is not the fastest."""
+"""Result of the choice of code for a model, and log lines for code that is not the fastest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from executor_service.sampling.sampler import (
 
 _log = logging.getLogger(__name__)
 
-# What slower code costs against a decoder of our own; measured on two cores.
+# Price of slower code compared with our own decoder; CPU figures were measured on two cores.
 PRICE_OF_TORCH_ON_CPU = "a step takes 2.5 times as long with one row, and 11 times or more with 16"
 PRICE_OF_NO_DECODER = "a step takes about 2.5 times as long, and --deterministic cannot be had"
 PRICE_OF_TORCH_ON_GPU = "rows attend one after the other, and no CUDA graph records steps"
@@ -29,16 +29,15 @@ PRICE_OF_NO_GPU_DECODER = "a layer launches some 38 kernels instead of 9 or 10"
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """`make_model` makes what runs `loaded`, `draw` chooses tokens. `description`: for people.
+    """Code that runs a model. `make_model` creates the model that runs `loaded`.
 
-    `adjust` changes logits before tokens are chosen.
-
-    `block_size`: tokens of a KV block. `copy_blocks`: copies them within the device pool.
-    `is_batch_invariant`: a sequence's logits are the same bits whatever shares its batch, and
+    `draw` chooses tokens, after `adjust` has changed the logits. `description`: for people.
+    `block_size`: tokens of a KV block. `copy_blocks`: copies blocks within the device pool.
+    `is_batch_invariant`: a sequence's logits have the same bits whatever shares its batch, and
     however its tokens are cut into steps. `is_int8`: matrices are rounded to 8 bits.
-    `is_recordable`: CUDA graphs can record its steps. `static_draw`: what draws in these; None if
-    nothing does. `why_slow`: what keeps `loaded` from the fastest code for its class of models and
-    its device; None if that runs.
+    `is_recordable`: CUDA graphs can record the steps. `static_draw`: draws tokens in these
+    recordings; None for no draws there. `why_slow`: reason why `loaded` does not run in the fastest
+    code for its class of models and its device; None if it does.
     """
 
     loaded: LoadedModel
@@ -56,10 +55,10 @@ class Compute:
 
 
 def log_decoder_refused(what: str, loaded: LoadedModel, error: TrialFailed, price: str) -> str:
-    """Logs that the `what` decoder failed its trial on `loaded`, and at what price; returns why.
+    """Logs that the `what` decoder failed its trial on `loaded`, and at what price.
 
-    That is an error of the decoder, unless the configuration has fields that are not known: then
-    the model is one that the decoder was not made for, which is a warning.
+    Returns the reason. It is an error of the decoder, unless the configuration has unknown fields:
+    then the decoder was not made for the model, and a warning is logged.
     """
     unknown = unknown_fields(vars(loaded.model.config))
     shown = ", ".join(f"{name} = {setting!r}" for name, setting in unknown.items())
@@ -71,7 +70,7 @@ def log_decoder_refused(what: str, loaded: LoadedModel, error: TrialFailed, pric
 
 
 def log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:
-    """One line, not urgent: `what` is not made for the model, which is served well without it."""
+    """Logs at INFO that `what` is not made for the model, and that `instead` serves it."""
     _log.info(
         "%s_not_used model=%s reason=%r: %s serves", what, loaded.architecture, reason, instead
     )

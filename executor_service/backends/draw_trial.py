@@ -1,4 +1,4 @@
-"""Tries what draws tokens against plain torch, on a whole vocabulary.
+"""Trials of code that draws tokens or adjusts logits, against plain torch on a whole vocabulary.
 
 Shape letters: S rows that sample, V tokens of the vocabulary.
 """
@@ -26,8 +26,8 @@ from executor_service.sampling.token_counts import TokenCounts
 from executor_service.sampling.truncation import truncate
 from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams, TokenMasks
 
-# By so much of all weight may a running sum of V weights be off: they are float32, and where the
-# number u falls between two tokens but for that, either may be drawn.
+# Allowed error of a running sum of V float32 weights, as a share of all weight: if the random
+# number u is that close to the border of two tokens, either may be drawn.
 DRAW_TOLERANCE = 1e-5
 _PARAMS = (
     SamplingParams(temperature=0.0),
@@ -40,7 +40,7 @@ _PARAMS = (
     SamplingParams(temperature=0.0, min_p=0.1),
     SamplingParams(temperature=2.0, min_p=0.1),
     SamplingParams(temperature=0.8, top_k=40, top_p=0.8, min_p=0.02),
-    # So flat that nearly all tokens are where it is cut.
+    # So flat that nearly all tokens are near the cut.
     SamplingParams(temperature=300.0, top_p=0.99),
 )
 _NUM_ROWS = 3 * len(_PARAMS)
@@ -50,10 +50,10 @@ _NAN, _INF, _ALL_HIDDEN, _SINGLE = (11, 9), (22, 17), (18, 25), (26,)
 
 @torch.inference_mode()
 def try_draw(draw: Draw, vocab_size: int, device: torch.device) -> float:
-    """Draws tokens from random logits by `draw` and in plain torch.
+    """Draws tokens from random logits by `draw` and in plain torch, and compares them.
 
-    Returns by how much of all weight a token was missed at most. Raises TrialFailed if that is more
-    than rounding, or greedy or invalid rows differ at all.
+    Returns the largest distance of a random number from its token, as a share of all weight. Raises
+    TrialFailed if that is more than rounding, or if greedy or invalid rows differ at all.
     """
     logits, rows = _problem(vocab_size, device)
     is_random = rows.params.temperatures > 0
@@ -72,7 +72,10 @@ def try_draw(draw: Draw, vocab_size: int, device: torch.device) -> float:
 
 
 def _compare(draw: Draw, logits: Tensor, rows: SamplingRows) -> Tensor:
-    """What `draw` chooses. Raises TrialFailed if another row is invalid, or greedy rows differ."""
+    """Returns the tokens that `draw` chooses.
+
+    Raises TrialFailed if other rows are invalid than in plain torch, or greedy rows differ.
+    """
     token_ids = draw(logits, rows)
     expected, actual = draw_in_torch(logits, rows).cpu().numpy(), token_ids.cpu().numpy()
     is_random = rows.params.temperatures > 0
@@ -88,7 +91,7 @@ def _compare(draw: Draw, logits: Tensor, rows: SamplingRows) -> Tensor:
 
 def _problem(vocab_size: int, device: torch.device) -> tuple[Tensor, SamplingRows]:
     generator = torch.Generator().manual_seed(0)
-    # Rows lie as they do when they are served: kernels are compiled for how they lie.
+    # Rows have the memory layout of serving: kernels are compiled for layouts.
     logits = 3 * torch.randn(_NUM_ROWS, vocab_size, generator=generator)
     logits[_NAN, vocab_size - 1] = torch.nan
     logits[_INF, 0] = torch.inf
@@ -97,7 +100,7 @@ def _problem(vocab_size: int, device: torch.device) -> tuple[Tensor, SamplingRow
     indexes = np.arange(_NUM_ROWS)
     rows = SamplingRows(
         params=ParamRows.of(_PARAMS * (_NUM_ROWS // len(_PARAMS))),
-        # All 64 bits matter.
+        # Seeds use all 64 bits.
         seeds=indexes.astype(np.int64) * 0x123456789ABCDEF - 2**61,
         positions=indexes.astype(np.int32) * 1013,
         num_prompt_tokens=np.ones(_NUM_ROWS, np.int32),
@@ -123,9 +126,9 @@ def _is_valid(token_ids: Tensor) -> np.ndarray:
 def _missed_weight(
     logits: Tensor, rows: SamplingRows, token_ids: Tensor, chosen: np.ndarray
 ) -> float:
-    """How far at most u lies from the weights of the token, of all that is kept, in float64.
+    """Returns the largest distance of u from its token's interval of the kept weight, in float64.
 
-    `token_ids`: [S]. `chosen`: the rows that count.
+    `token_ids`: [S]. `chosen`: indexes of the rows that count.
     """
     device = logits.device
     lines = torch.from_numpy(chosen).to(device)
@@ -145,12 +148,9 @@ def _missed_weight(
     return float(torch.maximum(below - u, u - above).max().clamp(min=0))
 
 
-# --------------------------------------------------------------------------------------------------
-# Tries what changes logits before tokens are drawn against plain torch, on a whole vocabulary.
-#
-# Shape letters: S rows that sample, V tokens of the vocabulary.
+# -- Trial of code that changes logits before tokens are drawn -------------------------------------
 
-# They should have the same bits; a device whose division rounds otherwise serves as well.
+# Results should have the same bits; a device whose division rounds differently is accepted.
 _TOLERANCE = 1e-6
 _NUM_TOKENS = 40
 _NUM_PROMPT_TOKENS = 30

@@ -1,4 +1,4 @@
-"""Sampling with Triton's kernels: adjusts logits in one launch, and draws tokens.
+"""Sampling with Triton kernels: adjusts logits in one launch, and draws tokens.
 
 Shape letters: S rows that sample, V tokens of the vocabulary.
 """
@@ -21,7 +21,7 @@ from splitserve_kernels.gpu.sampling.draw import draw, greedy
 
 
 def triton_adjust(logits: Tensor, rows: SamplingRows, uploads: Uploads) -> Tensor:
-    """As `adjust_in_torch`, to the bit."""
+    """Adjusts logits with the same bits as `adjust_in_torch`."""
     columns = LogitColumns.of(rows, logits.shape[1])
     if columns is None:
         return logits
@@ -47,7 +47,7 @@ def triton_adjust(logits: Tensor, rows: SamplingRows, uploads: Uploads) -> Tenso
             biased_tokens=biased_tokens,
             biases=biases,
             count_lines=count_lines,
-            # Of something where nobody has any.
+            # A placeholder if no row counts tokens.
             counts=count_lines if rows.counted is None else rows.counted.table,
             penalties=penalties,
             output_bits=IN_PROMPT - 1,
@@ -56,7 +56,7 @@ def triton_adjust(logits: Tensor, rows: SamplingRows, uploads: Uploads) -> Tenso
 
 
 def triton_draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
-    """Chooses as `draw_in_torch` does, and waits for nothing that the device is to find."""
+    """Chooses tokens as `draw_in_torch` does, without waiting for the device."""
     vocab_size = adjusted.shape[1]
     of_kernel = draw_rows(rows, vocab_size)
     if not of_kernel.is_random:
@@ -68,7 +68,7 @@ def triton_draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
 
 
 class TritonStaticDraw:
-    """The StaticDraw of `triton_draw`. Rows that need no cut leave the kernels that cut at once."""
+    """StaticDraw of `triton_draw`. Rows that need no cut leave the kernels that cut at once."""
 
     def num_words(self, num_rows: int) -> int:
         return num_words(num_rows)

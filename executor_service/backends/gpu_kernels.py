@@ -1,4 +1,4 @@
-"""Which kernels beside attention serve on a GPU: those of Triton that pass their trial.
+"""Choice of GPU kernels beside attention: those of Triton that pass their trial.
 
 The reasons are in docs/adr/0007-gpu-backends.md.
 """
@@ -23,7 +23,7 @@ from executor_service.sampling.sampler import (
 )
 
 _NUM_BLOCKS = 40
-# No multiple of what a program copies.
+# Not a multiple of the words that a kernel program copies.
 _NUM_WORDS = 9001
 
 _log = logging.getLogger(__name__)
@@ -31,10 +31,10 @@ _Kernel = TypeVar("_Kernel")
 
 
 def choose_gpu_draw(vocab_size: int, device: torch.device) -> Draw:
-    """The Triton kernel, or plain torch where it chooses other tokens."""
+    """Returns the Triton kernel, or plain torch if the kernel chooses other tokens."""
 
     def make() -> Draw:
-        # It needs Triton already when it is imported.
+        # The import needs Triton.
         from executor_service.backends.gpu_draw import triton_draw
 
         return triton_draw
@@ -47,7 +47,7 @@ def choose_gpu_draw(vocab_size: int, device: torch.device) -> Draw:
 
 
 def choose_gpu_adjust(vocab_size: int, device: torch.device) -> Adjust:
-    """The Triton kernel, or plain torch where it changes logits otherwise."""
+    """Returns the Triton kernel, or plain torch if the kernel changes logits differently."""
 
     def make() -> Adjust:
         from executor_service.backends.gpu_draw import triton_adjust
@@ -62,7 +62,10 @@ def choose_gpu_adjust(vocab_size: int, device: torch.device) -> Adjust:
 
 
 def static_draw_of(draw: Draw) -> StaticDraw | None:
-    """What draws as `draw`, a choice of `choose_gpu_draw`, in a recording; None if nothing does."""
+    """Returns what draws in recordings as `draw`, a result of `choose_gpu_draw`.
+
+    None if nothing does.
+    """
     if draw is draw_unseen_in_torch:
         return None
     from executor_service.backends.gpu_draw import TritonStaticDraw
@@ -71,7 +74,7 @@ def static_draw_of(draw: Draw) -> StaticDraw | None:
 
 
 def choose_gpu_copy(device: torch.device) -> CopyBlocks:
-    """The Triton kernel, or plain torch where it copies something else."""
+    """Returns the Triton kernel, or plain torch if the kernel copies something else."""
 
     def make() -> CopyBlocks:
         from splitserve_kernels.gpu.block_copy import copy_blocks
@@ -103,7 +106,10 @@ def tried_kernel(
     trial: Callable[[_Kernel], None],
     in_torch: _Kernel,
 ) -> _Kernel:
-    """What `make` makes; `in_torch`, with an error in the log, if that or `trial` raises."""
+    """Returns what `make` makes.
+
+    `in_torch`, after an error in the log, if `make` or `trial` raises.
+    """
     try:
         kernel = make()
         trial(kernel)

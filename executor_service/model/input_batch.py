@@ -167,8 +167,8 @@ def build_input_batch(
 
     `sampled`: tokens that the step awaits; None if it awaits none. `uploads`: uploads to `device`;
     None for new ones. `tables`: block tables of all row ids on the device, as in `ResidentRows`;
-    None for those of the step. `max_joined`: limit of pass rows of several tokens if rows of the
-    step are joined with the rows that follow them; beyond it no rows are joined.
+    None for those of the step. `max_joined`: rows of the step that follow each other are joined to
+    one row of the pass if at most this many rows of the pass then have several tokens.
     """
     selected = np.asarray(rows, dtype=np.int64)
     readout, pass_rows = lay_out(step, selected, block_size, sampled, tables, max_joined)
@@ -183,7 +183,10 @@ def lay_out(
     resident_tables: Tensor | None = None,
     max_joined: int = 0,
 ) -> tuple[Readout, PassRows]:
-    """Lays out the rows `selected` of `step`, see `build_input_batch`, and returns their readout."""
+    """Lays out the rows `selected` of `step`, and returns their readout.
+
+    The arguments are those of `build_input_batch`.
+    """
     new_of_line = step.num_new_tokens[selected].astype(np.int64)
     # A line is a row of the step; a row of the pass is one line, or several joined lines.
     first_lines = _first_lines(step, selected, max_joined)

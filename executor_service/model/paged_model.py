@@ -156,7 +156,10 @@ class LayerStates:
                 modules[-1].register_forward_hook(self._behind(layer))
 
     def of_last_pass(self) -> Tensor:
-        """Returns the states of the last pass, [K, T, W], in the order of `layers`, and forgets them."""
+        """Returns the states of the last pass, [K, T, W], in the order of `layers`.
+
+        Forgets them.
+        """
         states = torch.stack([self._caught[layer] for layer in self._layers])
         self._caught.clear()
         return states

@@ -209,7 +209,7 @@ class ProbeContext:
 
     @property
     def layers(self) -> tuple[LayerShape, ...]:
-        """Shape of the keys and values that each module stores per token, in the order of the forward pass."""
+        """Shape of each module's keys and values per token, in the order of the forward pass."""
         return tuple(
             LayerShape(key.shape[2], key.shape[3], value.shape[3])
             for key, value in self.pools.values()

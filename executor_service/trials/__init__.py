@@ -1,1 +1,1 @@
-"""Whether a model, or what is to replace a part of it, computes what plain torch computes."""
+"""Trials: comparison of a model, or of a replacement for a part of it, with plain torch."""

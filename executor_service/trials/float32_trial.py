@@ -1,6 +1,7 @@
-"""Tries what a model's layers compute, in float32 whatever it is served in, at far positions too.
+"""Trial of a model's layers in float32, whatever dtype serves, also at far positions.
 
-The truth is always the forward pass of `transformers` itself, on the same tokens and positions.
+The reference is always the forward pass of `transformers`, on the same tokens and positions. The
+module also has the error measures of trials, their tokens, and the cut of a model to float32.
 
 Shape letters: Q sequences, L tokens of each, V vocabulary.
 """
@@ -24,9 +25,9 @@ from executor_service.model.transformers_attention import IMPLEMENTATION_NAME, c
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A model that is small or cut, what it is asked, and its own answers [Q, L, V].
+    """A small or cut model, the tokens it is tried with, and its own logits [Q, L, V].
 
-    `model` is switched to our attention.
+    `model` is switched to paged attention.
     """
 
     model: Any
@@ -34,7 +35,7 @@ class Trial:
     answers: tuple[Tensor, ...]
 
     def error(self, compute: Callable[[TrialTokens], Tensor]) -> float:
-        """The largest error of what `compute` says of the questions, [Q, L, V] each."""
+        """Returns the largest error of the logits that `compute` returns for the questions, [Q, L, V] each."""
         errors = [
             relative_error(answer, compute(question)[..., : answer.shape[-1]])
             for question, answer in zip(self.questions, self.answers, strict=True)
@@ -51,10 +52,10 @@ def float32_trial(
     answering: Callable[[Any], AbstractContextManager[None]] = nullcontext,
     passed: int = 0,
 ) -> Trial | None:
-    """A trial of a cut of `model` in float32; None if there is no memory for one.
+    """Prepares a trial of a cut of `model` in float32; None if there is not enough memory.
 
-    `attention_modules`: those of `model` that attend. `prepare` changes the cut before it is asked;
-    it answers inside `answering`. `passed`: as `near_tokens` has it.
+    `attention_modules`: modules of `model` that attend. `prepare` changes the cut before it
+    computes the reference logits, inside the context `answering`. `passed`: as in `near_tokens`.
     """
     cut = cut_to_float32(model, attention_modules)
     if cut is None:
@@ -69,14 +70,17 @@ def trial_of(
     answering: Callable[[Any], AbstractContextManager[None]] = nullcontext,
     passed: int = 0,
 ) -> Trial:
-    """Asks `model`, which answers inside `answering`, attending as `transformers` does."""
+    """Prepares a trial of `model`.
+
+    Computes its logits, inside `answering`, with eager attention.
+    """
     text_config = model.config.get_text_config(decoder=True)
     near = near_tokens(model, text_config, max_model_len, passed)
     far = far_tokens(model, text_config, max_model_len)
-    # Every model has it, and it leaves nothing out.
+    # Every model has eager attention, and it leaves nothing out.
     model.set_attn_implementation("eager")
     with answering(model):
-        # Without positions, as people call it: the model decides where the first token stands.
+        # Without positions, as in usual calls: the model decides the position of the first token.
         near_output = model(input_ids=near.tokens, use_cache=True)
         far_output = model(input_ids=far.tokens, position_ids=far.position_ids, use_cache=False)
     answers = near_output.logits.float(), far_output.logits.float()
@@ -84,22 +88,22 @@ def trial_of(
     return Trial(model, (near, far), answers)
 
 
-# -- How far two models' logits are apart, and how far they may be ---------------------------------
+# -- Error measures of logits ----------------------------------------------------------------------
 #
 # Shape letters: Q sequences, L tokens of each, V vocabulary.
 
-# Largest error (see `relative_error`) in float32 that is taken for rounding. Ordinary models of 2
-# to 32 layers stay below half of it.
+# Largest error (see `relative_error`) in float32 that counts as rounding. Ordinary models of 2 to
+# 32 layers stay below half of it.
 FLOAT32_TOLERANCE = 3e-4
 
 
 def relative_error(expected: Tensor, actual: Tensor) -> float:
-    """Largest error over stretches of 8 positions; of each, the median over its positions.
+    """Returns the largest error over stretches of 8 positions; that of a stretch is the median.
 
-    `expected`, `actual`: [Q, L, V]. The error of a position is the size of the difference over the
-    size of the (centred) logits. The median lets single positions differ, where rounding made a
-    mixture choose another expert; what is wrong with a model is wrong at many positions. NaN if
-    `actual` holds any.
+    `expected`, `actual`: [Q, L, V]. The error of a position is the norm of the difference divided
+    by the norm of the centred logits. The median ignores single positions, where rounding made a
+    mixture choose another expert; a wrong model is wrong at many positions. NaN if `actual` holds
+    any.
     """
     errors = _errors(expected, actual)
     if not bool(torch.isfinite(errors).all()):
@@ -108,23 +112,25 @@ def relative_error(expected: Tensor, actual: Tensor) -> float:
 
 
 def typical_error(expected: Tensor, actual: Tensor) -> float:
-    """The median error over all positions, for what does not depend on these; NaN as above.
+    """Returns the median error over all positions; NaN if `actual` holds any.
 
-    In 16 bits rounding often makes a mixture choose another expert, and later tokens attend to the
-    one it did that for.
+    In 16 bits rounding often makes a mixture choose another expert, and later tokens attend to that
+    token, so errors of single stretches tell little.
     """
     errors = _errors(expected, actual)
     return float(errors.median()) if bool(torch.isfinite(errors).all()) else float("nan")
 
 
 def _errors(expected: Tensor, actual: Tensor) -> Tensor:
-    """Of each position, [Q, L]."""
+    """Returns the error of each position, [Q, L]."""
     centred = expected - expected.mean(dim=-1, keepdim=True)
     errors: Tensor = (actual - expected).norm(dim=-1) / centred.norm(dim=-1).clamp(min=1e-6)
     return errors
 
 
-# -- What a model is tried with: random tokens, from the first position on and at far ones ---------
+# -- Random tokens of trials -----------------------------------------------------------------------
+#
+# They are at the first positions, and at far ones.
 #
 # Shape letters: Q sequences, L tokens of each.
 
@@ -133,7 +139,7 @@ _MIN_NEAR_TOKENS = 16
 # A window up to this size is tried past its end.
 _MAX_TRIED_WINDOW = 160
 TOKENS_PAST_WINDOW = 16
-# Tokens around a boundary, most of them from it on: a minority may differ by chance.
+# Tokens around a boundary, most of them after it: a minority may differ by chance.
 _NUM_FAR_TOKENS = 8
 _NUM_BEFORE_BOUNDARY = 2
 _MAX_NUM_BOUNDARIES = 64
@@ -142,14 +148,14 @@ _POSITIONAL = re.compile(r"position|window|chunk|length|seq|floor|scale|context|
 
 @dataclass(frozen=True, slots=True)
 class TrialTokens:
-    """`tokens`: [Q, L], sequence q stands at positions `starts[q]`, [Q], and after it."""
+    """Tokens of a trial: `tokens` [Q, L], sequence q begins at position `starts[q]`, [Q]."""
 
     tokens: Tensor
     starts: Tensor
 
     @property
     def position_ids(self) -> Tensor:
-        """[Q, L]."""
+        """Positions of the tokens, [Q, L]."""
         steps = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return self.starts[:, None] + steps
 
@@ -160,9 +166,9 @@ def near_tokens(
     max_model_len: int,
     passed: int = 0,
 ) -> TrialTokens:
-    """From the first position on, long enough to pass the end of a small sliding window.
+    """Returns tokens from position 0 on, long enough to pass the end of a small sliding window.
 
-    `passed`: a number of tokens that the sequences pass in any case.
+    `passed`: a number of tokens that the sequences exceed in any case.
     """
     length = max(_MIN_NEAR_TOKENS, passed + TOKENS_PAST_WINDOW if passed else 0)
     window = getattr(text_config, "sliding_window", None)
@@ -172,15 +178,15 @@ def near_tokens(
 
 
 def far_tokens(model: Any, text_config: Any, max_model_len: int) -> TrialTokens:  # noqa: ANN401
-    """Around each position from which on a model may compute something else.
+    """Returns tokens around each position from which on a model may compute something else.
 
-    These are all whole numbers of its configuration, whatever their names: what a field of a later
-    `transformers` compares positions with is not known. The last positions are among them.
+    These positions are all whole numbers of its configuration, whatever their names: it is unknown
+    which field a later `transformers` compares positions with. The last positions are included.
     """
     length = min(_NUM_FAR_TOKENS, max_model_len)
     last = max_model_len - length
     numbers = dict(whole_numbers(vars(text_config)))
-    # Those whose names tell come first, should there be too many.
+    # Fields with a telling name come first, in case there are too many.
     by_name = sorted(numbers, key=lambda number: (not _POSITIONAL.search(numbers[number]), number))
     starts = [number - _NUM_BEFORE_BOUNDARY for number in by_name]
     starts = [start for start in starts if 0 < start < last][: _MAX_NUM_BOUNDARIES - 1]
@@ -188,7 +194,7 @@ def far_tokens(model: Any, text_config: Any, max_model_len: int) -> TrialTokens:
 
 
 def whole_numbers(settings: Mapping[str, object]) -> Iterator[tuple[int, str]]:
-    """Numbers and a name of each, of parts of the configuration, too."""
+    """Yields the whole numbers of a configuration, nested ones included, and the name of each."""
     for name, setting in settings.items():
         if isinstance(setting, dict):
             yield from whole_numbers({str(key): each for key, each in setting.items()})
@@ -220,27 +226,27 @@ def _random(
     return TrialTokens(ordinary[chosen].to(model.device), torch.tensor(starts, device=model.device))
 
 
-# --------------------------------------------------------------------------------------------------
-# The first layers of a model in float32, one of every kind: cheap to try, and without noise.
+# -- Cuts of models to float32 ---------------------------------------------------------------------
 #
-# In 16 bits a model's own rounding hides what is wrong with it by as much. In float32 the same
-# layers with the same weights show it, and copying a few of them takes little memory and time.
+# A cut has the first layers, one of every kind. In 16 bits a model's own rounding hides errors of
+# the same size. In float32 the same layers with the same weights show them, and copying a few
+# layers takes little memory and time.
 
-# A cut knows these tokens only: the rows of large vocabularies take more than a few layers.
+# Vocabulary of a cut: the rows of large vocabularies take more memory than a few layers.
 CUT_VOCAB_SIZE = 1024
-# A model that takes no more than this in float32 is not cut at all.
+# A model that takes at most this in float32 keeps all layers.
 _SMALL_BYTES = 64 * 2**20
-# The layers of a cut take no more than this, nor than this part of the memory there is.
+# Limits of the memory of a cut's layers: bytes, and share of the free memory.
 _LARGEST_BYTES = 4 * 2**30
 _LARGEST_RATIO = 0.25
 _LAYER_NUMBER = re.compile(r"idx|index|layer_?(id|num)")
 
 
 def cut_to_float32(model: Any, attention_modules: Iterable[nn.Module]) -> Any | None:  # noqa: ANN401
-    """A copy of `model` that shares nothing but, where it is float32 already, the numbers.
+    """Copies the first layers of `model` in float32.
 
-    `attention_modules`: those that attend, in their order. None if there is no room for a layer of
-    every kind.
+    None if there is no room for every kind of layer. The copy shares nothing with `model` but
+    numbers that are float32 already. `attention_modules`: the modules that attend, in their order.
     """
     room = min(_LARGEST_BYTES, int(_LARGEST_RATIO * _available_bytes(model.device)))
     layers = _layers(model, list(attention_modules))
@@ -257,7 +263,10 @@ def cut_to_float32(model: Any, attention_modules: Iterable[nn.Module]) -> Any | 
 
 
 def _layers(model: nn.Module, attention_modules: list[nn.Module]) -> list[nn.Module]:
-    """The list of layers with one attending module in each; empty if the model has no such list."""
+    """Returns the list of layers with one attending module in each.
+
+    Empty if the model has no such list.
+    """
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == len(attention_modules):
             pairs = zip(module, attention_modules, strict=True)
@@ -267,7 +276,7 @@ def _layers(model: nn.Module, attention_modules: list[nn.Module]) -> list[nn.Mod
 
 
 def _num_first_kinds(model: Any, layers: list[nn.Module]) -> int:  # noqa: ANN401
-    """How many layers from the first on have one of every kind among them."""
+    """Returns how many layers from the first on include one of every kind."""
     settings = vars(model.config.get_text_config(decoder=True))
     lists = [s for s in settings.values() if isinstance(s, (list, tuple)) and len(s) == len(layers)]
     kinds: list[object] = []
@@ -281,7 +290,10 @@ def _num_first_kinds(model: Any, layers: list[nn.Module]) -> int:  # noqa: ANN40
 
 
 def _facts(layer: nn.Module) -> Iterator[object]:
-    """What tells the kind of a layer: its modules, their settings and the shapes of its weights."""
+    """Yields what identifies the kind of a layer.
+
+    Its modules, their settings and its weights' shapes.
+    """
     for name, module in layer.named_modules():
         yield name, type(module)
         for attribute, setting in vars(module).items():
@@ -299,7 +311,7 @@ def _copy(model: Any, dropped: list[nn.Module]) -> Any:  # noqa: ANN401
 
 
 def _replaced(model: Any, dropped: list[nn.Module]) -> dict[int, Any]:  # noqa: ANN401
-    """What `copy.deepcopy` is to take instead of parameters and layers, by their ids."""
+    """Returns replacements of parameters and layers for `copy.deepcopy`, by their ids."""
     memo: dict[int, Any] = {id(layer): nn.Identity() for layer in dropped}
     gone = {module for layer in dropped for module in layer.modules()}
     by_token = {id(tensor) for tensor in _tensors_by_token(model)}
@@ -307,7 +319,7 @@ def _replaced(model: Any, dropped: list[nn.Module]) -> dict[int, Any]:  # noqa: 
         if module in gone:
             continue
         context = context_of(module)
-        if context is not None:  # it may be large, and is not the copy's
+        if context is not None:  # it may be large, and the copy does not need it
             memo[id(context)] = nn.Identity()
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             numbers = tensor.detach()
@@ -322,7 +334,7 @@ def _replaced(model: Any, dropped: list[nn.Module]) -> dict[int, Any]:  # noqa: 
 
 
 def _tensors_by_token(model: Any) -> Iterator[Tensor]:  # noqa: ANN401
-    """Those with one row, or number, for each token of the vocabulary."""
+    """Yields the tensors with one row, or one number, for each token of the vocabulary."""
     for module in (model.get_input_embeddings(), model.get_output_embeddings()):
         for name in ("weight", "bias"):
             tensor = getattr(module, name, None)
@@ -338,7 +350,7 @@ def _shorten(cut: Any, num_before: int, num_layers: int) -> None:  # noqa: ANN40
 
 
 def _bytes(module: nn.Module) -> int:
-    """In float32."""
+    """Returns the bytes of the parameters in float32."""
     return sum(4 * parameter.numel() for parameter in module.parameters())
 
 

@@ -1,9 +1,9 @@
-"""The trial of a model at load: does it say the same through paged attention as by itself?
+"""Trial of a model at load: paged attention must give the same logits as `transformers`.
 
 Two random sequences go through the model as `transformers` runs it, and then in uneven parts
-through paged attention. Whatever a model does that its configuration did not tell (state outside
-attention, a mask of its own, positions from elsewhere) shows as a difference: in float32, where
-nothing else does. What replaces a whole model in 16 bits is compared with the model's own noise.
+through paged attention. Behaviour that the configuration did not reveal (state outside attention, a
+mask of the model's own, positions from elsewhere) shows as a difference in float32, where nothing
+else does. A replacement of a whole model in 16 bits is compared with the model's own noise.
 
 Shape letters: Q sequences, L tokens of each, V vocabulary.
 """
@@ -43,17 +43,18 @@ from splitserve_kernels.paged_batch import AttentionOptions
 
 _log = logging.getLogger(__name__)
 
-# In 16 bits, this many times what a model's own rounding does is taken for rounding, up to a bound:
-# unrelated logits differ by 1.4.
+# In 16 bits, an error of up to this many times the model's own rounding counts as rounding, up to a
+# bound: unrelated logits differ by 1.4.
 _NOISE_FACTOR = 3.0
 _MAX_TOLERANCE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionProfile:
-    """What a model's attention is made of: parallel, in the order of the forward pass.
+    """Attention of a model.
 
-    `options`: as each module passes them to the attention. `expected`: the logits that came of it.
+    Modules, layers and options, parallel, in the order of the forward pass. `options`: as each
+    module passes them to attention. `expected`: the resulting logits.
     """
 
     modules: tuple[nn.Module, ...]
@@ -63,22 +64,23 @@ class AttentionProfile:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The sliding windows in tokens, None for none."""
+        """Sliding window of each module in tokens; None for none."""
         return tuple(options.sliding_window for options in self.options)
 
     @property
     def sliding_window(self) -> int | None:
-        """How many tokens, itself included, a token attends to at most; None if to all."""
+        """Most tokens, itself included, that a token attends to; None if any layer has no limit."""
         limited = [window for window in self.windows if window is not None]
         return max(limited) if limited and len(limited) == len(self.windows) else None
 
 
 @torch.inference_mode()
 def try_model(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401
-    """Switches `model` to paged attention and compares its logits with those from before.
+    """Switches `model` to paged attention and compares its logits with those of `transformers`.
 
     `model`, `text_config`: of `transformers`. Raises ModelUnsupported if the model cannot be
-    served; the model is then left as it happens to be.
+    served, which leaves it in an undefined state, and OutOfMemory if there is no memory for the
+    trial.
     """
     name = type(model).__name__
     try:
@@ -93,7 +95,10 @@ def try_model(model: Any, text_config: Any, max_model_len: int) -> AttentionProf
 
 
 def _why_it_failed(model: Any, text_config: Any, error: Exception) -> str:  # noqa: ANN401
-    """Whose fault `error` of a trial run is; its text is often about shapes that nobody knows."""
+    """Returns whether `error` of a trial run is the model's own.
+
+    Error texts are often about shapes.
+    """
     tokens = near_tokens(model, text_config, 1).tokens
     try:
         model.set_attn_implementation("eager")
@@ -116,12 +121,12 @@ def _not_served(name: str, reason: str) -> ModelUnsupported:
 def try_replacement(
     loaded: LoadedModel, compute: Callable[[Tensor], Tensor], *, is_int8: bool = False
 ) -> float:
-    """Compares a replacement of the whole `loaded.model` with what that says of the same tokens.
+    """Compares a replacement of the whole `loaded.model` with the model's logits of the same tokens.
 
-    `compute`: the replacement's logits [Q, L, V] of tokens [Q, L]; it may take the model
-    apart. `is_int8`: its weights are rounded, and so are those it is compared with. Returns the
-    relative error of its logits. Raises TrialFailed if they differ by more than the model's
-    own noise, or it raises something.
+    `compute`: returns the replacement's logits [Q, L, V] of tokens [Q, L]; it may take the model
+    apart. `is_int8`: the replacement's weights are rounded, and so are those of the reference.
+    Returns the relative error of the logits. Raises TrialFailed if they differ by more than the
+    model's own noise, or if the replacement raises.
     """
     of_model = loaded.expected
     assert of_model is not None, "models are replaced before it is settled what runs them"
@@ -184,9 +189,9 @@ def _try_agreement(model: Any, profile: AttentionProfile, max_model_len: int) ->
 
 
 def _noise(model: Any, tokens: Tensor, logits: Tensor) -> float:  # noqa: ANN401
-    """What another order of sums does to `logits`, those of `tokens`.
+    """Returns the error of `logits`, those of `tokens`, that another order of sums causes.
 
-    The sequences are not cut, and a last bit of each attention output is changed.
+    The sequences run in one step, and the last bit of each attention output is changed.
     """
     if model.dtype == torch.float32:
         return 0.0
@@ -195,9 +200,9 @@ def _noise(model: Any, tokens: Tensor, logits: Tensor) -> float:  # noqa: ANN401
 
 
 def _rounded_logits(model: Any, tokens: Tensor) -> tuple[Tensor, float]:  # noqa: ANN401
-    """What rounded weights say of `tokens`; and how much it matters where ties are rounded to."""
+    """Returns the logits of rounded weights for `tokens`, and the effect of how ties are rounded."""
     logits = []
-    # In 16 bits there is more noise than that.
+    # In 16 bits the model's own noise is larger than the effect of ties.
     for nudge in NUDGES if model.dtype == torch.float32 else (1.0,):
         with rounded_matrices(model, nudge):
             logits.append(probe_attention(model, tokens, is_cut=False)[0])
@@ -215,7 +220,7 @@ def _check_windows(
     max_model_len: int,
     windows: Sequence[int | None],
 ) -> None:
-    """A window too large to be tried must at least have been passed on to the attention."""
+    """Raises ModelUnsupported if a window too large to be tried was not passed on to attention."""
     for window, expected in zip(windows, expected_windows(text_config, len(windows)), strict=True):
         if isinstance(expected, int) and expected < max_model_len and window != expected:
             raise ModelUnsupported(
@@ -224,19 +229,24 @@ def _check_windows(
             )
 
 
-# --------------------------------------------------------------------------------------------------
-# What weights rounded to 8 bits compute, exactly: the truth for who multiplies with integers.
+# -- Reference results of weights rounded to 8 bits ------------------------------------------------
+#
+# Kernels that multiply with integers are compared with these exact results.
 
 _NUM_STEPS = 127
 _ROWS_AT_A_TIME = 4096
 
 
-# Weights of 16 bits often lie just between two steps, where the last bit of a product decides.
+# Weights of 16 bits often lie just between two steps, where the last bit of a product decides how
+# they are rounded.
 NUDGES = (1 - 2.0**-20, 1 + 2.0**-20)
 
 
 def can_be_packed(module: nn.Module) -> bool:
-    """Whether `module` is a matrix that native kernels take; subclasses compute something else."""
+    """Returns whether `module` is a matrix that native kernels take.
+
+    Subclasses compute something else.
+    """
     return (
         type(module) is nn.Linear and module.weight.dtype in DTYPES and module.in_features % 2 == 0
     )
@@ -244,11 +254,11 @@ def can_be_packed(module: nn.Module) -> bool:
 
 @contextmanager
 def rounded_matrices(model: nn.Module, nudge: float = 1.0) -> Iterator[None]:
-    """Inside, the matrices of `model` multiply with what `pack` makes of their weights.
+    """Inside, the matrices of `model` multiply with the rounded weights that `pack` makes.
 
-    Weights and sums are float32; results have the dtype of what was multiplied. A part of one
-    matrix at a time is rounded. `nudge`: a number of about 1 that weights are multiplied with
-    before they are rounded, to see what those do that lie between two steps.
+    Weights and sums are float32; results have the dtype of the input. Only a part of one matrix at
+    a time is rounded. `nudge`: a factor of about 1 for the weights before rounding, to show the
+    effect of weights between two steps.
     """
     matrices: list[Any] = [module for module in model.modules() if can_be_packed(module)]
     for matrix in matrices:
@@ -270,7 +280,7 @@ def _multiply_rounded(matrix: nn.Linear, nudge: float, rows: Tensor) -> Tensor:
 
 
 def _rounded(weight: Tensor, nudge: float) -> Tensor:
-    """What 127 steps to either side of 0 make of `weight` [N, K], float32."""
+    """Rounds `weight` [N, K] to 127 steps on either side of 0, by row. Returns float32."""
     weight = weight.float()
     largest = weight.abs().amax(dim=1, keepdim=True)
     factor = torch.where(largest > 0, _NUM_STEPS / largest, 1.0)
