@@ -189,7 +189,7 @@ def compute_on_cpu(
 
 
 def native_draw(library: NativeLibrary) -> Draw:
-    """Returns a draw that chooses as `draw_in_torch` does, many times faster, from logits on the CPU."""
+    """Returns a draw for logits on the CPU, equal to `draw_in_torch` and many times faster."""
 
     def draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
         return choose_tokens(library, adjusted, draw_rows(rows, adjusted.shape[1]))

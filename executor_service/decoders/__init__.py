@@ -1,1 +1,1 @@
-"""Decoders of our own that take a model's place, for the models that they are known to compute."""
+"""Decoders that replace the `transformers` code of known models, with matrices joined or packed."""

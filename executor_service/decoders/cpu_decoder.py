@@ -1,7 +1,7 @@
-"""Models of the Llama kind, run by the native decoder instead of `transformers`.
+"""Native decoder for models of the Llama kind, in place of `transformers`.
 
-Shape letters: T input tokens, R rows that run on, m tokens that a row of these may get, K places
-between layers.
+Shape letters: T input tokens, R rows that run on, m most tokens of such a row, K places between
+layers, V vocabulary, W width of the model.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
 from splitserve_kernels.paged_batch import PagedBatch
 from splitserve_kernels.run_rows import RunRows
 
-# The rotary embedding is tabulated for so many positions at a time.
+# Positions by which the table of the rotary embedding grows.
 _ROTATION_STEP = 4096
 
 
 def why_not_native(loaded: LoadedModel) -> str | None:
-    """What keeps a model from the native decoder; None if it can be tried."""
+    """Returns why the native decoder cannot run a model; None if it can be tried."""
     if loaded.device.type != "cpu" or loaded.dtype not in DTYPES:
         return f"{loaded.dtype_name} on {loaded.device.type}"
     reason = why_not_llama(loaded)
@@ -53,10 +53,10 @@ def why_not_native(loaded: LoadedModel) -> str | None:
 def build_native_model(
     loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False
 ) -> NativeModel:
-    """Takes `loaded` apart and returns what runs in its place, with weights rounded if `is_int8`.
+    """Takes `loaded` apart and returns the native model that replaces it.
 
-    Call it only if `why_not_native` is None. Raises TrialFailed if it computes something else;
-    the model is then lost.
+    `is_int8`: rounds the weights. Call it only if `why_not_native` returns None. Raises TrialFailed
+    if the native model computes something else; the model is then lost.
     """
     return try_decoder(
         loaded, lambda each: NativeModel(each, library, is_int8=is_int8), is_int8=is_int8
@@ -64,14 +64,15 @@ def build_native_model(
 
 
 class NativeModel:
-    """The Decoder of CPUs: native, on packed weights, with the rotary embedding of its model."""
+    """Decoder for CPUs: native, on packed weights, with the rotary embedding of its model."""
 
     def __init__(
         self, loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False
     ) -> None:
         """Takes the weights out of `loaded`, layer by layer, so that memory holds them once.
 
-        Afterwards `loaded.model` cannot run any more. Call it only if `why_not_native` is None.
+        Afterwards `loaded.model` cannot run any more. Call it only if `why_not_native` returns
+        None.
         """
         model: Any = loaded.model
         self._loaded = loaded
@@ -86,17 +87,17 @@ class NativeModel:
             linear_weights(model.lm_head),
             is_int8=is_int8,
         )
-        # Each tensor that is left would keep all of the mapped file.
+        # Each remaining tensor would keep the whole mapped file in memory.
         release_weights(model)
 
     @property
     def num_bytes(self) -> int:
-        """What the weights take."""
+        """Bytes of the weights."""
         return self._decoder.num_bytes
 
     @property
     def embedding(self) -> Tensor:
-        """[V, W] of the tokens."""
+        """Token embeddings, [V, W]."""
         return self._decoder.embedding
 
     def run(
@@ -123,7 +124,10 @@ class NativeModel:
         return self._run(input_ids, places, rotation, paged, index, cache)
 
     def run_on(self, first: PassRows, rows: RunRows, cache: KVCache) -> npt.NDArray[np.int32]:
-        """The tokens [R, m] that `rows` get, see `RunningModel`; `first` has their input."""
+        """Returns the tokens [R, m] that `rows` get, as a RunningModel does.
+
+        `first` has their input.
+        """
         computed = first.num_computed_tokens
         run_input = RunInput(
             first.token_ids,
@@ -144,13 +148,13 @@ class NativeModel:
         cache: KVCache,
         revealed: RevealedStates | None = None,
     ) -> Tensor:
-        """`places`: [T] int64, where in `rotation` the angles of each token are."""
+        """Computes logits. `places`: [T] int64, index of each token's angles in `rotation`."""
         pools = self._pools_of(cache)
         logits = self._decoder.run(input_ids, places, rotation, paged, pools, index, revealed)
         return logits[:, : self._loaded.vocab_size]
 
     def _rotation_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of so many positions or more, [.., rotary_dim / 2] each."""
+        """Returns cosines and sines of at least `num_positions` positions, [.., rotary_dim / 2] each."""
         cosines, sines = self._rotation
         known = cosines.shape[0]
         if num_positions > known:
@@ -159,7 +163,7 @@ class NativeModel:
         return self._rotation
 
     def _pools_of(self, cache: KVCache) -> DecoderPools:
-        # A cache that was for a trial is not to be kept.
+        # A weak reference, so that the cache of a trial is freed.
         if self._bound is None or self._bound[0]() is not cache:
             pools = DecoderPools(cache.key_pools, cache.value_pools)
             self._bound = weakref.ref(cache), pools
@@ -167,7 +171,7 @@ class NativeModel:
 
 
 class NativePagedModel:
-    """A native model and the pools it works on, as a RunningModel and a RevealingModel."""
+    """A native model with its pools. A RunningModel and a RevealingModel."""
 
     def __init__(self, native: NativeModel, cache: KVCache) -> None:
         self._native = native
@@ -200,7 +204,7 @@ class NativePagedModel:
 
     @property
     def can_run(self) -> bool:
-        # What is revealed goes through Python, pass by pass.
+        # Revealed states go through Python after each pass.
         return self._revealed is None
 
     def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:

@@ -1,11 +1,11 @@
-"""A decoder of our own in the place of a model of `transformers`, and its two trials.
+"""Interface of our own decoders, which replace `transformers` code, and their two trials.
 
-What it computes is tried in float32 on the first layers, at positions where a model may begin to
-compute something else. Then the whole, with its weights packed, is compared with the model.
+First the decoder computes the first layers in float32, at positions where a model may begin to
+compute something else. Then the whole decoder, with its packed weights, is compared with the model.
 
-Unknown fields of the configuration are judged by the first trial. Its sequences are longer than
-every whole number in such a field, which may be the width of a sliding window. A number that is too
-large for that refuses the decoder if the model's code reads its field.
+The first trial also judges unknown fields of the configuration. Its sequences are longer than every
+whole number in such a field, which may be the width of a sliding window. If a number is too large
+for that, the decoder is refused if the model's code reads the field.
 
 Shape letters: Q sequences, L tokens of each, T input tokens, S rows of logits, V vocabulary.
 """
@@ -43,11 +43,11 @@ from executor_service.trials.float32_trial import (
 from executor_service.trials.model_trial import rounded_matrices, try_replacement
 from splitserve_kernels.paged_batch import PagedBatch
 
-# Less than the tokens of the trial, so that some are behind the window.
+# Smaller than the sequences of the trial, so that some tokens are outside the window.
 _NARROW_WINDOW = 6
-# Whole numbers of unknown fields up to this one are passed by the trial's sequences.
+# The trial's sequences are longer than whole numbers of unknown fields up to this one.
 _MAX_PASSED = 1008
-# Weights of 16 bits often lie just between two steps of 8 bits, those with this ratio of noise not.
+# Weights of 16 bits often lie just between two steps of 8 bits; with this ratio of noise they do not.
 _NOISE = 0.01
 
 
@@ -56,15 +56,16 @@ class Decoder(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """What its weights take."""
+        """Bytes of the weights."""
         ...
 
     def run(
         self, input_ids: Tensor, positions: Tensor, paged: PagedBatch, index: Tensor, cache: KVCache
     ) -> Tensor:
-        """Logits [S, V] float32 of the tokens at `index` [S]; all tokens are written to the pools.
+        """Returns logits [S, V] float32 of the tokens at `index` [S].
 
-        `input_ids`, `positions`: [T] int64. `index`: [S] int64. The next call may overwrite them.
+        Writes all tokens' KV to the pools. `input_ids`, `positions`: [T] int64. `index`: [S] int64.
+        The next call may overwrite the logits.
         """
         ...
 
@@ -76,7 +77,7 @@ class Decoder(Protocol):
         index: Tensor,
         cache: KVCache,
     ) -> Tensor:
-        """As `run`, with cosines and sines for each token, [T, rotary_dim / 2] float32 each."""
+        """Computes the same as `run`, with given cosines and sines, [T, rotary_dim / 2] float32 each."""
         ...
 
 
@@ -90,11 +91,11 @@ def try_decoder(
     *,
     is_int8: bool = False,
 ) -> _Decoder:
-    """What `make` makes of the parts of `loaded`, which is lost then.
+    """Returns the decoder that `make` makes of the parts of `loaded`, which is lost then.
 
-    `make` is called for a cut of `loaded` in float32 before. Raises TrialFailed if what it
-    makes computes something else than the model it is made of; `is_int8` says that its weights are
-    rounded. `block_size`: of the pools it is tried with, in the dtype of the model.
+    `make` is called for a cut of `loaded` in float32 before. Raises TrialFailed if a decoder
+    computes something else than its model. `is_int8`: the decoder's weights are rounded.
+    `block_size`: of the trial's pools, which have the dtype of the model.
     """
     _try_in_float32(loaded, make, block_size, is_int8=is_int8)
     made: list[_Decoder] = []
@@ -130,9 +131,12 @@ def _try_in_float32(
 
 
 def _float32_trial(loaded: LoadedModel, *, is_int8: bool) -> Trial:
-    """Raises OutOfMemory, and TrialFailed for what a trial cannot judge."""
+    """Prepares the trial of a cut.
+
+    Raises OutOfMemory, and TrialFailed if a trial cannot judge an unknown field.
+    """
     unknown = unknown_fields(vars(loaded.model.config))
-    # Rotary parameters concern positions, never how many tokens there are.
+    # Rotary parameters (their names have a dot) concern positions, never numbers of tokens.
     limits = [
         (number, name)
         for name, setting in unknown.items()
@@ -178,7 +182,7 @@ def _error_in_float32(
     def forward(
         input_ids: Tensor, positions: Tensor, batch: PagedBatch, index: Tensor, cache: KVCache
     ) -> Tensor:
-        # From the model itself: tables up to far positions would take long to make.
+        # Cosines and sines of these positions only: tables up to far ones would take long.
         rotation = rotation_at(cut, positions)
         return decoder.run_with_rotation(input_ids, rotation, batch, index, cache)
 
@@ -186,9 +190,9 @@ def _error_in_float32(
 
 
 def _narrow_windows(cut: Any) -> None:  # noqa: ANN401
-    """Lets sliding windows end within the tokens of the trial.
+    """Narrows sliding windows so that they end within the tokens of the trial.
 
-    How wide the windows of the model are, the decoders take from what its modules pass on.
+    Decoders take the width of windows from what the model's modules pass to attention.
     """
     for settings in (cut.config, *cut.modules()):
         if isinstance(getattr(settings, "sliding_window", None), int):
@@ -196,7 +200,7 @@ def _narrow_windows(cut: Any) -> None:  # noqa: ANN401
 
 
 def _prepare_int8(cut: Any) -> None:  # noqa: ANN401
-    """Moves weights apart from where they lie between two steps of rounding, too."""
+    """Narrows windows, and adds noise to weights, so that none lies just between two rounding steps."""
     _narrow_windows(cut)
     generator = torch.Generator().manual_seed(0)
     for parameter in cut.parameters():
@@ -224,7 +228,7 @@ _Run = Callable[[Tensor, Tensor, PagedBatch, Tensor, KVCache], Tensor]
 
 
 def _run_decoder(loaded: LoadedModel, run: _Run, question: TrialTokens, block_size: int) -> Tensor:
-    """Logits [Q, L, V] of `question`, on pools of their own."""
+    """Returns the logits [Q, L, V] of `question`, computed on new pools."""
     num_blocks = num_scratch_blocks(question.tokens, block_size)
     cache = KVCache(loaded.layers, block_size, num_blocks, 0, loaded.dtype, loaded.device)
 
@@ -236,7 +240,7 @@ def _run_decoder(loaded: LoadedModel, run: _Run, question: TrialTokens, block_si
 
 
 class DecoderModel:
-    """A Decoder and the pools it works on, as a PagedModel."""
+    """A Decoder with its pools. A PagedModel."""
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self._decoder = decoder
@@ -248,11 +252,11 @@ class DecoderModel:
         )
 
 
-# -- Which fields of its configuration the code of a model reads -----------------------------------
+# -- Configuration fields that a model's code reads ------------------------------------------------
 
 
 class ReadFields:
-    """Notes which of some fields are read, while a model is built and while it runs."""
+    """Notes which of some configuration fields are read while a model is built and runs."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._watched = frozenset(names)
@@ -260,11 +264,11 @@ class ReadFields:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that were read so far."""
+        """Names of the fields read so far."""
         return tuple(self._read)
 
     def build(self, model: Any) -> None:  # noqa: ANN401
-        """Builds another model as `model` was built, without numbers, and notes what it reads."""
+        """Builds another model like `model`, without numbers, and notes the fields that it reads."""
         if not self._watched:
             return
         config = copy.deepcopy(model.config)
@@ -273,7 +277,7 @@ class ReadFields:
             type(model)(config)
 
     def watch(self, config: Any) -> None:  # noqa: ANN401
-        """Notes what is read from `config` from now on. Changes its class."""
+        """Notes the fields read from `config` from now on. Changes the class of `config`."""
         if not self._watched:
             return
         original, watched, read = type(config), self._watched, self._read

@@ -1,14 +1,13 @@
-"""A decoder of the Llama kind for GPUs, in torch and Triton.
+"""Decoder of the Llama kind for GPUs, in torch and Triton, and the trial of its rotary kernel.
 
-Against the model of `transformers` it makes one product of queries, keys and values and one of gate
-and up projection, turns and writes keys in one kernel, adds and normalises in one, multiplies with
-what the gate says in one, and keeps tables of the rotary embedding. It
-rounds where the model rounds, but for the rotary embedding, which is float32 here and rounded once.
-What it launches depends on shapes alone, and it never waits for the device: a CUDA graph can record
-it.
+Compared with `transformers`, it computes queries, keys and values in one product, and gate and up
+projection in another. It rotates and writes keys in one kernel, adds and normalises in one, and
+multiplies with the activated gate in one. Tables hold the rotary embedding. It rounds where the
+model rounds, except for the rotary embedding, which is float32 here and rounded once. Its kernel
+launches depend on shapes alone, and it never waits for the device: a CUDA graph can record it.
 
 Shape letters: T input tokens, S rows of logits, V vocabulary, H query heads, G key/value heads, D
-head size, W width of the model, I width of the MLP, L longest sequence, R turned dimensions.
+head size, W width of the model, I width of the MLP, L longest sequence, R rotated dimensions.
 """
 
 from __future__ import annotations
@@ -52,27 +51,31 @@ from splitserve_kernels.paged_batch import (
 def build_gpu_decoder(
     loaded: LoadedModel, backend: AttentionBackend, block_size: int
 ) -> GpuDecoder:
-    """Takes `loaded` apart and returns what runs in its place, attending by `backend`.
+    """Takes `loaded` apart and returns the decoder that replaces it, attending by `backend`.
 
-    `block_size`: of the pools that it is tried on. Call it only if `why_not_llama` is None. Raises
-    TrialFailed if it computes something else; the model may be lost then.
+    `block_size`: of the trial's pools. Call it only if `why_not_llama` returns None. Raises
+    TrialFailed if the decoder computes something else; the model may be lost then.
     """
-    # The trial of the whole has pools in the dtype of the model.
+    # The kernel has its own trial in the dtype of the pools: `try_decoder` uses that of the model.
     try_rotary_write(rotary_kv_write, loaded, block_size)
 
     def make(each: LoadedModel) -> GpuDecoder:
-        # Not every backend attends in float32, and each was tried by itself.
+        # A cut in float32 attends by the reference: not every backend supports float32, and each
+        # had its own trial.
         return GpuDecoder(each, backend if each is loaded else reference)
 
     decoder = try_decoder(loaded, make, block_size)
-    # What the model let go of, torch would keep.
+    # Torch would keep the model's freed memory cached.
     release_cached_memory(loaded.device)
     return decoder
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """`qkv`: to (H + 2G) D. `gate_up`: to 2I. `head_norms`: [H + G, D] or None."""
+    """Weights of a layer. `qkv`: to (H + 2G) D. `gate_up`: to 2I.
+
+    `head_norms`: [H + G, D] or None.
+    """
 
     qkv: LinearWeights
     attention_output: LinearWeights
@@ -86,20 +89,20 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _KVWrite:
-    """How queries and keys are turned, and where keys and values go. `slots`: [T] int64."""
+    """Rotation of queries and keys, and destination of keys and values. `slots`: [T] int64."""
 
     rotary: RotaryTables
     slots: Tensor
     cache: KVCache
 
     def pools(self, layer: int) -> LayerPools:
-        """Of that layer."""
+        """Returns the pools of a layer."""
         cache = self.cache
         return LayerPools(cache.key_pools[layer], cache.value_pools[layer], cache.scales[layer])
 
 
 class GpuDecoder:
-    """The Decoder; its weights are on the device of the model, in its dtype."""
+    """Decoder for GPUs, with its weights on the device of the model, in its dtype."""
 
     def __init__(self, loaded: LoadedModel, backend: AttentionBackend) -> None:
         """Takes the weights out of `loaded`, layer by layer, so that memory holds them once.
@@ -122,7 +125,7 @@ class GpuDecoder:
 
     @property
     def num_bytes(self) -> int:
-        """What weights and tables take; tied ones count once."""
+        """Bytes of weights and tables; tied ones count once."""
         tensors = [self._cosines, self._sines, self._embedding, self._final_norm]
         linears = [self._head]
         for layer in self._layers:
@@ -149,7 +152,7 @@ class GpuDecoder:
     ) -> Tensor:
         write = _KVWrite(RotaryTables(*rotation), paged.slot_mapping, cache)
         hidden = functional.embedding(input_ids, self._embedding)  # [T, W]
-        # What is still to be added to `hidden`: the next norm does it on the way.
+        # Output not yet added to `hidden`: the next norm adds it in the same kernel.
         addend: Tensor | None = None
         for layer in range(len(self._layers)):
             hidden, query = self._before_attention(layer, hidden, addend, write)
@@ -161,9 +164,9 @@ class GpuDecoder:
     def _before_attention(
         self, layer: int, hidden: Tensor, addend: Tensor | None, write: _KVWrite
     ) -> tuple[Tensor, Tensor]:
-        """`hidden` with `addend` in it, both [T, W], and the query of `layer`, [T, H, D].
+        """Writes keys and values of `layer`.
 
-        Keys and values are written.
+        Returns `hidden` plus `addend` [T, W], and the query [T, H, D].
         """
         parts, shape = self._layers[layer], self._shape
         num_heads, num_kv_heads = shape.num_heads, shape.num_kv_heads
@@ -180,7 +183,7 @@ class GpuDecoder:
         return hidden, rotary_kv_write((query, key, value), write.rotary, pools, write.slots)
 
     def _attend(self, layer: int, query: Tensor, paged: PagedBatch, cache: KVCache) -> Tensor:
-        """[T, H, D] -> [T, H, D]."""
+        """Attends with queries [T, H, D]. Returns [T, H, D]."""
         key_pool, value_pool = cache.key_pools[layer], cache.value_pools[layer]
         options, scales = self._layers[layer].options, cache.scales[layer]
         return self._backend.paged_attention(query, key_pool, value_pool, paged, options, scales)
@@ -188,19 +191,22 @@ class GpuDecoder:
     def _after_attention(
         self, layer: int, hidden: Tensor, attended: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`hidden` with what was `attended` in it, and what is still to be added, [T, W] each."""
+        """Returns `hidden` plus the attention output, and the MLP output still to be added.
+
+        [T, W] each.
+        """
         parts = self._layers[layer]
         addend = apply(parts.attention_output, attended.flatten(1))
         hidden, normed = add_rms_norm(hidden, addend, parts.mlp_norm, self._shape.epsilon)
         return hidden, apply(parts.down, gated_product(apply(parts.gate_up, normed)))
 
     def _read_out(self, hidden: Tensor, addend: Tensor) -> Tensor:
-        """[S, W] each -> logits, [S, V] float32."""
+        """Returns logits, [S, V] float32, of `hidden` plus `addend`, [S, W] each."""
         _, last = add_rms_norm(hidden, addend, self._final_norm, self._shape.epsilon)
         return apply(self._head, last)[:, : self._vocab_size].float()
 
     def _rotation_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        # A position beyond the last is nobody's, and is not to be an access beyond the tables.
+        # Only unused positions exceed the tables; clamping avoids an access outside of them.
         places = positions.clamp(max=self._cosines.shape[0] - 1)
         return self._cosines[places], self._sines[places]
 
@@ -223,15 +229,15 @@ class GpuDecoder:
         return torch.cat([query, layer.key_norm.detach().expand(self._shape.num_kv_heads, -1)])
 
 
-# -- Tries a kernel that turns heads and writes keys and values, against plain torch ---------------
+# -- Trial of the kernel that rotates heads and writes keys and values -----------------------------
 #
-# Shape letters: T tokens, H query heads, G key/value heads, D head size, R turned dimensions.
+# Shape letters: T tokens, H query heads, G key/value heads, D head size, R rotated dimensions.
 
-# See `splitserve_kernels.gpu.rotary_kv_write`: heads, tables, pools, slots -> turned query.
+# See `splitserve_kernels.gpu.rotary_kv_write`: heads, tables, pools, slots -> rotated query.
 RotaryWrite = Callable[[tuple[Tensor, Tensor, Tensor], RotaryTables, LayerPools, Tensor], Tensor]
 
 _NUM_TOKENS = 37
-# The last bit, relative to the number: sums of two products may be rounded in between or not.
+# Relative size of the last bit: sums of two products may be rounded in between or not.
 _LAST_BITS = {
     torch.float32: 2.0**-20,
     torch.float16: 2.0**-10,
@@ -243,7 +249,7 @@ _ABSOLUTE_TOLERANCE = 1e-5
 
 @torch.inference_mode()
 def try_rotary_write(write: RotaryWrite, loaded: LoadedModel, block_size: int) -> None:
-    """Compares what `write` returns and stores, on random heads as the layers of `loaded` have.
+    """Compares results of `write` with plain torch, on random heads of the shape of `loaded`'s layers.
 
     Raises TrialFailed, also if `write` raises something.
     """
@@ -262,11 +268,11 @@ def try_rotary_write(write: RotaryWrite, loaded: LoadedModel, block_size: int) -
 
 
 def _excesses(write: RotaryWrite, loaded: LoadedModel, block_size: int) -> dict[str, float]:
-    """By how much more than their last bit numbers are off."""
+    """Returns the errors of query, key and value beyond their last bit."""
     device, kind = loaded.device, layer_kinds(loaded)[0]
     num_heads, num_kv_heads = kind.num_heads, kind.layer.num_kv_heads
     generator = torch.Generator().manual_seed(0)
-    # Next to each other, as one product makes them.
+    # Heads lie next to each other, as one product makes them.
     shape = (_NUM_TOKENS, num_heads + 2 * num_kv_heads, kind.layer.key_dim)
     heads = (3 * torch.randn(shape, generator=generator)).to(device, loaded.dtype)
     query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
@@ -290,7 +296,7 @@ def _excesses(write: RotaryWrite, loaded: LoadedModel, block_size: int) -> dict[
 
 
 def _turned(heads: Tensor, rotary: RotaryTables) -> Tensor:
-    """[T, .., D] -> the same in float32, the first R dimensions turned."""
+    """Rotates the first R dimensions of heads [T, .., D]. Returns float32 of the same shape."""
     half = rotary.cosine.shape[1]
     x, y, rest = torch.split(heads.float(), [half, half, heads.shape[-1] - 2 * half], dim=-1)
     cosine, sine = rotary.cosine[:, None], rotary.sine[:, None]
@@ -298,14 +304,21 @@ def _turned(heads: Tensor, rotary: RotaryTables) -> Tensor:
 
 
 def _pool_excess(pool: Tensor, written: Tensor, slots: Tensor) -> float:
-    """`written`: [T, G, D] float32. What has no slot is not written, and all else is 0."""
-    # Float8 has no indexing.
+    """Returns the error of a pool.
+
+    `written`: [T, G, D] float32; tokens without a slot are not written. All other slots of the pool
+    must be 0.
+    """
+    # Float8 tensors cannot be indexed, so the comparison is in float32.
     expected = torch.zeros(pool.shape, device=pool.device).flatten(0, 1)
     expected[slots[slots >= 0]] = written[slots >= 0]
     return _excess(pool.float().flatten(0, 1), expected, pool.dtype)
 
 
 def _excess(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    """`expected` is float32, and rounded to `dtype` first. NaN if there is one."""
+    """Returns the largest error beyond the last bit of `expected`, float32, rounded to `dtype`.
+
+    NaN if any number is NaN.
+    """
     rounded = expected.to(dtype).float()
     return float(((actual.float() - rounded).abs() - _LAST_BITS[dtype] * rounded.abs()).max())

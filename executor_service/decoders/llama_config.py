@@ -1,10 +1,10 @@
-"""Which configurations the decoders of our own may compute.
+"""Recognition of models that our decoders can run, by configuration and parts; their weights.
 
-A class of models is on the list because its code was read. Fields of its configuration that are
-known are accounted for here, and fields that belong to others (the base class of `transformers`,
-generation, tokenizers, plans for cutting a model) have no influence by rule: their names are taken
-from the `transformers` that is installed. Fields that are left are unknown. They refuse no decoder;
-its trial against `transformers`' own forward pass decides.
+A class of models is on the list because its code was read. Known configuration fields are accounted
+for here. Fields that belong to others (the base class of `transformers`, generation, tokenizers,
+plans for splitting a model) have no influence by rule: their names are taken from the installed
+`transformers`. All other fields are unknown. They do not refuse a decoder; its trial against
+`transformers`' own forward pass decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from executor_service.device.memory import release_file_pages
 from executor_service.model.loaded_model import LoadedModel, show_progress
 from splitserve_kernels.decoder_weights import DecoderShape, LayerWeights, LinearWeights
 
-# What computes a Llama and nothing else, as the fields below describe it.
+# Classes that compute a Llama, as the fields below describe it, and nothing else.
 _CLASSES = frozenset(
     {
         "transformers.models.cwm.modeling_cwm.CwmForCausalLM",
@@ -35,7 +35,7 @@ _CLASSES = frozenset(
     }
 )
 
-# Names, training, and how `transformers` is to run: no logits change. Most of these fields were
+# Names, training, and options of `transformers` that change no logits. Most of these fields were
 # set by earlier versions of its base class and are still in checkpoints.
 _WITHOUT_INFLUENCE = frozenset(
     {
@@ -70,11 +70,11 @@ _WITHOUT_INFLUENCE = frozenset(
         "use_bfloat16",
     }
 )
-# Switches that are off, in checkpoints of converters.
+# Switches that must be off; some converters write them into checkpoints.
 _OFF = frozenset({"rope_interleaved", "use_mrope"})
-# Tokens by their names or ids, whether a tokenizer adds them, and plans for cutting a model.
+# Tokens by their names or ids, tokenizer switches, and plans for splitting a model.
 _NAMES_WITHOUT_INFLUENCE = re.compile(r"_(token|token_ids?|plan)$")
-# What the decoders take from the weights, from what modules pass to the attention, or from the
+# Fields whose effect the decoders take from the weights, from attention arguments, or from the
 # tables of the model's own rotary embedding, whatever the value.
 _TAKEN_FROM_THE_MODEL = frozenset(
     {
@@ -101,7 +101,7 @@ _TAKEN_FROM_THE_MODEL = frozenset(
         "vocab_size",
     }
 )
-# What the decoders compute with these values, and with no others.
+# Fields with the only values that the decoders compute.
 _ONLY: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "add_cross_attention": (False,),
@@ -112,7 +112,7 @@ _ONLY: Mapping[str, tuple[object, ...]] = MappingProxyType(
 )
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _ROPE_FIELDS = frozenset({"rope_parameters", "rope_scaling"})
-# All that enters the cosines and sines, which are tabulated.
+# Parameters of the cosines and sines, which are tabulated.
 _ROPE_PARAMETERS = frozenset(
     {
         "attention_factor",
@@ -148,9 +148,10 @@ def why_not_llama_config(model: Any) -> str | None:  # noqa: ANN401
 
 
 def why_not_llama_settings(settings: Mapping[str, object]) -> str | None:
-    """Returns what of `settings` is not known to be that of a Llama, by name; None if nothing.
+    """Returns the name of a setting that is not known to be a Llama's, with its value.
 
-    For configurations that no class of `transformers` computes, so that no trial can decide.
+    None if none. It is for configurations that no class of `transformers` computes, so that no
+    trial can decide.
     """
     unknown = unknown_fields(settings).items()
     reasons = (f"{name} is {setting!r}, which is not understood" for name, setting in unknown)
@@ -171,7 +172,10 @@ def unknown_fields(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def _wrong_settings(settings: Mapping[str, object]) -> Iterator[str]:
-    """Says what is known and is not computed: one rotary embedding serves all layers, for one."""
+    """Yields a reason for each known field whose value the decoders do not compute.
+
+    One rotary embedding must serve all layers, for example.
+    """
     for name, setting in _fields(settings):
         is_wrong = name in _ONLY and setting is not None and setting not in _ONLY[name]
         is_nested = "." in name and isinstance(setting, dict)
@@ -208,7 +212,7 @@ def _are_layer_types(setting: object) -> bool:
 
 @cache
 def _fields_of_others() -> frozenset[str]:
-    """Returns the names of the base class, of generation and of tokenizers.
+    """Returns the field names of the base class, of generation and of tokenizers.
 
     They are those of the installed `transformers`, whatever its version.
     """
@@ -220,10 +224,10 @@ def _fields_of_others() -> frozenset[str]:
     return frozenset(of_class).union(*of_instances)
 
 
-# -- Models of the Llama kind, taken apart for a decoder that is not that of `transformers` --------
+# -- Parts of models of the Llama kind, taken out for a decoder ------------------------------------
 #
-# A model is recognised by its class and every field of its configuration (`llama_config.py`), then
-# by its parts; a trial of the decoder comes after that. The reasons are in docs/adr/0010-models-
+# A model is recognised by its class and every field of its configuration (above), then by its
+# parts; a trial of the decoder comes after that. The reasons are in docs/adr/0010-models-
 # are-recognised-by-their-configuration.md.
 
 _LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -235,7 +239,7 @@ _ACTIVATIONS = {"SiLU", "SiLUActivation"}
 
 
 def why_not_llama(loaded: LoadedModel) -> str | None:
-    """What tells a model from the Llama kind; None if it may be one."""
+    """Returns what distinguishes a model from the Llama kind; None if it may be one."""
     model: Any = loaded.model
     return why_not_llama_config(model) or _why_not_parts(model) or _why_not_layers(loaded)
 
@@ -276,7 +280,7 @@ def _why_not_layers(loaded: LoadedModel) -> str | None:
 
 
 def decoder_shape(loaded: LoadedModel, rotary_dim: int) -> DecoderShape:
-    """The sizes of a model that `why_not_llama` has nothing against."""
+    """Returns the sizes of a model for which `why_not_llama` returns None."""
     model: Any = loaded.model
     layer, key = model.model.layers[0], loaded.layers[0]
     return DecoderShape(
@@ -292,9 +296,9 @@ def decoder_shape(loaded: LoadedModel, rotary_dim: int) -> DecoderShape:
 
 
 def take_layers(loaded: LoadedModel) -> Iterator[LayerWeights]:
-    """The layers one by one. The model lets go of each when the next one is asked for.
+    """Yields the weights of each layer. The model loses a layer when the next one is asked for.
 
-    So do the pages of its weights, if these are mapped: memory holds what is copied once.
+    Mapped pages of the lost weights are released, too, so memory holds copied weights once.
     """
     model: Any = loaded.model
     layers = list(zip(model.model.layers, loaded.layer_windows, strict=True))
@@ -319,28 +323,28 @@ def take_layers(loaded: LoadedModel) -> Iterator[LayerWeights]:
 
 
 def linear_weights(module: nn.Linear) -> LinearWeights:
-    """Those of the module, not copied."""
+    """Returns the weights of the module, not copied."""
     return LinearWeights(module.weight, module.bias)
 
 
 def release_weights(module: nn.Module) -> None:
-    """Takes the numbers away from all parameters; `module` cannot run any more."""
+    """Empties all parameters of `module`, which cannot run any more."""
     for parameter in module.parameters():
         parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
 
 
 def rotation(loaded: LoadedModel, start: int, end: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions `start` .. `end` - 1, see `rotation_at`.
+    """Returns cosines and sines of positions `start` .. `end` - 1, see `rotation_at`.
 
-    Not of positions beyond the longest sequence: with these the angles of some models would change
-    for all positions.
+    Positions beyond the longest sequence are left out: with these the angles of some models would
+    change for all positions.
     """
     end = min(end, loaded.max_model_len)
     return rotation_at(loaded, torch.arange(start, end, device=loaded.device))
 
 
 def rotation_at(loaded: LoadedModel, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of `positions` [P], [P, rotary_dim / 2] float32 each."""
+    """Returns cosines and sines of `positions` [P], [P, rotary_dim / 2] float32 each."""
     model: Any = loaded.model
     anything = torch.zeros(1, dtype=torch.float32, device=loaded.device)
     cosines, sines = model.model.rotary_emb(anything, positions[None])

@@ -1,6 +1,6 @@
-"""Matrices of a `transformers` model, packed for the native kernels.
+"""Matrices of a `transformers` model, packed for native kernels, or joined for one product.
 
-For the models that the native decoder does not run.
+Packed matrices serve models that the native decoder does not run.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from splitserve_kernels.cpu.library import NativeLibrary
 from splitserve_kernels.cpu.linear import WeightRows, linear, pack
 from splitserve_kernels.decoder_weights import LinearWeights
 
-# Mapped pages of the originals are given back after so many bytes of copies.
+# Bytes of copies after which mapped pages of the originals are released.
 _RELEASED_BYTES = 32 * 2**20
 
 
 class PackedLinearModule(nn.Module):
-    """Takes the place of an `nn.Linear`; its weights are packed copies."""
+    """Replacement of an `nn.Linear`, with packed copies of its weights."""
 
     def __init__(self, library: NativeLibrary, module: nn.Linear, *, is_int8: bool) -> None:
-        """`is_int8`: weights are rounded, see `linear.pack`."""
+        """Packs the weights of `module`. `is_int8`: weights are rounded, see `linear.pack`."""
         super().__init__()
         self.in_features = module.in_features
         self.out_features = module.out_features
@@ -37,11 +37,11 @@ class PackedLinearModule(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """What the weights take."""
+        """Bytes of the weights."""
         return self._packed.num_bytes
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., in_features] -> [..., out_features]."""
+        """Multiplies `rows` [..., in_features]. Returns [..., out_features]."""
         output = linear(self._library, self._packed, rows.reshape(-1, self.in_features))
         return output.view(*rows.shape[:-1], self.out_features)
 
@@ -49,10 +49,11 @@ class PackedLinearModule(nn.Module):
 def pack_linears(
     loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False
 ) -> LoadedModel:
-    """Replaces the matrices of `loaded.model`.
+    """Replaces the matrices of `loaded.model` by packed ones, and returns the changed model.
 
-    What is no plain `nn.Linear` (experts of a mixture, say) stays. Raises TrialFailed if the
-    model computes something else then, or does not run any more; it is lost in that case.
+    Modules other than plain `nn.Linear` (experts of a mixture, for example) stay. Raises
+    TrialFailed if the model then computes something else, or does not run any more; it is lost in
+    that case.
     """
     model: Any = loaded.model
     packed: list[PackedLinearModule] = []
@@ -75,13 +76,16 @@ def pack_linears(
     return replace(loaded, weights_bytes=weights_bytes(model) + num_bytes)
 
 
-# -- Matrices with the same input as one, so that one product does for all -------------------------
+# -- Matrices with the same input, joined for one product ------------------------------------------
 #
 # Shape letter: T input tokens.
 
 
 def joined(*parts: LinearWeights) -> LinearWeights:
-    """Matrices with the same input as one, outputs one after the other; a single one as it is."""
+    """Joins matrices with the same input, outputs one after the other.
+
+    Returns a single one uncopied.
+    """
     weights = [part.weight.detach() for part in parts]
     if len(parts) == 1:
         bias = parts[0].bias
@@ -93,10 +97,10 @@ def joined(*parts: LinearWeights) -> LinearWeights:
 
 
 def _bias(part: LinearWeights) -> Tensor:
-    """[outputs]."""
+    """Returns the bias, [outputs]; zeros if there is none."""
     return part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias.detach()
 
 
 def apply(linear: LinearWeights, numbers: Tensor) -> Tensor:
-    """`numbers`: [T, inputs]. Returns [T, outputs]."""
+    """Multiplies `numbers` [T, inputs]. Returns [T, outputs]."""
     return functional.linear(numbers, linear.weight, linear.bias)

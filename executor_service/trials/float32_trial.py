@@ -35,7 +35,7 @@ class Trial:
     answers: tuple[Tensor, ...]
 
     def error(self, compute: Callable[[TrialTokens], Tensor]) -> float:
-        """Returns the largest error of the logits that `compute` returns for the questions, [Q, L, V] each."""
+        """Returns the largest error of the logits [Q, L, V] of `compute` over the questions."""
         errors = [
             relative_error(answer, compute(question)[..., : answer.shape[-1]])
             for question, answer in zip(self.questions, self.answers, strict=True)

@@ -121,7 +121,7 @@ def _not_served(name: str, reason: str) -> ModelUnsupported:
 def try_replacement(
     loaded: LoadedModel, compute: Callable[[Tensor], Tensor], *, is_int8: bool = False
 ) -> float:
-    """Compares a replacement of the whole `loaded.model` with the model's logits of the same tokens.
+    """Compares a replacement of `loaded.model` with the model's own logits of the same tokens.
 
     `compute`: returns the replacement's logits [Q, L, V] of tokens [Q, L]; it may take the model
     apart. `is_int8`: the replacement's weights are rounded, and so are those of the reference.
@@ -200,7 +200,7 @@ def _noise(model: Any, tokens: Tensor, logits: Tensor) -> float:  # noqa: ANN401
 
 
 def _rounded_logits(model: Any, tokens: Tensor) -> tuple[Tensor, float]:  # noqa: ANN401
-    """Returns the logits of rounded weights for `tokens`, and the effect of how ties are rounded."""
+    """Returns the logits of `tokens` with rounded weights, and the effect of rounding ties."""
     logits = []
     # In 16 bits the model's own noise is larger than the effect of ties.
     for nudge in NUDGES if model.dtype == torch.float32 else (1.0,):
