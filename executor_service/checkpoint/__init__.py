@@ -1,1 +1,1 @@
-"""From the files of a checkpoint to a model that is known to be right, or a refusal by name."""
+"""Checkpoints: checks of their files and configuration, and loading of models and tokenizers."""

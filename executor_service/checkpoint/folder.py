@@ -1,6 +1,6 @@
-"""A checkpoint directory, looked at before `transformers` sees it.
+"""Checks of a checkpoint directory before `transformers` reads it, and its digest.
 
-Everything that can be wrong with files is found here, where it can be said in one clear line.
+All problems with files are found here, where one clear line can report them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-# Further templates of a chat, by their names.
+# Further chat templates, with their names as file names.
 _TEMPLATES = "additional_chat_templates/*.jinja"
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
 _HUB_PATTERNS = (*_SMALL_FILES, "*.safetensors")
@@ -45,9 +45,9 @@ _MAX_HEADER_BYTES = 100 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory that holds a configuration and complete weight files.
+    """A directory with a configuration and complete weight files.
 
-    `config`: what config.json holds, as it is.
+    `config`: the unchanged contents of config.json.
     """
 
     directory: Path
@@ -56,13 +56,13 @@ class Checkpoint:
 
     @property
     def architectures(self) -> list[str]:
-        """The classes of `transformers` that the configuration names, if any."""
+        """Classes of `transformers` that the configuration names, if any."""
         named = self.config.get("architectures")
         return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
     @property
     def tokenizer_files(self) -> dict[str, Path]:
-        """The tokenizer's files that exist, by their names relative to the directory."""
+        """Existing files of the tokenizer, by their names relative to the directory."""
         paths = [self.directory / name for name in _TOKENIZER_FILES]
         paths += sorted(self.directory.glob(_TEMPLATES))
         return {
@@ -70,12 +70,12 @@ class Checkpoint:
         }
 
     def digest(self) -> str:
-        """Lower-case hex SHA-256 that tells one checkpoint from another.
+        """Returns a lower-case hex SHA-256 that distinguishes checkpoints.
 
         It covers `config.json` in full, and of each weight file its name, its size and its content:
         files up to 16 MiB whole, larger ones as their safetensors header and 64 samples of 64 KiB,
         the last bytes included. So it notices another model, dtype, shape or training run, but not
-        single bytes changed between two samples. To read terabytes at each start would cost
+        single bytes changed between two samples. Reading terabytes at each start would cost
         minutes.
         """
         sha256 = hashlib.sha256()
@@ -90,9 +90,10 @@ class Checkpoint:
 
 
 def check_directory(model: str) -> None:
-    """Raises what `resolve_checkpoint` would, if `model` is a directory whose files alone tell.
+    """Raises the errors of `resolve_checkpoint` that the files of a directory alone show.
 
-    It does without `transformers`, which takes seconds to import, and without the hub.
+    It needs neither `transformers`, which takes seconds to import, nor the hub. If `model` is not a
+    directory, it checks nothing.
     """
     try:
         directory = find_checkpoint(model)
@@ -119,7 +120,10 @@ def resolve_checkpoint(model: str) -> Checkpoint:
 
 
 def _download(model: str) -> Path:
-    """Raises NoCheckpoint and ModelUnsupported before it fetches the weights."""
+    """Downloads a checkpoint from the hub and returns its directory.
+
+    Raises NoCheckpoint and ModelUnsupported before it fetches the weights.
+    """
     directory = _snapshot(model, _SMALL_FILES)
     check_special_kind(directory)
     if (directory / "config.json").is_file():
@@ -140,7 +144,7 @@ def _snapshot(model: str, patterns: tuple[str, ...]) -> Path:
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    """What config.json holds. Raises ModelUnsupported for what it rules out."""
+    """Returns the contents of config.json. Raises ModelUnsupported if they rule out serving."""
     config = _read_json(directory / "config.json")
     check_declared(directory, config)
     check_declared_kind(directory, config)
@@ -148,7 +152,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _check_files(directory: Path) -> tuple[Path, ...]:
-    """The weight files of `directory`, sorted, each complete."""
+    """Returns the weight files of `directory`, sorted, after checking that each is complete."""
     for single, index in WEIGHT_FILES:
         if (directory / single).is_file():
             files: tuple[Path, ...] = (directory / single,)
@@ -181,7 +185,10 @@ def _shards(index_path: Path) -> tuple[Path, ...]:
 
 
 def _check_safetensors(path: Path) -> None:
-    """Compares the file with what its header promises. Raises ModelUnsupported if quantised."""
+    """Compares the file with its header.
+
+    Raises ModelUnreadable if it is corrupt or truncated, ModelUnsupported if it is quantised.
+    """
     size = path.stat().st_size
     header_bytes = _header_bytes(path)
     try:
@@ -200,7 +207,7 @@ def _check_safetensors(path: Path) -> None:
 
 
 def _header_bytes(path: Path) -> int:
-    """Length of the JSON header of a safetensors file."""
+    """Returns the length in bytes of the JSON header of a safetensors file."""
     with path.open("rb") as file:
         prefix = file.read(8)
     if len(prefix) < 8:
@@ -212,7 +219,7 @@ def _header_bytes(path: Path) -> int:
 
 
 def _sampled_ranges(path: Path, size: int) -> Iterator[tuple[int, int]]:
-    """(start, length) of the parts of a file that the digest covers."""
+    """Yields (start, length) of the parts of a file that the digest covers."""
     if size <= _WHOLE_FILE_BYTES:
         yield 0, size
         return
@@ -232,15 +239,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-# --------------------------------------------------------------------------------------------------
-# Checkpoints whose weights are not plain numbers: found by what they declare and what they hold.
+# -- Detection of quantised checkpoints ------------------------------------------------------------
 #
-# Read as if they were plain, they would be another model; so whatever says that it is quantised is
-# refused, known method or not. What only says how keys and values may be stored is no such thing.
+# They are found by their declarations and by their tensors. Read as plain numbers, quantised
+# weights would be another model; so every checkpoint that declares quantisation is refused, known
+# method or not. A declaration about stored keys and values alone does not count.
 
-# Where a configuration says it. "quantization" is what MLX writes.
+# Configuration keys that declare quantisation. MLX writes "quantization".
 _CONFIG_KEYS = ("quantization_config", "quantization", "compression_config")
-# Files beside config.json that say it.
+# Files beside config.json that declare quantisation.
 _METHOD_OF_FILE = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -249,7 +256,7 @@ _METHOD_OF_FILE = {
 _METHOD_KEYS = ("quant_method", "quant_algo", "quant_type", "format")
 _NUM_BITS_KEYS = ("bits", "w_bit", "nbits")
 _PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
-# Of these are masks and tables of positions, too; so the name has to say that it is a matrix.
+# Masks and tables of positions have these dtypes, too, so a matrix is recognised by its name.
 _INTEGER_DTYPES = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
 _MATRIX = re.compile(r"(weight|packed|proj|blocks|scales|zeros)$")
 _KV_SCHEME = {
@@ -266,9 +273,9 @@ _SERVED = (
 
 
 def check_declared(directory: Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelUnsupported if `config`, or a file beside it, says that weights are quantised.
+    """Raises ModelUnsupported if `config`, or a file beside it, declares quantised weights.
 
-    `config`: what config.json in `directory` holds.
+    `config`: contents of config.json in `directory`.
     """
     for key, declared in _declarations(config):
         raise ModelUnsupported(f"{directory}: quantised: {_describe(key, declared)}, {_SERVED}")
@@ -278,7 +285,7 @@ def check_declared(directory: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_dtypes(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Raises ModelUnsupported if a file of weights holds quantised ones, declared or not.
+    """Raises ModelUnsupported if a file holds quantised weights, declared or not.
 
     `tensors`: the header of the safetensors file `path`.
     """
@@ -293,19 +300,19 @@ def check_dtypes(path: Path, tensors: Mapping[str, Any]) -> None:
 
 
 def _declarations(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Those of the model, then those of its parts (its text part, say)."""
+    """Yields the declarations of the model, then those of its parts (its text part, for example)."""
     parts = [part for part in config.values() if isinstance(part, dict)]
     for part in (config, *parts):
         for key in _CONFIG_KEYS:
-            # Even an empty one says that something was done.
+            # Even an empty declaration means quantisation.
             if part.get(key) is not None and not _is_of_kv_alone(part[key]):
                 yield key, part[key]
 
 
 def _is_of_kv_alone(declared: object) -> bool:
-    """Whether compressed-tensors says of nothing but keys and values that they have 8 bits.
+    """Returns whether compressed-tensors declares only 8-bit keys and values.
 
-    One scale for each layer, calibrated: `kv_scales` reads those.
+    There must be one calibrated scale for each layer, which `read_kv_scales` reads.
     """
     if not isinstance(declared, dict) or declared.get("quant_method") != "compressed-tensors":
         return False
@@ -318,7 +325,7 @@ def _is_of_kv_alone(declared: object) -> bool:
 
 
 def _describe(key: str, declared: object) -> str:
-    """The method and its bits, as far as they are told."""
+    """Returns the method and its bits, as far as they are declared."""
     if not isinstance(declared, dict):
         return f"{key} {json.dumps(declared)[:40]}"
     method = next((declared[k] for k in _METHOD_KEYS if isinstance(declared.get(k), str)), None)

@@ -1,7 +1,7 @@
-"""What a checkpoint's generation_config.json says: what ends a sequence, and how best to sample.
+"""Reading of generation_config.json: tokens that end a sequence, and recommended sampling.
 
-It is advice, so whatever is wrong with it costs a line in the log and the field that is wrong.
-`transformers` never gets to see the file: it would refuse the whole model for some of this.
+The file is advice: a wrong field, or a wrong file, is ignored with a warning in the log.
+`transformers` never reads the file, because it would refuse the whole model for some errors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from splitserve_rpc.json_text import parse_json
 _log = logging.getLogger(__name__)
 
 _FILE_NAME = "generation_config.json"
-# The largest known ones have a few kilobytes.
+# The largest known files have a few kilobytes.
 _MAX_FILE_BYTES = 2**20
 _MAX_SHOWN_CHARS = 80
 _INT32_MAX = 2**31 - 1
@@ -26,14 +26,14 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """`eos_token_ids`: None if the file does not say."""
+    """Contents of generation_config.json. `eos_token_ids`: None if the file has none."""
 
     eos_token_ids: tuple[int, ...] | None = None
     sampling: DefaultSampling = field(default_factory=DefaultSampling)
 
 
 def read_generation_config(directory: Path, vocab_size: int) -> GenerationConfig:
-    """What the file in `directory` says, as far as it makes sense; nothing if there is none."""
+    """Returns the valid fields of the file in `directory`; defaults if there is no usable file."""
     path = directory / _FILE_NAME
     if not path.exists():
         return GenerationConfig()
@@ -52,7 +52,7 @@ def read_generation_config(directory: Path, vocab_size: int) -> GenerationConfig
 
 
 def read_eos_token_ids(value: object, vocab_size: int) -> tuple[int, ...] | None:
-    """A token id or a list of them; None if `value` is None, or nothing of it makes sense."""
+    """Returns the valid ids of a token id or list of them; None if there are none."""
     if value is None:
         return None
     found = value if isinstance(value, (list, tuple)) else [value]
@@ -63,10 +63,10 @@ def read_eos_token_ids(value: object, vocab_size: int) -> tuple[int, ...] | None
 
 
 def _read_sampling(content: dict[str, Any]) -> DefaultSampling:
-    """A file that gives a temperature means it, even if it forgets to say `do_sample`.
+    """Returns the recommended sampling. A temperature counts even if `do_sample` is missing.
 
-    `transformers` is greedy then; but the fields are there because somebody chose them, and no one
-    writes them for greedy decoding. Only `do_sample` false is understood as such.
+    `transformers` is greedy in that case. But authors set these fields on purpose, and not for
+    greedy decoding, so only `do_sample` false means greedy.
     """
     values = {name: _field(content, name, *rule) for name, rule in _FIELDS.items()}
     if values["top_k"] in (0, -1):
@@ -79,7 +79,7 @@ def _read_sampling(content: dict[str, Any]) -> DefaultSampling:
 def _field(
     content: dict[str, Any], name: str, is_allowed: Callable[[Any], bool], allowed: str
 ) -> Any:  # noqa: ANN401
-    """The value of a field; None, and a warning, if it is not allowed."""
+    """Returns the value of a field; None, after a warning, if it is not allowed."""
     value = content.get(name)
     if value is None or is_allowed(value):
         return value

@@ -1,4 +1,4 @@
-"""What kind of model a configuration describes: only causal language models are served.
+"""Check that a configuration describes a causal language model; text parts of multimodal models.
 
 Every refusal says what the model is, that it is not served, and what would be.
 """
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 _SERVED = "served would be a decoder-only causal language model, such as a LlamaForCausalLM"
 _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
-# By the end of an architecture's name; the first that fits tells.
+# Kind of a model by the end of its architecture's name; the first match counts.
 _KIND_OF_ENDING = {
     "ForCausalLMEagle3": "EAGLE-3 head, which guesses for another model (--draft-model)",
     "ForMaskedLM": "bidirectional encoder, which fills in blanks",
@@ -35,15 +35,15 @@ _KIND_OF_ENDING = {
     "RewardModel": "reward model, which scores texts",
     "Model": "model without a language model's head, as embedding models are",
 }
-# Encoders unless is_decoder is set, beside those that fill in blanks.
+# Types that are encoders unless is_decoder is set, beside masked language models.
 _ENCODER_TYPES = frozenset({"bert-generation"})
 _MEDIA = ("vision", "image", "video", "audio", "speech", "vq")
 
 
 def check_declared_kind(directory: Path, content: Mapping[str, Any]) -> None:
-    """Raises ModelUnsupported for what config.json rules out before transformers may look at it.
+    """Raises ModelUnsupported if config.json rules out serving, before transformers reads it.
 
-    `content`: what config.json in `directory` holds. Custom code is never run.
+    `content`: contents of config.json in `directory`. Custom code is never run.
     """
     from transformers import CONFIG_MAPPING, __version__
 
@@ -68,9 +68,9 @@ def check_declared_kind(directory: Path, content: Mapping[str, Any]) -> None:
 
 
 def check_kind(config: Any, architectures: Sequence[str]) -> None:  # noqa: ANN401
-    """Raises ModelUnsupported unless it is a causal language model.
+    """Raises ModelUnsupported unless `config` describes a causal language model.
 
-    `config`: of `transformers`. `architectures`: the classes that config.json names; none is fine.
+    `config`: of `transformers`. `architectures`: the classes that config.json names; may be empty.
     """
     classes = causal_classes(config)
     what, would_be = _other_kind(config, architectures, classes)
@@ -84,7 +84,10 @@ def _other_kind(
     architectures: Sequence[str],
     classes: Mapping[str, type],
 ) -> tuple[str, str]:
-    """What it is instead, and what would be served; empty if it is a causal language model."""
+    """Returns the kind of a model that is not served, and what would be served.
+
+    Else two empty texts.
+    """
     media = _media(config)
     if media and not is_causal(config, architectures):
         instead = _instead_of_multimodal(config, architectures)
@@ -108,7 +111,7 @@ def _other_kind(
 
 
 def _kind_of(architectures: Sequence[str]) -> str | None:
-    """What the name of a class says; None for that of a causal language model."""
+    """Returns the kind that a class's name tells; None for a causal language model."""
     if not architectures or architectures[0].endswith(_CAUSAL_ENDINGS):
         return None
     name = architectures[0]
@@ -117,7 +120,7 @@ def _kind_of(architectures: Sequence[str]) -> str | None:
 
 
 def _is_same_by_another_name(config: Any, architectures: Sequence[str]) -> bool:  # noqa: ANN401
-    """Whether the class is that of the model type, though transformers calls it otherwise."""
+    """Returns whether the class is that of the model type under another name than transformers'."""
     stems = (_plain(name.removesuffix(end)) for name in architectures for end in _CAUSAL_ENDINGS)
     return _plain(config.model_type) in stems
 
@@ -133,7 +136,7 @@ def _is_half_of_encoder_decoder(config: Any) -> bool:  # noqa: ANN401
 
 
 def _is_bidirectional(config: Any) -> bool:  # noqa: ANN401
-    """Whether tokens attend to later ones, as far as the configuration says."""
+    """Returns whether tokens attend to later ones, as far as the configuration says."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
     if getattr(config, "is_decoder", None) is False and (
@@ -142,14 +145,14 @@ def _is_bidirectional(config: Any) -> bool:  # noqa: ANN401
         return True
     text_config = config.get_text_config(decoder=True)
     sees_later = getattr(text_config, "use_bidirectional_attention", None)
-    # Some let the parts of one image see each other; there is no image here.
+    # "vision" lets the parts of one image see each other; there is no image here.
     return sees_later not in (None, False, "vision") or (
         getattr(text_config, "is_causal", True) is False
     )
 
 
 def _media(config: Any) -> list[str]:  # noqa: ANN401
-    """The parts for images and sounds that a model has beside its text part."""
+    """Returns the parts for images and sounds that a model has beside its text part."""
     parts = getattr(type(config), "sub_configs", {})
     return [
         name
@@ -159,7 +162,10 @@ def _media(config: Any) -> list[str]:  # noqa: ANN401
 
 
 def _instead_of_multimodal(config: Any, architectures: Sequence[str]) -> str:  # noqa: ANN401
-    """What would be served instead of a multimodal model; empty if its text part is."""
+    """Returns what would be served instead of a multimodal model.
+
+    Empty if its text part is served.
+    """
     text_config = config.get_text_config(decoder=True)
     if text_config is config:
         return _SERVED
@@ -184,22 +190,22 @@ def _instead_of_multimodal(config: Any, architectures: Sequence[str]) -> str:  #
     return f"its text part alone would be, saved as a checkpoint of {next(iter(classes))}"
 
 
-# -- The text part of a multimodal model, which is served for text alone ---------------------------
+# -- Text parts of multimodal models, served for text alone ----------------------------------------
 #
-# Where `transformers` has a causal language model of the text part's own type (a Llama in a LLaVA),
-# that is made of the wrapper's modules, and runs in whatever runs such a model. Elsewhere the
-# wrapper itself is served, without the parts that a text does not pass. Either has to say exactly
-# what the whole wrapper says of a text.
+# If `transformers` has a causal language model of the text part's own type (a Llama in a LLaVA),
+# one is made of the wrapper's modules, and served like any such model. Otherwise the wrapper itself
+# is served, without the parts that a text does not use. Either must give the same logits of a text
+# as the whole wrapper.
 
 
-# The same modules compute the same numbers in the same order; only the way to them differs.
+# Largest relative error: the same modules compute the same numbers in the same order.
 _TOLERANCE = 1e-5
 
 
 def wrapper_class(config: Any, architectures: Sequence[str]) -> type | None:  # noqa: ANN401
-    """The class of `transformers` that is a multimodal model with a text part; None if none is.
+    """Returns the class of `transformers` of a multimodal model with a text part.
 
-    `architectures`: as for `check_kind`.
+    None if there is none. `architectures`: as for `check_kind`.
     """
     from transformers.models.auto import modeling_auto
 
@@ -216,7 +222,7 @@ def _plain_class_name(name: str) -> str:
 
 
 def causal_classes(config: Any) -> dict[str, type]:  # noqa: ANN401
-    """The causal language models that transformers has for the type of `config`, by name."""
+    """Returns the causal language models of transformers for the type of `config`, by name."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -226,16 +232,16 @@ def causal_classes(config: Any) -> dict[str, type]:  # noqa: ANN401
 
 
 def is_causal(config: Any, architectures: Sequence[str]) -> bool:  # noqa: ANN401
-    """Whether transformers has a causal language model of this type, under a name of these."""
+    """Returns whether transformers has a causal language model of this type under one of these names."""
     classes = causal_classes(config)
     return bool(classes) and (not architectures or any(name in classes for name in architectures))
 
 
 @torch.inference_mode()
 def text_part(wrapper: Any) -> Any:  # noqa: ANN401
-    """What of `wrapper`, a multimodal model with its weights, is served for text.
+    """Returns the part of `wrapper`, a multimodal model with its weights, that is served for text.
 
-    The wrapper may be taken apart. Raises ModelUnsupported if it takes no text alone.
+    The wrapper may be taken apart. Raises ModelUnsupported if the wrapper does not take text alone.
     """
     name = type(wrapper).__name__
     text_config = wrapper.config.get_text_config(decoder=True)
@@ -249,7 +255,7 @@ def text_part(wrapper: Any) -> Any:  # noqa: ANN401
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        # Of models that need an image, say.
+        # The model needs an image, for example.
         raise ModelUnsupported(
             f"{name}: its own code in transformers takes no text alone with this config.json"
             f" ({one_line(error)}): not served; served would be a model that does"
@@ -272,7 +278,7 @@ def text_part(wrapper: Any) -> Any:  # noqa: ANN401
 
 
 def _as_causal_models(wrapper: Any, text_config: Any) -> Iterable[Any]:  # noqa: ANN401
-    """The wrapper's language model as causal language models of its own type."""
+    """Yields the wrapper's language model as causal language models of its own type."""
     decoder = _decoder(wrapper)
     head = wrapper.get_output_embeddings()
     for model_class in causal_classes(text_config).values():
@@ -301,7 +307,7 @@ def _decoder(wrapper: Any) -> Any:  # noqa: ANN401
 
 
 def _leave_out(wrapper: Any, used: set[nn.Module]) -> list[str]:  # noqa: ANN401
-    """Replaces parts that hold weights and were not `used`. Returns their names."""
+    """Replaces parts that hold weights and were not `used` by identities. Returns their names."""
     left_out = []
     base = getattr(wrapper, "model", None)
     for parent in (wrapper, base) if isinstance(base, nn.Module) else (wrapper,):
@@ -314,7 +320,7 @@ def _leave_out(wrapper: Any, used: set[nn.Module]) -> list[str]:  # noqa: ANN401
 
 
 def _says(model: Any, tokens: Tensor, expected: Tensor) -> bool:  # noqa: ANN401
-    """Whether `model` gives the `expected` logits [Q, L, V] of `tokens` [Q, L]."""
+    """Returns whether `model` gives the `expected` logits [Q, L, V] of `tokens` [Q, L]."""
     try:
         logits = _logits(model, tokens)
     except Exception as error:

@@ -1,6 +1,7 @@
-"""Loads any decoder-only checkpoint that `transformers` knows, and refuses by name what it cannot.
+"""Loading of decoder-only checkpoints that `transformers` knows, with scales of keys and values.
 
-`transformers` is imported only when a model is loaded: it takes seconds.
+Models that cannot be served are refused by name. `transformers` is imported only when a model is
+loaded: it takes seconds.
 """
 
 from __future__ import annotations
@@ -49,21 +50,20 @@ from splitserve_kernels.paged_batch import KVScales
 _log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Float16 weights become float32 ones if these leave room for pools.
+# Float16 weights become float32 if these take at most this share of the free memory.
 _FLOAT32_MEMORY_RATIO = 0.6
 _KV_DTYPES = {"fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What to load.
+    """Model to load, and how.
 
-    `model`: a checkpoint directory, or a model id of the Hugging Face hub. `device`: as torch
-    writes it. `dtype`: "float32", "bfloat16", "float16", or "auto" for that of the checkpoint, and
-    for what a CPU computes fast instead of float16.
-    `kv_cache_dtype`: "fp8", which GPUs can, or "auto" for that of the model.
-    `max_model_len`: in tokens; None for all that the model has positions for. `name`: shown to
-    clients; None for that of the directory.
+    `model`: a checkpoint directory, or a model id of the Hugging Face hub. `device`: in the syntax
+    of torch. `dtype`: "float32", "bfloat16", "float16", or "auto" for that of the checkpoint,
+    except that a CPU computes float16 in a faster dtype. `kv_cache_dtype`: "fp8", on GPUs only, or
+    "auto" for that of the model. `max_model_len`: in tokens; None for all positions of the model.
+    `name`: shown to clients; None for that of the directory.
     """
 
     model: str
@@ -75,10 +75,10 @@ class ModelConfig:
 
 
 def load_model(model_config: ModelConfig) -> LoadedModel:
-    """Reads the checkpoint, switches it to paged attention and tries that it still says the same.
+    """Reads the checkpoint, switches the model to paged attention, and tries it.
 
-    Raises ModelUnreadable for a missing or broken checkpoint, ModelUnsupported for one that cannot
-    be served, OutOfMemory for one that does not fit.
+    Raises ModelUnreadable for a missing or broken checkpoint, ModelUnsupported if it cannot be
+    served, OutOfMemory if it does not fit.
     """
     _check_kv_cache_dtype(model_config)
     checkpoint = resolve_checkpoint(model_config.model)
@@ -136,7 +136,10 @@ def _check_kv_cache_dtype(model_config: ModelConfig) -> None:
 
 
 def _silence_transformers() -> None:
-    """What matters of its warnings (missing weights, say) comes back as our errors."""
+    """Turns off progress bars and warnings of transformers.
+
+    Important problems become our errors.
+    """
     from transformers.utils import logging
 
     untyped: Any = logging
@@ -156,16 +159,16 @@ def _read_config(checkpoint: Checkpoint) -> Any:  # noqa: ANN401
         message = f"{checkpoint.directory}/config.json: {one_line(error)}"
         raise ModelUnsupported(message) from error
     if getattr(config, "quantization_config", None) is not None:
-        # Of keys and values alone, or it would have been refused; those are not transformers'.
+        # It concerns keys and values alone, else it would have been refused. We apply it ourselves.
         del config.quantization_config
     return config
 
 
 def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -> Any:  # noqa: ANN401
-    """The model of `transformers` with its weights, on its device.
+    """Returns the model of `transformers` with its weights, on its device.
 
-    On a CPU, weights whose dtype stays are those of the mapped files: they are read when they are
-    first used, and hold no memory of their own. Raises what `load_model` does.
+    On a CPU, weights whose dtype stays are views of the mapped files: they are read at their first
+    use, and take no memory of their own. Raises the errors of `load_model`.
     """
     started_s = time.perf_counter()
     auto_class, is_wrapper = _auto_class(config, checkpoint.architectures)
@@ -185,7 +188,7 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
         if is_wrapper:
             model = text_part(model)
             if model.device.type == "cuda":
-                torch.cuda.empty_cache()  # of the parts that were left out
+                torch.cuda.empty_cache()  # frees the parts that were left out
     except ExecutorError:
         raise
     except Exception as error:
@@ -204,7 +207,7 @@ def _from_pretrained(
     config: Any,  # noqa: ANN401
     dtype: torch.dtype | str,
 ) -> tuple[Any, Any]:
-    """Returns a model on the CPU, and what its loading says."""
+    """Returns a model on the CPU, and the loading info."""
     from transformers import GenerationConfig
 
     make_generation_config: Any = GenerationConfig
@@ -212,27 +215,27 @@ def _from_pretrained(
         checkpoint.directory,
         config=config,
         dtype=dtype,
-        # What the trial compares with: every model has it, and it leaves nothing out
-        # (some versions of transformers run soft-capped models through SDPA, without the cap).
+        # Reference of the trial: every model has eager attention, and it leaves nothing out (some
+        # versions of transformers run soft-capped models through SDPA, without the cap).
         attn_implementation="eager",
         local_files_only=True,
-        # Not that of the checkpoint, which we read ourselves: what is wrong in it is no reason
-        # not to load the weights.
+        # Not that of the checkpoint, which we read ourselves: errors in it must not prevent
+        # loading the weights.
         generation_config=make_generation_config(),
         trust_remote_code=False,
         output_loading_info=True,
-        # Not to ignore them, but to name them in an error.
+        # Mismatches are named in an error below.
         ignore_mismatched_sizes=True,
     )
     return model, info
 
 
 def _instead_of_float16(model: Any) -> torch.dtype:  # noqa: ANN401
-    """Returns what a CPU computes a float16 `model` in, and logs it.
+    """Returns the dtype in which a CPU computes a float16 `model`, and logs it.
 
-    No code for CPUs is fast in float16. Bfloat16 has the same numbers if the weights use no more
-    than its 8 bits, as those of a model that was trained in it; else float32 has, in twice the
-    memory. Where that is not free, bfloat16 rounds the weights.
+    No code for CPUs is fast in float16. Bfloat16 holds the same numbers if the weights use no more
+    than its 8 bits, as in a model that was trained in bfloat16. Otherwise float32 holds them, in
+    twice the memory; if that is not free, bfloat16 rounds the weights.
     """
     fields = f"model={type(model).__name__}"
     if all(_is_exact_in_bfloat16(parameter) for parameter in model.parameters()):
@@ -252,15 +255,18 @@ def _instead_of_float16(model: Any) -> torch.dtype:  # noqa: ANN401
 
 
 def _is_exact_in_bfloat16(parameter: Tensor) -> bool:
-    """Whether bfloat16 has the same numbers. Looks at parts, to end at the first that differs."""
+    """Returns whether bfloat16 holds the same numbers.
+
+    Checks parts, and stops at the first difference.
+    """
     parts = torch.split(parameter.detach().flatten(), 2**20)
     return all(torch.equal(part.to(torch.bfloat16).to(part.dtype), part) for part in parts)
 
 
 def _auto_class(config: Any, architectures: Sequence[str]) -> tuple[Any, bool]:  # noqa: ANN401
-    """The class that loads the model, and whether that is multimodal, with a text part to serve.
+    """Returns the class that loads the model, and whether it is multimodal with a served text part.
 
-    Raises ModelUnsupported if it has none that can be served.
+    Raises ModelUnsupported if no class can be served.
     """
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -269,14 +275,17 @@ def _auto_class(config: Any, architectures: Sequence[str]) -> tuple[Any, bool]: 
     if wrapper is not None and not is_causal(config, architectures):
         return wrapper, True
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    # A few configurations have several classes; which one it is shows when it is loaded.
+    # A few configurations have several classes; loading decides between them.
     if isinstance(model_class, type):
         check_model_class(model_class)
     return AutoModelForCausalLM, False
 
 
 def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:
-    """What an error of `transformers` means; its classes do not tell, so this goes by the base."""
+    """Converts an error of `transformers` by its base class.
+
+    Its own classes do not tell the cause.
+    """
     line = f"{checkpoint.directory}: {one_line(error)}"
     if is_out_of_memory(error):
         return OutOfMemory(line)
@@ -286,13 +295,13 @@ def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:
 
 
 def _vocab_size(model: Any, text_config: Any) -> int:  # noqa: ANN401
-    """Tokens that can be both fed and sampled."""
+    """Returns the number of tokens that can be both fed and sampled."""
     num_embeddings = int(model.get_input_embeddings().weight.shape[0])
     return min(num_embeddings, int(getattr(text_config, "vocab_size", num_embeddings)))
 
 
 def _eos_token_ids(config: Any, text_config: Any, vocab_size: int) -> tuple[int, ...]:  # noqa: ANN401
-    """The tokens that end a sequence, where only the configuration of the model says so."""
+    """Returns the tokens that end a sequence, from the model's configuration."""
     for source in (config, text_config):
         token_ids = read_eos_token_ids(getattr(source, "eos_token_id", None), vocab_size)
         if token_ids is not None:
@@ -300,16 +309,15 @@ def _eos_token_ids(config: Any, text_config: Any, vocab_size: int) -> tuple[int,
     return ()
 
 
-# --------------------------------------------------------------------------------------------------
-# Whether the weights of a checkpoint are those of the model that its configuration describes.
+# -- Check that weights and configuration describe the same model ----------------------------------
 #
 # The rule: every tensor of the model is in the checkpoint, in its shape, or tied to one that is;
-# and every tensor of the checkpoint has its place in the model. Left out may only be what cannot
-# change a logit: what transformers itself lists for the class, tables and masks that the model
-# makes itself, layers that predict tokens further ahead, and scales of keys and values (see
-# `kv_scales`).
+# and every tensor of the checkpoint has its place in the model. Only tensors that cannot change a
+# logit may be left out: those that transformers itself lists for the class, tables and masks that
+# the model makes itself, layers that predict tokens further ahead, and scales of keys and values
+# (see `read_kv_scales`).
 
-# Tables and masks that models had once, or had in another place.
+# Tables and masks of earlier versions of models.
 _TABLES = re.compile(
     r"(^|\.)(inv_freq|original_inv_freq|cos_cached|sin_cached|position_ids|masked_bias)$"
 )
@@ -320,7 +328,7 @@ _LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 def check_weight_names(directory: Path, model: Any, info: Mapping[str, Any]) -> None:  # noqa: ANN401
     """Raises ModelUnreadable for a checkpoint that breaks the rule, with a name and the count.
 
-    `model`: of `transformers`. `info`: what its loading says.
+    `model`: of `transformers`. `info`: its loading info.
     """
     model_class = type(model).__name__
     missing = sorted(info["missing_keys"])
@@ -349,7 +357,7 @@ def check_weight_names(directory: Path, model: Any, info: Mapping[str, Any]) -> 
 def _is_harmless(name: str, model: Any) -> bool:  # noqa: ANN401
     if _TABLES.search(name) or _FURTHER_AHEAD.search(name) or is_kv_scale(name):
         return True
-    # Checkpoints may leave out the first part of names.
+    # Checkpoints may omit the first part of names.
     if any(f".{buffer}".endswith(f".{name}") for buffer, _ in model.named_buffers()):
         return True
     layer = _LAYER.search(name)
@@ -358,7 +366,7 @@ def _is_harmless(name: str, model: Any) -> bool:  # noqa: ANN401
 
 
 def _layers_further_ahead(config: Any) -> Iterable[int]:  # noqa: ANN401
-    """The layers behind the last one, as far as the configuration says what they are for."""
+    """Returns the layers after the last one that, by the configuration, predict tokens further ahead."""
     num_layers = getattr(config, "num_hidden_layers", None)
     num_ahead = getattr(config, "num_nextn_predict_layers", None)
     if not isinstance(num_layers, int) or not isinstance(num_ahead, int):
@@ -366,14 +374,14 @@ def _layers_further_ahead(config: Any) -> Iterable[int]:  # noqa: ANN401
     return range(num_layers, num_layers + num_ahead)
 
 
-# -- Scales of keys and values that a checkpoint was calibrated with, for pools in 8 bits ----------
+# -- Calibrated scales of keys and values, for pools in 8 bits -------------------------------------
 #
-# A stored number times the scale is the key, or the value. What compresses models writes one scale
-# for the keys and one for the values of a layer, under the names of several years.
+# A stored number times the scale is the key, or the value. Compression tools write one scale for
+# the keys and one for the values of a layer, under names that changed over the years.
 
 _LAYER_OF_SCALE = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 _KEY, _VALUE, _BOTH = "k_scale", "v_scale", "kv_scale"
-# The end of a tensor's name, and what it is; of vLLM's exports, of others', and what was once.
+# Kinds of scales by the end of a tensor's name: exports of vLLM, of other tools, and old names.
 _ENDINGS = {
     "self_attn.k_scale": _KEY,
     "self_attn.v_scale": _VALUE,
@@ -385,22 +393,23 @@ _ENDINGS = {
     "self_attn.v_proj.output_scale": _VALUE,
     "self_attn.kv_scale": _BOTH,
 }
-# How other engines round queries and weights of keys: no number of ours depends on it.
+# Scales of queries and attention weights in other engines; our results do not depend on them.
 _OF_QUERIES = re.compile(r"(^|\.)self_attn\.(attn\.)?(q|prob)_scale$")
 
 
 def is_kv_scale(name: str) -> bool:
-    """Whether a tensor of a checkpoint is one that only rounding keys, values, queries needs."""
+    """Returns whether a tensor is only needed for rounding keys, values or queries."""
     return _what(name) is not None or _OF_QUERIES.search(name) is not None
 
 
 def read_kv_scales(
     files: Sequence[Path], model: nn.Module, attention_modules: Sequence[nn.Module]
 ) -> tuple[KVScales, ...]:
-    """Of each of `attention_modules`, in their order; none if the checkpoint has no scales.
+    """Returns the scales of each of `attention_modules`, in order.
 
-    `files`: those of the weights. Which it is, is one line in the log. Raises ModelUnsupported if
-    there are scales for some layers only, or others than one positive number.
+    Empty if the checkpoint has none. `files`: weight files. One line in the log says which it is.
+    Raises ModelUnsupported if only some layers have scales, or if a scale is not a single positive
+    number.
     """
     found = _read(files)
     if not found:
@@ -430,7 +439,7 @@ def _what(name: str) -> str | None:
 
 
 def _read(files: Sequence[Path]) -> dict[tuple[int, str], float]:
-    """By the number of the layer and what it is."""
+    """Reads the scales, by layer number and kind."""
     from safetensors import safe_open
 
     found: dict[tuple[int, str], float] = {}
@@ -471,7 +480,7 @@ def _one(found: Mapping[tuple[int, str], float], layer: int, what: str) -> float
 
 
 def _layer_numbers(model: nn.Module, attention_modules: Sequence[nn.Module]) -> list[int]:
-    """The number of the layer that each module is in, by its name."""
+    """Returns the layer number of each module, from its name."""
     names = {module: name for name, module in model.named_modules()}
     layers = [_LAYER_OF_SCALE.search(names[module]) for module in attention_modules]
     return [int(layer[1]) if layer is not None else -1 for layer in layers]

@@ -1,8 +1,8 @@
-"""The tokenizer of a checkpoint as its clients get it: one tokenizer.json, whatever it came from.
+"""Tokenizer of a checkpoint in the form for clients: one tokenizer.json, whatever the source.
 
-`transformers` reads what there is (tokenizer.json, a SentencePiece model, vocabulary and merges,
-Mistral's tekken.json) together with what tokenizer_config.json and added_tokens.json say beside it;
-what it makes of all that is written as tokenizer.json. Token ids are those of its AutoTokenizer.
+`transformers` reads the source (tokenizer.json, a SentencePiece model, vocabulary and merges,
+Mistral's tekken.json) together with tokenizer_config.json and added_tokens.json; the result is
+written as tokenizer.json. Token ids are those of its AutoTokenizer.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
 _SPECIAL_TOKENS = "special_tokens_map.json"
 _TEMPLATE = "chat_template.jinja"
-# As processors of multimodal models once saved it.
+# Old file of the chat template, saved by processors of multimodal models.
 _OLD_TEMPLATE = "chat_template.json"
-# What vocabularies are read from; the first that is there gives its name to log lines.
+# Sources of vocabularies; log lines name the first that exists.
 _SOURCES = (
     _TOKENIZER,
     "tekken*.json",
@@ -48,14 +48,17 @@ _PACKAGES = ("sentencepiece", "tiktoken")
 
 @dataclass(frozen=True, slots=True)
 class ModelTokenizer:
-    """`files`: by the names that clients know. `eos_token_id`: None if the tokenizer has none."""
+    """A tokenizer for clients. `files`: by the names that clients know.
+
+    `eos_token_id`: None if the tokenizer has none.
+    """
 
     files: Mapping[str, TokenizerFile] = field(default_factory=dict)
     eos_token_id: int | None = None
 
 
 def read_tokenizer(checkpoint: Checkpoint, config: Any = None) -> ModelTokenizer:  # noqa: ANN401
-    """The tokenizer of `checkpoint`; without files if there is none that can be read.
+    """Returns the tokenizer of `checkpoint`; one without files if none can be read.
 
     `config`: of `transformers`; None to read it. Models are served without a tokenizer, too; the
     log says why.
@@ -84,7 +87,7 @@ def read_tokenizer(checkpoint: Checkpoint, config: Any = None) -> ModelTokenizer
         kind = type(converted).__name__
         _log.info("tokenizer_converted source=%s class=%s", source, kind)
     eos_token = converted.eos_token
-    # One that only a class of transformers thinks of is no token of the model.
+    # A default of a transformers class is not necessarily a token of the model.
     vocabulary = converted.backend_tokenizer.get_vocab(with_added_tokens=False)
     is_own = eos_token is not None and (eos_token == declared or eos_token in vocabulary)
     return ModelTokenizer(files, converted.eos_token_id if is_own else None)
@@ -93,9 +96,9 @@ def read_tokenizer(checkpoint: Checkpoint, config: Any = None) -> ModelTokenizer
 def with_tokenizer_eos(
     eos_token_ids: tuple[int, ...], tokenizer: ModelTokenizer, vocab_size: int
 ) -> tuple[int, ...]:
-    """The tokens that end a sequence: those that the model names, and that of its tokenizer.
+    """Returns the tokens that end a sequence: those of the model, and that of its tokenizer.
 
-    Chat models exist whose configuration does not name the token that ends their turns.
+    The configuration of some chat models does not name the token that ends their turns.
     """
     token_id = tokenizer.eos_token_id
     if token_id is None or token_id in eos_token_ids:
@@ -110,14 +113,14 @@ def with_tokenizer_eos(
 
 
 def _convert(directory: Path, config: Any) -> Any:  # noqa: ANN401
-    """The tokenizer as `transformers` reads it. Raises whatever it raises, and TypeError."""
+    """Returns the tokenizer as `transformers` reads it. Raises any of its errors, and TypeError."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     tokenizer: Any = AutoTokenizer.from_pretrained(
         directory, config=config, local_files_only=True, trust_remote_code=False
     )
     if getattr(tokenizer, "backend_tokenizer", None) is None:
-        # With mistral-common installed it is what that has for tekken.json.
+        # With mistral-common installed, AutoTokenizer returns its class for tekken.json.
         tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise TypeError(f"{type(tokenizer).__name__} has no form as {_TOKENIZER}")
@@ -127,7 +130,7 @@ def _convert(directory: Path, config: Any) -> Any:  # noqa: ANN401
 def _as_it_is(
     files: dict[str, TokenizerFile], source: str, declared: str | None, reason: str
 ) -> ModelTokenizer:
-    """What is left where `transformers` reads nothing: tokenizer.json, if there is one."""
+    """Returns tokenizer.json unchanged, if it exists, where `transformers` cannot read the tokenizer."""
     file = files.get(_TOKENIZER)
     if not isinstance(file, Path):
         _log.warning(
@@ -152,13 +155,13 @@ def _reason(source: str, error: Exception) -> str:
 
 
 def _source(directory: Path) -> str | None:
-    """The name of what the vocabulary is read from."""
+    """Returns the name of the vocabulary's source; None if there is none."""
     found = (path.name for pattern in _SOURCES for path in sorted(directory.glob(pattern)))
     return next(found, None)
 
 
 def _usable(files: Mapping[str, Path]) -> Iterable[tuple[str, Path]]:
-    """Those whose names may be shown; a template's is whatever somebody called it."""
+    """Yields the files whose names may be shown; the name of a template is arbitrary."""
     for name, path in files.items():
         try:
             check_file_name(name)
@@ -174,7 +177,7 @@ def _old_template(directory: Path) -> str | None:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; nothing if that is no object, or there is none."""
+    """Returns the object in a JSON file; an empty one if there is none."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -183,7 +186,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _content(token: object) -> str | None:
-    """The text of a token: itself, or that of an object."""
+    """Returns the text of a token, which is a string or an object; None if it has none."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
