@@ -300,7 +300,7 @@ def check_dtypes(path: Path, tensors: Mapping[str, Any]) -> None:
 
 
 def _declarations(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the declarations of the model, then those of its parts (its text part, for example)."""
+    """Yields the declarations of the model, then those of its parts, such as its text part."""
     parts = [part for part in config.values() if isinstance(part, dict)]
     for part in (config, *parts):
         for key in _CONFIG_KEYS:

@@ -232,7 +232,7 @@ def causal_classes(config: Any) -> dict[str, type]:  # noqa: ANN401
 
 
 def is_causal(config: Any, architectures: Sequence[str]) -> bool:  # noqa: ANN401
-    """Returns whether transformers has a causal language model of this type under one of these names."""
+    """Returns whether transformers has a causal language model of this type and such a name."""
     classes = causal_classes(config)
     return bool(classes) and (not architectures or any(name in classes for name in architectures))
 

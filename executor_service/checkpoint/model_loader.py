@@ -366,7 +366,7 @@ def _is_harmless(name: str, model: Any) -> bool:  # noqa: ANN401
 
 
 def _layers_further_ahead(config: Any) -> Iterable[int]:  # noqa: ANN401
-    """Returns the layers after the last one that, by the configuration, predict tokens further ahead."""
+    """Returns the extra last layers that, by the configuration, predict further ahead."""
     num_layers = getattr(config, "num_hidden_layers", None)
     num_ahead = getattr(config, "num_nextn_predict_layers", None)
     if not isinstance(num_layers, int) or not isinstance(num_ahead, int):

@@ -130,7 +130,10 @@ def _convert(directory: Path, config: Any) -> Any:  # noqa: ANN401
 def _as_it_is(
     files: dict[str, TokenizerFile], source: str, declared: str | None, reason: str
 ) -> ModelTokenizer:
-    """Returns tokenizer.json unchanged, if it exists, where `transformers` cannot read the tokenizer."""
+    """Returns tokenizer.json unchanged, if it exists, with a warning.
+
+    It is the fallback where `transformers` cannot read the tokenizer.
+    """
     file = files.get(_TOKENIZER)
     if not isinstance(file, Path):
         _log.warning(

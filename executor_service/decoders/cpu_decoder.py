@@ -154,7 +154,7 @@ class NativeModel:
         return logits[:, : self._loaded.vocab_size]
 
     def _rotation_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Returns cosines and sines of at least `num_positions` positions, [.., rotary_dim / 2] each."""
+        """Returns cosines and sines of at least `num_positions`, [.., rotary_dim / 2] each."""
         cosines, sines = self._rotation
         known = cosines.shape[0]
         if num_positions > known:

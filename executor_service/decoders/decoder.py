@@ -47,7 +47,7 @@ from splitserve_kernels.paged_batch import PagedBatch
 _NARROW_WINDOW = 6
 # The trial's sequences are longer than whole numbers of unknown fields up to this one.
 _MAX_PASSED = 1008
-# Weights of 16 bits often lie just between two steps of 8 bits; with this ratio of noise they do not.
+# Weights of 16 bits often lie just between two steps of 8 bits. This ratio of noise avoids that.
 _NOISE = 0.01
 
 
@@ -77,7 +77,10 @@ class Decoder(Protocol):
         index: Tensor,
         cache: KVCache,
     ) -> Tensor:
-        """Computes the same as `run`, with given cosines and sines, [T, rotary_dim / 2] float32 each."""
+        """Computes the same as `run`, with the given cosines and sines of each token.
+
+        They are [T, rotary_dim / 2] float32 each.
+        """
         ...
 
 
@@ -200,7 +203,10 @@ def _narrow_windows(cut: Any) -> None:  # noqa: ANN401
 
 
 def _prepare_int8(cut: Any) -> None:  # noqa: ANN401
-    """Narrows windows, and adds noise to weights, so that none lies just between two rounding steps."""
+    """Narrows windows, and adds noise to weights.
+
+    With the noise, weights do not lie just between two rounding steps.
+    """
     _narrow_windows(cut)
     generator = torch.Generator().manual_seed(0)
     for parameter in cut.parameters():
@@ -268,7 +274,7 @@ class ReadFields:
         return tuple(self._read)
 
     def build(self, model: Any) -> None:  # noqa: ANN401
-        """Builds another model like `model`, without numbers, and notes the fields that it reads."""
+        """Builds a model like `model`, without numbers, and notes the fields that it reads."""
         if not self._watched:
             return
         config = copy.deepcopy(model.config)

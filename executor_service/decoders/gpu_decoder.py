@@ -249,7 +249,7 @@ _ABSOLUTE_TOLERANCE = 1e-5
 
 @torch.inference_mode()
 def try_rotary_write(write: RotaryWrite, loaded: LoadedModel, block_size: int) -> None:
-    """Compares results of `write` with plain torch, on random heads of the shape of `loaded`'s layers.
+    """Compares results of `write` with plain torch, on random heads like those of `loaded`.
 
     Raises TrialFailed, also if `write` raises something.
     """

@@ -1,1 +1,4 @@
-"""Guesses of what rows will sample, and steps that verify several of them in one pass."""
+"""Speculation.
+
+Draft models that guess next tokens, and steps that verify several guesses at once.
+"""

@@ -1,15 +1,16 @@
-"""A smaller model that guesses what a model will sample, on the same blocks.
+"""Draft model: a smaller model that guesses the next tokens of another, in the same KV blocks.
 
-It draws as the model does: with the same parameters and the same random numbers, which are a
-function of seed and position. So where both say nearly the same, they sample the same, however
-random that is. What else changes a row's logits (penalties, biases, grammars) it leaves out.
+The draft draws as the target model does: with the same parameters and the same random numbers,
+which are a function of seed and position. So where both have nearly the same distribution, they
+sample the same token, however random that is. The draft ignores anything else that changes a row's
+logits (penalties, biases, grammars).
 
-It computes what the model has computed, but later: prompts before the next step, so that nobody
-waits for them, and single tokens when it next guesses, or when they have become very many.
+It computes the same tokens as the target, but later: prompts before the next step, so that no
+request waits for them; single tokens when it next guesses, or when very many are owed.
 
-A head reads more than tokens: states of the model at the position before. So it computes nothing of
-the first token, and what it computed of its own guesses, behind which no state was the model's, it
-computes anew.
+A head (EAGLE-3) reads more than tokens: the target's states at the position before. So it does not
+compute the first token of a sequence. It recomputes its own guesses once they are accepted, because
+it had no states of the target for them.
 
 Shape letters: R rows of a step, K rows of a turn.
 """
@@ -31,8 +32,8 @@ from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import BoolArray, Int32Array, StepInput, StepOutput, part_of
 from executor_service.steps.token_runs import TokenRuns
 
-# From so many tokens of a prompt on, a row is brought up to date though nobody asks for guesses;
-# from so many single ones on, too, which costs little then, as a part of a prompt does.
+# Numbers of owed tokens from which a row is brought up to date before guesses are asked for: after
+# a chunk of a prompt, and after single tokens, which then cost as little as a chunk.
 _LONG_PROMPT, _VERY_MANY = 16, 256
 
 _log = logging.getLogger(__name__)
@@ -40,12 +41,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """Of a draft model. `max_num_tokens`: of a pass.
+    """Limits of a draft model. `max_num_tokens`: tokens of a pass.
 
-    `vocab_size`, `max_model_len`: its own; `target_vocab_size`: of the model that it guesses for.
-    `follows_states`: whether it reads states of that model. `num_reachable`: from so many tokens
-    before the input of a row on it may compute: what is read then is not behind the window of that
-    model. None if it has no window.
+    `vocab_size`, `max_model_len`: of the draft; `target_vocab_size`: of the model that it guesses
+    for. `follows_states`: the draft reads states of that model. `num_reachable`: the draft may
+    compute at most this many tokens before a row's input, so that it reads nothing outside the
+    sliding window of that model; None without a window.
     """
 
     vocab_size: int
@@ -57,15 +58,18 @@ class DraftLimits:
 
     @property
     def first_position(self) -> int:
-        """Of the first token of a sequence that it computes."""
+        """Position of the first token of a sequence that the draft computes."""
         return 1 if self.follows_states else 0
 
 
 class DraftModel:
-    """The Proposer. Not thread-safe."""
+    """Proposer that guesses by a draft model or a head. Not thread-safe."""
 
     def __init__(self, execute: Callable[[StepInput], StepOutput], limits: DraftLimits) -> None:
-        """`execute`: runs steps of the draft, on its own layers of the blocks of the model."""
+        """Creates the proposer.
+
+        `execute`: runs steps of the draft, on its own layers of the KV blocks.
+        """
         self._execute = execute
         self._limits = limits
         self._rows = RowStates(lambda position: DraftedRow(max(position, limits.first_position)))
@@ -120,13 +124,13 @@ class DraftModel:
         self._bring_up_to_date(step, step.num_new_tokens == 1, _VERY_MANY)
 
     def _most(self, turn: StepInput, wanted: Int32Array) -> Int32Array:
-        """At most so many of the `wanted` [K] guesses it can make; less than 1 is none."""
+        """Returns the possible guesses of each row, at most `wanted` [K]; below 1 for none."""
         positions = turn.num_computed_tokens
         most = np.minimum(wanted, self._limits.max_model_len - positions)
         return np.where(positions < self._limits.first_position, 0, most).astype(np.int32)
 
     def _bring_up_to_date(self, step: StepInput, chosen: BoolArray, least: int) -> None:
-        """Computes what is owed of `chosen` rows [R], if it is `least` tokens or more."""
+        """Computes the owed tokens of `chosen` rows [R] that owe `least` tokens or more."""
         rows = [self._rows.of(step, index) for index in range(step.num_rows)]
         candidates = np.flatnonzero(chosen).tolist()
         for index in candidates:
@@ -142,12 +146,15 @@ class DraftModel:
                 row.settle()
 
     def _leave_out(self, row: DraftedRow, position: int) -> None:
-        """What is out of reach where the row's input begins at `position`."""
+        """Skips owed tokens that are out of reach if the row's input begins at `position`."""
         if self._limits.num_reachable is not None:
             row.forget_before(position - self._limits.num_reachable)
 
     def _parts(self, behind: Sequence[int], rows: Sequence[DraftedRow]) -> Iterator[list[int]]:
-        """`behind`, so many at a time as a pass takes; who is beyond the draft is left out."""
+        """Divides rows `behind` into passes.
+
+        Leaves out rows beyond the draft's longest sequence.
+        """
         part: list[int] = []
         num_tokens = 0
         for index in behind:
@@ -172,9 +179,10 @@ class DraftModel:
         *,
         is_asked: bool,
     ) -> StepInput:
-        """What the draft computes: of rows of `step`, `tokens` from where each is.
+        """Builds the draft's step.
 
-        `is_asked`: for what comes then.
+        For rows of `step`, `tokens` from each row's first uncomputed one on. `is_asked`: the rows
+        sample.
         """
         selected = np.array(indexes, np.int64)
         num_rows = len(rows)
@@ -184,7 +192,7 @@ class DraftModel:
             selected,
             num_computed_tokens=np.array([row.num_computed for row in rows], np.int32),
             num_new_tokens=np.array([len(each) for each in tokens], np.int32),
-            # What the draft does not know it takes for something else.
+            # Tokens unknown to the draft are replaced by its last one.
             token_ids=np.minimum(token_ids, self._limits.vocab_size - 1),
             samples=np.full(num_rows, is_asked),
         )
@@ -199,7 +207,7 @@ class DraftModel:
         )
 
     def _known(self, run: list[int]) -> list[int]:
-        """As far as the model knows these tokens."""
+        """Returns the guesses of `run` before the first token that the target model does not know."""
         for index, token_id in enumerate(run):
             if token_id >= self._limits.target_vocab_size:
                 return run[:index]
@@ -209,14 +217,14 @@ class DraftModel:
         try:
             return self._execute(step)
         except ExecutorError:
-            # What of it was computed is unknown; the rows can do without.
+            # How much of the step was computed is unknown; rows can do without guesses.
             _log.exception("draft_failed num_rows=%d", step.num_rows)
             self._rows.forget()
             return None
 
 
 def _drawing(params: ParamRows) -> ParamRows:
-    """Those of `params` that a draw from logits is decided by, and what ends a row."""
+    """Returns the parameters that a draw from logits depends on, and the stop tokens."""
     return ParamRows.of(
         [
             SamplingParams(
@@ -231,19 +239,20 @@ def _drawing(params: ParamRows) -> ParamRows:
     )
 
 
-# -- What a draft model has computed of a row, and which tokens it has yet to compute --------------
+# -- Progress of the draft model in a row ----------------------------------------------------------
 #
-# The draft's keys and values lie in the blocks of the row, beside those of the model. What is there
-# before a row is first seen (a shared prefix, say) is taken as computed: whoever filled these
-# blocks had a draft as well. If not, guesses are worse, and nothing else.
+# The draft's keys and values lie in the blocks of the row, beside those of the target model. Tokens
+# before a row is first seen (a shared prefix, for example) count as computed: the row that filled
+# these blocks had a draft as well. If it had none, guesses are worse, and nothing else.
 
 
 @dataclass(slots=True)
 class DraftedRow:
-    """`num_computed`: tokens that the draft has computed, and that were the row's.
+    """Progress of the draft in a row.
 
-    `owed`: the row's tokens from there on. `guessed`: what the draft took for them when it last
-    guessed, and computed; nothing is owed then.
+    `num_computed`: tokens of the row that the draft has computed. `owed`: the row's tokens after
+    these. `guessed`: guesses after these that the draft has computed, from its last run; nothing is
+    owed then.
     """
 
     num_computed: int
@@ -251,22 +260,22 @@ class DraftedRow:
     guessed: list[int] = field(default_factory=list)
 
     def go_to(self, position: int) -> None:
-        """The row's next input token is at `position`."""
+        """Notes that the row's next input token is at `position`."""
         known = self.num_computed + len(self.owed)
         if self.num_computed <= position <= known:
             del self.owed[position - self.num_computed :]
         else:
-            # Ahead, somebody else has computed what lies between; behind, it is computed anew.
+            # Ahead, another row has computed the tokens between; behind, tokens are recomputed.
             self.num_computed, self.owed, self.guessed = position, [], []
 
     def forget_before(self, position: int) -> None:
-        """What is owed of before `position` will not be computed any more."""
+        """Drops owed tokens before `position`, which will not be computed any more."""
         num_forgotten = min(max(position - self.num_computed, 0), len(self.owed))
         del self.owed[:num_forgotten]
         self.num_computed += num_forgotten
 
     def follow(self, position: int, token_ids: Sequence[int]) -> None:
-        """The tokens of the row from `position` on, which it may have had before, are these."""
+        """Notes the row's tokens from `position` on; they may replace earlier ones."""
         self.go_to(position)
         num_right = 0
         for guess, token_id in zip(self.guessed, token_ids, strict=False):
@@ -278,27 +287,27 @@ class DraftedRow:
         self.owed += token_ids[num_right:]
 
     def settle(self, guessed: Sequence[int] = ()) -> None:
-        """What was owed is computed, and after it, perhaps, what was `guessed`."""
+        """Notes that the owed tokens are computed, and after them those that were `guessed`."""
         self.num_computed += len(self.owed)
         self.owed, self.guessed = [], [*guessed]
 
 
-# -- What is remembered of rows from step to step --------------------------------------------------
+# -- State of rows across steps --------------------------------------------------------------------
 
 _State = TypeVar("_State")
 
 
 class RowStates(Generic[_State]):
-    """One state for each row id; a row that takes the place of another begins anew."""
+    """One state for each row id; a row that replaces another gets a new state."""
 
     def __init__(self, make: Callable[[int], _State]) -> None:
-        """`make`: that of a row which is first seen at a position."""
+        """Starts empty. `make`: returns the state of a row that is first seen at a position."""
         self._make = make
-        # With that by which a row is told from another: its seed, and the length of its prompt.
+        # By row id: the identity of the row (seed, length of its prompt), and its state.
         self._states: dict[int, tuple[tuple[int, int], _State]] = {}
 
     def of(self, step: StepInput, index: int) -> _State:
-        """That of a row of `step`, by its index."""
+        """Returns the state of the row of `step` at `index`."""
         identity = (int(step.seeds[index]), int(step.num_prompt_tokens[index]))
         row_id = int(step.row_ids[index])
         known = self._states.get(row_id)
@@ -308,11 +317,11 @@ class RowStates(Generic[_State]):
         return known[1]
 
     def forget(self) -> None:
-        """All rows."""
+        """Drops the states of all rows."""
         self._states.clear()
 
 
-# -- Who guesses what rows will sample -------------------------------------------------------------
+# -- Interfaces of drafts --------------------------------------------------------------------------
 #
 # Shape letters: R rows of the step, K rows of a turn.
 
@@ -321,44 +330,51 @@ class Proposer(Protocol):
     """Guesses the next tokens of rows. A wrong guess costs time and nothing else."""
 
     def prepare(self, turn: StepInput, wanted: Int32Array) -> None:
-        """`propose` comes next, with this; does what delays it once only. Raises nothing."""
+        """Prepares for a call of `propose` with the same arguments, which follows. Raises nothing.
+
+        It does the work that would delay `propose` only once.
+        """
         ...
 
     def propose(self, turn: StepInput, wanted: Int32Array) -> TokenRuns:
-        """At most `wanted` [K] guesses of what follows the one input token of each row of `turn`.
+        """Returns at most `wanted` [K] guesses of what follows the one input token of each row of `turn`.
 
-        The block tables have the slots of all of them. Raises nothing.
+        The block tables have slots for all guesses. Raises nothing.
         """
         ...
 
     def follow(self, step: StepInput, runs: TokenRuns | None) -> None:
-        """`step` was computed, and its rows got `runs`; None for at most one token each.
+        """Notes that `step` was computed and its rows got `runs`; None for at most one token each.
 
         Raises nothing.
         """
         ...
 
     def catch_up(self) -> None:
-        """Computes what `follow` left, if it is much, before the next step. Raises nothing."""
+        """Computes tokens that `follow` left, if there are many, before the next step.
+
+        Raises nothing.
+        """
         ...
 
 
 class LoadedProposer(Protocol):
-    """Weights that guess for a model."""
+    """Loaded weights of a draft model or head."""
 
     @property
     def layers(self) -> tuple[LayerShape, ...]:
-        """What they have in each block, behind the layers of the model."""
+        """Layers of the draft in each block, behind the layers of the target model."""
         ...
 
     @property
     def description(self) -> str:
-        """What they are, and what runs them; for people."""
+        """Name of the draft and of the code that runs it, for people."""
         ...
 
     def proposer(self, runner: ModelRunner, target: LoadedModel, max_num_tokens: int) -> Proposer:
-        """What guesses for `target`, which `runner` runs, on these layers of its cache.
+        """Creates a proposer for `target`, which `runner` runs, on the draft's layers of its cache.
 
-        `max_num_tokens`: of a step. Raises ModelUnsupported if the model turns out not to do.
+        `max_num_tokens`: of a step. Raises ModelUnsupported if the target model turns out to be
+        unsuitable.
         """
         ...

@@ -1,6 +1,6 @@
-"""Loads what guesses for a model: a draft model, or a head; which it is, its config.json says.
+"""Loading of a draft model or an EAGLE-3 head for a model; its config.json tells which it is.
 
-What its configuration says is compared with the model first, before any weights are read.
+The configuration is compared with the target model first, before any weights are read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BUNDLED_DRAFT_DIRECTORY = Path(__file__).parents[1] / "bundled_draft"
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A draft that fits the model that it is for, and what runs it. The LoadedProposer."""
+    """A draft model that fits its target model, and the code that runs it. A LoadedProposer."""
 
     compute: Compute
 
@@ -72,11 +72,11 @@ class LoadedDraft:
 def load_draft(
     model: str, compute_of_target: Compute, attention_backend: str, block_size: int
 ) -> LoadedProposer:
-    """`model`: a checkpoint, as `ModelConfig` takes it, or "bundled".
+    """Loads the draft `model`: a checkpoint as in `ModelConfig`, or "bundled".
 
-    A model is tried as any model is. `attention_backend`, `block_size`: as `choose_compute` takes
-    them. Raises what loading a model raises, and ModelUnsupported if it cannot guess for that of
-    `compute_of_target`.
+    A draft model passes the trials of any model. `attention_backend`, `block_size`: as in
+    `choose_compute`. Raises the errors of loading a model, and ModelUnsupported if the draft cannot
+    guess for the model of `compute_of_target`.
     """
     target = compute_of_target.loaded
     if target.device.type != "cpu":
@@ -91,7 +91,7 @@ def load_draft(
     config = ModelConfig(
         model=directory,
         device=str(target.device),
-        # Its keys and values lie in the same blocks.
+        # The draft's keys and values lie in the same blocks.
         dtype=target.dtype_name,
         name=model,
     )
@@ -123,7 +123,7 @@ def check_draft(draft: LoadedModel, target: LoadedModel) -> None:
 
 
 def _declared_vocab_size(checkpoint: Checkpoint) -> int | None:
-    """As far as config.json says so at its top."""
+    """Returns the vocabulary size at the top of config.json; None if it has none there."""
     declared = checkpoint.config.get("vocab_size")
     return declared if isinstance(declared, int) else None
 
@@ -134,7 +134,10 @@ def _check_vocabulary(
     vocab_size: int | None,
     target: LoadedModel,
 ) -> None:
-    """By their files; without these, by the number of tokens, if that is known."""
+    """Compares tokenizer files; without them, the number of tokens, if it is known.
+
+    Raises ModelUnsupported if they differ.
+    """
     names = [each.get("tokenizer.json") for each in (tokenizer_files, target.tokenizer_files)]
     if None in names:
         if vocab_size not in (None, target.vocab_size):
@@ -167,15 +170,14 @@ def _unfit(name: str, reason: str) -> ModelUnsupported:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# Loads an EAGLE-3 head for a model: whether it fits, and where its keys, values and states lie.
+# -- EAGLE-3 heads: fit to a model, place of keys, values and states -------------------------------
 
 _LEAST_WINDOW = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A head that fits the model that it is for. The LoadedProposer."""
+    """An EAGLE-3 head that fits its target model. A LoadedProposer."""
 
     name: str
     config: HeadConfig
@@ -207,7 +209,7 @@ class LoadedHead:
             states,
             _window(target),
         )
-        # Of the model, it is the vocabulary, the positions and the window that steps depend on.
+        # Steps of the head depend on vocabulary, positions and window, which are the target's.
         like_target = replace(target, name=self.name, layers=self.layers)
         limits = DraftLimits(
             vocab_size=target.vocab_size,
@@ -228,9 +230,9 @@ def load_head(
     attention_backend: str,
     block_size: int,
 ) -> LoadedHead:
-    """`name`: how it was named to us. `draw`: what chooses tokens of `target`.
+    """Loads a head. `name`: as the operator named it. `draw`: chooses tokens of `target`.
 
-    Raises ModelUnsupported for a head that cannot guess for `target`, before its weights are read.
+    Raises ModelUnsupported if the head cannot guess for `target`, before its weights are read.
     """
     config = read_head_config(checkpoint.directory, checkpoint.config)
     _check_head(name, config, target)
@@ -250,12 +252,18 @@ def _layer(config: HeadConfig) -> LayerShape:
 
 
 def _window(target: LoadedModel) -> int | None:
-    """How many tokens it may look back: one less, as each stands where the one before it does."""
+    """Returns the head's window.
+
+    One token less, as the head's tokens stand one position earlier.
+    """
     return None if target.sliding_window is None else target.sliding_window - 1
 
 
 def _num_reachable(target: LoadedModel) -> int | None:
-    """How far before a row's input it may write: what was there is read for the input alone."""
+    """Returns how far before a row's input the head may write.
+
+    Earlier slots are read for the input only.
+    """
     return None if target.sliding_window is None else target.sliding_window - 2
 
 

@@ -1,8 +1,9 @@
-"""A runner whose rows run on by guesses: several tokens are verified in one pass of the model.
+"""Runner whose rows run on by speculation: one pass of the model verifies several draft tokens.
 
-What rows may get by running on (`num_run_on_tokens`) they get in fewer passes, or by `runner` alone
-where guesses would not pay. Tokens are those of the runner alone; how many come in how much time
-is the speculation's.
+Rows that may run on (`num_run_on_tokens`) get their tokens in fewer passes, or by the inner runner
+alone where guesses would not pay. The tokens are those of the inner runner; speculation only
+decides how many come in how much time. The module also chooses the number of guesses and measures
+passes.
 
 Shape letter: K rows of a turn.
 """
@@ -31,7 +32,7 @@ from executor_service.steps.token_runs import TokenRuns
 
 
 class SpeculatingRunner:
-    """The Runner. `runner` computes, where a step is over when it has begun."""
+    """Runner that adds speculation to another one, whose steps finish as they begin."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class SpeculatingRunner:
         proposer: Proposer,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock`: in seconds."""
+        """Adds speculation to `runner`, with guesses by `proposer`. `clock`: in seconds."""
         self._runner = runner
         self._proposer = proposer
         self._clock = clock
@@ -64,7 +65,7 @@ class SpeculatingRunner:
         return execute_step(self._runner, step)
 
     def _take_turn(self, turn: StepInput) -> StepOutput:
-        """Brings rows some of what they may get, each one token at least if it can."""
+        """Brings rows some of the tokens that they may get, at least one each if possible."""
         luck = [self._luck.of(turn, index) for index in range(turn.num_rows)]
         lengths = self._lengths.choose(luck, _most_guesses(turn))
         if lengths.any():
@@ -105,88 +106,95 @@ class SpeculatingRunner:
 
 
 def _most_guesses(turn: StepInput) -> Int32Array:
-    """[K]; rows that compute a prompt get none."""
+    """Returns the most guesses of each row, [K]; none for rows that compute a prompt."""
     assert turn.num_run_on_tokens is not None, "a step whose rows run on"
     can_be_guessed = turn.samples & (turn.num_new_tokens == 1)
     return np.where(can_be_guessed, turn.num_run_on_tokens, 0).astype(np.int32)
 
 
-# -- How many guesses of each row are worth verifying, by what became of those before --------------
+# -- Number of guesses, by acceptance rates and measured times -------------------------------------
 #
-# A row whose guesses are right with probability p gets 1 + p + .. + p^d tokens of d guesses. A turn
-# takes the time to guess, by the longest row, and the time to verify, by all tokens. Taken are the
-# numbers that bring most tokens a second, none if that is more without; measured is all of it.
+# A row with acceptance rate p gets 1 + p + .. + p^d tokens from d guesses. A turn takes the time to
+# guess, which depends on the longest row, and the time to verify, which depends on all tokens. The
+# chosen numbers bring most tokens per second; none are made if plain steps bring more. All rates
+# and times are measured.
 #
 # Shape letter: K rows of a turn.
 
 MAX_GUESSES = 16
-# What is believed of guesses before any were verified, and how much that counts beside those.
+# Prior acceptance rate, and its weight in verified guesses.
 _ASSUMED_RATIO, _ASSUMED_WEIGHT = 0.7, 2.0
-# Of older turns, how much counts when another one comes; of a turn without guesses, less is
-# forgotten: each brings a row a little nearer to what is believed of all.
+# Decay of older turns with each turn, and with each turn without guesses, which forgets less: such
+# turns bring a row's rate a little nearer to that of all rows.
 _KEPT, _KEPT_WITHOUT = 0.9, 0.995
-# What guesses must promise to bring: less is within the noise of what is measured.
+# Least expected gain of guesses: less is within the noise of measurements.
 _LEAST_GAIN = 1.03
-# No clock tells less.
+# Least time in seconds that a clock can measure.
 _LEAST_S = 1e-9
 
 
 @dataclass(slots=True)
 class Luck:
-    """How many guesses were verified, and how many of them were right; older ones count less."""
+    """Acceptance rate of guesses.
+
+    Counts of verified and right ones, in which older ones count less.
+    """
 
     num_right: float = 0.0
     num_tried: float = 0.0
 
     def add(self, num_guesses: int, num_right: int) -> None:
-        """So many of the guesses of a turn were right; what is behind a wrong one was not tried."""
+        """Counts the guesses of a turn, of which the first `num_right` were right.
+
+        Guesses after the first wrong one were not tried.
+        """
         tried = min(num_guesses, num_right + 1)
         self.num_right = _KEPT * self.num_right + num_right
         self.num_tried = _KEPT * self.num_tried + tried
 
     def fade(self) -> None:
-        """A turn without guesses."""
+        """Forgets a little, after a turn without guesses."""
         self.num_right *= _KEPT_WITHOUT
         self.num_tried *= _KEPT_WITHOUT
 
     def ratio(self, assumed: float) -> float:
-        """The probability that a guess is right, if `assumed` is what is so of others."""
+        """Returns the probability that a guess is right. `assumed`: the prior, that of all rows."""
         right = self.num_right + _ASSUMED_WEIGHT * assumed
         return right / (self.num_tried + _ASSUMED_WEIGHT)
 
 
 class DraftLengths:
-    """Chooses how many guesses rows get. Deterministic: times are told."""
+    """Chooses how many guesses rows get. Deterministic: measured times are passed in."""
 
     def __init__(self) -> None:
         self.all_rows = Luck()
-        # A pass of rows that get one token each, one that verifies, by its tokens; guessing, by the
-        # guesses of the longest row.
+        # Times of plain passes (one token a row) and of verifying passes, by their tokens; times of
+        # guessing, by the guesses of the longest row.
         self.plain = PassTimes()
         self.verifying = PassTimes()
         self.guessing = PassTimes()
 
     def fade(self) -> None:
-        """A turn without guesses: what is known of them is older."""
+        """Forgets a little of rates and times of guesses, after a turn without guesses."""
         for each in (self.all_rows, self.verifying, self.guessing):
             each.fade()
 
     def choose(self, luck: Sequence[Luck], most: Int32Array) -> Int32Array:
-        """[K], at most `most` [K] each."""
+        """Returns the number of guesses of each row, [K], at most `most` [K]."""
         num_rows = len(luck)
         limit = min(int(most.max(initial=0)), MAX_GUESSES)
         none = np.zeros(num_rows, np.int32)
         if not limit or not self.plain.is_known:
-            # So the first turn measures what guesses are to be compared with.
+            # The first turn measures the plain passes that guesses are compared with.
             return none
         verifying = self.verifying if self.verifying.is_known else self.plain
         of_all = self.all_rows.ratio(_ASSUMED_RATIO)
         ratios = np.array([each.ratio(of_all) for each in luck])
         best, best_rate = none, _LEAST_GAIN * num_rows / max(self.plain.of(num_rows), _LEAST_S)
-        # [K, D]: what the guess at each depth brings, if it may be made.
+        # [K, D]: expected tokens of the guess at each depth; 0 if the guess is not allowed.
         gains = ratios[:, None] ** np.arange(1, limit + 1)
         gains *= np.arange(limit) < most[:, None]
-        # A guess that brings less than its own time is worth is none.
+        # Drops guesses that bring less than their own time is worth.
         gains[gains < best_rate * verifying.line[1]] = 0
         lengths = (gains > 0).sum(axis=1)
         for depth in range(1, limit + 1):
@@ -200,31 +208,32 @@ class DraftLengths:
         return best
 
 
-# -- How long a pass takes, by how much is in it: a line through what was measured lately ----------
+# -- Time of a pass by its size: a line through recent measurements --------------------------------
 
-# Of older measurements, how much counts when another one comes.
+# Decay of older measurements with each new one.
 _KEPT_MEASURED = 0.95
-# What is believed of a line before two sizes were seen: each unit adds so much of the whole.
+# Prior slope until two sizes were measured, as a share of the mean time per unit; and its weight.
 _ASSUMED_SLOPE_RATIO = 0.1
 _ASSUMED_SLOPE_WEIGHT = 0.1
-# What is not measured any more is forgotten, until so little is left: the machine may have changed.
+# Decay without new measurements, and the weight below which a line counts as unknown: the machine
+# may have changed.
 _KEPT_UNSEEN, _LEAST_WEIGHT = 0.998, 0.05
 
 
 class PassTimes:
-    """Seconds of a pass of n units, as a + b n with a, b >= 0; exponentially forgetting."""
+    """Expected seconds of a pass of n units: a + b n with a, b >= 0, by decaying least squares."""
 
     def __init__(self) -> None:
-        # Sums over measurements: 1, n, n^2, y, n y.
+        # Sums over measurements of n units in y seconds: 1, n, n^2, y, n y.
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
     @property
     def is_known(self) -> bool:
-        """Whether anything was measured lately."""
+        """Whether enough was measured recently."""
         return self._sums[0] >= _LEAST_WEIGHT
 
     def add(self, size: int, seconds: float) -> None:
-        """A pass of `size` units took so long."""
+        """Adds the measurement of a pass of `size` units."""
         weight, sizes, squares, times, products = self._sums
         self._sums = (
             _KEPT_MEASURED * weight + 1,
@@ -235,26 +244,26 @@ class PassTimes:
         )
 
     def fade(self) -> None:
-        """There was no such pass."""
+        """Forgets a little, when there was no such pass."""
         weight, sizes, squares, times, products = (_KEPT_UNSEEN * each for each in self._sums)
         self._sums = (weight, sizes, squares, times, products)
 
     @property
     def line(self) -> tuple[float, float]:
-        """(a, b); zeros before anything is known."""
+        """Coefficients (a, b); zeros before the first measurement."""
         weight, size, square, time, product = self._sums
         if not weight:
             return 0.0, 0.0
         mean_size, mean_time = size / weight, time / weight
         spread = max(square / weight - mean_size**2, 0.0)
         together = product / weight - mean_size * mean_time
-        # A guess with little weight, where all passes were of one size.
+        # A prior with little weight, for passes that all have the same size.
         assumed = _ASSUMED_SLOPE_RATIO * mean_time / max(mean_size, 1.0)
         slope = (together + _ASSUMED_SLOPE_WEIGHT * assumed) / (spread + _ASSUMED_SLOPE_WEIGHT)
         slope = min(max(slope, 0.0), mean_time / max(mean_size, 1.0))
         return mean_time - slope * mean_size, slope
 
     def of(self, size: float) -> float:
-        """Seconds that a pass of `size` is expected to take."""
+        """Returns the expected seconds of a pass of `size` units."""
         a, b = self.line
         return a + b * size

@@ -1,1 +1,1 @@
-"""An EAGLE-3 head: one layer that guesses on from what the layers of a model say."""
+"""EAGLE-3 head: a draft of one layer that reads hidden states of the target model's layers."""

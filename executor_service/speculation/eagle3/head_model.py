@@ -1,15 +1,16 @@
-"""An EAGLE-3 head as a PagedModel.
+"""EAGLE-3 head as a PagedModel, and the states that it reads, kept in KV blocks.
 
-What it computes of the token at position p is: of the token and of the model's states at p - 1,
-which it turns into a guess of the token at p + 1. So it computes nothing of the first token. Where
-the model has computed the position before, its states are those of the model (`HeadStates`); behind
-the last of these it goes on with its own. As in all published heads, the key and the value of the
-token at p are those of position p - 1, and lie there.
+For the token at position p the head reads the token and the target model's states at p - 1, and
+guesses the token at p + 1. So it computes nothing for the first token. Where the target has
+computed the position before, the states are the target's (`HeadStates`); after the last of these
+the head goes on with its own. As in all published heads, key and value of the token at p have
+position p - 1, and its slot.
 
-Only the last token of a row is guessed from: of all others only keys and values are computed.
+The head guesses from the last token of a row only; for all other tokens it computes only keys and
+values.
 
-Shape letters: T input tokens, S of them that logits are asked of, W width of the head, H query
-heads, G key/value heads, D head size, U tokens that the head can guess, V tokens of the model.
+Shape letters: T input tokens, S of them with logits, W width of the head, H query heads, G
+key/value heads, D head size, U tokens that the head can guess, V tokens of the target model.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Embed = Callable[[Tensor], Tensor]
 
 
 class HeadModel:
-    """The PagedModel. Its keys and values are in the first layer of a cache."""
+    """PagedModel of a head. Its keys and values are in the first layer of a cache."""
 
     def __init__(
         self,
@@ -44,7 +45,10 @@ class HeadModel:
         states: HeadStates,
         window: int | None = None,
     ) -> None:
-        """`embed`: token ids [T] -> [T, W]. `window`: it attends to so many tokens at most."""
+        """Prepares the head. `embed`: token ids [T] -> [T, W].
+
+        `window`: most tokens it attends to.
+        """
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         make_rotary: Any = LlamaRotaryEmbedding
@@ -64,7 +68,7 @@ class HeadModel:
         self._head = compute.linear(weights.head)
 
     def logits(self, batch: InputBatch) -> Tensor:
-        """Leaves its own states where those of the asked tokens will be."""
+        """Returns the logits, and stores the head's own states in the slots of the asked tokens."""
         rows, index = batch.rows, batch.rows.logits_index
         before = send_rows(self._position_before(rows), batch.uploads)
         states = self._states.of(before.paged.slot_mapping)
@@ -79,14 +83,14 @@ class HeadModel:
         return self._read_out(output)
 
     def _position_before(self, rows: PassRows) -> PassRows:
-        """`rows`, each token where the one before it stands."""
+        """Returns `rows` with each token at the position of the one before."""
         computed = rows.num_computed_tokens - 1
         num_new = np.diff(rows.layout.query_starts)
         layout = lay_out_rows(rows.block_tables, computed, num_new, self._cache.block_size)
         return PassRows(rows.token_ids, computed, rows.block_tables, layout, rows.logits_index)
 
     def _asked(self, rows: PassRows) -> PassRows:
-        """The asked tokens as rows of one token each, where the one before it stands."""
+        """Returns the asked tokens as rows of one token each, at the position of the one before."""
         index = rows.logits_index
         positions = rows.layout.positions[index] - 1
         tables = rows.block_tables[rows.layout.row_of_token[index]]
@@ -94,7 +98,7 @@ class HeadModel:
         return PassRows(rows.token_ids[index], positions, tables, layout, index)
 
     def _inputs(self, token_ids: Tensor, states: Tensor) -> Tensor:
-        """What the layer is given, [T, 2 W]."""
+        """Returns the inputs of the layer, [T, 2 W]."""
         weights = self._weights
         embedded = self._norm(self._embed(token_ids).to(states.dtype), weights.input_norm)
         return torch.cat([embedded, self._norm(states, weights.hidden_norm)], dim=-1)
@@ -109,7 +113,7 @@ class HeadModel:
         )
 
     def _output(self, place: PassTensors, inputs: Tensor, states: Tensor) -> Tensor:
-        """[S, W] of `inputs` [S, 2 W] and `states` [S, W]; they attend to what is stored."""
+        """Returns the output [S, W] for `inputs` [S, 2 W] and `states` [S, W], attending to stored keys."""
         query = self._rotated(self._heads(self._query(inputs)), place.position_ids)
         key_pool, value_pool = self._cache.key_pools[0], self._cache.value_pools[0]
         attended = self._attention.paged_attention(
@@ -120,7 +124,7 @@ class HeadModel:
         return output + self._down(F.silu(gate) * up)
 
     def _read_out(self, output: Tensor) -> Tensor:
-        """Logits [S, V] of `output` [S, W]; of tokens that the head cannot guess, -inf."""
+        """Returns logits [S, V] of `output` [S, W]; -inf for tokens that the head cannot guess."""
         known = self._head(self._norm(output, self._weights.final_norm)).float()
         logits = known.new_full((len(output), self._config.vocab_size), -torch.inf)
         logits[:, self._weights.token_ids] = known
@@ -130,7 +134,7 @@ class HeadModel:
         return joined.view(len(joined), -1, self._config.head_dim)
 
     def _rotated(self, heads: Tensor, position_ids: Tensor) -> Tensor:
-        """`heads` [T, .., D] at `position_ids` [1, T]."""
+        """Applies the rotary embedding to `heads` [T, .., D] at `position_ids` [1, T]."""
         cosines, sines = self._rotary(heads, position_ids)
         first, second = heads.chunk(2, dim=-1)
         turned = torch.cat([-second, first], dim=-1)
@@ -141,15 +145,15 @@ class HeadModel:
         return F.rms_norm(states, weight.shape, weight, self._config.epsilon)
 
 
-# --------------------------------------------------------------------------------------------------
-# What a head reads of each token, kept in the blocks that the token's keys and values are in.
+# -- States of tokens, kept in the blocks of their keys and values ---------------------------------
 #
-# So it is moved, copied and found with them, and nobody has to remember it. Shape letters: N
-# blocks, B block size, W width of the head, M of the model, T tokens.
+# So block moves, copies and prefix hits include them, and no other bookkeeping is needed.
+#
+# Shape letters: N blocks, B block size, W width of the head, M of the target model, T tokens.
 
 
 def states_shape(width: int) -> LayerShape:
-    """What they take of a block: as much as keys of that size, without values."""
+    """Returns the space of states in a block: that of keys of size `width`, without values."""
     return LayerShape(num_kv_heads=1, key_dim=width, value_dim=0)
 
 
@@ -157,21 +161,24 @@ class HeadStates:
     """States of tokens, by the slots of these tokens."""
 
     def __init__(self, pool: Tensor, join: Callable[[Tensor], Tensor]) -> None:
-        """`pool`: [N, B, 1, W]. `join`: makes states [T, W] of those of the model [T, 3 M]."""
+        """Wraps `pool` [N, B, 1, W].
+
+        `join`: makes states [T, W] of the target's states [T, 3 M].
+        """
         self._pool = pool
         self._join = join
 
     def take(self, states: Tensor, slots: Tensor) -> None:
-        """Those of the model, [3, T, M] in any dtype, of the tokens at `slots` [T]."""
+        """Stores the target's states, [3, T, M] in any dtype, of the tokens at `slots` [T]."""
         joined = states.transpose(0, 1).flatten(1).to(self._pool.dtype)
         self.put(slots, self._join(joined))
 
     def put(self, slots: Tensor, states: Tensor) -> None:
-        """`states` [T, W] are those of `slots` [T] int64 from now on."""
+        """Stores `states` [T, W] at `slots` [T] int64."""
         self._pool[slots // self._block_size, slots % self._block_size, 0] = states
 
     def of(self, slots: Tensor) -> Tensor:
-        """[T, W] of `slots` [T] int64."""
+        """Returns the states, [T, W], at `slots` [T] int64."""
         return self._pool[slots // self._block_size, slots % self._block_size, 0]
 
     @property

@@ -1,7 +1,7 @@
-"""The weights of an EAGLE-3 head: names and shapes first, then numbers.
+"""Configuration and weights of an EAGLE-3 head, both checked when read.
 
-Shape letters: W width of the head, M of the model, I of the MLP, H query heads, G key/value heads,
-D head size, V tokens of the model, U tokens that the head can guess.
+Shape letters: W width of the head, M of the target model, I of the MLP, H query heads, G key/value
+heads, D head size, V tokens of the target model, U tokens that the head can guess.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _NUM_NAMED = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadWeights:
-    """All in one dtype. `fc`: [W, 3 M]. `query`, `key`, `value`: [.., 2 W].
+    """Weights of a head, all in one dtype. `fc`: [W, 3 M]. `query`, `key`, `value`: [.., 2 W].
 
-    `head`: [U, W]. `token_ids`: [U] int64, which tokens these are. `embedding`: [V, W], None for
-    that of the model.
+    `head`: [U, W]. `token_ids`: [U] int64, the target's ids of these tokens. `embedding`: [V, W];
+    None for that of the target model.
     """
 
     fc: Tensor
@@ -49,10 +49,10 @@ class HeadWeights:
 
 
 def read_head_weights(files: Sequence[Path], config: HeadConfig, dtype: torch.dtype) -> HeadWeights:
-    """`files`: those of the checkpoint.
+    """Reads the weights of a head from `files`, those of its checkpoint.
 
-    Raises ModelUnsupported, before it reads a number, if there are other tensors in them than a
-    head of this `config` has, and ModelUnreadable if they are broken.
+    Raises ModelUnsupported, before it reads a number, if the files have other tensors than a head
+    of this `config`, and ModelUnreadable if they are broken.
     """
     directory = files[0].parent
     shapes = _shapes(config)
@@ -94,7 +94,7 @@ _NAMES: Mapping[str, str] = {
 
 
 def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Of all tensors that a head may have, by their names in checkpoints."""
+    """Returns the shapes of all tensors that a head may have, by their names in checkpoints."""
     width, mlp = config.width, config.mlp_width
     query = config.num_heads * config.head_dim
     key = config.num_kv_heads * config.head_dim
@@ -142,7 +142,7 @@ def _check_shapes(
 
 
 def _found(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors in a file."""
+    """Returns the shapes of all tensors in a file."""
     if path.suffix != ".safetensors":
         return {name: tuple(tensor.shape) for name, tensor in _read(path).items()}
     with safe_open(path, framework="pt") as file:
@@ -150,7 +150,7 @@ def _found(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file."""
+    """Returns all tensors of a file."""
     if path.suffix == ".safetensors":
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -161,12 +161,15 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _plain(name: str) -> str:
-    """Some are saved as parts of a whole."""
+    """Returns the name without "model.", which heads saved as part of a model have."""
     return name.removeprefix("model.")
 
 
 def _token_ids(directory: Path, offsets: Tensor | None, config: HeadConfig) -> Tensor:
-    """[U] int64: `offsets` say how far each is from the number that the head has for it."""
+    """Returns the token ids, [U] int64: the head's own numbers plus `offsets`.
+
+    Raises ModelUnsupported if offsets are missing but needed, or lead outside of the vocabulary.
+    """
     own = torch.arange(config.draft_vocab_size)
     if offsets is None:
         if config.draft_vocab_size != config.vocab_size:
@@ -184,9 +187,9 @@ def _token_ids(directory: Path, offsets: Tensor | None, config: HeadConfig) -> T
     return token_ids
 
 
-# -- The configuration of an EAGLE-3 head, as checkpoints of LlamaForCausalLMEagle3 have it --------
+# -- Configuration of an EAGLE-3 head, as in checkpoints of LlamaForCausalLMEagle3 -----------------
 #
-# Every field is accounted for: what is set and not known here refuses the head by its name. Source
+# Every field is accounted for: a set field that is unknown here refuses the head by name. Source
 # of the format: Li 2025, "EAGLE-3" (arXiv 2503.01840), and the checkpoints that were published
 # since.
 
@@ -194,8 +197,8 @@ ARCHITECTURE = "LlamaForCausalLMEagle3"
 NUM_STATES = 3
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-# What of a configuration is a head's alone; and what else it says about how the head is built, with
-# the only values that are built here.
+# Fields that only a head has; and further fields about its structure, with the only values that are
+# supported here.
 _OWN = frozenset({"draft_vocab_size", "eagle_config", "target_hidden_size", _LAYER_IDS})
 _ONLY: Mapping[str, object] = MappingProxyType(
     {
@@ -211,10 +214,11 @@ _ONLY: Mapping[str, object] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """`target_width`: the width of the model whose states it reads; `width`: its own.
+    """Configuration of a head. `target_width`: width of the model whose states it reads.
 
-    `layer_ids`: which layers' inputs it reads, the number of layers for what is behind the last;
-    None for those that are usual. `llama`: a LlamaConfig of `transformers` of its one layer.
+    `width`: width of the head. `layer_ids`: layers whose inputs it reads, where the number of
+    layers stands for the output of the last; None for the usual ones. `llama`: a LlamaConfig of
+    `transformers` for its one layer.
     """
 
     width: int
@@ -230,21 +234,24 @@ class HeadConfig:
     llama: Any
 
     def layers_of(self, num_layers: int) -> tuple[int, ...]:
-        """Which layers' inputs are read of a model with so many."""
+        """Returns the layers whose inputs are read, of a model with `num_layers`."""
         if self.layer_ids is not None:
             return self.layer_ids
-        # A low, a middle and a high one; models with few layers have them close together.
+        # A low, a middle and a high layer; in models with few layers they are close together.
         return min(2, num_layers), num_layers // 2, max(num_layers - NUM_STATES, 0)
 
 
 def is_head(settings: Mapping[str, Any]) -> bool:
-    """Whether `settings`, what a config.json holds, are those of an EAGLE-3 head."""
-    # The first ones that were published call themselves a Llama.
+    """Returns whether `settings`, the contents of a config.json, describe an EAGLE-3 head."""
+    # The first published heads have the architecture name of a Llama.
     return ARCHITECTURE in _architectures(settings) or "draft_vocab_size" in settings
 
 
 def read_head_config(directory: Path, settings: Mapping[str, Any]) -> HeadConfig:
-    """`settings`: what config.json in `directory` holds. Raises ModelUnsupported, by name."""
+    """Reads the configuration. `settings`: contents of config.json in `directory`.
+
+    Raises ModelUnsupported, with the field's name, for a setting that is not supported.
+    """
     own = settings.get("eagle_config") or {}
     if not isinstance(own, dict):
         raise _refused(directory, f"eagle_config is {own!r}; allowed: an object")
@@ -288,7 +295,7 @@ def _architectures(settings: Mapping[str, Any]) -> list[Any]:
 
 
 def _check_settings(directory: Path, settings: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raises ModelUnsupported for what is not understood."""
+    """Raises ModelUnsupported for settings that are unknown or not supported."""
     of_llama = {name: each for name, each in settings.items() if name not in _OWN | _ONLY.keys()}
     reason = why_not_llama_settings(of_llama)
     if reason is not None:
@@ -318,8 +325,8 @@ def _layer_ids(
         raise _refused(
             directory, f"{_LAYER_IDS} is {given!r}; allowed: {NUM_STATES} indexes of layers"
         )
-    # Two conventions are in use: layers whose inputs are read, where 2 is the usual first one, and
-    # layers whose outputs are, where it is 1.
+    # Two conventions are in use: layers whose inputs are read, usually from 2 on, and layers whose
+    # outputs are read, usually from 1 on.
     return tuple(each + (given[0] == 1) for each in given)
 
 
