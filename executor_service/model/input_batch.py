@@ -201,7 +201,7 @@ def lay_out(
     computed = step.num_computed_tokens[selected[first_lines]].astype(np.int64)
     rows_in_order = selected[first_lines][order]
     tables = step.block_tables
-    # Resident tables of all rows in order are not read from here, and copying them may cost much.
+    # With resident tables, and rows in the step's order, no copy of the large array is needed.
     if resident_tables is None or not np.array_equal(rows_in_order, np.arange(step.num_rows)):
         tables = tables[rows_in_order]
     layout = lay_out_rows(tables, computed[order], new[order], block_size)

@@ -207,7 +207,7 @@ class DraftModel:
         )
 
     def _known(self, run: list[int]) -> list[int]:
-        """Returns the guesses of `run` before the first token that the target model does not know."""
+        """Returns the guesses of `run` up to the first that the target model does not know."""
         for index, token_id in enumerate(run):
             if token_id >= self._limits.target_vocab_size:
                 return run[:index]
@@ -337,9 +337,10 @@ class Proposer(Protocol):
         ...
 
     def propose(self, turn: StepInput, wanted: Int32Array) -> TokenRuns:
-        """Returns at most `wanted` [K] guesses of what follows the one input token of each row of `turn`.
+        """Returns at most `wanted` [K] guesses for each row of `turn`.
 
-        The block tables have slots for all guesses. Raises nothing.
+        They follow the row's one input token. The block tables have slots for all guesses. Raises
+        nothing.
         """
         ...
 

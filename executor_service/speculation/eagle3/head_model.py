@@ -113,7 +113,10 @@ class HeadModel:
         )
 
     def _output(self, place: PassTensors, inputs: Tensor, states: Tensor) -> Tensor:
-        """Returns the output [S, W] for `inputs` [S, 2 W] and `states` [S, W], attending to stored keys."""
+        """Returns the output [S, W] of the layer, which attends to stored keys and values.
+
+        `inputs`: [S, 2 W]. `states`: [S, W].
+        """
         query = self._rotated(self._heads(self._query(inputs)), place.position_ids)
         key_pool, value_pool = self._cache.key_pools[0], self._cache.value_pools[0]
         attended = self._attention.paged_attention(
