@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-# Loading a model imports it in any case. At this place __main__ has the garbage collector off.
+# Loading a model needs this import. At this place __main__ has the garbage collector off.
 import transformers.modeling_utils  # noqa: F401
 
 from executor_service.backends.choose import choose_compute

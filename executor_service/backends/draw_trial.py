@@ -44,7 +44,7 @@ _PARAMS = (
     SamplingParams(temperature=300.0, top_p=0.99),
 )
 _NUM_ROWS = 3 * len(_PARAMS)
-# Rows without a token, greedy ones and others, and one with a single token.
+# Rows with NaN, with +inf and with only -inf (greedy and random), and one with a single token.
 _NAN, _INF, _ALL_HIDDEN, _SINGLE = (11, 9), (22, 17), (18, 25), (26,)
 
 

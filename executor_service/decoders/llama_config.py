@@ -348,7 +348,7 @@ def rotation_at(loaded: LoadedModel, positions: Tensor) -> tuple[Tensor, Tensor]
     model: Any = loaded.model
     anything = torch.zeros(1, dtype=torch.float32, device=loaded.device)
     cosines, sines = model.model.rotary_emb(anything, positions[None])
-    # Both halves of a head are turned by the same angles.
+    # Both halves of a head are rotated by the same angles.
     half = cosines.shape[-1] // 2
     return cosines[0, :, :half].float().contiguous(), sines[0, :, :half].float().contiguous()
 

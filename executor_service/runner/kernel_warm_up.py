@@ -126,8 +126,9 @@ def make_step(
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# -- Trial step: timed before serving, so that schedulers can estimate the first steps -------------
+# -- Trial step, timed before serving --------------------------------------------------------------
+#
+# Schedulers estimate the first steps by it.
 
 # A chunk of a prompt. On a CPU more tokens would delay the start; a GPU needs more to be busy.
 _NUM_TOKENS = 16

@@ -155,7 +155,7 @@ class RecordedRuns:
 
 # -- Steps to try recordings with ------------------------------------------------------------------
 #
-# A replay must compute of them what the model computes without it.
+# A replay of such a step must give the same results as the model without recordings.
 
 
 def trial_rows(shape: StepShape, cache: KVCache, max_model_len: int, vocab_size: int) -> PassRows:

@@ -1,4 +1,1 @@
-"""Speculation.
-
-Draft models that guess next tokens, and steps that verify several guesses at once.
-"""
+"""Speculation: drafts that guess next tokens, and steps that verify several guesses at once."""

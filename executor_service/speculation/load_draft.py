@@ -170,7 +170,7 @@ def _unfit(name: str, reason: str) -> ModelUnsupported:
     )
 
 
-# -- EAGLE-3 heads: fit to a model, place of keys, values and states -------------------------------
+# -- Loading of EAGLE-3 heads ----------------------------------------------------------------------
 
 _LEAST_WINDOW = 2
 

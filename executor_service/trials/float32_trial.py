@@ -130,7 +130,7 @@ def _errors(expected: Tensor, actual: Tensor) -> Tensor:
 
 # -- Random tokens of trials -----------------------------------------------------------------------
 #
-# They are at the first positions, and at far ones.
+# Their positions are the first ones, or far ones.
 #
 # Shape letters: Q sequences, L tokens of each.
 

@@ -104,7 +104,7 @@ def _why_it_failed(model: Any, text_config: Any, error: Exception) -> str:  # no
         model.set_attn_implementation("eager")
         model(input_ids=tokens, use_cache=False)
     except Exception as own:
-        # As above.
+        # The models' own code may raise anything, here too.
         return (
             "a trial run failed: its own code in transformers cannot run with this config.json,"
             f" without paged attention either ({one_line(own)})"
@@ -210,7 +210,7 @@ def _rounded_logits(model: Any, tokens: Tensor) -> tuple[Tensor, float]:  # noqa
 
 
 def _tolerance(dtype: torch.dtype, noise: float) -> float:
-    # Logits of 16 bits are rounded themselves, so they agree up to the last bit.
+    # Logits of 16 bits are rounded themselves, so equal results agree only up to the last bit.
     least = FLOAT32_TOLERANCE if dtype == torch.float32 else torch.finfo(dtype).eps
     return min(max(least, _NOISE_FACTOR * noise), _MAX_TOLERANCE)
 
@@ -267,7 +267,7 @@ def rounded_matrices(model: nn.Module, nudge: float = 1.0) -> Iterator[None]:
         yield
     finally:
         for matrix in matrices:
-            del matrix.forward  # the method of the class is seen again
+            del matrix.forward  # uncovers the method of the class
 
 
 def _multiply_rounded(matrix: nn.Linear, nudge: float, rows: Tensor) -> Tensor:
