@@ -190,10 +190,10 @@ def _block_tables(block_size: int) -> Tensor:
 
 @torch.inference_mode()
 def time_attention(backend: AttentionBackend, loaded: LoadedModel, block_size: int) -> float:
-    """Returns the seconds of a typical batch in one layer.
+    """Returns the seconds that attention of one layer takes for typical rows.
 
-    Up to 64 decodes, and a chunk of 1024 tokens. Each row follows 2048 computed tokens. If a model
-    has several kinds of layers, the first is timed.
+    These are up to 64 decodes, and a chunk of 1024 tokens, each after 2048 computed tokens. If a
+    model has several kinds of layers, the first is timed.
     """
     kind = layer_kinds(loaded)[0]
     row_bytes = block_bytes([kind.layer], _NUM_TIMED_COMPUTED, loaded.kv_dtype)
@@ -259,9 +259,9 @@ DEFAULT_BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class LayerDemand:
-    """A layer and its attention options.
+    """A layer, its attention options, and the pools that it needs.
 
-    `dtype` of queries, `kv_dtype` and `block_size` of the pools.
+    `dtype`: of queries. `kv_dtype`, `block_size`: of the pools.
     """
 
     layer: LayerShape

@@ -62,9 +62,9 @@ def choose_gpu_adjust(vocab_size: int, device: torch.device) -> Adjust:
 
 
 def static_draw_of(draw: Draw) -> StaticDraw | None:
-    """Returns what draws in recordings as `draw`, a result of `choose_gpu_draw`.
+    """Returns the draw for recordings that equals `draw`, a result of `choose_gpu_draw`.
 
-    None if nothing does.
+    Returns None if there is none.
     """
     if draw is draw_unseen_in_torch:
         return None
@@ -106,9 +106,9 @@ def tried_kernel(
     trial: Callable[[_Kernel], None],
     in_torch: _Kernel,
 ) -> _Kernel:
-    """Returns what `make` makes.
+    """Returns the kernel that `make` makes, if it passes `trial`.
 
-    `in_torch`, after an error in the log, if `make` or `trial` raises.
+    If either raises, it logs an error and returns `in_torch`.
     """
     try:
         kernel = make()

@@ -86,7 +86,7 @@ def _other_kind(
 ) -> tuple[str, str]:
     """Returns the kind of a model that is not served, and what would be served.
 
-    Else two empty texts.
+    Returns two empty texts for a causal language model.
     """
     media = _media(config)
     if media and not is_causal(config, architectures):
@@ -164,7 +164,7 @@ def _media(config: Any) -> list[str]:  # noqa: ANN401
 def _instead_of_multimodal(config: Any, architectures: Sequence[str]) -> str:  # noqa: ANN401
     """Returns what would be served instead of a multimodal model.
 
-    Empty if its text part is served.
+    Returns an empty text if its text part is served.
     """
     text_config = config.get_text_config(decoder=True)
     if text_config is config:
@@ -205,7 +205,7 @@ _TOLERANCE = 1e-5
 def wrapper_class(config: Any, architectures: Sequence[str]) -> type | None:  # noqa: ANN401
     """Returns the class of `transformers` of a multimodal model with a text part.
 
-    None if there is none. `architectures`: as for `check_kind`.
+    Returns None if there is none. `architectures`: as for `check_kind`.
     """
     from transformers.models.auto import modeling_auto
 

@@ -284,7 +284,7 @@ def _auto_class(config: Any, architectures: Sequence[str]) -> tuple[Any, bool]: 
 def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:
     """Converts an error of `transformers` by its base class.
 
-    Its own classes do not tell the cause.
+    The more special classes do not tell the cause.
     """
     line = f"{checkpoint.directory}: {one_line(error)}"
     if is_out_of_memory(error):

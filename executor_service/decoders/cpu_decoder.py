@@ -126,7 +126,7 @@ class NativeModel:
     def run_on(self, first: PassRows, rows: RunRows, cache: KVCache) -> npt.NDArray[np.int32]:
         """Returns the tokens [R, m] that `rows` get, as a RunningModel does.
 
-        `first` has their input.
+        `first`: the pass with the rows' input tokens.
         """
         computed = first.num_computed_tokens
         run_input = RunInput(

@@ -64,8 +64,8 @@ class Decoder(Protocol):
     ) -> Tensor:
         """Returns logits [S, V] float32 of the tokens at `index` [S].
 
-        Writes all tokens' KV to the pools. `input_ids`, `positions`: [T] int64. `index`: [S] int64.
-        The next call may overwrite the logits.
+        It writes keys and values of all tokens to the pools. `input_ids`, `positions`: [T] int64.
+        `index`: [S] int64. The next call may overwrite the logits.
         """
         ...
 

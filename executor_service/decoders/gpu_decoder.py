@@ -164,7 +164,7 @@ class GpuDecoder:
     def _before_attention(
         self, layer: int, hidden: Tensor, addend: Tensor | None, write: _KVWrite
     ) -> tuple[Tensor, Tensor]:
-        """Writes keys and values of `layer`.
+        """Writes keys and values of `layer`, and returns the query.
 
         Returns `hidden` plus `addend` [T, W], and the query [T, H, D].
         """
@@ -191,9 +191,10 @@ class GpuDecoder:
     def _after_attention(
         self, layer: int, hidden: Tensor, attended: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns `hidden` plus the attention output, and the MLP output still to be added.
+        """Computes the rest of a layer after attention.
 
-        [T, W] each.
+        Returns `hidden` plus the attention output, and the MLP output still to be added, [T, W]
+        each.
         """
         parts = self._layers[layer]
         addend = apply(parts.attention_output, attended.flatten(1))

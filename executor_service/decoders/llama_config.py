@@ -148,10 +148,9 @@ def why_not_llama_config(model: Any) -> str | None:  # noqa: ANN401
 
 
 def why_not_llama_settings(settings: Mapping[str, object]) -> str | None:
-    """Returns the name of a setting that is not known to be a Llama's, with its value.
+    """Returns a text about a setting that is not known to be a Llama's; None if there is none.
 
-    None if none. It is for configurations that no class of `transformers` computes, so that no
-    trial can decide.
+    It is for configurations that no class of `transformers` computes, so that no trial can decide.
     """
     unknown = unknown_fields(settings).items()
     reasons = (f"{name} is {setting!r}, which is not understood" for name, setting in unknown)

@@ -82,9 +82,9 @@ def pack_linears(
 
 
 def joined(*parts: LinearWeights) -> LinearWeights:
-    """Joins matrices with the same input, outputs one after the other.
+    """Joins matrices with the same input to one, outputs one after the other.
 
-    Returns a single one uncopied.
+    A single matrix is not copied.
     """
     weights = [part.weight.detach() for part in parts]
     if len(parts) == 1:

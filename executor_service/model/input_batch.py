@@ -116,7 +116,7 @@ class InputBatch:
     ) -> None:
         """Describes the pass of `rows`, whose logits belong to `readout`.
 
-        `uploads` go to the device. `tensors`: None to create them at their first use.
+        `uploads`: to the device. `tensors`: None to create them at their first use.
         """
         self.readout = readout
         self.rows = rows

@@ -156,9 +156,9 @@ class LayerStates:
                 modules[-1].register_forward_hook(self._behind(layer))
 
     def of_last_pass(self) -> Tensor:
-        """Returns the states of the last pass, [K, T, W], in the order of `layers`.
+        """Returns the states of the last pass and forgets them.
 
-        Forgets them.
+        They are [K, T, W], in the order of `layers`.
         """
         states = torch.stack([self._caught[layer] for layer in self._layers])
         self._caught.clear()

@@ -74,10 +74,7 @@ class StepContext:
     def __init__(
         self, cache: KVCache, backend: AttentionBackend, modules: Iterable[nn.Module]
     ) -> None:
-        """Prepares attention.
-
-        `modules`: the attention modules, in the order of the layers of `cache`.
-        """
+        """Prepares attention of `modules`, which are in the order of the layers of `cache`."""
         self._cache = cache
         self._backend = backend
         self._layers = {module: layer for layer, module in enumerate(modules)}

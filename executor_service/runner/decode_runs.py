@@ -61,7 +61,8 @@ class DecodeRuns:
     def serves(self, step: StepInput) -> bool:
         """Returns whether `run` can take `step`.
 
-        All rows are plain, sample and have one input token.
+        All its rows must be plain, sample, and have one input token; and the model must run on by
+        itself.
         """
         return (
             self.is_possible
@@ -109,9 +110,9 @@ class PendingRun:
     def __init__(
         self, tokens: Tensor, rows: RunRows, copy_to_host: Callable[[Tensor], Tensor]
     ) -> None:
-        """Starts the copy of `tokens`.
+        """Starts the copy of `tokens` to the host.
 
-        [R, m] int32 on the device, as a `RunningModel` returns them.
+        They are [R, m] int32 on the device, as a `RunningModel` returns them.
         """
         self._tokens = tokens
         self._run_rows = rows

@@ -311,7 +311,7 @@ def prompt_shapes(max_num_rows: int, max_num_tokens: int) -> list[StepShape]:
 def smallest(shapes: Iterable[StepShape], rows: PassRows) -> StepShape | None:
     """Returns the first of the rising `shapes` that the rows of a pass fit into.
 
-    None if none fits.
+    Returns None if none fits.
     """
     is_decode = rows.is_decode
     fitting = (s for s in shapes if s.is_decode == is_decode and s.has_room(rows))

@@ -66,7 +66,7 @@ class DraftModel:
     """Proposer that guesses by a draft model or a head. Not thread-safe."""
 
     def __init__(self, execute: Callable[[StepInput], StepOutput], limits: DraftLimits) -> None:
-        """Creates the proposer.
+        """Creates a proposer without rows.
 
         `execute`: runs steps of the draft, on its own layers of the KV blocks.
         """
@@ -151,9 +151,9 @@ class DraftModel:
             row.forget_before(position - self._limits.num_reachable)
 
     def _parts(self, behind: Sequence[int], rows: Sequence[DraftedRow]) -> Iterator[list[int]]:
-        """Divides rows `behind` into passes.
+        """Yields the rows `behind` in parts that fit into one pass.
 
-        Leaves out rows beyond the draft's longest sequence.
+        Rows beyond the draft's longest sequence are left out.
         """
         part: list[int] = []
         num_tokens = 0
@@ -179,9 +179,9 @@ class DraftModel:
         *,
         is_asked: bool,
     ) -> StepInput:
-        """Builds the draft's step.
+        """Builds the draft's step for rows of `step`.
 
-        For rows of `step`, `tokens` from each row's first uncomputed one on. `is_asked`: the rows
+        It computes `tokens` of each row from its first uncomputed token on. `is_asked`: the rows
         sample.
         """
         selected = np.array(indexes, np.int64)

@@ -252,15 +252,15 @@ def _layer(config: HeadConfig) -> LayerShape:
 
 
 def _window(target: LoadedModel) -> int | None:
-    """Returns the head's window.
+    """Returns the window of a head for `target`, in tokens; None for no limit.
 
-    One token less, as the head's tokens stand one position earlier.
+    It is one token less than the target's, as the head's tokens stand one position earlier.
     """
     return None if target.sliding_window is None else target.sliding_window - 1
 
 
 def _num_reachable(target: LoadedModel) -> int | None:
-    """Returns how far before a row's input the head may write.
+    """Returns how far before a row's input the head may write, in tokens; None for no limit.
 
     Earlier slots are read for the input only.
     """

@@ -135,9 +135,9 @@ _LEAST_S = 1e-9
 
 @dataclass(slots=True)
 class Luck:
-    """Acceptance rate of guesses.
+    """Acceptance rate of guesses, from counts in which older guesses count less.
 
-    Counts of verified and right ones, in which older ones count less.
+    `num_tried`: verified guesses. `num_right`: the right ones among them.
     """
 
     num_right: float = 0.0

@@ -72,7 +72,8 @@ def trial_of(
 ) -> Trial:
     """Prepares a trial of `model`.
 
-    Computes its logits, inside `answering`, with eager attention.
+    It computes the model's logits with eager attention, inside `answering`. `passed`: as in
+    `near_tokens`.
     """
     text_config = model.config.get_text_config(decoder=True)
     near = near_tokens(model, text_config, max_model_len, passed)
@@ -265,7 +266,7 @@ def cut_to_float32(model: Any, attention_modules: Iterable[nn.Module]) -> Any | 
 def _layers(model: nn.Module, attention_modules: list[nn.Module]) -> list[nn.Module]:
     """Returns the list of layers with one attending module in each.
 
-    Empty if the model has no such list.
+    Returns an empty list if the model has none.
     """
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == len(attention_modules):
@@ -290,9 +291,9 @@ def _num_first_kinds(model: Any, layers: list[nn.Module]) -> int:  # noqa: ANN40
 
 
 def _facts(layer: nn.Module) -> Iterator[object]:
-    """Yields what identifies the kind of a layer.
+    """Yields facts that identify the kind of a layer.
 
-    Its modules, their settings and its weights' shapes.
+    They are its modules, their settings and the shapes of its weights.
     """
     for name, module in layer.named_modules():
         yield name, type(module)

@@ -51,10 +51,10 @@ _MAX_TOLERANCE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class AttentionProfile:
-    """Attention of a model.
+    """Attention of a model, by module.
 
-    Modules, layers and options, parallel, in the order of the forward pass. `options`: as each
-    module passes them to attention. `expected`: the resulting logits.
+    `modules`, `layers` and `options` are parallel, in the order of the forward pass. `options`: as
+    each module passes them to attention. `expected`: the resulting logits.
     """
 
     modules: tuple[nn.Module, ...]
@@ -95,9 +95,9 @@ def try_model(model: Any, text_config: Any, max_model_len: int) -> AttentionProf
 
 
 def _why_it_failed(model: Any, text_config: Any, error: Exception) -> str:  # noqa: ANN401
-    """Returns whether `error` of a trial run is the model's own.
+    """Returns why a trial run raised `error`: by the model's own code, or by paged attention alone.
 
-    Error texts are often about shapes.
+    The text of such errors is often about shapes, which does not tell.
     """
     tokens = near_tokens(model, text_config, 1).tokens
     try:
@@ -245,7 +245,7 @@ NUDGES = (1 - 2.0**-20, 1 + 2.0**-20)
 def can_be_packed(module: nn.Module) -> bool:
     """Returns whether `module` is a matrix that native kernels take.
 
-    Subclasses compute something else.
+    Subclasses of `nn.Linear` are excluded: they compute something else.
     """
     return (
         type(module) is nn.Linear and module.weight.dtype in DTYPES and module.in_features % 2 == 0

@@ -47,7 +47,7 @@ class HeadModel:
     ) -> None:
         """Prepares the head. `embed`: token ids [T] -> [T, W].
 
-        `window`: most tokens it attends to.
+        `window`: most tokens that a token attends to; None for no limit.
         """
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
