@@ -1,1 +1,1 @@
-"""The OpenAI-compatible gateway: HTTP in front of schedulers."""
+"""OpenAI-compatible gateway: serves HTTP and forwards requests to schedulers."""

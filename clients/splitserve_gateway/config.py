@@ -1,4 +1,4 @@
-"""The gateway's configuration, validated once."""
+"""Configuration of the gateway, validated once."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class LiveConfig:
-    """Where the live page is served, and where its schedulers listen for operators.
+    """Address of the live page, and the schedulers whose operator listeners it reads.
 
-    `socket`: the descriptor of one that listens there already; None: there is none.
+    `socket`: descriptor of a socket that already listens there; None to open one.
     """
 
     listen: str
@@ -35,21 +35,19 @@ class LiveConfig:
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """Everything the gateway process reads.
+    """Configuration of the gateway process.
 
-    `http_tls`: the files of HTTPS; None: plain HTTP. `schedulers`: as `splitserve_rpc.discovery`
-    understands it;
-    `scheduler_tls`: the files of TLS to them, None: plain text. `gateway_key_file`: has the
-    gateway's own credential there; then every request needs one, too.
-    `max_body_bytes`: of one request; 16 times that of all that are not encoded yet.
-    `request_timeout_s`: from the arrival of a request to its end.
-    `max_concurrent_requests`: that are answered at a time. `max_unread_bytes`: of one request's
-    tokens that its client is behind; 16 times that of all. `drain_timeout_s`: what open requests
-    get at shutdown.
-    `http_cors_origins`: of web pages that may use it from a browser; `*` for any.
-    `allowed_hosts`: further names by which callers without a credential may call it.
-    `live`: None if no page is served.
-    `tool_call_parser`, `reasoning_parser`: the model's notation; auto: by its chat template.
+    `http_tls`: files of HTTPS; None for plain HTTP. `schedulers`: addresses in the form of
+    `splitserve_rpc.discovery`; `scheduler_tls`: TLS files for connections to them, None for plain
+    text. `gateway_key_file`: holds the gateway's own credential; if set, every request needs a
+    credential, too. `max_body_bytes`: of one request; all bodies that are not encoded yet may have
+    16 times as much. `request_timeout_s`: from the arrival of a request to its end.
+    `max_concurrent_requests`: requests that are answered at a time. `max_unread_bytes`: tokens of
+    one request that its client has not read yet; 16 times that for all requests. `drain_timeout_s`:
+    time for open requests at shutdown. `http_cors_origins`: origins of web pages that may use the
+    API from a browser; `*` for any. `allowed_hosts`: further host names that callers without a
+    credential may use. `live`: None if no live page is served. `tool_call_parser`,
+    `reasoning_parser`: the model's notation; auto: detected by its chat template.
     """
 
     http: str = "127.0.0.1:8000"
@@ -72,10 +70,10 @@ class GatewayConfig:
     traces: TraceConfig | None = None
 
     def hosts(self, listen: str) -> tuple[str, ...] | None:
-        """Names by which the listener at `listen` may be called, as a WebGuard has them.
+        """Returns the host names allowed for the listener at `listen`, in the form of WebGuard.
 
-        None where all callers need a credential: then there is nothing to guard. Over HTTPS any
-        name may be used, since the certificate is valid for our own names alone.
+        None if all callers need a credential: then no guard is needed. Over HTTPS any name is
+        allowed, since the certificate is valid only for the gateway's own names.
         """
         if self.gateway_key_file is not None:
             return None
@@ -85,7 +83,7 @@ class GatewayConfig:
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> GatewayConfig:
-        """From parsed options, whose types and ranges are checked already.
+        """Builds the configuration from parsed options, whose types and ranges are already checked.
 
         Raises SecurityUnusable.
         """
@@ -140,7 +138,7 @@ def _live(values: Mapping[str, Any]) -> LiveConfig | None:
 
 
 def _http_tls(values: Mapping[str, Any]) -> TlsFiles | None:
-    """Raises SecurityUnusable."""
+    """Returns the files of HTTPS; None without a certificate. Raises SecurityUnusable."""
     names = ("http_tls_cert", "http_tls_key", "http_tls_client_ca")
     cert, key, client_ca = (_path(values[name]) for name in names)
     check_pair(cert, key, "http-tls")
@@ -152,16 +150,16 @@ def _http_tls(values: Mapping[str, Any]) -> TlsFiles | None:
 
 
 def _scheduler_tls(values: Mapping[str, Any]) -> TlsFiles | None:
-    """Raises SecurityUnusable."""
+    """Returns the TLS files for schedulers; None without any. Raises SecurityUnusable."""
     files = TlsFiles(*(_path(values[name]) for name in ("tls_cert", "tls_key", "tls_ca")))
     check_pair(files.cert, files.key)
     return None if files == TlsFiles() else files
 
 
 def _check_plain_text(schedulers: str) -> None:
-    """Raises SecurityUnusable for one on another machine: who listens on the way reads our key.
+    """Raises SecurityUnusable for a scheduler on another machine: eavesdroppers would read the key.
 
-    Whoever is to be discovered may be anywhere.
+    A discovered scheduler may be on any machine.
     """
     for address in schedulers.split(","):
         if not is_loopback(address):

@@ -1,6 +1,6 @@
-"""The gateway's part of a trace: an HTTP request, and what schedulers were asked for it.
+"""Traces of the gateway: a span per HTTP request, and a child span per request to a scheduler.
 
-Without `--traces-to` nothing here is made, and nothing of OpenTelemetry imported.
+Without `--traces-to` the gateway creates no spans and does not import OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ if TYPE_CHECKING:
 
 SERVICE = "splitserve-gateway"
 _OTHER = "other"
-# Of several prompts in one request each is asked for by itself.
+# Bound on child spans: a request with several prompts makes one scheduler call per prompt.
 _MAX_CALLS = 64
 _SERVER_ERROR = 500
 
 
 class GatewayTraces:
-    """Begins the traces of requests, or goes on with those of their callers."""
+    """Starts a trace for each HTTP request, or continues the caller's trace."""
 
     def __init__(self, tracing: Tracing, now_ns: Callable[[], int] = time.time_ns) -> None:
         self.tracing = tracing
         self.now_ns = now_ns
 
     def begin(self, scope: Scope) -> ExchangeTrace:
-        """A request has come."""
+        """Starts the span of an arrived request.
+
+        Reads `traceparent` and `tracestate` of its headers.
+        """
         found: dict[bytes, list[str]] = {b"traceparent": [], b"tracestate": []}
         for name, value in scope["headers"]:
             if name in found:
@@ -48,7 +51,10 @@ class GatewayTraces:
 
 
 class ExchangeTrace:
-    """Of one request. `span`: None if it is not sampled, which schedulers are told then."""
+    """Span of one HTTP request.
+
+    `span`: None if the trace is not sampled; schedulers are told so.
+    """
 
     def __init__(
         self, traces: GatewayTraces, span: Span | None, passed_on: TraceContext, method: str
@@ -61,16 +67,16 @@ class ExchangeTrace:
 
     @property
     def trace_id(self) -> str:
-        """For the log; empty if it is not sampled."""
+        """Trace id in hexadecimal, for the log; empty if the trace is not sampled."""
         return "" if self.span is None else f"{self.span.get_span_context().trace_id:032x}"
 
     def answer_began(self) -> None:
-        """The first byte of the answer's body is on its way."""
+        """Notes that the first byte of the answer's body was sent."""
         if self.span is not None:
             self.span.add_event("first_byte", timestamp=self._traces.now_ns())
 
     def call(self, address: str) -> CallTrace:
-        """The scheduler at `address` is asked."""
+        """Starts the child span of a request to the scheduler at `address`."""
         self._num_calls += 1
         if self.span is None or self._num_calls > _MAX_CALLS:
             return CallTrace(self._traces, None, self._passed_on)
@@ -85,7 +91,10 @@ class ExchangeTrace:
         return CallTrace(self._traces, span, SentContext(context.traceparent, context.tracestate))
 
     def end(self, path: str, code: int, request_id: str) -> None:
-        """It is over. `path`: of the route; `code`: 0 where nothing was answered."""
+        """Ends the span.
+
+        `path`: path of the route; `code`: HTTP status, 0 if no answer was sent.
+        """
         if self.span is None:
             return
         if path != _OTHER:
@@ -104,7 +113,7 @@ class ExchangeTrace:
 
 
 class CallTrace:
-    """Of one request to a scheduler. `context`: what it is told."""
+    """Span of one request to a scheduler. `context`: trace context sent to the scheduler."""
 
     def __init__(self, traces: GatewayTraces, span: Span | None, context: SentContext) -> None:
         self.context = context
@@ -112,9 +121,9 @@ class CallTrace:
         self._span = span
 
     def end(self, error: BaseException | None) -> None:
-        """It is over; `error`: what came instead of its end.
+        """Ends the span. `error`: exception that ended the request, None for a regular end.
 
-        Whoever reads no further, or is gone, has no error.
+        Cancellation and a closed generator (the caller left) do not count as errors.
         """
         if self._span is None:
             return
@@ -123,5 +132,5 @@ class CallTrace:
         self._span.end(self._traces.now_ns())
 
 
-# Of the request that a task works for.
+# Trace of the request that the current task handles.
 exchange_trace: ContextVar[ExchangeTrace | None] = ContextVar("exchange_trace", default=None)

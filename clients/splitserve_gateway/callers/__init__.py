@@ -1,1 +1,1 @@
-"""Who sends requests over HTTP, and what schedulers say of them."""
+"""Callers of the HTTP API: their credentials, and their identification by schedulers."""

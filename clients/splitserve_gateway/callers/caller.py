@@ -1,4 +1,4 @@
-"""Who sends a request."""
+"""Caller of a request: tenant, rights and credential."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from splitserve_rpc.bearer import MAX_CREDENTIAL_CHARS, is_credential, split_bea
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who has shown a credential that schedulers know, or anybody where none is asked for.
+    """Caller identified by a credential that schedulers know, or anonymous if none is required.
 
-    `credential`: what schedulers are sent with each request; empty: none. `tenant`: None where it
-    is what a request says of itself. `upstreams`: whose model the caller may use; None: all.
-    `may_generate`: whether the credential is for requests at all; `may_operate`: for operators.
+    `credential`: sent to schedulers with each request; empty without one. `tenant`: None if
+    requests name their tenant themselves. `upstreams`: schedulers whose model the caller may use;
+    None for all. `may_generate`: the credential allows requests at all; `may_operate`: it is an
+    operator's.
     """
 
     credential: str = field(default="", repr=False)
@@ -29,16 +30,19 @@ class Caller:
 
     @property
     def is_served(self) -> bool:
-        """Whether one of `upstreams` can be chosen, as far as known; or there is none of them."""
+        """Whether a scheduler of `upstreams` can be chosen now, as far as known.
+
+        True if it is empty.
+        """
         return not self.upstreams or any(
             each.is_named and each.served is not None for each in self.upstreams
         )
 
     @property
     def party(self) -> str | None:
-        """Whose part of the gateway it uses; None where nobody is known: there are no parts.
+        """Name by which the caller shares the gateway's resources; None if callers are unknown.
 
-        Those who may speak for tenants have one together.
+        Callers that may name their tenant share one party, the empty name.
         """
         return (self.tenant or "") if self.credential else None
 
@@ -47,18 +51,21 @@ ANYBODY = Caller()
 
 
 def caller_of(request: Request) -> Caller:
-    """Who sent `request`, as the door has found out."""
+    """Returns the caller of `request` that the Door identified; `ANYBODY` without a Door."""
     caller: Caller = getattr(request.state, "caller", ANYBODY)
     return caller
 
 
-# -- The credential that an HTTP request brings along ----------------------------------------------
+# -- Credential of an HTTP request -----------------------------------------------------------------
 
 _HEADER = b"authorization"
 
 
 def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """What follows `Bearer`. Raises ApiError if there is nothing that may be a credential."""
+    """Returns the credential of the header `Authorization: Bearer`.
+
+    Raises ApiError (401) if the header is missing, repeated or malformed.
+    """
     given = [value for name, value in headers if name == _HEADER]
     if not given:
         raise caller_unknown("no credential was given; allowed: `Authorization: Bearer CREDENTIAL`")

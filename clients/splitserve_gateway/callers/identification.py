@@ -1,4 +1,7 @@
-"""Asks all schedulers whose a credential is."""
+"""Identification of callers: schedulers map credentials to callers, and answers are cached.
+
+Holds the ASGI middlewares that require a credential and share the gateway among tenants, too.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,10 @@ _RETRY_DELAY_S = 1.0
 
 
 async def identify(fleet: Fleet, credential: str) -> Caller | None:
-    """Whose `credential` is; None if all who can be asked say: nobody's.
+    """Returns the caller with `credential`; None if every scheduler rejects the credential.
 
-    A scheduler that knows no callers is not believed: the gateway was told that there are some.
-    Raises ApiError if that cannot be found out, and AskAgain if it can be later.
+    Ignores schedulers that know no callers, since the gateway is configured to have some. Raises
+    ApiError if no scheduler can tell, and AskAgain if schedulers ask to retry later.
     """
     await fleet.wait_read(None)
     upstreams = fleet.reachable()
@@ -60,7 +63,10 @@ async def identify(fleet: Fleet, credential: str) -> Caller | None:
 
 
 async def _ask(upstream: Upstream, credential: str) -> Identity | SplitserveError | None:
-    """None: it asks nobody who they are."""
+    """Asks one scheduler.
+
+    Returns an error instead of raising it; None if it identifies no callers.
+    """
     try:
         identity = await upstream.identify(credential)
     except SplitserveError as error:
@@ -73,7 +79,7 @@ def _caller(credential: str, known: Sequence[tuple[Upstream, Identity]]) -> Call
     _, first = (able or known)[0]
     return Caller(
         credential,
-        # Who may speak for tenants is not one of them.
+        # A credential that may name tenants belongs to no tenant itself.
         tenant=None if _TENANTS in first.scopes else first.tenant,
         upstreams=frozenset(upstream for upstream, identity in able if identity.may_use_model),
         may_generate=bool(able),
@@ -81,14 +87,14 @@ def _caller(credential: str, known: Sequence[tuple[Upstream, Identity]]) -> Call
     )
 
 
-# -- Callers that schedulers were asked about lately, so that not every request asks again ---------
+# -- Cache of identified callers -------------------------------------------------------------------
 
-# None: no scheduler knows the credential. Raises ApiError if none can be asked, and AskAgain.
+# Returns None if no scheduler knows the credential. Raises ApiError if none can be asked; AskAgain.
 Ask = Callable[[str], Awaitable[Caller | None]]
 
 
 class AskAgain(Exception):
-    """Schedulers were shown too much that is nobody's: they say something in `delay_s`."""
+    """Refusal of schedulers that were shown too many unknown credentials; retry after `delay_s`."""
 
     def __init__(self, delay_s: float) -> None:
         super().__init__(f"in {delay_s:g} s")
@@ -97,12 +103,12 @@ class AskAgain(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How long answers hold, and how many there may be.
+    """Sizes and lifetimes of the caller cache.
 
-    `max_known`, `max_unknown`: credentials of either kind that are remembered. `max_strangers`:
-    that are being asked about and were not known before. `max_waiting`: of these, that wait for
-    that, for `patience_s` at most. `most_asks`: how often it is asked about one, if schedulers
-    say that they were asked about too many.
+    `known_s`, `unknown_s`: lifetime of an answer, in seconds. `max_known`, `max_unknown`: cached
+    credentials of either kind. `max_strangers`: concurrent lookups of credentials not yet known.
+    `max_waiting`: lookups waiting for such a place, each for at most `patience_s`. `most_asks`:
+    attempts for one credential if schedulers answer AskAgain.
     """
 
     known_s: float = 5.0
@@ -116,13 +122,13 @@ class Memory:
 
 
 class KnownCallers:
-    """Asks about each credential once at a time, and remembers the answer for a while.
+    """Identifies credentials: one lookup at a time per credential, with cached answers.
 
-    Credentials themselves are not kept, their SHA-256 is. Those of strangers have bounds of their
-    own: whoever tries out keys delays nobody who is known. Strangers take turns by where they come
-    from, so that whoever tries out keys delays those of elsewhere by one question at most. Where
-    schedulers have enough of that, those whose turn it is keep it and ask again: so a flood comes
-    no faster than schedulers bear, and whose turn it is decides who is answered, not luck.
+    Stores the SHA-256 of credentials, not the credentials. Unknown credentials (strangers) have
+    separate bounds, so guessing keys delays no known caller. Strangers take turns by origin, so
+    guessing keys delays strangers of other origins by one lookup at most. If schedulers answer
+    AskAgain, a lookup keeps its place and retries: a flood is limited to the rate schedulers
+    accept, and turns, not chance, decide which lookup is answered.
     """
 
     def __init__(
@@ -142,21 +148,21 @@ class KnownCallers:
         self._strangers = TurnPlaces(self._memory.max_strangers, self._memory.max_waiting)
 
     async def identify(self, credential: str, origin: str = "") -> Caller:
-        """Whose it is. `origin`: from where it comes.
+        """Returns the caller with `credential`. `origin`: network origin of the request.
 
-        Raises ApiError: 401 if it is nobody's, 503 if it cannot be found out now.
+        Raises ApiError: 401 for an unknown credential, 503 if identification is impossible now.
         """
         digest = hashlib.sha256(credential.encode()).digest()
         caller = self._remembered(digest)
         if caller is None:
-            # Whoever asked first may leave; the others still want the answer.
+            # The first requester may be cancelled; the others still need the answer.
             caller = await asyncio.shield(self._asked(digest, credential, origin))
         if caller is None:
             raise caller_unknown("the credential is not valid")
         return caller
 
     def _remembered(self, digest: bytes) -> Caller | None:
-        """Raises ApiError if it is remembered as nobody's."""
+        """Returns the cached caller; None if not cached. Raises ApiError if cached as unknown."""
         now_s = self._clock()
         if now_s < self._unknown.get(digest, now_s):
             raise caller_unknown("the credential is not valid")
@@ -164,7 +170,7 @@ class KnownCallers:
         if caller is None:
             return None
         self._known.move_to_end(digest)
-        # Those that know it are gone, and others may have come.
+        # Look up again if the schedulers that know the caller are gone: others may have come.
         return caller if now_s < until_s and caller.is_served else None
 
     def _asked(self, digest: bytes, credential: str, origin: str) -> asyncio.Task[Caller | None]:
@@ -183,14 +189,14 @@ class KnownCallers:
         def is_over(done: asyncio.Task[Caller | None]) -> None:
             del self._asking[digest]
             if not done.cancelled():
-                # Whoever wanted to know it may have left.
+                # Marks the exception as retrieved: all requesters may have left.
                 done.exception()
 
         task.add_done_callback(is_over)
         return task
 
     async def _find_out_in_turn(self, digest: bytes, credential: str, origin: str) -> Caller | None:
-        """Raises ApiError."""
+        """Looks up an unknown credential once its origin has its turn. Raises ApiError."""
         try:
             async with self._strangers.place(origin, self._memory.patience_s):
                 return await self._find_out(digest, credential)
@@ -198,7 +204,7 @@ class KnownCallers:
             raise too_many_strangers() from error
 
     async def _ask_patiently(self, credential: str) -> Caller | None:
-        """Raises ApiError."""
+        """Looks up a credential, with retries after AskAgain. Raises ApiError."""
         for _ in range(self._memory.most_asks - 1):
             try:
                 return await self._ask(credential)
@@ -227,18 +233,18 @@ class KnownCallers:
         return caller
 
 
-# -- Stands behind the door: how many of the gateway's places one tenant may have ------------------
+# -- Middleware: places of the gateway, shared among tenants ---------------------------------------
 
 
 class TenantPlaces:
-    """The ASGI application around those that answer callers whom the door has let in."""
+    """ASGI middleware behind the Door that bounds concurrent requests per tenant."""
 
     def __init__(self, app: ASGIApp, places: Shares) -> None:
         self._app = app
         self._places = places
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Holds a place of the caller's tenant, body and answer included. Raises ApiError: 429."""
+        """Handles a request while it holds a place of the caller's tenant. Raises ApiError: 429."""
         caller: Caller | None = scope.get("state", {}).get("caller")
         if caller is None:
             await self._app(scope, receive, send)
@@ -257,19 +263,21 @@ class TenantPlaces:
             self._places.give_back(tenant, 1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Stands before every endpoint: without a credential that schedulers know nothing is answered.
+# -- Middleware: credential check before every endpoint --------------------------------------------
 
 
 class Door:
-    """The ASGI application around those that may know who calls."""
+    """ASGI middleware that admits only requests with a credential known to schedulers.
+
+    Health checks need no credential.
+    """
 
     def __init__(self, app: ASGIApp, callers: Callable[[], KnownCallers]) -> None:
         self._app = app
         self._callers = callers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on a request of a known caller, before anything of its body is read.
+        """Identifies the caller and passes the request on. Runs before the body is read.
 
         Raises ApiError.
         """

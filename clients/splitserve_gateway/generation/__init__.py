@@ -1,1 +1,1 @@
-"""From what a caller asks to text: sampling parameters, prompts, and the choices as they come."""
+"""Text generation: request bodies to prompts and sampling parameters, and streams of choices."""

@@ -1,4 +1,4 @@
-"""From a chat to what text is generated from, and how that text is to be read."""
+"""Generation of chats: tools, grammar and prompt of a chat; Responses API bodies as chats."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ from splitserve_gateway.upstreams.upstream import Served
 
 @dataclass(frozen=True, slots=True)
 class ChatGeneration:
-    """`final_message`: the text that the answer continues, if it does."""
+    """Text request of a chat, and the plan of its answer.
+
+    `final_message`: text that the answer continues (`continue_final_message`); otherwise empty.
+    """
 
     asked: TextRequest
     plan: AnswerPlan
@@ -76,7 +79,7 @@ class ChatGeneration:
 async def chat_generation(
     serving: Serving, body: ChatRequest, params: SamplingParams, fields: FieldNames
 ) -> ChatGeneration:
-    """The generation that a chat asks for; `fields`: what its caller calls them.
+    """Returns the generation of chat `body`. `fields`: the caller's names of fields, for errors.
 
     Raises ApiError and SplitserveError.
     """
@@ -106,7 +109,7 @@ def _final_message(body: ChatRequest) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
-# -- A request of the Responses API as the chat that it is -----------------------------------------
+# -- Conversion of Responses API requests to chats -------------------------------------------------
 
 _SAMPLING = SamplingFields.model_fields.keys() - {
     "n", "best_of", "max_tokens", "response_format", "prompt_token_ids", "prompt_logprobs",
@@ -115,7 +118,11 @@ _SAMPLING = SamplingFields.model_fields.keys() - {
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
-    """The same as a chat. What is to be judged by a chat's rules, as tools are, is judged there."""
+    """Converts a Responses API body to a chat request.
+
+    Fields of `body` are already validated. Rules of chats, such as those of tools, are checked when
+    the chat is generated.
+    """
     shared = {name: getattr(body, name) for name in _SAMPLING}
     return ChatRequest.model_construct(
         **shared,
@@ -143,7 +150,7 @@ def _messages(body: ResponsesRequest) -> list[ChatMessage]:
 
 
 def _chat_of(items: Sequence[Item]) -> list[ChatMessage]:
-    """Items of one answer, which are several here, become one message of the assistant."""
+    """Converts input items to messages. Merges consecutive items of an answer into one message."""
     messages: list[ChatMessage] = []
     answer = _Answer()
     for item in items:
@@ -165,14 +172,14 @@ def _chat_of(items: Sequence[Item]) -> list[ChatMessage]:
 
 @dataclass(slots=True)
 class _Answer:
-    """The items of one answer."""
+    """Items of one assistant answer, collected until a message of another role follows."""
 
     reasoning: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
 
     def take(self) -> list[ChatMessage]:
-        """The message that they are, if there are any; forgets them."""
+        """Returns the items as one assistant message and clears them; empty list without items."""
         if not (self.reasoning or self.texts or self.calls):
             return []
         message = ChatMessage.model_construct(
@@ -225,13 +232,13 @@ def _response_format(body: ResponsesRequest) -> object:
     return {"type": "json_schema", "json_schema": rest}
 
 
-# -- What the answer to a chat may look like, and who tells its parts apart ------------------------
+# -- Answer plans and grammars of chats ------------------------------------------------------------
 
 _RETRY_AFTER_S = 1.0
 
 
 async def tools_of(body: ChatFields) -> ToolUse:
-    """The tools of a chat. Raises ApiError."""
+    """Returns the tools of chat `body` and how they may be called. Raises ApiError."""
     if body.tools is None and body.tool_choice is None:
         return ToolUse()
     try:
@@ -245,7 +252,11 @@ async def tools_of(body: ChatFields) -> ToolUse:
 async def answer_plan(
     serving: Serving, body: ChatRequest, use: ToolUse, prompt_end: str
 ) -> AnswerPlan:
-    """What the answer to `body` is held to, and how it is read. Raises ApiError."""
+    """Returns the grammar and the parser options of the answer to `body`.
+
+    `prompt_end`: the end of the rendered prompt, which shows whether reasoning is open. Raises
+    ApiError.
+    """
     config, tokenizer = serving.config, serving.tokenizer
     output_format = OutputFormat.of(
         tokenizer.chat_template_text, config.tool_call_parser, config.reasoning_parser
@@ -257,13 +268,17 @@ async def answer_plan(
         requested = await _requested(body)
         rules = AnswerRules(output_format, requested, use, state, special_tokens)
         plan = await plan_answer(serving.checker_for(body.user), rules)
-    if not body.skip_special_tokens:  # they are wanted
+    if not body.skip_special_tokens:  # the caller asks for special tokens
         plan = replace(plan, options=replace(plan.options, hidden=frozenset()))
     return plan
 
 
 async def checked_grammar(serving: Serving, body: SamplingFields) -> Grammar | None:
-    """The grammar that `body` asks for, without a chat around it. Raises ApiError."""
+    """Returns the checked grammar that `body` asks for; None without one.
+
+    Ignores tools and reasoning.
+    Raises ApiError.
+    """
     checker = serving.checker_for(body.user)
     with _refusals():
         requested = await _requested(body)
@@ -282,7 +297,7 @@ async def _requested(body: SamplingFields) -> RequestedGrammar | None:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Makes an ApiError of what is said of a grammar."""
+    """Converts exceptions of grammar checks to ApiError: 400 for a refusal, 503 if unavailable."""
     try:
         yield
     except GrammarRefused as error:

@@ -1,4 +1,7 @@
-"""The choices of a request as they come: of one prompt or several, one completion or several."""
+"""Choices of a request, streamed from schedulers; names of fields in errors; ids of requests.
+
+A request has one or more prompts, and each prompt one or more choices.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +37,18 @@ from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
 from splitserve_gateway.upstreams.upstream import Served, Upstream
 from splitserve_rpc.log_context import log_context
 
-# Events of each prompt of a batch that wait to be written.
+# Queue bound: events per running prompt of a batch that wait to be written.
 _MAX_WAITING = 4
-# Prompts of a batch that a scheduler has at a time: it has a queue for everybody's.
+# Prompts of one batch submitted at a time, so that a batch does not fill the scheduler's queue.
 _MAX_PROMPTS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Everything that text is generated from. `fields`: what callers call them.
+    """Complete input of a text generation.
 
-    `own_id`: what its caller calls the request, if it does.
+    `fields`: the caller's names of fields, for errors. `own_id`: the caller's request id; None if
+    the caller sent none.
     """
 
     upstream: Upstream
@@ -60,7 +64,10 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """Why a choice ended. `stop_reason`: the stop string or stop_token_id that did it."""
+    """Finish reason of a choice.
+
+    `stop_reason`: the stop string or stop token id that ended the choice.
+    """
 
     reason: str
     stop_reason: str | int | None = None
@@ -68,7 +75,10 @@ class ChoiceEnd:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a choice gained. `index`: prompt by prompt, of each its choices."""
+    """Increment of one choice.
+
+    `index`: number of the choice; choices are numbered prompt by prompt.
+    """
 
     index: int
     text: str
@@ -79,7 +89,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Scores of a prompt's tokens but the first; before anything else of that prompt."""
+    """Logprobs of a prompt's tokens except the first. Precedes all other events of that prompt."""
 
     prompt_index: int
     scores: tuple[TokenLogprob, ...]
@@ -87,7 +97,7 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Token counts of a request, its last event."""
+    """Token counts of a request; the last event of the request."""
 
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
@@ -105,10 +115,10 @@ Event = Delta | PromptScores | Totals
 
 
 async def stream_choices(request: TextRequest) -> AsyncGenerator[Event, None]:
-    """Streams what the choices of all prompts gain, then the Totals.
+    """Streams the deltas and prompt scores of all prompts, then the Totals.
 
-    Closing it aborts the request. Raises SplitserveError, and ApiError for what the scheduler
-    refuses.
+    Closing the generator aborts the request. Raises SplitserveError, and ApiError if the scheduler
+    refuses the request.
     """
     try:
         if len(request.prompts) == 1:
@@ -133,7 +143,7 @@ async def stream_choices(request: TextRequest) -> AsyncGenerator[Event, None]:
 
 
 def _refusals(params: SamplingParams) -> Collection[str]:
-    """Reasons of failures that are the request's own doing."""
+    """Returns the failure reasons that the request itself causes (reported as 400, not 500)."""
     is_constrained = (
         params.logit_bias
         or params.allowed_token_ids is not None
@@ -145,9 +155,10 @@ def _refusals(params: SamplingParams) -> Collection[str]:
 
 
 async def _merged(request: TextRequest) -> AsyncGenerator[Event, None]:
-    """The events of all prompts, of each in order. What goes wrong with one ends all.
+    """Merges the events of all prompts; events of one prompt stay in order.
 
-    A few prompts are generated from at a time; the next begins when one of them ends.
+    Runs at most `_MAX_PROMPTS_AT_A_TIME` prompts concurrently; the next prompt starts when a
+    running prompt ends. An error of one prompt ends all prompts.
     """
     num_pumps = min(_MAX_PROMPTS_AT_A_TIME, len(request.prompts))
     queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue(_MAX_WAITING * num_pumps)
@@ -159,7 +170,7 @@ async def _merged(request: TextRequest) -> AsyncGenerator[Event, None]:
                 async with aclosing(_PromptChoices(request, index).stream()) as events:
                     async for event in events:
                         await queue.put(event)
-        except Exception as error:  # raised again by whoever reads
+        except Exception as error:  # the reader of the queue raises it again
             await queue.put(error)
         else:
             await queue.put(None)
@@ -182,7 +193,7 @@ async def _merged(request: TextRequest) -> AsyncGenerator[Event, None]:
 
 
 class _PromptChoices:
-    """The choices of one prompt."""
+    """Generates the choices of one prompt."""
 
     def __init__(self, request: TextRequest, prompt_index: int) -> None:
         self._request = request
@@ -233,7 +244,7 @@ class _PromptChoices:
     def _delta(self, piece: Piece) -> Delta:
         end = None if piece.finish is None else self._end(piece.finish, piece.stop_string)
         index = self._first_index + piece.index
-        # Without a tokenizer the pieces are numbers, which are no text.
+        # Without a tokenizer the text of a piece is numbers: drop it.
         text = piece.text if self._request.served.tokenizer is not None else ""
         return Delta(index, text, piece.token_ids, piece.logprobs, end)
 
@@ -249,7 +260,7 @@ class _PromptChoices:
 
 
 async def _cached_tokens_of_rest(events: AsyncGenerator[Tokens | Finish, None]) -> int:
-    """What an aborted request says of itself at its end."""
+    """Returns the cached token count from the Finish of an aborted request; 0 without a Finish."""
     with suppress(SplitserveError):
         async for event in events:
             if isinstance(event, Finish):
@@ -265,9 +276,9 @@ _REASONS = {
 }
 
 
-# -- What callers call a field, which depends on the endpoint: a refusal names it as they do -------
+# -- Field names of endpoints, used in errors ------------------------------------------------------
 
-# By the names that the scheduler has, or chats; `*` is an index.
+# Maps the field names of the scheduler, or of chats, to those of the endpoint; `*` is an index.
 FieldNames = Mapping[str, str]
 
 COMPLETION_FIELDS: FieldNames = {
@@ -306,13 +317,13 @@ _OF_PROMPTS = ("PROMPT_EMPTY", "PROMPT_TOO_LONG", "TOKEN_OUT_OF_RANGE")
 
 
 def completion_fields(body: CompletionRequest) -> FieldNames:
-    """What `body` has them called."""
+    """Returns the field names for a completion `body`."""
     prompt = "prompt" if body.prompt_token_ids is None else "prompt_token_ids"
     return {**COMPLETION_FIELDS, "prompt": prompt, "grammar": _grammar_field(body)}
 
 
 def chat_fields(body: ChatRequest) -> FieldNames:
-    """What `body` has them called."""
+    """Returns the field names for a chat `body`."""
     names = {**CHAT_FIELDS, "grammar": _grammar_field(body)}
     if body.prompt_token_ids is not None:
         names["prompt"] = "prompt_token_ids"
@@ -322,7 +333,7 @@ def chat_fields(body: ChatRequest) -> FieldNames:
 
 
 def response_fields(chat: ChatRequest) -> FieldNames:
-    """What the response that is asked for by `chat` has them called."""
+    """Returns the Responses API field names for a request converted to `chat`."""
     field = _grammar_field(chat)
     return {**RESPONSE_FIELDS, "grammar": RESPONSE_FIELDS.get(field, field)}
 
@@ -334,7 +345,7 @@ def _grammar_field(body: SamplingFields) -> str:
 
 @contextmanager
 def naming(names: FieldNames) -> Iterator[None]:
-    """What is refused in here is refused by these names. Raises ApiError for it."""
+    """Renames fields in errors raised within the `with` to `names`. Raises ApiError for them."""
     try:
         yield
     except ApiError as error:
@@ -349,7 +360,10 @@ def naming(names: FieldNames) -> Iterator[None]:
 
 
 def refusal(error: InvalidRequest, names: FieldNames) -> ApiError:
-    """The scheduler's refusal, with the field at fault, which its message names first."""
+    """Converts a scheduler's refusal to an ApiError with the field at fault.
+
+    The scheduler's message starts with that field; the ApiError names the field by `names`.
+    """
     refused = api_error(error)
     name = re.split(r"[ ,\[]", error.message, maxsplit=1)[0]
     if error.reason in _OF_PROMPTS:
@@ -365,7 +379,10 @@ def refusal(error: InvalidRequest, names: FieldNames) -> ApiError:
 
 
 def _rename(error: ApiError, names: FieldNames) -> None:
-    """In a message it is the first word, or what something cannot be combined with."""
+    """Renames the field in `error.param` and in the message.
+
+    The message contains the field as its first word, or after "combined with".
+    """
     inside = error.param
     if inside is None:
         return
@@ -385,16 +402,16 @@ def _renamed(path: str, names: FieldNames) -> str:
     return path
 
 
-# --------------------------------------------------------------------------------------------------
-# What a request is called: to its caller, and to schedulers, so that one is found by the other.
+# -- Request ids -----------------------------------------------------------------------------------
+# The id of an answer and the ids of its requests at schedulers share a part, for searches of logs.
 
 _PREFIX = "req_"
-# Schedulers take 128 characters, of which ours need some.
+# Schedulers accept ids of 128 characters; the gateway appends its own parts.
 _MAX_OWN_CHARS = 80
 
 
 def exchange_id() -> str:
-    """Of the HTTP request that is answered: what its x-request-id has after the prefix."""
+    """Returns the id of the current HTTP exchange: its x-request-id without the prefix."""
     context = log_context.get()
     if context is None or not context.request_id.startswith(_PREFIX):
         return secrets.token_hex(16)
@@ -402,14 +419,18 @@ def exchange_id() -> str:
 
 
 def answer_id(own: str | None) -> str:
-    """Of an answer, but for what it begins with. `own`: what its caller calls it, if it does."""
+    """Returns the id of an answer without its prefix.
+
+    `own`: the caller's request id, preferred if given.
+    """
     return own or exchange_id()
 
 
 def upstream_id(own: str | None, prompt_index: int) -> str:
-    """Of the request for one prompt; callers may use their own ids as often as they like.
+    """Returns the scheduler's request id for one prompt.
 
-    `watching/explanation.py` of the scheduler takes it apart.
+    Unique even if callers reuse their own ids.
+    The scheduler's `watching/explanation.py` parses this format.
     """
     parts = [own[:_MAX_OWN_CHARS]] if own else []
     return ".".join([*parts, exchange_id(), str(prompt_index)])

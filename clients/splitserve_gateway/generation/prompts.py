@@ -1,4 +1,7 @@
-"""Prompts: text to token ids, beside the event loop."""
+"""Prompts of completions and chats: tokenization, length checks and chat templates.
+
+Long texts are tokenized in a thread, beside the event loop.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,26 @@ from splitserve_gateway.upstreams.upstream import Served, Upstream
 
 Result = TypeVar("Result")
 
-# Encoding takes about a millisecond for so many characters, decoding for so many tokens.
+# Encoding of 1024 characters, or decoding of 1024 tokens, takes about a millisecond.
 SMALL_SIZE = 1024
-# What it takes to begin.
+# Fixed cost of one tokenizer call, in characters.
 _CHARS_PER_CALL = 16
-# No tokenizer that is in use has longer tokens.
+# No tokenizer in use has longer tokens.
 _MAX_TOKEN_CHARS = 256
-# Hardly a text has so many characters for each token. Of one that is twice as long as a model then
-# takes, the beginning tells whether it fits: it has an eighth more tokens, and some, than the model
-# takes only if the whole has too many as well. What comes after a text changes its last words only.
+# Texts rarely have 8 characters per token. Of a text with more than 2 * 8 * max_model_len
+# characters, the first 8 * max_model_len are encoded alone. If these have an eighth (plus 128)
+# more tokens than the model takes, the whole text has too many as well: later text changes only
+# the last words before it.
 _MANY_TOKEN_CHARS = 8
 _LEAST_EXCESS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the scheduler takes it.
+    """Token ids of a prompt for the scheduler.
 
-    `is_continued`: the output goes on in the middle of its text; otherwise it is a text of its own.
-    `text`: what an echo shows; empty if none is asked for.
+    `is_continued`: the output continues the prompt's text; otherwise the output is a separate text.
+    `text`: prompt text for `echo`, or the end of a chat prompt; otherwise empty.
     """
 
     token_ids: list[int]
@@ -43,7 +47,7 @@ class EncodedPrompt:
 
 
 async def encode_prompts(body: CompletionRequest, served: Served) -> list[EncodedPrompt]:
-    """The prompts of a completion; those of token ids need no tokenizer.
+    """Returns the encoded prompts of a completion. Prompts of token ids need no tokenizer.
 
     Raises ApiError and SplitserveError.
     """
@@ -76,7 +80,7 @@ async def encode_prompts(body: CompletionRequest, served: Served) -> list[Encode
 
 
 def check_chars(param: str, num_chars: int, truncate: int | None, served: Served) -> None:
-    """Raises ApiError for a text that is too long whatever its tokens are, before it is encoded."""
+    """Raises ApiError for a text too long for any tokenization. Runs before encoding."""
     most = _MAX_TOKEN_CHARS * served.model.max_model_len
     if truncate is None and num_chars > most:
         raise _too_long(f"{num_chars} characters", param, served)
@@ -85,7 +89,10 @@ def check_chars(param: str, num_chars: int, truncate: int | None, served: Served
 def encode_text(
     text: str, param: str, truncate: int | None, served: Served, add_special_tokens: bool
 ) -> list[int]:
-    """The tokens of `text`. Raises ApiError for too many, as soon as the beginning has so many."""
+    """Returns the token ids of `text`.
+
+    Raises ApiError early if the beginning already has too many.
+    """
     tokenizer = tokenizer_of(served)
     most = served.model.max_model_len
     num_chars = _MANY_TOKEN_CHARS * most
@@ -103,7 +110,7 @@ def _too_long(what: str, param: str, served: Served) -> ApiError:
 
 
 def truncated(token_ids: list[int], most: int | None, served: Served) -> list[int]:
-    """The last `most` of `token_ids`; of -1, as many as the model takes."""
+    """Returns the last `most` of `token_ids`; -1 means max_model_len - 1, None means all."""
     if most is None:
         return token_ids
     most = served.model.max_model_len - 1 if most == -1 else most
@@ -111,16 +118,16 @@ def truncated(token_ids: list[int], most: int | None, served: Served) -> list[in
 
 
 async def beside_the_loop(tokenizer: Tokenizer, size: int, work: Callable[[], Result]) -> Result:
-    """The result of `work` with `size` characters or tokens; in a thread if that may take long."""
+    """Returns the result of `work`. Uses a thread if `size` (characters or tokens) is large."""
     return work() if size <= SMALL_SIZE else await tokenizer.in_thread(work, size)
 
 
-# -- Who serves a request, and by what rules -------------------------------------------------------
+# -- Scheduler and gateway parts that serve a request ----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The scheduler that was chosen for a request, what it serves, and the gateway's own parts."""
+    """Chosen scheduler of a request, the model it serves, and the gateway's own parts."""
 
     upstream: Upstream
     served: Served
@@ -129,20 +136,20 @@ class Serving:
     caller: Caller
 
     def checker_for(self, user: str | None) -> TenantChecker:
-        """What checks grammars of a request that says it is of `user`.
+        """Returns the grammar checker for the request's tenant.
 
-        Where callers are known their tenant takes turns with others, whatever it says.
+        A known caller's tenant takes precedence over `user`, which the request claims.
         """
         return self.checker.of(self.caller.tenant or user or "")
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises TokenizerUnavailable."""
+        """Tokenizer of the model. Raises TokenizerUnavailable."""
         return tokenizer_of(self.served)
 
 
 def tokenizer_of(served: Served) -> Tokenizer:
-    """Raises TokenizerUnavailable."""
+    """Returns the tokenizer of the served model. Raises TokenizerUnavailable."""
     if served.tokenizer is None:
         raise TokenizerUnavailable(
             f"the model {served.model.name!r} is served without a tokenizer"
@@ -153,10 +160,9 @@ def tokenizer_of(served: Served) -> Tokenizer:
     return served.tokenizer
 
 
-# --------------------------------------------------------------------------------------------------
-# Messages as the model's own template renders them, and what an answer to them looks like.
+# -- Chat prompts, rendered by the model's own template --------------------------------------------
 
-# The end of a prompt, in which an answer may have begun.
+# Length of the prompt end that is searched for the beginning of an answer (open reasoning).
 _NUM_END_CHARS = 1024
 _NUM_END_TOKENS = 16
 
@@ -167,7 +173,10 @@ async def encode_chat(
     tools: list[Mapping[str, object]] | None = None,
     truncate: int | None = None,
 ) -> EncodedPrompt:
-    """The prompt of a chat; its `text` is how it ends. Raises ApiError and SplitserveError."""
+    """Renders and encodes a chat. `text` of the result is the end of the rendered prompt.
+
+    Raises ApiError and SplitserveError.
+    """
     _check(body)
     tokenizer = tokenizer_of(served)
     variables = dict(body.chat_template_kwargs or {})
@@ -198,7 +207,7 @@ async def encode_chat(
 
 
 def chat_of_tokens(token_ids: list[int], tokenizer: Tokenizer) -> EncodedPrompt:
-    """A chat that the caller has rendered."""
+    """Returns the prompt of a chat that the caller has rendered and tokenized."""
     end = tokenizer.decode(token_ids[-_NUM_END_TOKENS:], skip_special_tokens=False)
     return EncodedPrompt(token_ids, is_continued=False, text=end)
 
@@ -213,11 +222,11 @@ def _check(body: ChatFields) -> None:
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    """As templates know messages."""
+    """Returns the message in the form that chat templates read."""
     has_content = message.content is not None or message.refusal
     shape: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        # What stands for no content is the template's to say.
+        # The template decides how to render missing content.
         "content": content_of(message) if has_content else None,
     }
     if message.tool_calls:
@@ -234,7 +243,7 @@ def _message(message: ChatMessage) -> dict[str, Any]:
 
 
 def content_of(message: ChatMessage) -> str | list[dict[str, str]]:
-    """A text, or text parts as templates know them."""
+    """Returns the content as a text, or as text parts in the form of chat templates."""
     match message.content:
         case None:
             return message.refusal or ""

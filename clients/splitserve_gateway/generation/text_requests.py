@@ -1,4 +1,4 @@
-"""Puts together what text is generated from."""
+"""Text requests: sampling and scheduling parameters from request bodies, and bounds on logprobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def text_request(
     prompts: Sequence[EncodedPrompt],
     fields: FieldNames,
 ) -> TextRequest:
-    """The generation that `body` asks for, from `prompts` by `params`; `fields`: see `TextRequest`.
+    """Returns the text request of `body`, for `prompts` and `params`. `fields`: see `TextRequest`.
 
     Raises ApiError and SplitserveError.
     """
@@ -60,7 +60,7 @@ async def text_request(
 
 
 def _check_needs_no_text(body: SamplingFields, params: SamplingParams) -> None:
-    """Raises ApiError for a field that says something of a text, where there are only tokens."""
+    """Raises ApiError for fields that need text if the model is served without a tokenizer."""
     asked = {"stop": body.stops, "bad_words": body.bad_words}
     if params.grammar is not None:
         asked |= {name: getattr(body, name) for name in GRAMMAR_FIELDS}
@@ -71,12 +71,12 @@ def _check_needs_no_text(body: SamplingFields, params: SamplingParams) -> None:
 
 
 def _ending_token_ids(eos_token_ids: Collection[int], params: SamplingParams) -> frozenset[int]:
-    """The tokens that end a text."""
+    """Returns the token ids that end a text: stop tokens, and EOS tokens unless ignored."""
     own = frozenset(params.stop_token_ids)
     return own if params.ignore_eos else own.union(eos_token_ids)
 
 
-# -- The sampling fields of a request as the scheduler takes them ----------------------------------
+# -- Sampling and scheduling parameters ------------------------------------------------------------
 
 
 def sampling_params(
@@ -87,9 +87,9 @@ def sampling_params(
     num_logprobs: int | None = None,
     num_prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """How tokens are chosen; what `body` leaves open is the model's recommendation.
+    """Returns the sampling parameters of `body`. The model's recommendations fill open fields.
 
-    Raises ApiError. Words are not in it: `bad_words` and stop strings are texts.
+    Excludes `bad_words` and stop strings, which are texts. Raises ApiError.
     """
     beam = beam_search(body)
     params = SamplingParams(
@@ -123,7 +123,7 @@ def _allowed(body: SamplingFields) -> tuple[int, ...] | None:
 
 
 def beam_search(body: SamplingFields) -> BeamSearch | None:
-    """The beam search that `body` asks for, as wide as its `n`. Raises ApiError."""
+    """Returns the beam search of `body`, with width `n`; None without one. Raises ApiError."""
     if not body.use_beam_search:
         if body.length_penalty not in (None, 1.0) or body.early_stopping:
             param = "early_stopping" if body.early_stopping else "length_penalty"
@@ -134,7 +134,7 @@ def beam_search(body: SamplingFields) -> BeamSearch | None:
 
 
 def scheduling_params(body: SamplingFields) -> SchedulingParams:
-    """What `body` asks of the scheduler itself."""
+    """Returns the scheduling parameters of `body`: priority, tenant, deadline, cache salt."""
     return SchedulingParams(
         priority=body.priority or 0,
         tenant=body.user or "",
@@ -144,18 +144,21 @@ def scheduling_params(body: SamplingFields) -> SchedulingParams:
     )
 
 
-# -- How many scores of tokens an answer may have that is gathered before it is sent ---------------
+# -- Bounds on logprobs of answers that are collected before sending -------------------------------
 
 E = TypeVar("E", bound=Event)
 
-# Each takes half a KiB until it is JSON.
+# Each score takes half a KiB until it is encoded as JSON.
 MAX_SCORES = 2**20
 
 
 def check_prompt_scores(
     prompts: Sequence[EncodedPrompt], params: SamplingParams, param: str
 ) -> None:
-    """Raises ApiError where prompts have too many. `param`: the field that asks for them."""
+    """Raises ApiError if the prompts have too many logprobs.
+
+    `param`: the field that asks for them.
+    """
     if params.num_prompt_logprobs is None:
         return
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
@@ -166,9 +169,9 @@ def check_prompt_scores(
 
 
 async def gathered(events: AsyncGenerator[E, None], param: str) -> AsyncGenerator[E, None]:
-    """`events`, which become one answer. Raises ApiError where outputs have too many scores.
+    """Passes on `events` that become one answer. Raises ApiError for too many logprobs of outputs.
 
-    `param`: the field that asks for them. Closes `events`.
+    `param`: the field that asks for logprobs. Closes `events`.
     """
     num_scores = 0
     async with aclosing(events):

@@ -1,1 +1,1 @@
-"""Schedulers as the gateway sees them: what each serves, and the session that carries requests."""
+"""Upstream schedulers: discovery, model and readiness of each, and requests that outlive one."""

@@ -1,4 +1,4 @@
-"""All schedulers that the gateway stands in front of."""
+"""Fleet of schedulers behind the gateway: discovery, choice for a request, and failover."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from splitserve_gateway.http.errors import caller_not_allowed, model_unknown, no
 from splitserve_gateway.upstreams.upstream import Served, Upstream
 from splitserve_rpc.discovery import Discovery
 
-# How often it asks which schedulers there are.
+# Interval of discovery.
 _LOOK_S = 1.0
-# How long a request waits for what a scheduler serves to be read.
+# Longest wait of a request until the models of schedulers are read.
 _READING_S = 10.0
-# How long after a scheduler was lost its executors are expected at one that has none.
+# Time after the loss of a scheduler in which its executors are expected at another scheduler.
 _MOVING_S = 10.0
 
 _log = logging.getLogger(__name__)
 
 
 class Fleet:
-    """Use it as `async with Fleet(discovery) as fleet`."""
+    """Schedulers of the gateway. Use as `async with Fleet(discovery) as fleet`."""
 
     def __init__(
         self,
@@ -36,27 +36,30 @@ class Fleet:
         config: ClientConfig | None = None,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """`draw`: a number from 0 to 1; orders schedulers that were never chosen."""
+        """Prepares the fleet without connecting.
+
+        `draw`: returns a number from 0 to 1; orders schedulers that were never chosen.
+        """
         self.unread = unread
         self._schedulers = schedulers
         config = config or ClientConfig()
-        # What callers show us goes to schedulers that we were told of, not to whom these name.
+        # Callers' credentials go only to configured schedulers, not to peers that these name.
         self._config = replace(
             config, tls_name=schedulers.host or config.tls_name, follows_peers=False
         )
         self._upstreams: list[Upstream] = []
         self._draw = draw
-        # Number of the choice that each was given last. Never chosen: drawn, below 1.
+        # Number of the last choice of each scheduler. Never chosen: a drawn number below 1.
         self._turns: dict[Upstream, float] = {}
         self._next_turn = itertools.count(1)
-        # Of schedulers that are not named any more: what they have begun goes on.
+        # Schedulers that discovery no longer names; their running requests go on.
         self._retired: list[Upstream] = []
-        # Of those that could not be taken: why, as it is in the log.
+        # Logged error of each address that could not be joined.
         self._unusable: dict[str, str] = {}
         self._watcher: asyncio.Task[None] | None = None
-        # When schedulers that served a model were lost the last time, by its name.
+        # Time of the last loss of a scheduler, by the name of its model.
         self._lost_s: dict[str, float] = {}
-        # Set, and another in its place, when something is known anew of a scheduler.
+        # Set and replaced by a new event when the state of a scheduler changes.
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -73,7 +76,7 @@ class Fleet:
 
     @property
     def num_session_requests(self) -> int:
-        """Requests that schedulers may still have."""
+        """Number of requests that schedulers may still have."""
         known = (*self._retired, *self._upstreams)
         return sum(upstream.num_session_requests for upstream in known)
 
@@ -83,8 +86,8 @@ class Fleet:
             await self._renew()
 
     async def _renew(self) -> None:
-        """Comes to know the schedulers that there are by now."""
-        with suppress(OSError):  # it is in the log; those that are known stay
+        """Joins newly discovered schedulers; retires those that discovery no longer names."""
+        with suppress(OSError):  # logged by discovery; known schedulers stay
             addresses = await self._schedulers.addresses()
             gone = [upstream for upstream in self._upstreams if upstream.address not in addresses]
             known = {upstream.address for upstream in self._upstreams}
@@ -106,7 +109,10 @@ class Fleet:
             await _leave(upstream)
 
     async def _join(self, address: str) -> None:
-        """If it cannot be now, it is tried again; the others are not to suffer from it."""
+        """Connects to the scheduler at `address`.
+
+        A failure is logged and retried with the next discovery; other schedulers are not affected.
+        """
         try:
             upstream = Upstream(address, self._config, self.unread, self)
             await upstream.__aenter__()
@@ -119,7 +125,10 @@ class Fleet:
                 _log.error("upstream_unusable address=%s error=%r", address, str(error))
 
     def reachable(self, allowed: Collection[Upstream] | None = None) -> list[Upstream]:
-        """Schedulers that serve something now; `allowed`: of these, None: of all."""
+        """Returns the schedulers that serve a model now.
+
+        `allowed`: restricts them; None for all.
+        """
         return [
             upstream
             for upstream in self._upstreams
@@ -127,26 +136,29 @@ class Fleet:
         ]
 
     def models(self, allowed: Collection[Upstream] | None = None) -> list[Model]:
-        """What is served now, each name once; `allowed`: by these, None: by any."""
+        """Returns the models served now, each name once.
+
+        `allowed`: restricts schedulers; None for all.
+        """
         served = [upstream.served.model for upstream in self.reachable(allowed) if upstream.served]
         return list({model.name: model for model in served}.values())
 
     @property
     def is_ready(self) -> bool:
-        """Whether some scheduler takes requests."""
+        """Whether a scheduler takes requests."""
         return any(upstream.served and upstream.takes_requests for upstream in self._upstreams)
 
     @property
     def readiness(self) -> list[str]:
-        """What is known of each scheduler, by one word."""
+        """Readiness of each scheduler, as one word."""
         return [upstream.readiness for upstream in self._upstreams]
 
     async def wait_read(
         self, model: str | None, allowed: Collection[Upstream] | None = None
     ) -> None:
-        """Waits for a while if nobody is known to serve `model`, and it is read what some serve.
+        """Waits until `choose` can succeed, if a scheduler's model is being read or executors move.
 
-        `model`, `allowed`: as of `choose`.
+        Returns after a bounded time in any case. `model`, `allowed`: as of `choose`.
         """
         if self._is_served(model, allowed):
             return
@@ -160,9 +172,10 @@ class Fleet:
     def choose(
         self, model: str | None, allowed: Collection[Upstream] | None = None
     ) -> tuple[Upstream, Served]:
-        """The least busy scheduler that serves `model`; None: any. Raises ApiError.
+        """Chooses the least busy scheduler that serves `model`, and reserves a place there.
 
-        Equally busy ones take turns. `allowed`: of these, None: of all.
+        Equally busy schedulers take turns. `model`: None for any. `allowed`: restricts schedulers,
+        None for all. Raises ApiError.
         """
         known = [(u, u.served) for u in self.reachable(allowed) if u.served is not None]
         if not known and allowed is not None and not allowed:
@@ -172,7 +185,8 @@ class Fleet:
         fitting = [(u, s) for u, s in known if model in (None, s.model.name)]
         if not fitting:
             raise model_unknown(str(model), [s.model.name for _, s in known])
-        # One that takes none now may soon: it is lost, or its executor is. Any other is better.
+        # A scheduler that takes no requests now (lost, or without an executor) may recover: last
+        # choice.
         chosen, served = min(
             fitting,
             key=lambda pair: (not pair[0].takes_requests, pair[0].num_open, self._turns[pair[0]]),
@@ -182,14 +196,15 @@ class Fleet:
         return chosen, served
 
     def _is_served(self, model: str | None, allowed: Collection[Upstream] | None) -> bool:
-        """Whether `choose` finds somebody."""
+        """Returns whether `choose` finds a scheduler."""
         names = [each.name for each in self.models(allowed)]
         return bool(names) if model is None else model in names
 
     def _is_moving(self, model: str | None, allowed: Collection[Upstream] | None) -> bool:
-        """Whether `choose` may soon find somebody: executors go from one scheduler to another.
+        """Returns whether executors may be moving to a scheduler that `choose` would then find.
 
-        One of `allowed` has none yet, and one that served `model` was lost, or is being left.
+        True if a scheduler of `allowed` has no executor yet, and a scheduler that served `model`
+        was lost or is being left.
         """
         since_s = asyncio.get_running_loop().time() - _MOVING_S
         moving = {name for name, lost_s in self._lost_s.items() if lost_s > since_s}
@@ -201,24 +216,24 @@ class Fleet:
         return can_come and (bool(moving) if model is None else model in moving)
 
     def tell_lost(self, served: Served) -> None:
-        """A scheduler that served this is gone."""
+        """Notes that a scheduler that served `served` is lost."""
         now_s = asyncio.get_running_loop().time()
-        # Names are what schedulers say: those that do not count any more are not kept.
+        # Schedulers choose the names, so expired entries are dropped to bound memory.
         self._lost_s = {k: s for k, s in self._lost_s.items() if s > now_s - _MOVING_S}
         self._lost_s[served.model.name] = now_s
 
     def tell_news(self) -> None:
-        """Something is known anew of a scheduler."""
+        """Wakes waiting requests: the state of a scheduler has changed."""
         self._news.set()
         self._news = asyncio.Event()
 
     async def wait_other(
         self, stopping: Upstream, digest: str, patience_s: float | None
     ) -> Upstream | None:
-        """As `find_other`, once there is one; or `stopping` itself, if it has begun anew by then.
+        """Waits for another scheduler for the model with `digest`, or for `stopping` to start anew.
 
-        None: none can be expected, or not within `patience_s`. The executors of a scheduler that is
-        being stopped go to others when it has ended; until then those may have none.
+        Returns None if none can be expected, or none came within `patience_s`. Executors of a
+        scheduler that is being stopped move after its end, so others may have none until then.
         """
         most_s = self._config.retry.give_up_after_s
         with suppress(TimeoutError):
@@ -231,7 +246,10 @@ class Fleet:
         return None
 
     def find_other(self, lost: Upstream, digest: str) -> Upstream | None:
-        """Another that takes requests for the model with this digest."""
+        """Returns the least busy other scheduler for the model with this digest.
+
+        None without one.
+        """
         return self._find(digest, without=lost)
 
     def _find(self, digest: str, without: Upstream | None = None) -> Upstream | None:
@@ -247,7 +265,10 @@ class Fleet:
 
 
 async def _leave(upstream: Upstream) -> None:
-    """Whatever becomes of it, the others are left as well."""
+    """Closes the session of `upstream`.
+
+    Logs an error, so that the remaining schedulers close too.
+    """
     try:
         await upstream.__aexit__(None, None, None)
     except SplitserveError as error:

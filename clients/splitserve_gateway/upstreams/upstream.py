@@ -1,4 +1,4 @@
-"""One scheduler: what it serves, and the session that carries all requests to it."""
+"""Upstream scheduler: watches the model it serves, and holds the session that carries requests."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from splitserve_rpc.peer_watch import SILENT_AFTER_S, PeerState, PeerWatch
 
 _POLL_S = 1.0
-# Nothing of a request has come for so long, from a scheduler that does not serve.
+# A request stalls if nothing came for this long from a scheduler that does not serve.
 _STALLED_S = 5.0
-# Of a gateway whose own key is not, or no longer, valid there.
+# Errors of a scheduler that rejects the gateway's own key.
 _REFUSALS = (CallerUnknown, CallerNotAllowed)
 _GATEWAY = "gateway"
-# Of a scheduler that was reached.
+# Errors that show that the scheduler was reached.
 _KNOWN = (ModelNotReady, *_REFUSALS)
 _UNREACHABLE = "UNREACHABLE"
-# Of one that may have executors soon; health is asked after this, and may be late.
+# Readiness of a scheduler that may soon have executors; its health is asked later and may lag.
 _BEGINNING = (Readiness.NO_EXECUTOR.value, Readiness.READY.value)
 _MAX_SAID = 8
 _LOSSES = (ServerUnreachable, ModelNotReady, *_REFUSALS)
@@ -58,9 +58,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a scheduler serves.
+    """Model that a scheduler serves, and its tokenizer.
 
-    `tokenizer`: None where its executors have none that can be read; `tokenizer_lack` says why.
+    `tokenizer`: None if the executors offer no readable one; `tokenizer_lack` gives the reason.
     """
 
     model: Model
@@ -69,32 +69,35 @@ class Served:
 
 
 class Others(Protocol):
-    """All schedulers of the gateway, as one of them needs them."""
+    """Operations of the fleet that one scheduler needs."""
 
     def find_other(self, lost: Upstream, digest: str) -> Upstream | None:
-        """Another that takes requests for the model with this digest."""
+        """Returns another scheduler that takes requests for the model with this digest."""
 
     async def wait_other(
         self, stopping: Upstream, digest: str, patience_s: float | None
     ) -> Upstream | None:
-        """The same, or `stopping` when it has begun anew; None: none can be expected."""
+        """Waits for another scheduler, or until `stopping` starts anew.
+
+        Returns None if neither is expected.
+        """
 
     def tell_lost(self, served: Served) -> None:
-        """One that served this is gone."""
+        """Notes that a scheduler that served `served` is lost."""
 
     def tell_news(self) -> None:
-        """Something is known anew of one of them."""
+        """Notes that the state of a scheduler has changed."""
 
 
 class _Place:
-    """Counts one request at the scheduler that was chosen for it, until its tokens are read."""
+    """Count of one request at its chosen scheduler, until the request's tokens are read."""
 
     def __init__(self, places: set[_Place]) -> None:
         self._places = places
         places.add(self)
 
     def free(self, _: object = None) -> None:
-        """Stops counting the request here. May be called again."""
+        """Stops counting the request here. Idempotent."""
         self._places.discard(self)
 
 
@@ -103,10 +106,9 @@ _place: ContextVar[_Place | None] = ContextVar("place", default=None)
 
 
 class Upstream:
-    """Use it as `async with Upstream(address) as upstream`.
+    """Connection to one scheduler. Use as `async with Upstream(...) as upstream`.
 
-    `served`: None until it is known, and while the scheduler cannot be reached or another model of
-    it is read.
+    `served`: None until known, while the scheduler is unreachable, or while a new model is read.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class Upstream:
     ) -> None:
         self.address = address
         self.served: Served | None = None
-        # Whether it is one of those that the gateway was told of, still.
+        # Whether discovery still names this scheduler.
         self.is_named = True
         self._others = others
         self._is_serving = False
@@ -126,24 +128,24 @@ class Upstream:
         self._digest = ""
         self._refusal = ""
         self._tokenizer_lack = ""
-        # Problems that are in the log, since it was ready the last time.
+        # Problems logged since the scheduler was last ready.
         self._said: set[str] = set()
-        # Whoever has a key expects that everybody needs one.
+        # A gateway with a key requires that schedulers ask callers for keys.
         self._is_for_callers = config is not None and config.has_api_key
-        # Those that are read, and when something of them came last.
+        # Requests being read, with the time of their last event.
         self._requests: dict[SessionRequest, float] = {}
-        # Those that are being prepared: templates, tokens, grammars.
+        # Requests being prepared: templates, tokens, grammars.
         self._places: set[_Place] = set()
-        # What has come from the scheduler: answers, and parts of streams.
+        # Number of messages from the scheduler: answers, and events of streams.
         self._num_heard = 0
         self._client = AsyncClient(address, config)
         self._unread = unread
         self._credential = self._client.credential
         self._session: Session = self._client.session(unread)
-        # Of a key that the gateway had before: what they have begun goes on.
+        # Sessions with an earlier key of the gateway; their requests go on.
         self._retired: list[Session] = []
         self._is_doubtful = asyncio.Event()
-        # Not set while it is read what the scheduler serves, nor before it was asked at first.
+        # Cleared before the first answer of the scheduler, and while its model is read.
         self._is_read = asyncio.Event()
         self._watchers: list[asyncio.Task[None]] = []
 
@@ -164,11 +166,11 @@ class Upstream:
 
     @property
     def num_open(self) -> int:
-        """Requests that this scheduler was chosen for and whose last token is still to come."""
+        """Number of requests that chose this scheduler and still wait for their last token."""
         return len(self._requests) + len(self._places)
 
     def reserve(self) -> None:
-        """Counts the request of the current task until its tokens are read or the task ends."""
+        """Counts the current task's request until its tokens are read or the task ends."""
         if (earlier := _place.get()) is not None:
             earlier.free()
         place = _Place(self._places)
@@ -179,43 +181,49 @@ class Upstream:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it can be reached, has an executor and is not being stopped, as far as known."""
+        """Whether the scheduler is reachable, has an executor and is not stopping, as last known."""
         return self._client.is_connected and self._is_serving
 
     @property
     def readiness(self) -> str:
-        """What the scheduler says of itself, as far as known; UNREACHABLE and REFUSED are ours."""
+        """Readiness that the scheduler last reported.
+
+        The gateway itself adds UNREACHABLE and REFUSED.
+        """
         return self._readiness
 
     @property
     def will_serve(self) -> bool:
-        """Whether it takes no requests yet: it has no executor, or that it has one is news."""
+        """Whether the scheduler takes no requests yet but may soon: no executor yet, or model unread."""
         return self.is_reading or (not self._is_serving and self._readiness in _BEGINNING)
 
     @property
     def is_reading(self) -> bool:
-        """Whether it will soon be known what it serves."""
+        """Whether the scheduler's model is being read."""
         return not self._is_read.is_set()
 
     async def wait_read(self) -> None:
-        """Waits until it is known what it serves, or that it does not."""
+        """Waits until the scheduler's model is known, or known to be unavailable."""
         await self._is_read.wait()
 
     def doubt(self, model_digest: str) -> None:
-        """It says that it does not serve the model with this digest any more."""
+        """Notes that the scheduler reports a model change; reads the model again at once.
+
+        Ignored if `model_digest` is not the model known here.
+        """
         if self.served is not None and self.served.model.digest == model_digest:
             self._begin_reading()
             self._is_doubtful.set()
 
     def _begin_reading(self) -> None:
-        """Nobody is to be given what it served until now."""
+        """Withdraws the model served until now from new requests, until the model is read again."""
         if self.served is not None:
             self._digest, self.served = self.served.model.digest, None
         self._is_read.clear()
 
     @property
     def num_session_requests(self) -> int:
-        """Requests that the scheduler may still have."""
+        """Number of requests that the scheduler may still have."""
         return sum(session.num_open for session in (*self._retired, self._session))
 
     def request(
@@ -227,9 +235,9 @@ class Upstream:
         credential: str = "",
         request_id: str = "",
     ) -> UpstreamRequest:
-        """A request to this scheduler, which goes on at another if this one is lost.
+        """Creates a request to this scheduler. It resumes at another scheduler if this one is lost.
 
-        `credential`: of whom it is; empty: nobody is asked who they are. `request_id`: see
+        `credential`: the caller's; empty if callers are not identified. `request_id`: see
         `UpstreamRequest`.
         """
         return UpstreamRequest(
@@ -237,7 +245,10 @@ class Upstream:
         )
 
     async def identify(self, credential: str) -> Identity:
-        """Whose `credential` is, by this scheduler. Raises SplitserveError."""
+        """Returns the caller with `credential` as this scheduler knows it.
+
+        Raises SplitserveError.
+        """
         own = self._client.credential
         try:
             return await self._client.identify(credential)
@@ -246,11 +257,11 @@ class Upstream:
             raise
 
     def find_other(self, model_digest: str) -> Upstream | None:
-        """Another that takes requests for this model."""
+        """Returns another scheduler that takes requests for this model."""
         return self._others.find_other(self, model_digest)
 
     async def wait_other(self, model_digest: str, patience_s: float | None) -> Upstream | None:
-        """As `Fleet.wait_other`, when this one is being stopped."""
+        """Waits as `Fleet.wait_other` does, while this scheduler is being stopped."""
         return await self._others.wait_other(self, model_digest, patience_s)
 
     def submit(
@@ -259,14 +270,17 @@ class Upstream:
         params: SamplingParams,
         **options: Any,  # noqa: ANN401
     ) -> SessionRequest:
-        """As `Session.submit`. Raises InvalidRequest."""
+        """Submits a request as `Session.submit` does.
+
+        Raises InvalidRequest for unusable parameters.
+        """
         try:
             return self._session.submit(prompt_token_ids, params, **options)
         except (ValueError, TypeError, OverflowError) as error:
             raise InvalidRequest(str(error), "SAMPLING_PARAMS_INVALID") from error
 
     async def read(self, request: SessionRequest) -> AsyncGenerator[Tokens | Finish, None]:
-        """The events of `request`, which is over when this is closed."""
+        """Yields the events of `request`. Closing the generator ends the request."""
         clock = asyncio.get_running_loop().time
         self._requests[request] = clock()
         if (place := _place.get()) is not None:
@@ -290,9 +304,9 @@ class Upstream:
             request.close()
 
     async def _check_own_key(self, shown: object) -> None:
-        """Raises ServerUnreachable if a refusal was for us, who had `shown` a key.
+        """Raises ServerUnreachable if the scheduler refused the gateway's own key, not a caller's.
 
-        Schedulers say that a caller is unknown by the same reason.
+        `shown`: the gateway's key at the time. Schedulers give the same reason for both refusals.
         """
         if not self._is_for_callers:
             return
@@ -301,7 +315,7 @@ class Upstream:
         except _REFUSALS as error:
             self._lose(error)
         except SplitserveError:
-            return  # nobody knows; what the scheduler said holds
+            return  # undecided: the scheduler's own error holds
         else:
             if self._client.credential is shown:
                 return
@@ -319,15 +333,15 @@ class Upstream:
             self._others.tell_lost(self.served)
             self._digest, self.served = self.served.model.digest, None
             self._said.add(str(error))
-        # Asked again and again: the other may come later than this one went.
+        # Checked after each failed look: another scheduler may come later than this one was lost.
         if isinstance(error, ServerUnreachable) and self.find_other(self._digest):
             for request in list(self._requests):
                 request.close(error)
 
     def _move_stalled(self) -> None:
-        """Has what waits here go on elsewhere while there is nobody to compute it.
+        """Moves stalled requests to another scheduler while this one has no executor.
 
-        A scheduler that is being stopped does not serve either, and still brings tokens.
+        A scheduler that is being stopped does not serve either, but still brings tokens.
         """
         if self._is_serving or self.served is None or not self.find_other(self.served.model.digest):
             return
@@ -337,7 +351,10 @@ class Upstream:
             request.close(ServerUnreachable("the scheduler has no executor"))
 
     async def _watch(self) -> None:
-        """Keeps `served` true: a scheduler that comes back may serve another model."""
+        """Polls the scheduler and updates `served`.
+
+        A restarted scheduler may serve another model.
+        """
         num_failures = 0
         while True:
             self._is_doubtful.clear()
@@ -349,10 +366,10 @@ class Upstream:
                 num_failures = 0
             except SplitserveError as error:
                 num_failures += 1
-                # A single answer that does not come, or makes no sense, is no loss.
+                # A single missing or invalid answer is not a loss.
                 if num_failures > 1 or isinstance(error, _LOSSES):
                     self._lose(error)
-                # A scheduler that starts with us is not there for a moment.
+                # Not logged at the first failure: a scheduler may start together with the gateway.
                 if num_failures > 1 and not isinstance(error, _KNOWN):
                     self._say_unreachable(str(error))
             self._others.tell_news()
@@ -361,10 +378,10 @@ class Upstream:
                     await self._is_doubtful.wait()
 
     async def _watch_silence(self) -> None:
-        """Finds out, sooner than by a look that fails, that the scheduler answers nothing.
+        """Detects a silent scheduler sooner than a failing poll does.
 
-        It hangs, or nothing that is said gets there any more. What it has goes on elsewhere as soon
-        as there is another; without one it stays, and goes on if the scheduler only paused.
+        The scheduler hangs, or messages do not reach it. Its requests move to another scheduler as
+        soon as one exists; without one they stay, and go on if the scheduler only paused.
         """
         clock = asyncio.get_running_loop().time
         watch = PeerWatch(self._client.is_answering, num_heard=lambda: self._num_heard)
@@ -375,7 +392,7 @@ class Upstream:
                 if await watch.tick() is not PeerState.SILENT:
                     continue
                 if clock() >= reconnected_s + SILENT_AFTER_S:
-                    # Perhaps it is only this connection.
+                    # Only this connection may be broken.
                     self._client.reconnect()
                     reconnected_s = clock()
                 self._lose(silent)
@@ -384,14 +401,17 @@ class Upstream:
             await watch.close()
 
     def _say_unreachable(self, problem: str) -> None:
-        """Once each: what a transport says may change from try to try, and back."""
+        """Logs `problem` once, up to a bounded number of problems.
+
+        Error texts of a transport may alternate from try to try.
+        """
         if problem in self._said or len(self._said) >= _MAX_SAID:
             return
         self._said.add(problem)
         _log.warning("upstream_unreachable address=%s error=%r", self.address, problem)
 
     async def _renew_session(self) -> None:
-        """Opens another session if the gateway has another key: an old one may be revoked."""
+        """Opens a new session if the gateway's key has changed: the old key may be revoked."""
         if self._client.credential is not self._credential:
             self._credential = self._client.credential
             self._retired.append(self._session)
@@ -414,9 +434,9 @@ class Upstream:
         return Served(model, tokenizer, self._tokenizer_lack)
 
     async def _check_callers(self) -> None:
-        """Raises CallerUnknown or CallerNotAllowed if the scheduler takes no requests of others.
+        """Raises CallerUnknown or CallerNotAllowed unless the scheduler takes callers' requests from us.
 
-        From us it does if it knows callers, and our own key is that of a gateway.
+        The scheduler must identify callers, and the gateway's key must have the scope `gateway`.
         """
         own = await self._client.identify()
         if not own.knows_callers:
@@ -444,7 +464,7 @@ class Upstream:
 
 
 def _readiness_by(error: SplitserveError) -> str:
-    """Of a scheduler that did not say which model it serves."""
+    """Returns the readiness of a scheduler that did not report its model."""
     if isinstance(error, _REFUSALS):
         return "REFUSED"
     return Readiness.NO_EXECUTOR.value if isinstance(error, ModelNotReady) else _UNREACHABLE

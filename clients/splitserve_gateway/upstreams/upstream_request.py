@@ -1,4 +1,4 @@
-"""One request, at whichever scheduler has it."""
+"""Request to a scheduler that moves to another scheduler when the first is lost."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from splitserve_gateway.tracing import CallTrace, exchange_trace
 if TYPE_CHECKING:
     from splitserve_gateway.upstreams.upstream import Upstream
 
-# What is no fault of the request: another scheduler may have it.
+# Errors that are not the request's fault: another scheduler may serve it.
 _ELSEWHERE = (ServerUnreachable, Draining, ModelNotReady)
-# Of a deadline that has passed; a server takes none that is not above 0.
+# Replaces a passed deadline: servers accept only deadlines above 0.
 _LEAST_DEADLINE_S = 0.001
 _NO_TRACE = TraceContext()
 
 
 @dataclass(slots=True)
 class _Came:
-    """What has come so far, whoever brought it."""
+    """Output received so far, from all schedulers that had the request."""
 
     outputs: dict[int, list[int]] = field(default_factory=dict)
     num_prompt_scores: int = 0
 
 
 class UpstreamRequest:
-    """What is asked of a scheduler, and goes on at another if that one is lost.
+    """Request to a scheduler; resumes at another scheduler if that one is lost.
 
-    `model_digest`: of the model that the prompt was encoded for.
+    `model_digest`: digest of the model that the prompt was encoded for.
     """
 
     def __init__(
@@ -58,9 +58,12 @@ class UpstreamRequest:
         credential: str,
         request_id: str = "",
     ) -> None:
-        """`request_id`: what schedulers call it; empty: they need not be told."""
+        """Prepares the request without submitting it.
+
+        `request_id`: schedulers' name of it; may be empty.
+        """
         if params.seed is None:
-            # Goes on elsewhere with the same randomness.
+            # A fixed seed keeps the same randomness at another scheduler.
             params = replace(params, seed=secrets.randbits(63))
         self._upstream = upstream
         self._prompt_token_ids = prompt_token_ids
@@ -76,17 +79,17 @@ class UpstreamRequest:
         self._trace = exchange_trace.get()
 
     def abort(self) -> None:
-        """Ends it; what `events` yield then ends with the Finish, which has the usage."""
+        """Aborts the request. `events` then end with the Finish, which has the usage."""
         self._is_aborted = True
         if self._running is not None:
             self._running.abort()
 
     async def events(self) -> AsyncGenerator[Tokens | Finish, None]:
-        """Its tokens as they come; the last is a Finish. Closing this aborts the request.
+        """Yields tokens as they come; the last event is a Finish. Closing the generator aborts.
 
-        Raises SplitserveError: ModelChanged if another model is served by now, also where the
-        request would have to go on; ServerUnreachable, Draining or ModelNotReady if no scheduler
-        has it any more.
+        Raises SplitserveError: ModelChanged if another model is served by now, also at the
+        scheduler that would resume the request; ServerUnreachable, Draining or ModelNotReady if no
+        scheduler can go on with it.
         """
         upstream: Upstream | None = self._upstream
         began_s = asyncio.get_running_loop().time()
@@ -127,23 +130,26 @@ class UpstreamRequest:
     async def _next(
         self, upstream: Upstream, error: SplitserveError, began_s: float
     ) -> Upstream | None:
-        """Where it goes on after `error` of `upstream`; None: nowhere."""
+        """Returns the scheduler that resumes the request after `error`; None without one."""
         if isinstance(error, Draining):
             patience_s = self._remaining(began_s).deadline_s
             return await upstream.wait_other(self._model_digest, patience_s)
         return upstream.find_other(self._model_digest)
 
     def _next_id(self) -> str:
-        """Another for each try: a scheduler that was lost may be back, and not know of that yet."""
+        """Returns a new id for each try.
+
+        A scheduler that is back may not know yet that the old id is free.
+        """
         self._num_tries += 1
         if not self._request_id or self._num_tries == 1:
             return self._request_id
         return f"{self._request_id}~{self._num_tries}"
 
     def _noted(self, tokens: Tokens, num_known_scores: int) -> tuple[Tokens, int]:
-        """`tokens` without scores that came before, and how many of those are still to come.
+        """Returns `tokens` without already known prompt scores, and the number of repeats to come.
 
-        A request that begins anew before its first token has its prompt scored again.
+        A request that starts anew before its first token has its prompt scored again.
         """
         self._came.outputs.setdefault(tokens.index, []).extend(tokens.token_ids)
         num_repeated = min(num_known_scores, len(tokens.prompt_logprobs))
