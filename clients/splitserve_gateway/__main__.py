@@ -1,4 +1,4 @@
-"""Composition root of the gateway process: read config, serve HTTP, drain."""
+"""Composition root of the gateway process: reads the configuration, serves HTTP, drains."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ _log = logging.getLogger("splitserve_gateway")
 
 
 def main() -> int:
-    """Runs the process; the exit code tells."""
+    """Runs the gateway process.
+
+    Returns the exit code: 1 for a failed start, 2 for a bad configuration.
+    """
     values = options.parse("gateway", sys.argv[1:], os.environ)
     start_logging(str(values["log_level"]), str(values["log_format"]))
-    # Uvicorn has a line for every malformed request.
+    # Uvicorn logs a line for every malformed request.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     try:
         config = GatewayConfig.from_options(values)
@@ -62,7 +65,7 @@ def main() -> int:
 
 
 def _open_metrics(config: GatewayConfig) -> GatewayMetrics | None:
-    """None if nobody is to read them: then nothing is imported. Raises FilesUnusable."""
+    """Returns the metrics; None, without an import, if they are off. Raises FilesUnusable."""
     if config.metrics is None:
         return None
     from splitserve_gateway.metrics import GatewayMetrics
@@ -71,7 +74,7 @@ def _open_metrics(config: GatewayConfig) -> GatewayMetrics | None:
 
 
 def _open_live(config: GatewayConfig, server: Server) -> LivePage | None:
-    """None if there is to be no page. Raises FilesUnusable and CannotListen."""
+    """Returns the live page; None if it is off. Raises FilesUnusable and CannotListen."""
     if config.live is None:
         return None
     from splitserve_gateway.live_page import LivePage
@@ -80,7 +83,7 @@ def _open_live(config: GatewayConfig, server: Server) -> LivePage | None:
 
 
 def _open_traces(config: GatewayConfig) -> GatewayTraces | None:
-    """None if nobody is to have any: then nothing is imported."""
+    """Returns the traces; None, without an import, if tracing is off."""
     if config.traces is None:
         return None
     from splitserve_gateway.tracing import SERVICE, GatewayTraces
@@ -91,13 +94,13 @@ def _open_traces(config: GatewayConfig) -> GatewayTraces | None:
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """What is served at addresses of its own; None where it is not."""
+    """Services at separate addresses; None if off."""
 
     metrics: GatewayMetrics | None
     live: LivePage | None
 
     async def start(self) -> None:
-        """Raises CannotListen for the address of `metrics`."""
+        """Starts the services. Raises CannotListen for the address of `metrics`."""
         if self.metrics is not None:
             await self.metrics.serve()
         if self.live is not None:
@@ -111,9 +114,9 @@ class _Beside:
 
 
 async def serve(config: GatewayConfig, server: Server, address: str, beside: _Beside) -> None:
-    """Serves until it is told to stop, then drains. Told again, it stops at once.
+    """Serves until a stop signal, then drains. A second signal ends open requests at once.
 
-    Raises CannotListen for an address `beside` it.
+    Raises CannotListen for an address of `beside`.
     """
     await beside.start()
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
@@ -122,7 +125,7 @@ async def serve(config: GatewayConfig, server: Server, address: str, beside: _Be
     ends = CertificateEnds((config.http_tls, config.scheduler_tls))
     looking = asyncio.create_task(ends.keep_looking())
     _log.info("gateway_serving address=%s", address)
-    # What is there now stays: the collector need not look at it again and again.
+    # Objects that exist now are permanent: excludes them from garbage collection.
     gc.collect()
     gc.freeze()
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application."""
+"""ASGI application of the gateway: routes, middlewares, and connections to schedulers."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _ROUTERS = (
     models.router,
 )
 
-# So many of the largest bodies are read or encoded at a time.
+# Budget of body bytes, in bodies of the largest size that are read or encoded at a time.
 _NUM_BODIES = 16
-# As many as a tokenizer has threads; so the turns of tenants decide who is next in them.
+# Equal to the threads of a tokenizer, so that turns of tenants decide the order.
 _NUM_TOKENIZING = 3
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 
@@ -57,11 +57,11 @@ def build_app(
     metrics: GatewayMetrics | None = None,
     traces: GatewayTraces | None = None,
 ) -> FastAPI:
-    """An application that connects to the schedulers of `config` while it runs.
+    """Builds the application, which connects to the schedulers of `config` while it runs.
 
-    `client_config`: how patiently; who it is there is in `config`. `metrics`, `traces`: None if
-    nobody is to have them. Raises CredentialsUnusable, and FilesUnusable for a file of schedulers.
-    `app.state.exchanges`: what it is answering. `app.state.gateway`: its parts, once it runs.
+    `client_config`: timeouts and retries; identity comes from `config`. `metrics`, `traces`: None
+    if off. Raises CredentialsUnusable, and FilesUnusable for a file of schedulers.
+    `app.state.exchanges`: open requests. `app.state.gateway`: the gateway's parts, once it runs.
     """
     to_schedulers = _to_schedulers(config, client_config or ClientConfig())
     schedulers = discovery(config.schedulers)
@@ -112,7 +112,7 @@ def build_app(
     web = None if hosts is None else WebGuard(hosts, config.http_cors_origins)
     app.add_middleware(Guard, exchanges=exchanges, web=web)
     if config.http_cors_origins:
-        # Around all, so that every refusal can be read by a page, too.
+        # Outermost, so that web pages can read every refusal, too.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.http_cors_origins,
@@ -124,7 +124,7 @@ def build_app(
 
 
 def _to_schedulers(config: GatewayConfig, patience: ClientConfig) -> ClientConfig:
-    """How schedulers are reached. Raises CredentialsUnusable, before anything runs."""
+    """Returns the client configuration for schedulers. Raises CredentialsUnusable."""
     made = replace(patience, tls=config.scheduler_tls, api_key_file=config.gateway_key_file)
     made.check()
     return made

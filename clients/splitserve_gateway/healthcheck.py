@@ -1,7 +1,7 @@
-"""`python -m splitserve_gateway.healthcheck`: exit code 0 if the gateway of this machine lives.
+"""Health check of the local gateway: `python -m splitserve_gateway.healthcheck`, exit code 0 or 1.
 
-For HEALTHCHECK and probes. It listens where the same options as the gateway's own say: flags,
-`SPLITSERVE_HTTP`, a file. No proxy is between, whatever the environment has.
+For HEALTHCHECK and probes. Reads the address from the gateway's own options: flags,
+`SPLITSERVE_HTTP`, a file. Ignores proxies of the environment.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ _TIMEOUT_S = 3.0
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Asks once. Returns 0 if it lives, 1 if not; the reason goes to stderr."""
+    """Asks the gateway once. Returns 0 if it lives, else 1 with the reason on stderr."""
     values = options.parse("gateway", arguments, environ)
     address = local_address(str(values["http"]))
     connection = local_http(address, _TIMEOUT_S, is_tls=bool(values["http_tls_cert"]))
     try:
         connection.connect()
         if values["http_tls_client_ca"]:
-            # It answers nobody without a certificate, but it has done its part of the handshake.
+            # No answer without a client certificate, but the completed handshake shows that it
+            # lives.
             return 0
         connection.request("GET", _PATH)
         status = connection.getresponse().status

@@ -1,4 +1,4 @@
-"""The live page beside the API, at an address of its own."""
+"""Live page of the gateway, served at a separate address."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ _log = logging.getLogger(__name__)
 
 
 class LivePage:
-    """Serves the page of `live` until it is closed."""
+    """Serves the live page from `start` to `close`."""
 
     def __init__(
         self, config: GatewayConfig, live: LiveConfig, callers: Callable[[], KnownCallers]
     ) -> None:
-        """`callers`: asked where callers are known. Raises FilesUnusable and CannotListen."""
+        """Claims the address of the page. `callers`: checks credentials where callers are known.
+
+        Raises FilesUnusable and CannotListen.
+        """
         self._listening = None if live.socket is None else [socket.socket(fileno=live.socket)]
         self._address = live.listen if self._listening else claim_address(live.listen)
         knows_callers = config.gateway_key_file is not None
@@ -48,16 +51,16 @@ class LivePage:
         self._serving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Serves from now on."""
+        """Starts serving in a background task."""
         self._serving = asyncio.create_task(self._server.serve(self._listening))
         _log.info("live_page_served address=%s", self._address)
 
     async def is_listening(self) -> None:
-        """Returns when it is there."""
+        """Waits until the server listens."""
         await self._server.is_listening.wait()
 
     async def close(self) -> None:
-        """Ends what is open."""
+        """Ends open feeds, and stops the server."""
         self._feeds.close()
         self._server.should_exit = True
         if self._serving is not None:
@@ -65,7 +68,7 @@ class LivePage:
 
 
 async def _check(callers: Callable[[], KnownCallers], request: Request, credential: str) -> None:
-    """Raises DomainError for a credential that is not an operator's."""
+    """Checks an operator's credential. Raises DomainError for any other credential."""
     if not credential:
         raise DomainError("CALLER_UNKNOWN", "no credential was given")
     try:

@@ -1,4 +1,4 @@
-"""The metrics of a gateway process, from its start to its end."""
+"""Metrics of a gateway process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from splitserve_metrics.listener import MetricsListener
 
 
 class GatewayMetrics:
-    """`answered` is told of each answer; all is to be called in the event loop."""
+    """Metrics and their listener. `answered` records each answer.
+
+    Call all methods in the event loop.
+    """
 
     def __init__(self, address: MetricsAddress) -> None:
-        """Raises FilesUnusable."""
+        """Creates the metrics; `serve` starts the listener. Raises FilesUnusable."""
         self._watched: tuple[Fleet, Exchanges] | None = None
         made = self._instruments = Instruments(GATEWAY_METRICS)
         ProcessCollector(registry=made.registry)
@@ -30,26 +33,26 @@ class GatewayMetrics:
         self._listener = MetricsListener(address, self.page)
 
     async def serve(self) -> str:
-        """Answers readers from now on; returns where. Raises CannotListen."""
+        """Starts the listener; returns its address. Raises CannotListen."""
         return await self._listener.start()
 
     async def close(self) -> None:
-        """Answers nobody any more."""
+        """Stops the listener."""
         await self._listener.close()
 
     def watch(self, fleet: Fleet, exchanges: Exchanges) -> None:
-        """They are there."""
+        """Sets the fleet and the open requests that the metrics read. Called once both exist."""
         self._watched = fleet, exchanges
 
     def answered(self, answer: Answered) -> None:
-        """A request is over."""
+        """Records an ended request."""
         self._requests.labels(answer.path, str(answer.code)).inc()
         self._durations.labels(answer.path).observe(answer.duration_s)
         if answer.first_byte_s is not None:
             self._first_bytes.labels(answer.path).observe(answer.first_byte_s)
 
     def page(self) -> Page:
-        """Of this moment."""
+        """Returns a snapshot of all metrics."""
         return Page(self._instruments.registry, self._state())
 
     def _state(self) -> list[LiveFamily]:

@@ -1,4 +1,4 @@
-"""The HTTP server around the application."""
+"""HTTP servers: uvicorn with the gateway's connections, listeners and TLS."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics
     from splitserve_gateway.tracing import GatewayTraces
 
-# Longer than clients keep an idle connection, so that none sends a request into one being closed.
+# Longer than clients keep idle connections, so that no request meets a connection being closed.
 _KEEP_ALIVE_S = 75
 _BACKLOG = 4096
-# Of an address, for each request that may be answered at a time: clients keep some that they do
-# not use just now.
+# Connections of one address per request that may be answered at a time: clients keep idle ones.
 _NUM_CONNECTIONS = 2
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn as the gateway wants it, at `address`; signals are left to whoever runs it.
+    """Uvicorn server at `address`. Leaves signals to the process that runs it.
 
-    `http_tls`: what connections are met with, None: with plain text. `places`: of connections.
-    `is_listening`: whether it has begun. Set `should_exit` to end it.
+    `http_tls`: TLS context of connections; None for plain text. `places`: shares of connections.
+    `is_listening`: set once the server listens. Set `should_exit` to stop it.
     """
 
     def __init__(
         self, app: ASGIApp, address: str, tls: TlsFiles | None, most_of_an_address: int
     ) -> None:
-        """`most_of_an_address`: connections of one. Raises FilesUnusable."""
+        """Prepares the server. `most_of_an_address`: bound on connections of one address.
+
+        Raises FilesUnusable.
+        """
         self.http_tls = None if tls is None else https_context(tls)
         self.places = connection_places(most_of_an_address)
         self.is_listening = asyncio.Event()
@@ -68,7 +70,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Uvicorn's own counts nobody, and has no bounds for what TLS may take."""
+        """Starts listeners that bound connections and TLS handshakes, which uvicorn's do not."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(1)
@@ -77,7 +79,7 @@ class HttpServer(uvicorn.Server):
             Listener(each, lambda: self.places, self._connection, self.http_tls)
             for each in listening
         ]
-        # Uvicorn calls no more of them than there is.
+        # Listener has all methods of `asyncio.Server` that uvicorn calls.
         self.servers = cast(list[asyncio.Server], listeners)
         self.started = True
         self.is_listening.set()
@@ -87,7 +89,7 @@ class HttpServer(uvicorn.Server):
 
 
 class Server(HttpServer):
-    """The gateway's own. `exchanges`: what it is answering, to be drained before its end."""
+    """HTTP server of the API. `exchanges`: open requests, to be drained before the server stops."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class Server(HttpServer):
         metrics: GatewayMetrics | None = None,
         traces: GatewayTraces | None = None,
     ) -> None:
-        """Raises FilesUnusable."""
+        """Builds the application and prepares the server. Raises FilesUnusable."""
         self.app = build_app(config, metrics=metrics, traces=traces)
         self.exchanges: Exchanges = self.app.state.exchanges
         most_of_an_address = _NUM_CONNECTIONS * config.max_concurrent_requests
@@ -104,7 +106,7 @@ class Server(HttpServer):
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:
-    """One for each address of `host`. Raises OSError."""
+    """Opens a listening socket for each address of `host`. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     targets = {(family, target) for family, *_, target in found}
     return [

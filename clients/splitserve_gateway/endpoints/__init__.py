@@ -1,1 +1,1 @@
-"""One module for each endpoint, or family of endpoints."""
+"""HTTP endpoints, one module per endpoint or family of endpoints."""

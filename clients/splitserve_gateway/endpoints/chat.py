@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: the next message of a chat."""
+"""Chat completions endpoint, `POST /v1/chat/completions`: the next message of a chat."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def _answer(gateway: Gateway, body: ChatRequest) -> ChoiceAnswer:
 
 
 async def start_chat(gateway: Gateway, body: ChatRequest, fields: FieldNames) -> ChatGeneration:
-    """The generation that `body` asks for; `fields`: what its caller calls them.
+    """Chooses a scheduler and returns the generation of `body`. `fields`: the caller's field names.
 
     Raises ApiError and SplitserveError.
     """
@@ -86,7 +86,7 @@ def _choices(body: ChatRequest, generation: ChatGeneration) -> list[ChatChoice]:
 
 
 def _check(body: ChatRequest) -> None:
-    """Raises ApiError for fields that do not go together."""
+    """Raises ApiError for fields that exclude each other."""
     if (body.messages is None) == (body.prompt_token_ids is None):
         raise invalid("one of messages and prompt_token_ids is required", "messages")
     if body.top_logprobs is not None and not body.logprobs:
@@ -94,13 +94,13 @@ def _check(body: ChatRequest) -> None:
     check_streaming(body)
 
 
-# -- A choice of a chat, as JSON: piece by piece, or whole -----------------------------------------
+# -- Choices of a chat as JSON ---------------------------------------------------------------------
 
 
 class ChatChoice:
-    """One choice of a chat.
+    """Choice of a chat.
 
-    `prefix`: what its content begins with that the model was given (`echo`).
+    `prefix`: text of the caller that the content begins with (`echo`).
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class ChatChoice:
         self._prompt_token_ids = prompt_token_ids
         self.prompt_scores: tuple[TokenLogprob, ...] = ()
 
-    # -- piece by piece ----------------------------------------------------------------------------
+    # -- streamed ----------------------------------------------------------------------------------
 
     def first_chunk(self) -> Json:
-        """The event that begins it."""
+        """Returns the first event, with the role and the prefix."""
         return self._chunk({"role": "assistant", "content": self._prefix})
 
     def chunk(self, delta: Delta) -> Json | None:
-        """The event that tells `delta`; None if there is nothing to tell."""
+        """Returns the event for `delta`; None if `delta` has nothing to report."""
         shape = self._shape(self._parts(delta))
         logprobs = self._shape_logprobs(delta.logprobs)
         tells_ids = self._body.return_token_ids and delta.token_ids
@@ -157,7 +157,7 @@ class ChatChoice:
         }
 
     def _shape(self, parts: Sequence[Part]) -> Json:
-        """All `parts` in one."""
+        """Merges `parts` into one JSON delta."""
         if len(parts) == 1 and isinstance(part := parts[0], ContentDelta):
             return {"content": part.text}
         shape: Json = {}
@@ -176,10 +176,10 @@ class ChatChoice:
             shape["tool_calls"] = calls
         return shape
 
-    # -- whole -------------------------------------------------------------------------------------
+    # -- complete ----------------------------------------------------------------------------------
 
     def add(self, delta: Delta) -> None:
-        """Notes `delta` for the whole."""
+        """Adds `delta` to the complete choice."""
         for part in self._parts(delta):
             match part:
                 case ContentDelta(text):
@@ -195,7 +195,7 @@ class ChatChoice:
         self._end = delta.end or self._end
 
     def whole(self) -> Json:
-        """All that was noted."""
+        """Returns the complete choice as JSON."""
         content = "".join(self._content)
         message: Json = {
             "role": "assistant",
@@ -218,7 +218,7 @@ class ChatChoice:
         return choice
 
     def beside(self) -> Json:
-        """What the answer has of its prompt."""
+        """Returns the answer's fields about the prompt: logprobs and token ids."""
         shape: Json = {}
         if self._body.prompt_logprobs is not None:
             shape["prompt_logprobs"] = prompt_logprobs(self.prompt_scores, self._names)
@@ -226,7 +226,7 @@ class ChatChoice:
             shape["prompt_token_ids"] = self._prompt_token_ids
         return shape
 
-    # -- both --------------------------------------------------------------------------------------
+    # -- streamed and complete ---------------------------------------------------------------------
 
     def _parts(self, delta: Delta) -> list[Part]:
         if self._parser is None:

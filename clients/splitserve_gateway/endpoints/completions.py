@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: text that continues a prompt."""
+"""Completions endpoint, `POST /v1/completions`: text that continues a prompt."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MAX_CHOICES = 4096
 
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
-    """Continues a prompt, or each of several."""
+    """Continues a prompt, or each prompt of a batch."""
     gateway = gateway_of(request)
     async with gateway.reading(request, CompletionRequest) as body:
         answer = await _answer(gateway, body)
@@ -69,7 +69,7 @@ async def _asked(gateway: Gateway, body: CompletionRequest, fields: FieldNames) 
     params = sampling_params(
         body,
         serving.served,
-        # Nothing is computed without a token to be sampled; that of an echo alone is dropped.
+        # A request samples at least one token; a mere echo drops that token.
         max_tokens=max(max_tokens, 1) if body.echo else max_tokens,
         num_logprobs=body.logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
@@ -82,17 +82,17 @@ async def _asked(gateway: Gateway, body: CompletionRequest, fields: FieldNames) 
 
 
 def _check(body: CompletionRequest) -> None:
-    """Raises ApiError for fields that do not go together."""
+    """Raises ApiError for fields that exclude each other."""
     if (body.prompt is None) == (body.prompt_token_ids is None):
         raise invalid("one of prompt and prompt_token_ids is required", "prompt")
     check_streaming(body)
 
 
-# -- A choice of a completion, as JSON: piece by piece, or whole -----------------------------------
+# -- Choices of a completion as JSON ---------------------------------------------------------------
 
 
 def new_choices(body: CompletionRequest, asked: TextRequest) -> list[CompletionChoice]:
-    """The choices of all prompts, prompt by prompt."""
+    """Returns the empty choices of all prompts, prompt by prompt."""
     names = TokenNames(asked.served.tokenizer, as_ids=body.return_tokens_as_token_ids)
     tells_ids = body.return_token_ids or asked.served.tokenizer is None
     num_each = asked.params.num_completions
@@ -106,7 +106,7 @@ def new_choices(body: CompletionRequest, asked: TextRequest) -> list[CompletionC
 
 
 class CompletionChoice:
-    """One choice of a completion. `tells_ids`: its tokens, beside their text."""
+    """Choice of a completion. `tells_ids`: the JSON has token ids beside the text."""
 
     def __init__(
         self,
@@ -131,10 +131,10 @@ class CompletionChoice:
         self.prompt_scores: tuple[TokenLogprob, ...] = ()
 
     def first_chunk(self) -> None:
-        """None: an event tells what is new."""
+        """Returns None: a completion's stream has no first event without text."""
 
     def chunk(self, delta: Delta) -> Json | None:
-        """The event that tells `delta`; None if there is nothing to tell."""
+        """Returns the event for `delta`; None if `delta` has nothing to report."""
         text = self._echo() + delta.text
         shapes = self._new_shapes(delta)
         is_first, self._has_started = not self._has_started, True
@@ -155,7 +155,7 @@ class CompletionChoice:
         return choice
 
     def add(self, delta: Delta) -> None:
-        """Notes `delta` for the whole."""
+        """Adds `delta` to the complete choice."""
         self._texts.append(self._echo() + delta.text)
         self._shapes.extend(self._new_shapes(delta))
         self._token_ids.extend(delta.token_ids)
@@ -163,7 +163,7 @@ class CompletionChoice:
         self._has_started = True
 
     def whole(self) -> Json:
-        """All that was noted."""
+        """Returns the complete choice as JSON."""
         body = self._body
         choice: Json = {
             "index": self._index,
@@ -181,7 +181,7 @@ class CompletionChoice:
         return choice
 
     def beside(self) -> Json:
-        """Nothing: each choice tells of its own prompt."""
+        """Returns an empty object: each choice reports its own prompt."""
         return {}
 
     def _echo(self) -> str:

@@ -1,4 +1,4 @@
-"""What endpoints are given."""
+"""Context of endpoints: the gateway's parts and the caller."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROMPT_FIELDS = frozenset({"messages", "prompt", "prompt_token_ids", "input"})
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The gateway's parts, as they are in `request.app.state.gateway`, and who calls."""
+    """Parts of the gateway (`request.app.state.gateway`), and the caller of a request."""
 
     config: GatewayConfig
     fleet: Fleet
@@ -41,20 +41,20 @@ class Gateway:
 
     @property
     def models(self) -> list[Model]:
-        """What is served now and the caller may use."""
+        """Models served now that the caller may use."""
         return self.fleet.models(self.caller.upstreams)
 
     async def choose(self, model: str | None) -> Serving:
-        """Who serves `model`; None: any. Raises ApiError."""
+        """Chooses a scheduler that serves `model`; None: any model. Raises ApiError."""
         await self.fleet.wait_read(model, self.caller.upstreams)
         upstream, served = self.fleet.choose(model, self.caller.upstreams)
         return Serving(upstream, served, self.config, self.checker, self.caller)
 
     @asynccontextmanager
     async def reading(self, request: Request, schema: type[Schema]) -> AsyncIterator[Schema]:
-        """The body of `request`. Raises ApiError.
+        """Reads and validates the body of `request`. Raises ApiError.
 
-        Within the `with` its bytes are counted; after it, what a prompt is made from is gone.
+        Counts the body's bytes within the `with`; drops its prompt fields at the end.
         """
         with self.bodies.share(self.caller.party) as share:
             body = await read_body(request, schema, self.config.max_body_bytes, share)
@@ -63,6 +63,6 @@ class Gateway:
 
 
 def gateway_of(request: Request) -> Gateway:
-    """The gateway that serves `request`, and who sent that."""
+    """Returns the gateway that serves `request`, with the caller of `request`."""
     gateway: Gateway = request.app.state.gateway
     return replace(gateway, caller=caller_of(request))

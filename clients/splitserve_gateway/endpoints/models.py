@@ -1,4 +1,4 @@
-"""Small endpoints: models, health of the gateway, and tokenization without a model."""
+"""Small endpoints: models, health of the gateway, and tokenization."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from splitserve_gateway.schemas.chat import DetokenizeRequest, TokenizeRequest
 from splitserve_gateway.sharing.turns import TooManyWait
 from splitserve_gateway.upstreams.upstream import Served
 
-# -- `GET /v1/models` and `GET /v1/models/{id}` ----------------------------------------------------
+# -- Models: `GET /v1/models` and `GET /v1/models/{id}` --------------------------------------------
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, object]:
-    """The models that are served now, of those that the caller may use."""
+    """Lists the models served now that the caller may use."""
     return {"object": "list", "data": list(map(_shape, gateway_of(request).models))}
 
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> dict[str, object]:
-    """One of them."""
+    """Returns one model that the caller may use."""
     models = {model.name: model for model in gateway_of(request).models}
     if model_id not in models:
         raise model_unknown(model_id, list(models))
@@ -47,7 +47,10 @@ async def get_model(request: Request, model_id: str) -> dict[str, object]:
 
 
 def _shape(model: Model) -> dict[str, object]:
-    """`created`: nobody knows. `digest`: of its files, as its schedulers say it."""
+    """Returns a model as JSON.
+
+    `created` is 0, since it is unknown; `digest`: of the model's files.
+    """
     return {
         "id": model.name,
         "object": "model",
@@ -60,21 +63,21 @@ def _shape(model: Model) -> dict[str, object]:
     }
 
 
-# -- Whether the gateway lives, and whether it can serve -------------------------------------------
+# -- Health: liveness and readiness of the gateway -------------------------------------------------
 
 
 @router.get("/health/live")
 async def live() -> dict[str, str]:
-    """200 as long as the event loop turns."""
+    """Answers 200 while the event loop runs."""
     return {"status": "live"}
 
 
 @router.get("/health")
 @router.get("/health/ready")
 async def ready(request: Request) -> Response:
-    """200 while a scheduler takes requests and the gateway is not being stopped, 503 otherwise.
+    """Answers 200 while a scheduler takes requests and the gateway is not stopping, else 503.
 
-    Then it says a word of each scheduler, and not which one that is: anybody may ask.
+    A 503 lists the readiness of each scheduler without its address, since anybody may ask.
     """
     gateway = gateway_of(request)
     if gateway.exchanges.is_draining:
@@ -85,12 +88,12 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": "ready"})
 
 
-# -- `POST /tokenize` and `POST /detokenize`: text to token ids and back, without a model ----------
+# -- Tokenization: `POST /tokenize` and `POST /detokenize` -----------------------------------------
 
 
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
-    """The token ids of a prompt or a chat."""
+    """Returns the token ids of a prompt or a chat."""
     gateway = gateway_of(request)
     async with gateway.reading(request, TokenizeRequest) as body:
         if (body.prompt is None) == (body.messages is None):
@@ -128,7 +131,7 @@ async def _tokenize(served: Served, body: TokenizeRequest) -> Response:
 
 @router.post("/detokenize")
 async def detokenize(request: Request) -> Response:
-    """The text of token ids, with that of special tokens unless they are to be skipped."""
+    """Returns the text of token ids, with special tokens unless they are to be skipped."""
     gateway = gateway_of(request)
     async with gateway.reading(request, DetokenizeRequest) as body:
         served = (await gateway.choose(body.model)).served
@@ -152,9 +155,9 @@ async def _detokenize(served: Served, body: DetokenizeRequest) -> Response:
 
 @asynccontextmanager
 async def _turn(gateway: Gateway, is_small: bool) -> AsyncIterator[None]:
-    """The turn of the caller's tenant in the tokenizer's threads; what is small needs none.
+    """Holds a place in the tokenizer's threads, in turns of tenants; small texts need no place.
 
-    Nobody who has one waits for schedulers.
+    A holder never waits for schedulers. Raises ApiError if too many texts wait.
     """
     if is_small:
         yield

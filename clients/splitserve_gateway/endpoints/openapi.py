@@ -1,4 +1,4 @@
-"""The OpenAPI description: what bodies and errors are, which handlers see to by themselves."""
+"""OpenAPI description with the bodies and errors that handlers process themselves; docs page."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _ERRORS = {
     "500": "A fault.",
     "503": "No scheduler is ready; again after Retry-After.",
 }
-# Of what has a body.
+# Further errors of endpoints with a body.
 _BODY_ERRORS = {
     "400": "The request is refused as it stands.",
     "408": "The body did not come.",
@@ -78,9 +78,9 @@ _ROW = "<tr><td>{method}</td><td><code>{path}</code></td><td>{what}</td></tr>"
 
 
 def openapi_of(app: FastAPI, *, knows_callers: bool) -> Callable[[], dict[str, Any]]:
-    """What `app.openapi` is to be: the paths of `app`, with the bodies of requests.
+    """Returns a function for `app.openapi`: the paths of `app` with request bodies and errors.
 
-    `knows_callers`: whether they need a credential.
+    `knows_callers`: whether callers need a credential.
     """
 
     def openapi() -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _with_bodies(page: dict[str, Any]) -> dict[str, Any]:
     page["components"] = {"schemas": {**definitions["$defs"], _ERROR: _ERROR_SCHEMA}}
     for path, operations in page["paths"].items():
         for operation in operations.values():
-            # What is refused has OpenAI's shape, and is never a 422.
+            # Refusals have OpenAI's format and never the status 422 of FastAPI.
             operation["responses"].pop("422", None)
             operation["responses"].update(_errors(path))
             if path in _BODIES:
@@ -131,7 +131,7 @@ def _errors(path: str) -> dict[str, object]:
 
 
 async def docs_page(request: Request) -> Response:
-    """A list of the paths; a page that loads nothing."""
+    """Returns an HTML list of the paths. The page loads no scripts."""
     page = request.app.openapi()
     rows = [
         _ROW.format(

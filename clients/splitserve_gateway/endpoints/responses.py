@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: the Responses API, without anything that a server would have to keep."""
+"""Responses endpoint, `POST /v1/responses`. Stateless: the server stores no responses."""
 
 from __future__ import annotations
 
@@ -62,14 +62,17 @@ async def create_response(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What is asked, and what comes of it. `head`: what is known from the start."""
+    """Text request of a response, and its output so far. `head`: fields known from the start."""
 
     asked: TextRequest
     output: ResponseOutput
     head: Json
 
     def shape(self, status: str, totals: Totals | None = None, **changes: object) -> Json:
-        """The response as it is now."""
+        """Returns the response as JSON in its present state.
+
+        `changes`: fields that replace others.
+        """
         return {
             **self.head,
             "status": status,
@@ -79,7 +82,7 @@ class _Answer:
         }
 
     def ended(self, totals: Totals) -> Json:
-        """The response once it has ended."""
+        """Returns the ended response as JSON, completed or incomplete."""
         reason = self.output.end_reason
         if reason == "stop":
             return self.shape("completed", totals, completed_at=int(time.time()))
@@ -158,9 +161,9 @@ def _usage(totals: Totals, num_reasoning_tokens: int) -> Json:
 
 async def _events(answer: _Answer) -> AsyncGenerator[object, None]:
     numbers = itertools.count()
-    # The last event has all of it.
+    # Bounded, since the last event repeats the whole output.
     async with aclosing(gathered(stream_choices(answer.asked), "top_logprobs")) as events:
-        # What is refused is refused before anything is told.
+        # A refusal must come before the first event.
         event: Event | None = await anext(events)
         for name in ("created", "in_progress"):
             yield _numbered(numbers, name, response=answer.shape("in_progress"))
@@ -196,14 +199,14 @@ async def _whole(answer: _Answer) -> Json:
     return answer.ended(totals)
 
 
-# -- The output of a response: items, and the events that tell of them as they come ----------------
+# -- Output items of a response, and their events --------------------------------------------------
 
 
 class ResponseOutput:
-    """`items` are those that have ended; events tell of each from its first token on.
+    """Output of a response. `items`: ended items; events report each item from its first token on.
 
-    `detokenizer`: says where in the text each token begins. Which tokens are reasoning, and have
-    scores, does not depend on how many came at once.
+    `detokenizer`: finds where in the text each token begins. Which tokens are reasoning, and which
+    have logprobs, does not depend on how many tokens arrived at once.
     """
 
     def __init__(
@@ -220,19 +223,22 @@ class ResponseOutput:
         self._wants_logprobs = wants_logprobs
         self._item: _Item | None = None
         self._scores: list[tuple[int, TokenLogprob]] = []
-        self._starts: list[int] = []  # of tokens that may be reasoning
+        self._starts: list[int] = []  # character offsets of tokens that may be reasoning
         self._num_chars = 0
         self.items: list[Json] = []
         self.end_reason = ""
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens that begin in the model's reasoning or its marks, once that has ended."""
+        """Number of tokens that begin in the reasoning or its marks.
+
+        0 until reasoning has ended.
+        """
         end = self._parser.num_reasoning_chars
         return 0 if end is None else sum(start < end for start in self._starts)
 
     def push(self, delta: Delta) -> Iterator[Json]:
-        """The events that tell `delta`. What they tell is noted as they are taken."""
+        """Yields the events for `delta`. Output changes only as the events are consumed."""
         starts = self._starts_of(delta.token_ids)
         if self._wants_logprobs:
             self._scores.extend(zip(starts, delta.logprobs, strict=True))
@@ -248,7 +254,10 @@ class ResponseOutput:
             yield from self._end("completed" if delta.end.reason == "stop" else "incomplete")
 
     def _starts_of(self, token_ids: Sequence[int]) -> list[int]:
-        """Where they begin, as long as it matters; then anywhere behind the reasoning."""
+        """Returns the character offset of each token, exact until the reasoning ends.
+
+        Later tokens get the offset of the reasoning's end.
+        """
         end = self._parser.num_reasoning_chars
         if end is not None:
             return [end] * len(token_ids)
@@ -300,7 +309,7 @@ class ResponseOutput:
 
 
 class _Item:
-    """An item of the output that has begun. `index`: its place."""
+    """Output item that has begun. `index`: its position in the output."""
 
     prefix = ""
 
@@ -322,7 +331,7 @@ class _Item:
         yield _event("output_item.done", output_index=self.place["output_index"], item=item)
 
     def shape(self, status: str) -> Json:
-        """The item as JSON."""
+        """Returns the item as JSON."""
         raise NotImplementedError
 
 

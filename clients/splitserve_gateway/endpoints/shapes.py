@@ -1,4 +1,4 @@
-"""Parts of answers that several endpoints have."""
+"""Answers shared by endpoints: JSON fields, usage, choices (streamed or complete), and logprobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _IGNORED_HEADER = "x-splitserve-ignored-fields"
 
 
 def head(prefix: str, kind: str, body: SamplingFields, served: Served) -> Json:
-    """What every answer, and every event of one, begins with."""
+    """Returns the fields that every answer and every event begins with."""
     return {
         "id": f"{prefix}-{answer_id(body.request_id)}",
         "object": kind,
@@ -48,7 +48,7 @@ def head(prefix: str, kind: str, body: SamplingFields, served: Served) -> Json:
 
 
 def usage(totals: Totals) -> Json:
-    """`usage`."""
+    """Returns the field `usage`."""
     return {
         "prompt_tokens": totals.num_prompt_tokens,
         "completion_tokens": totals.num_output_tokens,
@@ -58,7 +58,7 @@ def usage(totals: Totals) -> Json:
 
 
 class StreamUsage:
-    """What `stream_options` asks to be told of token counts in a stream."""
+    """Token counts in a stream, as `stream_options` asks for them."""
 
     def __init__(self, options: StreamOptions | None, num_prompt_tokens: int) -> None:
         self._is_continuous = options is not None and options.continuous_usage_stats
@@ -67,28 +67,29 @@ class StreamUsage:
         self._num_output_tokens = 0
 
     def of_event(self, num_tokens: int) -> Json:
-        """What an event that brings `num_tokens` has besides its choices."""
+        """Returns the usage field of an event with `num_tokens` new tokens; empty if not wanted."""
         self._num_output_tokens += num_tokens
         if self._is_continuous:
             return {"usage": usage(Totals(self._num_prompt_tokens, self._num_output_tokens))}
         return {"usage": None} if self._is_wanted else {}
 
     def last(self, totals: Totals) -> Json | None:
-        """What the event after all choices has; None if there is to be none."""
+        """Returns the usage event after all choices; None if not wanted."""
         return {"choices": [], "usage": usage(totals)} if self._is_wanted else None
 
 
 class WholeChoice(Protocol):
-    """A choice, once all of it is there."""
+    """Complete choice of an answer."""
 
     def whole(self) -> Json:
-        """As JSON."""
+        """Returns the complete choice as JSON."""
 
 
 async def whole_answer(start: Json, choices: Sequence[WholeChoice], more: Json) -> Response:
-    """The answer with all its choices, and `more`, which is not empty.
+    """Returns the answer with all choices and the fields `more`, which must not be empty.
 
-    One choice after the other: they may have megabytes of logprobs.
+    Encodes one choice at a time, so the event loop runs in between: choices may have megabytes of
+    logprobs.
     """
     pieces = [to_json(start)[:-1], b',"choices":[']
     for number, choice in enumerate(choices):
@@ -99,17 +100,17 @@ async def whole_answer(start: Json, choices: Sequence[WholeChoice], more: Json) 
 
 
 def with_notes(response: Response, body: ApiRequest) -> Response:
-    """`response`, saying in a header which fields of `body` changed nothing."""
+    """Adds a header to `response` that lists the ignored fields of `body`; returns `response`."""
     if ignored := body.ignored:
         response.headers[_IGNORED_HEADER] = ", ".join(ignored)
     return response
 
 
-# -- Answers that are choices, those of chats and of completions: streamed, or whole ---------------
+# -- Answers of choices (chats and completions), streamed or complete ------------------------------
 
 
 def check_streaming(body: ChatRequest | CompletionRequest) -> None:
-    """Raises ApiError for fields that do not go together with `stream`, or without it."""
+    """Raises ApiError for fields that exclude `stream`, or that need it."""
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs are not streamed", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -117,34 +118,34 @@ def check_streaming(body: ChatRequest | CompletionRequest) -> None:
 
 
 class Choice(Protocol):
-    """One choice, told piece by piece (`first_chunk`, `chunk`) or gathered (`add`, `whole`).
+    """Choice of an answer, streamed (`first_chunk`, `chunk`) or complete (`add`, `whole`).
 
-    `prompt_scores`: of the prompt's tokens but the first, once they are known.
+    `prompt_scores`: logprobs of the prompt's tokens except the first; set once known.
     """
 
     prompt_scores: tuple[TokenLogprob, ...]
 
     def first_chunk(self) -> Json | None:
-        """The event that begins it; None if nothing does."""
+        """Returns the first event of the choice; None without one."""
 
     def chunk(self, delta: Delta) -> Json | None:
-        """The event that tells `delta`; None if there is nothing to tell."""
+        """Returns the event for `delta`; None if `delta` has nothing to report."""
 
     def add(self, delta: Delta) -> None:
-        """Notes `delta` for the whole."""
+        """Adds `delta` to the complete choice."""
 
     def whole(self) -> Json:
-        """All that was noted."""
+        """Returns the complete choice as JSON."""
 
     def beside(self) -> Json:
-        """What the answer has beside its choices, where this is the first of them."""
+        """Returns the answer's further fields. Called for the first choice only."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerKind:
-    """How answers of an endpoint, and events of these, are called.
+    """Names of an endpoint's answers and events.
 
-    `scores_field`: the field that asks for scores of what is answered.
+    `scores_field`: the field that asks for logprobs of output tokens.
     """
 
     id_prefix: str
@@ -155,9 +156,9 @@ class AnswerKind:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceAnswer:
-    """What is asked, and the choices that come of it.
+    """Answer that consists of the choices of a text request.
 
-    `drops_output`: a token is computed only for the scores of the prompt.
+    `drops_output`: the output token was computed only for the prompt's logprobs.
     """
 
     kind: AnswerKind
@@ -167,7 +168,10 @@ class ChoiceAnswer:
     drops_output: bool = False
 
     async def response(self) -> Response:
-        """Streamed if that is asked for. Raises ApiError and SplitserveError."""
+        """Returns the response, streamed if the body asks for it.
+
+        Raises ApiError and SplitserveError.
+        """
         response = await (event_stream(self._chunks()) if self.body.stream else self._whole())
         return with_notes(response, self.body)
 
@@ -179,7 +183,7 @@ class ChoiceAnswer:
         num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self.asked.prompts)
         counts = StreamUsage(self.body.stream_options, num_prompt_tokens)
         async with aclosing(self._events()) as events:
-            # What is refused is refused before anything is told.
+            # A refusal must come before the first event.
             event: Delta | Totals | None = await anext(events)
             beside = self.choices[0].beside()
             for choice in self.choices:
@@ -208,7 +212,7 @@ class ChoiceAnswer:
         return await whole_answer(self._head(self.kind.whole), self.choices, more)
 
     async def _events(self) -> AsyncGenerator[Delta | Totals, None]:
-        """What the choices gain; scores of prompts go to those it concerns."""
+        """Yields deltas and totals. Sets the prompt scores of the choices they belong to."""
         num_each = self.asked.params.num_completions
         async with aclosing(stream_choices(self.asked)) as events:
             async for event in events:
@@ -226,15 +230,14 @@ def _without_output(event: Delta | Totals) -> Delta | Totals:
     return replace(event, num_output_tokens=0)
 
 
-# --------------------------------------------------------------------------------------------------
-# Scores of tokens in the shapes of completions, of chats, and of vLLM's `prompt_logprobs`.
+# -- Logprobs in the formats of completions, of chats, and of vLLM's `prompt_logprobs` -------------
 
-# What JSON has no number for.
+# Stands for minus infinity and NaN, which JSON cannot express.
 _LEAST_LOGPROB = -9999.0
 
 
 class TokenNames:
-    """What tokens are called: their text, or `token_id:N`, as all are without a tokenizer."""
+    """Names of tokens in logprobs: their text, or `token_id:N` on request or without a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
@@ -250,9 +253,9 @@ class TokenNames:
 
 
 class CompletionLogprobs:
-    """`logprobs` of one choice of a completion, piece by piece.
+    """Field `logprobs` of one choice of a completion, built incrementally.
 
-    `detokenizer`: says where in the choice's text each token begins; None where there is no text.
+    `detokenizer`: finds where in the choice's text each token begins; None without text.
     """
 
     def __init__(self, names: TokenNames, detokenizer: Detokenizer | None, offset: int = 0) -> None:
@@ -261,14 +264,14 @@ class CompletionLogprobs:
         self._offset = offset
 
     def fork(self) -> Self:
-        """Those of another choice that begins here."""
+        """Returns a copy for another choice that continues from here."""
         other = copy(self)
         if self._detokenizer is not None:
             other._detokenizer = self._detokenizer.fork()
         return other
 
     def unscored(self, token_id: int) -> dict[str, list[object]]:
-        """Of a prompt's first token, which nothing comes before."""
+        """Returns the entry of a prompt's first token, which has no logprob."""
         shape: dict[str, list[object]] = {
             "tokens": [self._names.name(token_id)],
             "token_logprobs": [None],
@@ -279,7 +282,7 @@ class CompletionLogprobs:
         return shape
 
     def shape(self, scores: Iterable[TokenLogprob]) -> dict[str, list[object]]:
-        """Of the tokens that come next."""
+        """Returns the entries of the next tokens."""
         tokens: list[object] = []
         logprobs: list[object] = []
         tops: list[object] = []
@@ -302,7 +305,10 @@ class CompletionLogprobs:
             self._offset += len(self._detokenizer.push((token_id,)))
 
     def _top(self, score: TokenLogprob) -> dict[str, float]:
-        """The token itself and the best; of tokens with one text, the more probable."""
+        """Returns the logprobs of the token and its alternatives by name.
+
+        Of tokens with the same name the more probable counts.
+        """
         own = TopLogprob(score.token_id, score.logprob)
         top: dict[str, float] = {}
         for entry in (own, *score.top):
@@ -312,13 +318,13 @@ class CompletionLogprobs:
 
 
 def joined(shapes: Sequence[dict[str, list[object]]]) -> dict[str, list[object]]:
-    """One shape of several that follow each other."""
+    """Concatenates the entries of consecutive `shapes`."""
     keys = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     return {key: [entry for shape in shapes for entry in shape[key]] for key in keys}
 
 
 def chat_logprobs(scores: Iterable[TokenLogprob], names: TokenNames) -> list[dict[str, object]]:
-    """`logprobs.content` of a chat."""
+    """Returns the field `logprobs.content` of a chat."""
 
     def entry(token_id: int, logprob: float) -> dict[str, object]:
         return {
@@ -337,7 +343,7 @@ def chat_logprobs(scores: Iterable[TokenLogprob], names: TokenNames) -> list[dic
 
 
 def prompt_logprobs(scores: Iterable[TokenLogprob], names: TokenNames) -> list[object]:
-    """The `prompt_logprobs` of vLLM: null for the first token, then by token id."""
+    """Returns vLLM's field `prompt_logprobs`: null for the first token, then entries by token id."""
 
     def entry(token_id: int, logprob: float, rank: int) -> dict[str, object]:
         name = names.name(token_id)
@@ -353,5 +359,5 @@ def prompt_logprobs(scores: Iterable[TokenLogprob], names: TokenNames) -> list[o
 
 
 def finite(logprob: float) -> float:
-    """`logprob` as JSON can say it."""
+    """Returns `logprob` as a number that JSON can express."""
     return max(logprob, _LEAST_LOGPROB) if not math.isnan(logprob) else _LEAST_LOGPROB

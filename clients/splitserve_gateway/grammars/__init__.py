@@ -1,1 +1,4 @@
-"""What an answer may be: grammars from requests, and whether they compile. Text only, no web."""
+"""Grammars of answers: those that requests ask for, and checks that they compile.
+
+Text only, no web.
+"""

@@ -1,4 +1,4 @@
-"""What an answer may be, and how it is read: what was requested, calls, reasoning before them."""
+"""Plan of an answer: grammar (requested format, tool calls, reasoning) and parser options."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from splitserve_gateway.parsing.formats import JSON, OutputFormat, ReasoningStat
 from splitserve_gateway.parsing.output_parser import OutputParser, ParserOptions
 from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
 
-_MAX_REFUSED = 3  # each may take all the time that a grammar gets
+_MAX_REFUSED = 3  # each refused schema may take the full compile time
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """What is asked of an answer, and how the model writes.
+    """Constraints on an answer, and the model's output notation.
 
-    `reasoning_state`: where the rendered prompt ends. `special_tokens`: texts of the tokens that
-    detokenisers skip. Grammars never have these (their text is none).
+    `reasoning_state`: reasoning state at the end of the rendered prompt. `special_tokens`: texts of
+    the tokens that detokenizers skip. Grammars cannot match these tokens, whose text is empty
+    there.
     """
 
     output_format: OutputFormat
@@ -46,7 +47,7 @@ class AnswerRules:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """The `grammar` of an answer, None if any text will do; and what parses its text."""
+    """Grammar of an answer (None if any text is allowed), and how its text is parsed."""
 
     output_format: OutputFormat
     options: ParserOptions
@@ -54,7 +55,7 @@ class AnswerPlan:
 
     @property
     def shows_markers(self) -> bool:
-        """Whether the parser has to see the text of special tokens."""
+        """Whether the parser needs the text of special tokens."""
         return bool(self.options.hidden)
 
     @property
@@ -64,18 +65,18 @@ class AnswerPlan:
         return bool(self.output_format.reasoning or options.tools or options.hidden)
 
     def new_parser(self) -> OutputParser:
-        """For one answer."""
+        """Returns a parser for one answer."""
         return OutputParser(self.output_format, self.options)
 
 
 async def plan_answer(checker: TenantChecker, rules: AnswerRules) -> AnswerPlan:
-    """How an answer is held to `rules`, and read.
+    """Plans the grammar and the parsing of an answer under `rules`.
 
-    - A call that has to be made is the whole answer; otherwise what was requested or calls are.
-    - Of tools that may be called, `strict` ones are held to their schemas, where calls can be told
-      from text; so are all of them where there are others that may not be called.
-    - A schema that is not strict and cannot be compiled becomes any object.
-    - All of this comes after the model's reasoning; a model whose marks of reasoning are special
+    - A required call is the whole answer; otherwise the answer is the requested format or calls.
+    - Calls of `strict` tools follow their schemas if the notation tells calls from text. All tools
+      follow their schemas if some tools may not be called.
+    - A schema that is not strict and does not compile becomes any object.
+    - The model's reasoning comes before all of this. A model whose reasoning marks are special
       tokens does not reason under a grammar.
     - Calls whose notation has special tokens are written as JSON under a grammar.
 
@@ -112,7 +113,10 @@ async def plan_answer(checker: TenantChecker, rules: AnswerRules) -> AnswerPlan:
 async def _calls(
     checker: TenantChecker, rules: AnswerRules, *, has_answer: bool
 ) -> tuple[OutputFormat, Grammar | None]:
-    """The grammar of calls, if they need one, and how calls are written."""
+    """Returns the notation of calls and their grammar; None if calls need no grammar.
+
+    Raises GrammarRefused if a call is required and the model's notation is unknown.
+    """
     use, form = rules.tool_use, rules.output_format
     if form.tool_calls is None:
         if use.must_call:
@@ -139,7 +143,10 @@ async def _compilable(
     tools: Sequence[Tool],
     make: Callable[[Sequence[Tool]], Grammar | None],
 ) -> Grammar | None:
-    """What `make` makes of the tools, with any object for schemas that make it fail."""
+    """Returns the grammar that `make` builds, with any object for schemas that do not compile.
+
+    Returns None if `make` does. Raises GrammarRefused for a strict schema that does not compile.
+    """
     if sum(len(tool.schema.schema.encode()) for tool in tools) > MAX_GRAMMAR_BYTES // 2:
         tools = [tool if tool.is_strict else replace(tool, schema=ANY_OBJECT) for tool in tools]
     made = make(tools)
@@ -154,7 +161,11 @@ async def _compilable(
 
 
 async def _without_refused(checker: TenantChecker, tools: Sequence[Tool]) -> list[Tool]:
-    """The tools, each schema tried alone; after some that were refused only strict ones are."""
+    """Checks the schema of each tool alone; replaces refused ones by any object.
+
+    After `_MAX_REFUSED` refusals only strict schemas are checked, and all others become any object.
+    Raises GrammarRefused for a strict schema.
+    """
     kept: list[Tool] = []
     num_refused = 0
     for tool in tools:

@@ -1,4 +1,4 @@
-"""A process that tries grammars, beside an event loop."""
+"""Process that tries grammars for an event loop."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from splitserve_grammars.trial import Verdict, trial_command
 
 
 class CheckProcess:
-    """Tries one grammar at a time; starts with the first."""
+    """Tries one grammar at a time in a process, which the first trial starts."""
 
     def __init__(self, max_address_bytes: int, max_wall_s: float) -> None:
-        """`max_wall_s`: after so long it is given up, also where the machine is busy."""
+        """Prepares the process.
+
+        `max_wall_s`: a trial is given up after this, even on a busy machine.
+        """
         self._trials = GrammarTrials(trial_command(max_address_bytes), max_wall_s)
         self._thread = ThreadPoolExecutor(1, "grammar-check")
 
     async def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> Verdict:
-        """Raises TrialTooSlow, and TrialUnavailable if two processes in a row came to nothing."""
+        """Tries a grammar and returns the verdict. `kind`: its dialect.
+
+        Raises TrialTooSlow, and TrialUnavailable if two processes in a row failed.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._trials.ask, kind, texts, max_cpu_s)
 
     async def close(self) -> None:
-        """Ends the process, if there is one; nothing more is tried."""
+        """Ends the process, if one runs; no trial can follow."""
         await asyncio.to_thread(self._trials.close)
         self._thread.shutdown(wait=False)

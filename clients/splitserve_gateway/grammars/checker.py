@@ -1,4 +1,7 @@
-"""Whether a grammar compiles: asked of processes beside this one, which may be killed."""
+"""Grammars of requests: which grammar a request asks for, and whether it compiles.
+
+Compilation runs in separate processes, which can be killed.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,22 @@ from splitserve_grammars.limits import (
 )
 from splitserve_grammars.trial import TrialTooSlow, TrialUnavailable, Verdict, encode_task
 
-_MAX_SHARE = 4  # of what waits, one tenant may have one part in so many
+_MAX_SHARE = 4  # a tenant may have one in four of the waiting checks
 _BROKEN = "the grammar could not be checked"
 
 _log = logging.getLogger(__name__)
 
 
 class GrammarCheckUnavailable(Exception):
-    """Grammars cannot be checked now; nothing is known about this one."""
+    """Grammars cannot be checked now; nothing is known about this grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckerLimits:
-    """What checking may cost. Seconds, counts, bytes.
+    """Bounds on grammar checks, in seconds, counts and bytes.
 
-    `first_cpu_s`: of a grammar's first try; what takes longer is tried again with `max_cpu_s`.
+    `first_cpu_s`: CPU time of a grammar's first trial; slower grammars are tried again with
+    `max_cpu_s`.
     """
 
     max_waiting: int = 256
@@ -50,18 +54,18 @@ class CheckerLimits:
 
 
 class GrammarChecker:
-    """Checks grammars, each content once.
+    """Checks that grammars compile, each content once.
 
-    There are two lanes, each with a process: whoever is quick waits for first tries alone, which
-    are short. In both, tenants take turns.
+    Checks run in two lanes with a process each. First trials are short, so a quick grammar waits
+    only for other first trials. Tenants take turns in both lanes.
 
-    Not seen here: whether the model's tokens can spell what a grammar wants, whether special tokens
-    that it names exist, and how many states it grows while an answer is made. An executor that
-    finds such a thing fails that request.
+    A check does not show whether the model's tokens can spell the grammar, whether special tokens
+    that it names exist, or how many states the grammar has while an answer is generated. An
+    executor that finds such a fault fails the request.
     """
 
     def __init__(self, limits: CheckerLimits | None = None) -> None:
-        """Starts nothing: what checks comes with the first grammar."""
+        """Starts no process; the first check does."""
         self._limits = limits or CheckerLimits()
         self._cache: OrderedDict[bytes, Verdict] = OrderedDict()
         self._cached_bytes = 0
@@ -72,13 +76,14 @@ class GrammarChecker:
         self._is_closed = False
 
     async def check(self, field: str, source: Source, tenant: str = "") -> Grammar:
-        """`source`, in a dialect of the contract, if it compiles.
+        """Returns `source` in a dialect of the contract, if it compiles.
 
-        Raises GrammarRefused with what the compiler says, and GrammarCheckUnavailable.
+        `field`: named in errors. Raises GrammarRefused with the compiler's message, and
+        GrammarCheckUnavailable.
         """
         if isinstance(source, Choices):
             checked_text(field, "".join(source.texts))
-            return source  # texts: there is nothing to compile
+            return source  # plain texts need no compiler
         kind, text = _kind_and_text(source)
         checked_text(field, text)
         verdict = await self._verdict(kind, [text], tenant)
@@ -89,11 +94,11 @@ class GrammarChecker:
         return Lark(verdict.lark)
 
     def of(self, tenant: str) -> TenantChecker:
-        """The checker, as one tenant uses it."""
+        """Returns the checker for requests of one tenant."""
         return TenantChecker(self, tenant)
 
     async def close(self) -> None:
-        """Ends the processes, and what they are at."""
+        """Ends the processes and fails the checks in progress."""
         self._is_closed = True
         for worker in self._workers:
             worker.cancel()
@@ -112,7 +117,7 @@ class GrammarChecker:
         check = self._checks.get(key) or self._begin(_Check(key, kind, texts, tenant))
         check.num_callers += 1
         try:
-            # It is not this caller's alone, and once it is begun its verdict is worth keeping.
+            # Shielded: other callers may share the check, and its verdict is cached.
             return await asyncio.shield(check.verdict)
         finally:
             check.num_callers -= 1
@@ -149,7 +154,7 @@ class GrammarChecker:
                 self._end(check, GrammarCheckUnavailable(str(error)))
                 continue
             except Exception:
-                # A bug of ours: it costs those that have this grammar, not all that come later.
+                # A bug fails the requests with this grammar only; the worker goes on.
                 _log.exception("grammar_checker_broken")
                 self._end(check, GrammarCheckUnavailable(_BROKEN))
                 continue
@@ -164,7 +169,7 @@ class GrammarChecker:
 
     def _end(self, check: _Check, outcome: Verdict | GrammarCheckUnavailable | None = None) -> None:
         if self._checks.pop(check.key, None) is None:
-            return  # it had to, when the checker was closed
+            return  # already ended by `close`
         if isinstance(outcome, Verdict):
             check.verdict.set_result(outcome)
         elif outcome is None or not check.num_callers:
@@ -184,18 +189,18 @@ class GrammarChecker:
 
 @dataclass(frozen=True, slots=True)
 class TenantChecker:
-    """See `GrammarChecker`."""
+    """GrammarChecker for one tenant."""
 
     checker: GrammarChecker
     tenant: str
 
     async def check(self, field: str, source: Source) -> Grammar:
-        """See `GrammarChecker`."""
+        """Checks a grammar as `GrammarChecker.check` does, in turns of this tenant."""
         return await self.checker.check(field, source, self.tenant)
 
 
 class _Check:
-    """A grammar that waits, or is tried. `tenant`: who asked first."""
+    """Grammar that waits for a trial or is in one. `tenant`: the first that asked."""
 
     def __init__(self, key: bytes, kind: str, texts: Sequence[str], tenant: str) -> None:
         self.key = key
@@ -207,7 +212,7 @@ class _Check:
 
 
 class _Lane:
-    """What waits for a process, and that. `slower`: where what takes too long here is tried."""
+    """Queue of checks and their process. `slower`: lane for checks that take too long here."""
 
     def __init__(
         self, limits: CheckerLimits, max_cpu_s: float, slower: _Lane | None = None
@@ -234,13 +239,13 @@ def _size(verdict: Verdict) -> int:
     return 200 + 4 * len(verdict.error) + 4 * len(verdict.lark)
 
 
-# -- The grammar that a request asks for, in OpenAI's words or in vLLM's ---------------------------
+# -- Grammar fields of requests, in OpenAI's and vLLM's forms --------------------------------------
 
 ANY_OBJECT = JsonSchema('{"type": "object"}')
 
 
 class GrammarRefused(Exception):
-    """A request's grammar, or tools, cannot be done; `field` says which one."""
+    """Refusal of a request's grammar or tools; `field` names the field at fault."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -250,7 +255,7 @@ class GrammarRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gbnf:
-    """A grammar in llama.cpp's dialect (`root ::= ...`), not yet converted to Lark."""
+    """Grammar in llama.cpp's dialect (`root ::= ...`), not yet converted to Lark."""
 
     grammar: str
 
@@ -260,18 +265,18 @@ Source = Grammar | Gbnf
 
 @dataclass(frozen=True, slots=True)
 class RequestedGrammar:
-    """A grammar, and the field of the request that has it."""
+    """Grammar of a request, and the field that has it."""
 
     field: str
     source: Source
 
 
 def requested_grammar(body: Mapping[str, object]) -> RequestedGrammar | None:
-    """What the fields of `body`, parsed JSON of any shape, ask for.
+    """Returns the grammar that fields of `body` ask for; None without one. `body`: parsed JSON.
 
-    They are `response_format` (Chat), `text` (Responses), `structured_outputs` and the older
-    `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`. Takes about as long as parsing
-    them did. Raises GrammarRefused, also if there are two.
+    The fields are `response_format`, `structured_outputs` and the older `guided_json`,
+    `guided_regex`, `guided_choice`, `guided_grammar`. Takes about as long as parsing `body` did.
+    Raises GrammarRefused, also for two grammars.
     """
     found = [
         grammar
@@ -284,7 +289,7 @@ def requested_grammar(body: Mapping[str, object]) -> RequestedGrammar | None:
 
 
 def json_text(field: str, value: object) -> str:
-    """`value` as JSON, keys in their order. Raises GrammarRefused."""
+    """Returns `value` as JSON text, keys in their order. Raises GrammarRefused."""
     try:
         return checked_text(field, json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (ValueError, RecursionError) as error:
@@ -292,7 +297,7 @@ def json_text(field: str, value: object) -> str:
 
 
 def checked_text(field: str, text: object) -> str:
-    """`text`, if it is a text that a grammar may be. Raises GrammarRefused."""
+    """Returns `text` if it is a string of allowed length for grammars. Raises GrammarRefused."""
     if not isinstance(text, str) or not text:
         raise GrammarRefused(field, "must be a text that is not empty")
     if len(text) > MAX_GRAMMAR_BYTES or len(_utf8(field, text)) > MAX_GRAMMAR_BYTES:
@@ -327,7 +332,7 @@ def _plain_format(field: str, form: Mapping[str, object]) -> RequestedGrammar | 
 
 
 def _json_schema(field: str, value: object, more: tuple[str, ...]) -> RequestedGrammar:
-    """The schema holds with `strict` and without it."""
+    """Reads a `json_schema` format. The schema holds with `strict` and without it."""
     form = _object(field, value)
     _only(field, form, ("name", "description", "schema", "strict", *more))
     for key in ("name", "description"):

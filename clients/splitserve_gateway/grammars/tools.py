@@ -1,4 +1,4 @@
-"""The tools of a request, and whether the model may, or has to, call them."""
+"""Tools of a request, and grammars for answers that call tools."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from splitserve_grammars.lark_checks import OPTIONS_KEY
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call.
+    """Function that the model may call.
 
-    `form`: as chat templates take it. `field`: where its schema stands in the request.
+    `form`: the tool in the form of chat templates. `field`: path of its schema in the request.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Which tools a model is shown (`tools`), may call (`callable_tools`), and has to.
+    """Tools shown to the model (`tools`), those it may call (`callable_tools`), and required calls.
 
-    `max_calls`: how many calls an answer may have; None for any number.
+    `must_call`: the answer has to be a call. `max_calls`: calls per answer; None for any number.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -50,27 +50,27 @@ class ToolUse:
 
     @property
     def template_tools(self) -> list[Mapping[str, object]] | None:
-        """What the chat template gets; None for a request without tools."""
+        """Tools in the form of chat templates; None for a request without tools."""
         return [tool.form for tool in self.tools] or None
 
     @property
     def parameters(self) -> dict[str, Mapping[str, object]]:
-        """What the parser gets: schemas by the names of tools."""
+        """Parameter schemas by tool name, for the parser."""
         return {tool.name: tool.parameters for tool in self.callable_tools}
 
     @property
     def barred(self) -> frozenset[str]:
-        """The names of tools that a model is shown and may not call."""
+        """Names of tools that the model sees but may not call."""
         return frozenset(tool.name for tool in self.tools) - self.parameters.keys()
 
 
 def tool_use(
     tools: Sequence[ChatTool] | None, choice: ChatToolChoice | None, *, is_parallel: bool = True
 ) -> ToolUse:
-    """From the fields of a chat.
+    """Returns the tool use that `tools` and `tool_choice` of a chat ask for.
 
-    With `"none"` the model is not shown the tools; one that is named is called once; of allowed
-    ones it is shown all. Raises GrammarRefused.
+    With `"none"` the model sees no tools. A named tool is called once. With allowed tools the model
+    still sees all tools. Raises GrammarRefused.
     """
     known = _tools(tools or ())
     max_calls = None if is_parallel else 1
@@ -121,7 +121,7 @@ def _tool(field: str, function: FunctionDefinition) -> Tool:
 
 
 def _parameters(field: str, value: Mapping[str, object] | None) -> Mapping[str, object]:
-    """Arguments are an object, whether the schema says it or not."""
+    """Returns the schema of a function's parameters. Adds the type `object` if it is missing."""
     if value is None:
         return {"type": "object", "properties": {}}
     if OPTIONS_KEY in value:
@@ -140,15 +140,14 @@ def _named(known: tuple[Tool, ...], field: str, name: str) -> Tool:
     raise GrammarRefused(field, "names no function of tools")
 
 
-# --------------------------------------------------------------------------------------------------
-# Grammars for answers that call tools, each in the notation that the model was trained on.
+# -- Grammars of tool calls, in the notations that models were trained on --------------------------
 
-_MAX_CALLS = 32  # so that an answer ends
+_MAX_CALLS = 32  # bounds the length of an answer
 
 
 @dataclass(frozen=True, slots=True)
 class _Spelling:
-    """The texts around names and arguments of calls, in order."""
+    """Texts around the name and the arguments of a call, in order."""
 
     name: tuple[str, ...]  # before the name
     arguments: tuple[str, ...]
@@ -172,7 +171,7 @@ _SPELLINGS = {
 
 
 def texts_of(tool_call_format: ToolCallFormat) -> frozenset[str]:
-    """The texts that grammars for a notation have around names and arguments."""
+    """Returns the texts around names and arguments in a notation's grammars."""
     spelling = _SPELLINGS[tool_call_format.name]
     parts = (spelling.first, spelling.name, spelling.arguments, spelling.end, spelling.last)
     return frozenset(text for part in parts for text in part)
@@ -183,7 +182,10 @@ def only_calls(
     tool_call_format: ToolCallFormat,
     max_calls: int | None,
 ) -> Lark:
-    """An answer that is a call, or up to 32, of `tools`, and nothing else."""
+    """Returns a grammar for answers of 1 to 32 calls of `tools` and nothing else.
+
+    `max_calls`: 1 allows a single call.
+    """
     spelling = _SPELLINGS[tool_call_format.name]
     if max_calls == 1 and tool_call_format.name == "json":
         calls = "call"
@@ -195,9 +197,9 @@ def only_calls(
 
 
 def text_and_calls(tools: Sequence[Tool], tool_call_format: ToolCallFormat) -> Lark | None:
-    """An answer that is any text, with calls of `tools` wherever the opener stands in it.
+    """Returns a grammar for any text with calls of `tools` wherever the opener stands.
 
-    None for a notation in which not every call begins with the opener.
+    Returns None for a notation in which not every call begins with the opener.
     """
     opener = tool_call_format.opener
     spelling = _SPELLINGS[tool_call_format.name]
@@ -230,11 +232,11 @@ def _parts(texts: Sequence[str]) -> str:
 
 
 def _regex(text: str) -> str:
-    # `\\<` would be the beginning of a word.
+    # Escapes no other characters: `\\<` would match the beginning of a word.
     return "".join(f"\\{char}" if char in "[]|/" else char for char in text)
 
 
-# -- Grammars put together, in llguidance's dialect of Lark ----------------------------------------
+# -- Composition of grammars, in llguidance's dialect of Lark --------------------------------------
 
 ANY_TEXT = r"/(.|\n)*/"
 _LITTLE_SPACE = '"x-guidance": {"whitespace_pattern": "[ ]?"}'
@@ -242,17 +244,17 @@ _SPACE = r"/[ \t\r\n]{0,8}/"
 
 
 def quoted(text: str) -> str:
-    """`text`, as a rule has it."""
+    """Returns `text` as a string literal of a rule."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def up_to(name: str, end: str) -> str:
-    """The rule `name`: any text up to the first `end`, and that."""
+    """Returns a rule `name` that matches any text up to and including the first `end`."""
     return f"{name}[suffix={quoted(end)}]: {ANY_TEXT}\n"
 
 
 def embedded(grammar: Grammar) -> str:
-    """`grammar` as the right side of a rule."""
+    """Returns `grammar` as the right side of a rule."""
     match grammar:
         case JsonSchema(schema):
             return f"%json {_with_little_space(schema)}"
@@ -266,9 +268,10 @@ def embedded(grammar: Grammar) -> str:
 
 
 def as_sent(grammar: Grammar) -> Grammar:
-    """`grammar`; of a JSON Schema one that allows no more than a space between two tokens.
+    """Returns `grammar` as sent to schedulers.
 
-    Otherwise a model that likes white space writes nothing else until its tokens run out.
+    A JSON Schema allows at most one space between tokens.
+    Otherwise a model that prefers white space may write nothing else until its tokens run out.
     """
     if isinstance(grammar, JsonSchema):
         return Lark(f"start: {embedded(grammar)}\n")
@@ -276,14 +279,15 @@ def as_sent(grammar: Grammar) -> Grammar:
 
 
 def either(first: Grammar, second: Grammar) -> Lark:
-    """An answer that is one of two."""
+    """Returns a grammar for answers that match `first` or `second`."""
     return Lark(f"start: first | second\nfirst: {embedded(first)}\nsecond: {embedded(second)}\n")
 
 
 def after_reasoning(grammar: Grammar, marks: ReasoningMarks, state: ReasoningState) -> Grammar:
-    """`grammar` for what follows reasoning; `state`: where the prompt ends.
+    """Returns `grammar` with the reasoning that precedes it.
 
-    Where it has not begun, the model may reason or not.
+    `state`: reasoning state of the prompt.
+    If reasoning has not begun, it is optional.
     """
     if state is ReasoningState.CLOSED:
         return grammar
@@ -298,15 +302,15 @@ def after_reasoning(grammar: Grammar, marks: ReasoningMarks, state: ReasoningSta
 
 
 def _with_little_space(schema: str) -> str:
-    """`schema`, which is JSON text and has no options for the compiler, with one."""
+    """Adds the white space option to JSON text `schema`, which has no compiler options yet."""
     members = schema.strip().removeprefix("{").removesuffix("}").strip()
     if not schema.lstrip().startswith("{") or not members:
-        members = ""  # `true`
+        members = ""  # boolean schema
     return "{" + _LITTLE_SPACE + (f", {members}" if members else "") + "}"
 
 
 def _escaped(pattern: str) -> str:
-    """A regex between slashes, on one line."""
+    """Escapes a regex for use between slashes on one line."""
     return re.sub(r"\\[\s\S]|[/\n\r]", _escape_one, pattern)
 
 

@@ -1,1 +1,1 @@
-"""What every endpoint needs of HTTP: bounded bodies, errors in OpenAI's shape, event streams."""
+"""HTTP server parts: connections, bounded bodies, errors in OpenAI's format, event streams."""

@@ -1,4 +1,7 @@
-"""Request bodies: read up to a bound, checked against their schema off the event loop if large."""
+"""Request bodies: bounded reading, validation against schemas, and a budget of bytes.
+
+Large bodies are validated in a thread, beside the event loop.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,33 @@ from splitserve_gateway.sharing.turns import Shares
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
-# Set in the state of a scope whose caller shows no credential.
+# Key in the state of a scope whose caller needs no credential.
 NEEDS_CONTENT_TYPE = "needs_content_type"
 _JSON = "application/json"
 _KIND = "invalid_request_error"
-# Parsing takes a few milliseconds for so many bytes at most, a fraction of one for texts.
+# Parsing 16 KiB takes a few milliseconds at most, and a fraction of one for texts.
 _SMALL_BYTES = 16 * 1024
-# What no request has, nor a prompt that fits a model: objects and lists, keys, and other values.
-# Parsing so many takes 0.1 s, in which nobody else is served.
+# Bounds on objects and lists, keys, and other values. No request, and no prompt that fits a model,
+# has as many. Parsing that many takes 0.1 s, in which no other request is served.
 _MOST = (
     ((b"{", b"["), 65_536, "objects and lists"),
     ((b'":', b'" :'), 65_536, "keys"),
     ((b",",), 1_200_000, "values"),
 )
-# Errors are made one by one.
+# Creating errors takes time for each error.
 _MAX_ERRORS = 100
 _MAX_LENGTH_DIGITS = 20
-# From the end of the headers on.
+# Time for the body to arrive, from the end of the headers.
 BODY_TIMEOUT_S = 60.0
 
 
 async def read_body(
     request: Request, schema: type[Schema], max_bytes: int, share: BodyShare
 ) -> Schema:
-    """The body as `schema` has it.
+    """Reads the body and validates it against `schema`.
 
-    Raises ApiError: 400 if it is wrong, 408 if it does not come, 413 beyond `max_bytes`, 415 if it
-    is something else than JSON, 429 if there is no room for its `share` of all bodies.
+    Raises ApiError: 400 for an invalid body, 408 if it is late, 413 beyond `max_bytes`, 415 for a
+    type other than JSON, 429 if there is no room for its `share` of all bodies.
     """
     _check_head(request, max_bytes)
     try:
@@ -55,7 +58,10 @@ async def read_body(
 
 
 def _parse(body: bytearray, schema: type[Schema]) -> Schema:
-    """Raises ApiError. What holds Python's lock for long is refused before it does."""
+    """Parses a body. Raises ApiError.
+
+    Bodies whose parsing would hold Python's lock for long are refused before parsing.
+    """
     for marks, most, what in _MOST:
         if sum(map(body.count, marks)) > most:
             message = f"the body has more than {most} {what}, counted in its texts, too"
@@ -70,7 +76,7 @@ def _check_head(request: Request, max_bytes: int) -> None:
     headers = request.headers
     named = ", ".join(headers.getlist("content-type"))
     media_type = named.partition(";")[0].strip().lower()
-    # Without a credential it has to be named: a page can send a body without a type to any origin.
+    # Required without a credential: a web page can send a body without a type to any origin.
     is_required = request.scope.get("state", {}).get(NEEDS_CONTENT_TYPE, False)
     if media_type != _JSON and (named or is_required):
         is_named = f"is {quoted(named)!r}" if named else "is missing"
@@ -80,7 +86,7 @@ def _check_head(request: Request, max_bytes: int) -> None:
         raise _unsupported(f"the header content-encoding is {quoted(encoding)!r}; allowed: none")
     declared = headers.get("content-length", "0")
     digits = declared.lstrip("0") or "0"
-    # Python refuses to read numbers of thousands of digits.
+    # Python refuses to parse numbers with thousands of digits.
     if digits.isdecimal() and (len(digits) > _MAX_LENGTH_DIGITS or int(digits) > max_bytes):
         raise _too_large(max_bytes)
 
@@ -105,11 +111,11 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def _refusal(error: ValidationError) -> ApiError:
-    """The first thing that is wrong, with the field's name."""
+    """Returns the 400 error of the first validation error, with the field's name."""
     if error.error_count() > _MAX_ERRORS:
         return invalid(f"more than {_MAX_ERRORS} fields are wrong or unknown", code="invalid_value")
     first = error.errors(include_url=False, include_context=False)[0]
-    # Which kind of a union it was, and that it was a key, are no fields.
+    # Tags of unions, and the mark of a key, are not field names.
     parts = [str(part) for part in first["loc"] if not str(part).startswith(("<", "["))]
     param = quoted(".".join(parts)) if parts else None
     if first["type"] == "json_invalid":
@@ -127,13 +133,13 @@ def _refusal(error: ValidationError) -> ApiError:
         return invalid(message, f"{param}.content" if is_null else param, "invalid_value")
     name, wanted = param or "the body", first["msg"]
     if first["type"] == "string_type" and first["loc"][-1:] == ("<text>",):
-        # Whatever is no list is looked at as a text.
+        # Values that are not lists are validated as texts.
         wanted = "Input should be a valid string or a list"
     return invalid(f"{name}: {wanted}, got {_shown(first['input'])}", param, "invalid_value")
 
 
 def _shown(value: object) -> str:
-    """A short form of what may be very long."""
+    """Returns a short form of `value`, which may be very long."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     if isinstance(value, int) and abs(value) >= 2**64:
@@ -142,18 +148,18 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-# -- How many bytes of bodies all requests together may have here ----------------------------------
+# -- Budget of body bytes of all requests ----------------------------------------------------------
 
-# Of each body so much is not counted: small ones pass whatever large ones have taken.
+# The first bytes of each body are not counted, so small bodies pass whatever large ones hold.
 FREE_BYTES = 64 * 1024
 _PATIENCE_S = 5.0
 _RETRY_AFTER_S = 2.0
 
 
 class BodyBudget:
-    """The bytes of bodies that are being read, or not yet token ids.
+    """Budget of bytes of bodies that are being read, or not yet encoded as token ids.
 
-    Where callers are known, each tenant leaves some to others.
+    Where callers are known, each tenant leaves a share to others.
     """
 
     def __init__(self, max_bytes: int, patience_s: float = _PATIENCE_S) -> None:
@@ -163,15 +169,15 @@ class BodyBudget:
 
     @property
     def num_bytes(self) -> int:
-        """What all have now."""
+        """Number of bytes that all bodies hold now."""
         return self._shares.num_held
 
     def share(self, tenant: str | None) -> BodyShare:
-        """What one body takes of it; use it in a `with`. `tenant`: None if none is known."""
+        """Returns the share of one body, for use in a `with`. `tenant`: None if unknown."""
         return BodyShare(self, tenant)
 
     async def take(self, tenant: str | None, num_bytes: int) -> None:
-        """Waits a while for so many. Raises ApiError: 429."""
+        """Takes `num_bytes`; waits a while for room. Raises ApiError: 429."""
         try:
             async with asyncio.timeout(self._patience_s):
                 while not self._shares.may_take(tenant, num_bytes):
@@ -186,13 +192,13 @@ class BodyBudget:
         self._shares.take(tenant, num_bytes)
 
     def give_back(self, tenant: str | None, num_bytes: int) -> None:
-        """Whoever waits may go on."""
+        """Returns `num_bytes` to the budget, and wakes waiting bodies."""
         self._shares.give_back(tenant, num_bytes)
         self._has_more.set()
 
 
 class BodyShare:
-    """What one body has of the budget; gives it back at the end of the `with`."""
+    """Bytes that one body holds of the budget; returned at the end of the `with`."""
 
     def __init__(self, budget: BodyBudget, tenant: str | None) -> None:
         self._budget = budget
@@ -212,7 +218,10 @@ class BodyShare:
             self._budget.give_back(self._tenant, self._num_bytes)
 
     async def grow(self, num_body_bytes: int) -> None:
-        """The body has so many bytes by now. Waits a while for room. Raises ApiError: 429."""
+        """Counts a body that now has `num_body_bytes`; waits a while for room.
+
+        Raises ApiError: 429.
+        """
         num_more = num_body_bytes - FREE_BYTES - self._num_bytes
         if num_more > 0:
             await self._budget.take(self._tenant, num_more)

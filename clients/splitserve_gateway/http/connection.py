@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections, with bounds on what one may cost before a request is known."""
+"""HTTP/1.1 connections with bounds on cost before a request is known."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from splitserve_gateway.http.request_parser import HeadRefused, RequestParser, c
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_TARGET_BYTES = 16 * 1024
-# Of each header, besides its name and value: a colon, a space, the end of the line.
+# Bytes of a header besides name and value: a colon, a space, the end of the line.
 _HEADER_EXTRA_BYTES = 4
-# For all of a request's headers to come.
+# Time for all headers of a request to arrive.
 HEAD_TIMEOUT_S = 30.0
-# For a client that is still sending to see the answer, and that nobody reads on.
+# Time for a client that still sends to read the answer and the end of the connection.
 LINGER_S = 5.0
-# Over TLS, where a connection cannot be half closed: with nothing new for so long it is over.
+# TLS connections cannot be half closed: they end after this time without new data.
 _LINGER_SILENCE_S = 0.5
-# A peer that takes nothing for so long, not even the end of what was sent, is gone.
+# A peer that acknowledges no data for this long is gone.
 _UNACKNOWLEDGED_MS = 120_000
-# What the kernel keeps for a client that does not read; left to itself it keeps MiB.
+# Kernel send buffer for a client that does not read; the default is several MiB.
 _SEND_BYTES = 128 * 1024
 _UNWRITTEN_BYTES = 64 * 1024
 # Requests sent ahead on one connection while another is answered.
 _MAX_PIPELINED = 16
-# Their answers begin at once, and nothing is lost if nobody reads them.
+# Methods whose answers start at once, and may go unread without loss.
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class Connection(HttpToolsProtocol):
-    """Uvicorn's protocol, but for these.
+    """Uvicorn's HTTP protocol with bounds and stricter rules.
 
-    The head of a request is bounded in size and time, and so is what follows a body. A client that
-    leaves is noticed whichever of its pipelined requests is answered, since reading never stops:
-    one that sends too much ahead is cut instead. What is no HTTP is refused in OpenAI's shape,
-    after the answers to the requests before it. An answer that does not wait for the whole body is
-    the connection's last. Trailers are dropped. HEAD is answered as GET, without the body.
+    The size and the arrival time of a request head are bounded, and so is data after a body. The
+    end of a client is noticed whichever of its pipelined requests is answered, since reading never
+    stops; a client that sends too much ahead is cut. Data that is not HTTP is refused in OpenAI's
+    format, after the answers to earlier requests. An answer that does not wait for the whole body
+    is the connection's last. Trailers are dropped. HEAD is answered as GET, without the body.
     Clients of HTTP/1.0 get no chunks, and may keep the connection.
 
-    `leave` is called when it is over, if it was made at all.
+    `leave` is called at the end of a connection that was made.
 
-    `scope["state"]["cut"]()` ends the connection of a request at once.
+    `scope["state"]["cut"]()` aborts the connection of a request.
     """
 
     leave: Callable[[], None]
@@ -58,20 +58,20 @@ class Connection(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
     _silence_timer: asyncio.TimerHandle | None = None
-    # As they are parsed, and as they come since the last part of a body; the latter has what is
-    # not parsed yet.
+    # Bytes of the head parsed so far, and bytes received since the last part of a body. The latter
+    # includes bytes that are not parsed yet.
     _num_head_bytes = 0
     _num_new_bytes = 0
     _is_last = False
     _is_in_head = False
-    # The end of what the client says: nothing that comes after it is read.
+    # Refusal to send after pending answers; data after it is not read.
     _last_refusal: HeadRefused | None = None
     _has_eof = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.is_made = True
         super().connection_made(transport)
-        # Over TLS it would be more, besides what the kernel keeps.
+        # The default over TLS is larger; the kernel's buffer adds to it.
         transport.set_write_buffer_limits(_UNWRITTEN_BYTES)
         self.parser = RequestParser(self)  # type: ignore[assignment]
         plain = transport.get_extra_info("socket")
@@ -90,7 +90,7 @@ class Connection(HttpToolsProtocol):
                 timer.cancel()
         super().connection_lost(exc)
         self.pipeline.clear()
-        # Uvicorn tells the request that came last; the one that is answered may be another.
+        # Uvicorn notifies the latest request; the request being answered may be another.
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -111,7 +111,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(refusal)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keeps the connection for answers that begin at once; else it is closed."""
+        """Returns True to keep the connection if all open answers start at once; else it closes."""
         cycles = [cycle for cycle, _ in self.pipeline]
         if self._running is not None and not self._running.response_complete:
             cycles.append(self._running)
@@ -190,7 +190,7 @@ class Connection(HttpToolsProtocol):
         async def send(message: Message) -> None:
             await writer.send(message)
             if writer.is_early and not cycle.disconnected:
-                # It ends by lingering, not by the close that uvicorn would do.
+                # Ends the connection by lingering instead of uvicorn's close.
                 self._is_last = cycle.keep_alive = True
             if is_head:
                 await writer.end()
@@ -216,26 +216,29 @@ class Connection(HttpToolsProtocol):
             self._refuse(HeadRefused(HTTPStatus.REQUEST_TIMEOUT, message))
 
     def _count_head(self, num_bytes: int) -> None:
-        """Raises HeadRefused, which ends the parsing, for a head that is too large."""
+        """Counts bytes of the head.
+
+        Raises HeadRefused, which ends parsing, for a head that is too large.
+        """
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > _MAX_HEAD_BYTES:
             raise _head_too_large()
 
     def _refuse(self, refusal: HeadRefused) -> None:
-        """Says why the connection ends, after the answers to what came before."""
+        """Sends the refusal and ends the connection, after the answers to earlier requests."""
         running = self._running
         if running is None or running.response_complete:
             self._write_refusal(refusal)
         elif running is not self.cycle or not running.more_body:
             if self.pipeline and self.cycle.more_body:
-                # The refusal answers the request whose body is wrong.
+                # The refusal is the answer to the request with the invalid body.
                 self.pipeline.popleft()
             self._last_refusal = refusal
             self._end_head()
         elif running.response_started:
             self._cut()
         else:
-            # Of its own body: this is its answer.
+            # The running request's own body is invalid: the refusal is its answer.
             running.disconnected = True
             running.message_event.set()
             self._write_refusal(refusal)
@@ -257,9 +260,9 @@ class Connection(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Ends the connection, but reads on for a while.
+        """Closes the sending side, and keeps reading for a while.
 
-        To close with something unread would be a reset, which costs the client the answer.
+        Closing with unread data would reset the connection and cost the client the answer.
         """
         if self.transport.is_closing():
             return
@@ -283,20 +286,20 @@ class Connection(HttpToolsProtocol):
 
 
 class _AnswerWriter:
-    """Writes one answer as the method and the version of its request want it.
+    """Writes one answer in the form that the request's method and HTTP version need.
 
-    `is_early`: whether it began before the whole body of the request was there.
+    `is_early`: the answer began before the whole request body had arrived.
     """
 
     is_early = False
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
-        # If not, the end of the body is that of the connection.
+        # False: the end of the connection marks the end of the body.
         self._has_length = True
 
     async def send(self, message: Message) -> None:
-        """Writes `message`; what comes after the end is dropped."""
+        """Writes `message`; drops messages after the end of the answer."""
         cycle = self._cycle
         if message["type"] == "http.response.start":
             message = {**message, "headers": self._headers(message)}
@@ -307,7 +310,7 @@ class _AnswerWriter:
         await cycle.send(message)  # type: ignore[arg-type]
 
     async def end(self) -> None:
-        """Ends an answer that has no body."""
+        """Ends an answer without a body."""
         if not self._cycle.response_complete:
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -332,7 +335,7 @@ def _head_too_large() -> HeadRefused:
 
 
 def _has_length(method: str, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a client can tell the end of an answer by its head."""
+    """Returns whether the head tells a client where the answer ends."""
     if method == "HEAD" or status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
         return True
     return any(name.lower() == b"content-length" for name, _ in headers)

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, and what each of the client library's becomes over HTTP.
+"""Errors in OpenAI's format, and the HTTP error of each client library error.
 
 {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 """
@@ -33,11 +33,11 @@ from splitserve_client import (
 )
 from splitserve_rpc.web_guard import WebRefusal
 
-# The reason of a ServerUnreachable: a scheduler refuses the gateway itself, not who called it.
+# Reason of a ServerUnreachable: a scheduler refuses the gateway itself, not its caller.
 UPSTREAM_REFUSED = "UPSTREAM_REFUSED"
 
 _RETRY_AFTER_S = 1.0
-# What callers' programs know by another name than the scheduler's reason.
+# Codes that clients know by another name than the scheduler's reason.
 _CODES = {
     "PROMPT_TOO_LONG": "context_length_exceeded",
     "GRAMMAR_INVALID": "invalid_grammar",
@@ -49,7 +49,10 @@ _log = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
-    """What a caller is told. `code`: for programs. `param`: the field at fault."""
+    """Error sent to a caller.
+
+    `kind`: OpenAI's `type`; `code`: for programs; `param`: field at fault.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, object]:
-        """The JSON object."""
+        """Returns the JSON object of the error."""
         error = {
             "message": self.message,
             "type": self.kind,
@@ -80,7 +83,7 @@ class ApiError(Exception):
         return {"error": error}
 
     def response(self) -> Response:
-        """The whole answer."""
+        """Returns the HTTP response with the error's status, headers and body."""
         headers = {}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
@@ -90,62 +93,62 @@ class ApiError(Exception):
 
 
 def quoted(text: str) -> str:
-    """As much of what a caller sent as an answer repeats."""
+    """Returns the part of a caller's text that errors may repeat, at most 120 characters."""
     return text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}..."
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """The request is refused as it stands."""
+    """Returns a 400 error: the request cannot be served as it stands."""
     return ApiError(400, "invalid_request_error", message, code=code, param=param)
 
 
 def model_unknown(model: str, known: Sequence[str]) -> ApiError:
-    """No scheduler serves this model."""
+    """Returns a 404 error: no scheduler serves `model`. `known`: models that are served."""
     there_is = ", ".join(map(repr, known))
     message = f"the model {quoted(model)!r} is not served; there is {there_is}"
     return ApiError(404, "invalid_request_error", message, code="model_not_found", param="model")
 
 
 def caller_unknown(message: str) -> ApiError:
-    """No credential was given, or none that is valid."""
+    """Returns a 401 error: no valid credential was given."""
     return ApiError(401, "invalid_request_error", message, code="invalid_api_key")
 
 
 def caller_not_allowed(message: str) -> ApiError:
-    """The credential is valid, and not for this."""
+    """Returns a 403 error: the credential is valid, but does not allow this request."""
     return ApiError(403, "permission_error", message, code="caller_not_allowed")
 
 
 def web_refused(refusal: WebRefusal) -> ApiError:
-    """A web page asks that may not."""
+    """Returns the error of a refused request of a web page."""
     kind = "permission_error" if refusal.status == HTTPStatus.FORBIDDEN else "invalid_request_error"
     return ApiError(refusal.status, kind, refusal.message, code=refusal.code)
 
 
 def too_many_requests(message: str) -> ApiError:
-    """There is no place for one more now."""
+    """Returns a 429 error: the gateway has no place for another request now."""
     kind, code = "rate_limit_error", "too_many_requests"
     return ApiError(429, kind, message, code=code, retry_after_s=_RETRY_AFTER_S)
 
 
 def too_many_strangers() -> ApiError:
-    """Whether the credential is valid cannot be looked up now, among so many others."""
+    """Returns a 503 error: too many unknown credentials are being looked up."""
     return _unavailable("too many credentials are being looked up; try again", "too_many_callers")
 
 
 def no_scheduler() -> ApiError:
-    """No scheduler can be reached, or none has an executor yet."""
+    """Returns a 503 error: no scheduler is reachable, or none has an executor yet."""
     return _unavailable("no scheduler is ready; try again", "model_not_ready")
 
 
 def upstream_refused() -> ApiError:
-    """The gateway's own key is not valid."""
+    """Returns a 503 error: schedulers refuse the gateway's own key."""
     message = "the service does not know its own gateway; whoever runs it has to mend that"
     return _unavailable(message, "upstream_refused")
 
 
 def draining() -> ApiError:
-    """The gateway is being stopped."""
+    """Returns a 503 error: the gateway is being stopped."""
     return _unavailable("the gateway is shutting down; try another, or again", "draining")
 
 
@@ -155,7 +158,7 @@ def _unavailable(message: str, code: str) -> ApiError:
 
 
 def error_of(error: Exception) -> ApiError:
-    """What a caller is told of whatever went wrong. What nobody foresaw stands in the log only."""
+    """Returns the HTTP error of any exception. Logs an unforeseen exception and hides its text."""
     match error:
         case ApiError():
             return error
@@ -170,7 +173,7 @@ def error_of(error: Exception) -> ApiError:
 
 
 def api_error(error: SplitserveError) -> ApiError:
-    """What a caller is told of an error of the client library."""
+    """Returns the HTTP error of a client library error."""
     code = _CODES.get(error.reason, error.reason.lower()) or None
     retry_after_s = error.retry_delay_s
     match error:
@@ -204,7 +207,7 @@ def api_error(error: SplitserveError) -> ApiError:
 
 def _failed(error: RequestFailed, code: str | None) -> ApiError:
     if error.reason == "EXECUTOR_LOST_REPEATEDLY":
-        # Not 500, which OpenAI's clients send again by themselves: that may cost as many more.
+        # Not 500: OpenAI's clients retry that, and a retry may cost more executors.
         return ApiError(422, "invalid_request_error", error.message, code=code)
     return ApiError(500, "server_error", error.message, code=code)
 
@@ -212,6 +215,6 @@ def _failed(error: RequestFailed, code: str | None) -> ApiError:
 def _unreachable(error: ServerUnreachable) -> ApiError:
     if error.reason == UPSTREAM_REFUSED:
         return upstream_refused()
-    # Where schedulers are is nobody's business outside.
+    # Does not reveal the addresses of schedulers.
     message = "the scheduler of this request cannot be reached; try again"
     return _unavailable(message, "server_unreachable")

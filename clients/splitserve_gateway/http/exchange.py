@@ -1,4 +1,4 @@
-"""One request and its answer, from its arrival to its end, however that comes."""
+"""One HTTP exchange (a request and its answer) from arrival to end, and server-sent events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from splitserve_gateway.http.errors import ApiError, error_of, quoted
 from splitserve_gateway.tracing import ExchangeTrace, exchange_trace
 from splitserve_rpc.log_context import LogContext, log_context
 
-# What a client that does not read has to take the last event.
+# Time for a client that does not read to take the last event.
 _LAST_WORDS_S = 2.0
 _OTHER = "other"
 
@@ -28,9 +28,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request that is over. `path`: as the application has it, `other` for one it has not.
+    """Summary of an ended request. `path`: path of the route, `other` for an unknown one.
 
-    `code`: 0 where the answer had not begun. `first_byte_s`: of the body; None: there was none.
+    `code`: HTTP status, 0 if no answer began. `first_byte_s`: time to the first byte of the body;
+    None without a body.
     """
 
     path: str
@@ -40,15 +41,15 @@ class Answered:
 
 
 class Exchange:
-    """Runs the application for one request; ends it when the client is gone, or when told to.
+    """Runs the application for one request; ends it when the client leaves, or on `end`.
 
-    Whatever goes wrong becomes an answer in OpenAI's shape, or the last event of a stream.
+    Any exception becomes an answer in OpenAI's format, or the last event of a stream.
     """
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, trace: ExchangeTrace | None = None
     ) -> None:
-        """`trace`: None where nobody writes any."""
+        """Prepares the exchange. `trace`: None if tracing is off."""
         self._scope = scope
         self._trace = trace
         self._raw_receive = receive
@@ -65,8 +66,8 @@ class Exchange:
         self._code = 0
 
     def over(self) -> Answered:
-        """It is; what became of it."""
-        # Callers can make up any number of paths.
+        """Ends the trace, and returns the summary of the ended request."""
+        # Only routes are named: callers can invent any number of paths.
         path = getattr(self._scope.get("route"), "path", _OTHER)
         if self._trace is not None:
             self._trace.end(path, self._code, self._id.decode())
@@ -74,7 +75,7 @@ class Exchange:
         return Answered(path, self._code, self._first_byte_s, duration_s)
 
     async def run(self, app: ASGIApp, timeout_s: float) -> None:
-        """Answers the request within `timeout_s`."""
+        """Answers the request; ends it with an error after `timeout_s`."""
         trace_id = "" if self._trace is None else self._trace.trace_id
         log_context.set(LogContext(self._id.decode(), trace_id))
         exchange_trace.set(self._trace)
@@ -88,14 +89,17 @@ class Exchange:
             await self.fail(self._error)
 
     def end(self, error: ApiError | None) -> None:
-        """Ends what runs, with `error` as the answer; None: there is nobody to answer."""
+        """Cancels the running application. `error`: the answer; None if the client has left."""
         if self._task is not None and self._error is None and not self._is_gone:
             self._error = error
             self._is_gone = error is None
             self._task.cancel()
 
     async def fail(self, error: ApiError) -> None:
-        """Answers with `error`, as far as there is still something to answer."""
+        """Answers with `error`, as a response or as the last event of a stream.
+
+        Sends nothing if the client has left or the answer is complete.
+        """
         if self._is_gone or self._is_complete:
             return
         try:
@@ -126,7 +130,7 @@ class Exchange:
             assert self._task is not None, "it was ended"
             self._task.uncancel()
         except Exception as error:
-            # One request fails, whatever it was.
+            # Any exception fails only this request.
             self._error = error_of(error)
         finally:
             self._task = None
@@ -151,7 +155,7 @@ class Exchange:
                 self._trace.answer_began()
 
     async def _watch(self) -> None:
-        """All of the body is there: what comes now is the end of the connection."""
+        """Ends the exchange when the connection ends. Starts once the whole body has arrived."""
         while (await self._raw_receive())["type"] != "http.disconnect":
             pass
         self.end(None)
@@ -162,11 +166,11 @@ class Exchange:
             await asyncio.wait({self._watcher})
 
     async def _cut(self) -> None:
-        """Ends the connection of an answer that cannot be completed."""
+        """Aborts the connection of an answer that cannot be completed."""
         cut = self._state.get("cut")
         if cut is not None:
             cut()
-            # The server is to know before this request ends.
+            # Waits until the server has noticed, before this request ends.
             while (await self._raw_receive())["type"] != "http.disconnect":
                 pass
 
@@ -178,27 +182,30 @@ def _took_too_long() -> ApiError:
 
 # -- Server-sent events ----------------------------------------------------------------------------
 
-# Proxies cut a connection on which nothing comes for a minute, some for half of it.
+# Proxies cut connections that are silent for a minute, some after half a minute.
 _SILENCE_S = 15.0
 _COMMENT = b": waiting\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class EventFormat:
-    """How events are written. `end`: what follows the last. `is_named`: by their `type`."""
+    """Encoding of events. `end`: sent after the last event.
+
+    `is_named`: events are named by `type`.
+    """
 
     end: bytes = b"data: [DONE]\n\n"
     is_named: bool = False
 
     def encode(self, content: object) -> bytes:
-        """One event."""
+        """Returns the bytes of one event."""
         data = b"data: " + to_json(content) + b"\n\n"
         if self.is_named and isinstance(content, dict):
             return b"event: " + str(content.get("type", "error")).encode() + b"\n" + data
         return data
 
     def last_words(self, error: ApiError) -> bytes:
-        """The end of a stream that fails."""
+        """Returns the last bytes of a stream that fails."""
         return self.encode(error.body()) + self.end
 
 
@@ -212,11 +219,11 @@ async def event_stream(
     form: EventFormat = PLAIN_EVENTS,
     silence_s: float = _SILENCE_S,
 ) -> Response:
-    """Streams `events` as JSON, then `[DONE]`.
+    """Returns a response that streams `events` as JSON, then `[DONE]`.
 
-    The first is awaited for a while before anything is sent, so what is refused has its own status.
-    After `silence_s` in which nothing was sent a comment is.
-    Raises what `events` raise before it. Closes `events`, however it ends.
+    Waits up to `silence_s` for the first event, so a refusal gets its own status. Sends a comment
+    after each `silence_s` without data. Raises exceptions that precede the first event. Closes
+    `events` in every case.
     """
     first = asyncio.ensure_future(anext(events))
     try:
@@ -230,7 +237,7 @@ async def event_stream(
 
 
 class EventStream(StreamingResponse):
-    """The answer that `event_stream` makes."""
+    """Response of `event_stream`."""
 
     def __init__(
         self,
@@ -246,7 +253,10 @@ class EventStream(StreamingResponse):
         self._silence_s = silence_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends everything. Where it is cancelled, `last_words` in the scope's state can follow."""
+        """Sends all events.
+
+        After a cancellation the caller can send `last_words` of the scope's state.
+        """
         sender = _Sender(send, self._silence_s)
         scope.setdefault("state", {})["last_words"] = self._form.last_words
         try:
@@ -260,7 +270,7 @@ class EventStream(StreamingResponse):
         await send({"type": "http.response.body", "body": last})
 
     async def _send_events(self, sender: _Sender) -> bytes:
-        """Returns what remains to be sent."""
+        """Sends the events; returns the bytes that end the stream."""
         try:
             await sender.send(self._form.encode(await self._first))
             async for event in self._events:
@@ -268,13 +278,13 @@ class EventStream(StreamingResponse):
         except StopAsyncIteration:
             return self._form.end
         except Exception as error:
-            # The stream has begun: whatever it was is its last event.
+            # The stream has begun: the error becomes its last event.
             return self._form.last_words(error_of(error))
         return self._form.end
 
 
 class _Sender:
-    """Sends, and a comment whenever nothing was sent for a while."""
+    """Sends data, and a comment after each period of silence."""
 
     def __init__(self, send: Send, silence_s: float) -> None:
         self._send = send
@@ -286,18 +296,18 @@ class _Sender:
         self._comment: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """From now on comments may be sent."""
+        """Starts the timer for comments."""
         self._timer = self._loop.call_later(self._silence_s, self._look)
 
     async def send(self, data: bytes) -> None:
-        """Returns when there is room for more."""
+        """Sends `data`; returns when the connection has room for more."""
         self._is_sending = True
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._is_sending = False
         self._last_s = self._loop.time()
 
     async def stop(self) -> None:
-        """No more comments."""
+        """Stops comments, and waits for one that is being sent."""
         if self._timer is not None:
             self._timer.cancel()
         if self._comment is not None:

@@ -1,4 +1,4 @@
-"""Stands before every endpoint: how many requests are taken, and how they end at shutdown."""
+"""Admission of HTTP requests: bound on open requests, refusals, drain at shutdown."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _HEALTH = frozenset(("/health", "/health/live", "/health/ready"))
 
 
 def is_about_health(path: str) -> bool:
-    """Whether it is answered whatever happens, and to whom it may be."""
+    """Returns whether `path` is a health check, which is answered always and to every client."""
     return path in _HEALTH
 
 
 class Exchanges:
-    """The requests that are being answered.
+    """Open requests, and the rule for taking more.
 
-    `max_open`: None where callers are known, who have places by their tenants.
+    `max_open`: None if callers are known; then TenantPlaces bounds requests.
     """
 
     def __init__(
@@ -34,7 +34,10 @@ class Exchanges:
         answered: Callable[[Answered], None] | None = None,
         traces: GatewayTraces | None = None,
     ) -> None:
-        """`answered`: is told of each when it is over. `traces`: None where nobody has any."""
+        """Starts without open requests.
+
+        `answered`: called with each ended request. `traces`: None if tracing is off.
+        """
         self.answered = answered
         self.traces = traces
         self.timeout_s = timeout_s
@@ -46,11 +49,11 @@ class Exchanges:
 
     @property
     def num_open(self) -> int:
-        """How many."""
+        """Number of open requests."""
         return len(self._open)
 
     def refusal(self) -> ApiError | None:
-        """Why no further request is taken now."""
+        """Returns the reason to refuse a new request now; None if it may be taken."""
         if self.is_draining:
             return draining()
         if self._max_open is None or len(self._open) < self._max_open:
@@ -58,18 +61,21 @@ class Exchanges:
         return too_many_requests(f"the gateway answers {self._max_open} requests already")
 
     def add(self, exchange: Exchange) -> None:
-        """One more."""
+        """Adds an open request."""
         self._open.add(exchange)
         self._is_empty.clear()
 
     def remove(self, exchange: Exchange) -> None:
-        """It is over."""
+        """Removes an ended request."""
         self._open.discard(exchange)
         if not self._open:
             self._is_empty.set()
 
     async def drain(self, timeout_s: float) -> None:
-        """Takes no more, and returns when all are over; what is not after `timeout_s` is ended."""
+        """Refuses new requests, and waits for open ones.
+
+        Ends those still open after `timeout_s`.
+        """
         self.is_draining = True
         try:
             async with asyncio.timeout(timeout_s):
@@ -79,22 +85,22 @@ class Exchanges:
             await self._is_empty.wait()
 
     def end_all(self) -> None:
-        """Ends all at once."""
+        """Ends all open requests with the error `draining`."""
         for exchange in list(self._open):
             exchange.end(draining())
 
 
 class Guard:
-    """The ASGI application around the application."""
+    """Outermost ASGI middleware: refuses, times, traces and tracks requests."""
 
     def __init__(self, app: ASGIApp, exchanges: Exchanges, web: WebGuard | None = None) -> None:
-        """`web`: None where all callers need a credential."""
+        """Wraps `app`. `web`: None if all callers need a credential."""
         self._app = app
         self._exchanges = exchanges
         self._web = web
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request; passes on what is none."""
+        """Answers one HTTP request; passes on other scopes, such as the lifespan."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""Who connects is counted by where they come from, before a byte is read and before TLS."""
+"""Listener that bounds connections by origin, before reading a byte and before TLS."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from splitserve_gateway.http.connection import Connection
 from splitserve_gateway.sharing.turns import HELD_PER_LEFT, Shares
 from splitserve_rpc.https import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 
-# What is out then, say open files, may be there again.
+# Pause after a failed accept: a missing resource, such as open files, may be free again.
 _PAUSE_S = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 def connection_places(most_of_an_address: int) -> Shares:
-    """Places for connections: so many for one address, and a sixteenth more for all others."""
+    """Returns shares of connections: `most_of_an_address` per address, and a sixteenth more in all."""
     return Shares(most_of_an_address + -(-most_of_an_address // HELD_PER_LEFT))
 
 
 class Listener:
-    """Hands who connects to `listening` over to a connection; who has no place is cut.
+    """Accepts connections on `listening`; closes a connection whose origin has no place left.
 
-    A handshake of TLS has a place like any other connection, since it costs as much. A server of
-    asyncio's own shakes hands with whoever comes. Its methods are those of `asyncio.Server` that
-    uvicorn calls.
+    A TLS handshake takes a place like any connection, since it costs as much; asyncio's own server
+    would shake hands without a bound. Has the methods of `asyncio.Server` that uvicorn calls.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Listener:
         new_connection: Callable[[], Connection],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """`tls`: None for plain text."""
+        """Starts accepting. `tls`: None for plain text."""
         self._listening = listening
         self._listening.setblocking(False)
         self._places = places
@@ -57,12 +56,12 @@ class Listener:
         self._tasks = {asyncio.create_task(self._accept())}
 
     def close(self) -> None:
-        """Takes nobody any more; what is open goes on."""
+        """Stops accepting; open connections go on."""
         for task in self._tasks:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Until nobody is being met."""
+        """Waits until no connection is being accepted."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -73,14 +72,14 @@ class Listener:
                 try:
                     client, address = await loop.sock_accept(self._listening)
                 except ConnectionError:
-                    # It has left already.
+                    # The client has left already.
                     continue
                 except OSError as error:
                     _log.error("connections_not_taken problem=%r", error.strerror)
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 self._take(client, origin_of(address))
-                # Where many wait, nothing of it would be a pause for others.
+                # While many connections wait, `sock_accept` never suspends: let other tasks run.
                 await asyncio.sleep(0)
 
     def _take(self, client: socket.socket, origin: str) -> None:
@@ -98,9 +97,9 @@ class Listener:
         connection.leave = leave
         try:
             if client.family in (socket.AF_INET, socket.AF_INET6):
-                # Whatever asyncio knows of it.
+                # Set here, whether or not asyncio does so.
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Whatever is wrong, of TLS too: nobody is there to be told.
+            # Errors, including TLS errors, end the connection: no request exists to report them to.
             with suppress(OSError):
                 loop = asyncio.get_running_loop()
                 await loop.connect_accepted_socket(lambda: connection, client, **self._options)
@@ -110,14 +109,14 @@ class Listener:
                 leave()
 
 
-# -- From where a request comes, as far as floods are told apart by it -----------------------------
+# -- Origin of a request, to tell floods apart -----------------------------------------------------
 
-# Whoever has one address of IPv6 has as many as this leaves open.
+# A client with one IPv6 address commonly has the whole network of this prefix.
 _IPV6_PREFIX_BITS = 64
 
 
 def origin_of(client: Sequence[object] | None) -> str:
-    """The address of an ASGI `client`, or its network; empty if there is none."""
+    """Returns the IPv4 address or the IPv6 network of an ASGI `client`; empty without a client."""
     host = str(client[0]) if client else ""
     try:
         address = ipaddress.ip_address(host)

@@ -1,4 +1,4 @@
-"""httptools' parser of requests, for clients that offer another protocol, too."""
+"""Parser of HTTP/1.1 requests: httptools with support for `Upgrade`, and checks of the head."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Protocol
 
 import httptools
 
-# By what llhttp says.
+# Syntax and error texts of llhttp.
 _REQUEST_LINE = re.compile(rb"(?:\A|\n)([!#$%&'*+.^`|~\w-]+) [^ \r\n]+ HTTP/1\.[01]\r\n", re.ASCII)
 _KNOWN_METHODS = frozenset(method.encode() for method in HTTPMethod)
 _VERSION_PROBLEMS = ("Invalid HTTP version", "Pause on PRI/Upgrade")
 
 
 class Target(Protocol):
-    """What is told of each request; `url` and `headers`: what it was told of the latest."""
+    """Receiver of parser callbacks. `url`, `headers`: of the latest request."""
 
     url: bytes
     headers: list[tuple[bytes, bytes]]
 
 
 class RequestParser:
-    """Parses what comes and tells `target`, as `httptools.HttpRequestParser` does.
+    """Parses requests and calls `target`, like `httptools.HttpRequestParser`.
 
-    A request with `Upgrade` is one like any other, since nobody has to take up that offer (RFC
-    9110, 7.8); Java's client makes it with its first request. httptools takes what follows the head
-    for the other protocol: so the head is parsed again without the header, and until then
-    `should_upgrade` says that it is not complete.
+    A request with `Upgrade` is handled like any other, since a server may ignore the offer (RFC
+    9110, 7.8); Java's client makes it with its first request. httptools takes all bytes after such
+    a head for the other protocol. Therefore the head is parsed again without the header; until then
+    `should_upgrade` returns True, and the head counts as incomplete.
     """
 
     def __init__(self, target: Target) -> None:
@@ -35,7 +35,10 @@ class RequestParser:
         self._parser = _new_parser(target)
 
     def feed_data(self, data: bytes) -> None:
-        """Raises HeadRefused, also for what is wrong with a body; or what the target raised."""
+        """Parses `data`.
+
+        Raises HeadRefused, also for an invalid body, or an exception of the target.
+        """
         try:
             self._feed(memoryview(data))
         except httptools.HttpParserCallbackError as error:
@@ -62,19 +65,19 @@ class RequestParser:
             left = left[num_parsed:]
 
     def get_method(self) -> bytes:
-        """Of the latest request."""
+        """Returns the method of the latest request."""
         return self._parser.get_method()
 
     def get_http_version(self) -> str:
-        """Of the latest request."""
+        """Returns the HTTP version of the latest request."""
         return self._parser.get_http_version()
 
     def should_keep_alive(self) -> bool:
-        """Whether another request may follow the latest."""
+        """Returns whether another request may follow the latest."""
         return self._parser.should_keep_alive()
 
     def should_upgrade(self) -> bool:
-        """Whether the head of the latest request comes again."""
+        """Returns whether the head of the latest request will be parsed again."""
         return self._parser.should_upgrade()
 
     def _head_without_upgrade(self) -> bytes:
@@ -89,7 +92,7 @@ class RequestParser:
 
 
 def _method_unknown(data: bytes) -> HeadRefused:
-    """`data` may be anything, or a request whose method is none that anybody knows."""
+    """Returns the refusal of `data`: a request with an unknown method, or no HTTP at all."""
     unknown = [each for each in _REQUEST_LINE.findall(data) if each not in _KNOWN_METHODS]
     if not unknown:
         return HeadRefused(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1: it begins with no method")
@@ -99,15 +102,15 @@ def _method_unknown(data: bytes) -> HeadRefused:
 
 def _new_parser(target: Target) -> httptools.HttpRequestParser:
     parser = httptools.HttpRequestParser(target)
-    # A request that follows `connection: close` costs nobody the answer to that one.
+    # Data after a request with `connection: close` must not cost the client its answer.
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser
 
 
-# -- What RFC 9110 and RFC 9112 ask of the head of a request, beyond its syntax --------------------
+# -- Checks of the request head beyond syntax, by RFC 9110 and RFC 9112 ----------------------------
 
 _VERSIONS = ("1.0", "1.1")
-# RFC 3986: an address in brackets, or a name, and perhaps a port; without userinfo.
+# RFC 3986: an address in brackets, or a name, with an optional port; no userinfo.
 _HOST = re.compile(rb"(?:\[[\w:.%]+\]|[\w.~!$&'()*+,;=%-]+)(?::\d{0,5})?", re.ASCII)
 _ABSOLUTE = re.compile(rb"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<host>[^/?]*)(?P<rest>.*)", re.ASCII)
 _CHUNKED = b"chunked"
@@ -117,7 +120,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class HeadRefused(Exception):
-    """The request is refused, and nothing that follows on its connection can be understood."""
+    """Refusal of a request after which nothing on its connection can be parsed."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -126,9 +129,9 @@ class HeadRefused(Exception):
 
 
 def check_head(version: str, method: str, target: bytes, headers: Headers, is_tls: bool) -> bytes:
-    """Returns `target` as a path with its query, or `*` for OPTIONS.
+    """Checks a request head. Returns the path with its query, or `*` for OPTIONS.
 
-    Names of `headers` are in small letters; `host` is replaced by the host of an absolute target.
+    Names in `headers` are in lower case. The host of an absolute target replaces the header `host`.
     Raises HeadRefused.
     """
     if version not in _VERSIONS:
@@ -168,7 +171,10 @@ def _check_host(version: str, headers: Headers) -> None:
 
 
 def _check_transfer_encoding(version: str, headers: Headers) -> None:
-    """Codings are not undone here, but for chunks, and the end of all others is unknown."""
+    """Raises HeadRefused for any coding but chunked: other codings are not decoded here.
+
+    A body whose last coding is not chunked has no known end.
+    """
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     if not codings:
         return

@@ -1,1 +1,1 @@
-"""What a model wrote, told apart: reasoning, content, tool calls. Text only, no web."""
+"""Parsing of model output into reasoning, content and tool calls. Text only, no web."""

@@ -1,4 +1,4 @@
-"""A call as a JSON object of a name and arguments."""
+"""Readers of tool calls: JSON objects, Qwen3-Coder's tags, and the JSON values within."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from splitserve_rpc.json_text import parse_json
 ToolSchemas = Mapping[str, Mapping[str, Any]]
 
 _ARGUMENTS = ("arguments", "parameters")
-_BARE_KEYS = ("name", *_ARGUMENTS, "type", "id")  # all that a call has which no mark announces
-_MAX_QUOTED_CHARS = 65_536  # arguments that are written as a string are decoded in one go
+_BARE_KEYS = ("name", *_ARGUMENTS, "type", "id")  # the only keys of a call without a mark before it
+_MAX_QUOTED_CHARS = 65_536  # bound on arguments written as a string, which are decoded in one step
 _MAX_NAME_CHARS = 256
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r"[^\s<>{}\[\]]*")
@@ -24,11 +24,11 @@ _NAME = re.compile(r"[^\s<>{}\[\]]*")
 
 @dataclass(slots=True)
 class CallReader:
-    """Reads calls and writes each once it is whole and as it should be.
+    """Reads tool calls; writes each call once it is complete and valid.
 
-    `barred`: names of tools that are not to be called.
-    `streams_arguments`: arguments are written as they come, where the name came before them.
-    `unwritten` has what was read since the last call was written: content, if it is no call.
+    `barred`: names of tools that may not be called. `streams_arguments`: arguments are written as
+    they arrive if the name came before them. `unwritten`: text read since the last written call; it
+    becomes content if it turns out not to be a call.
     """
 
     reader: Reader
@@ -39,10 +39,10 @@ class CallReader:
     unwritten: list[str]
 
     def read_object(self, *, is_marked: bool, then: Callable[[], Reading[None]]) -> Reading[None]:
-        """Reads and writes `{"name": ..., "arguments": {...}}`.
+        """Reads and writes a call `{"name": ..., "arguments": {...}}`. Raises NotAsExpected.
 
-        Without a mark before it, it is a call only if the tool is known and has arguments.
-        `then` reads what has to follow. Raises NotAsExpected.
+        Without a mark before it (`is_marked`), the object is a call only if the tool is known and
+        the call has arguments. `then` reads the text that has to follow.
         """
         call = _Call()
         yield from self.reader.expect("{")
@@ -60,12 +60,12 @@ class CallReader:
         self._write(call)
 
     def write(self, name: str, arguments: str) -> None:
-        """A call that is whole. Raises NotAsExpected if the tool is barred."""
+        """Writes a complete call. Raises NotAsExpected if the tool is barred."""
         self._check_name(name)
         self._write(_Call(name, arguments))
 
     def read_arguments_of(self, name: str) -> Reading[None]:
-        """Reads and writes the arguments of a call whose name came before. Raises NotAsExpected."""
+        """Reads and writes the arguments of a call with a known name. Raises NotAsExpected."""
         self._check_name(name)
         call = _Call(name)
         yield from self._read_arguments(call)
@@ -100,7 +100,7 @@ class CallReader:
         elif key in _ARGUMENTS and call.arguments is None:
             yield from self._read_arguments(call)
         elif key == "name" or key in _ARGUMENTS:
-            raise NotAsExpected  # for the second time
+            raise NotAsExpected  # repeated key
         else:
             yield from read_value(self.reader)
 
@@ -132,7 +132,10 @@ class _Call:
 
 
 def _object_text(value: str) -> str:
-    """The JSON object that `value` is, or says as a string; {} for null."""
+    """Returns the JSON object in `value`, also if quoted as a string; {} for null.
+
+    Raises NotAsExpected for other values.
+    """
     if value.startswith("{"):
         return value
     if value == "null":
@@ -146,23 +149,23 @@ def _object_text(value: str) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether `text`, which JSON escapes made, has no half of a surrogate pair."""
+    """Returns whether `text`, decoded from JSON escapes, has no half of a surrogate pair."""
     return text.isascii() or not _SURROGATE.search(text)
 
 
 def read_name(reader: Reader) -> Reading[str]:
-    """Reads the name of a tool that stands by itself. Raises NotAsExpected if there is none."""
+    """Reads a bare tool name. Raises NotAsExpected if the name is empty or too long."""
     name = yield from reader.take(_NAME)
     if not name or len(name) > _MAX_NAME_CHARS:
         raise NotAsExpected
     return name
 
 
-# --------------------------------------------------------------------------------------------------
-# JSON as it arrives: checked strictly (RFC 8259), character by character, without building it.
+# -- Incremental JSON ------------------------------------------------------------------------------
+# Values are checked strictly (RFC 8259), character by character, without building them.
 
-MAX_DEPTH = 128  # arrays and objects within one another
-_MAX_SCALAR_CHARS = 1024  # a number
+MAX_DEPTH = 128  # nesting of arrays and objects
+_MAX_SCALAR_CHARS = 1024  # longest number
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -171,7 +174,7 @@ _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true
 
 
 def read_value(reader: Reader) -> Reading[None]:
-    """Reads one value. Raises NotAsExpected where it is not JSON, or nested too deeply."""
+    """Reads one JSON value. Raises NotAsExpected if it is invalid or nested too deeply."""
     closers: list[str] = []
     while True:
         opened = yield from _open_or_scalar(reader, closers)
@@ -195,7 +198,7 @@ def read_value(reader: Reader) -> Reading[None]:
 
 
 def is_json(text: str) -> bool:
-    """Whether `text` is one value, and white space."""
+    """Returns whether `text` is one JSON value with optional white space around."""
     reader = Reader()
     reader.feed(text.strip(" \t\r\n"))
     reader.end()
@@ -208,7 +211,7 @@ def is_json(text: str) -> bool:
 
 
 def read_string(reader: Reader) -> Reading[str]:
-    """Reads a string, and returns what it says."""
+    """Reads a JSON string and returns its content."""
     pieces: list[str] = []
     with reader.recording(pieces.append):
         yield from _skip_string(reader)
@@ -216,7 +219,10 @@ def read_string(reader: Reader) -> Reading[str]:
 
 
 def _open_or_scalar(reader: Reader, closers: list[str]) -> Reading[bool]:
-    """Whether a value follows within what has just been opened, or a value has ended."""
+    """Reads a scalar, or opens an object or array.
+
+    Returns True if a value has to follow inside the opened container, False if a value has ended.
+    """
     char = yield from reader.peek()
     if char == '"':
         yield from _skip_string(reader)
@@ -267,19 +273,20 @@ def _skip_scalar(reader: Reader) -> Reading[None]:
         raise NotAsExpected
 
 
-# -- The notation of Qwen3-Coder: a call as tags, its arguments as text between them ---------------
+# -- Calls as tags (Qwen3-Coder) -------------------------------------------------------------------
 
 _MAX_KEY_CHARS = 256
-_MAX_VALUE_CHARS = 65_536  # a longer one is a string: it is decoded in one go
+_MAX_VALUE_CHARS = 65_536  # longer values are strings: checking for JSON takes one step
 _END_OF_VALUE = Stops(("</parameter>",))
 _END_OF_TAG = Stops((">", "\n", "<"))
 
 
 def read_tagged_call(reader: Reader, tools: ToolSchemas) -> Reading[tuple[str, str]]:
-    """Reads `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`: name and arguments.
+    """Reads a tagged call; returns its name and its arguments as a JSON object.
 
-    A value is text. It is taken for JSON if the parameter's schema says something else than a
-    string and it can be read as that. Raises NotAsExpected.
+    Form: `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`. A value is text. It
+    counts as JSON if the parameter's schema has types other than string and the value parses.
+    Raises NotAsExpected.
     """
     yield from reader.expect("<function=")
     name = yield from read_name(reader)
@@ -311,7 +318,7 @@ def _read_up_to(reader: Reader, stops: Stops, expected: str) -> Reading[str]:
 
 
 def _value_text(text: str, schema: object) -> str:
-    """What stands between the tags, as JSON."""
+    """Returns the text between parameter tags as JSON."""
     types = _types(schema)
     is_text = "string" in types and not (text == "null" and "null" in types)
     if types and not is_text and len(text) <= _MAX_VALUE_CHARS and is_json(text):
@@ -320,7 +327,7 @@ def _value_text(text: str, schema: object) -> str:
 
 
 def _types(schema: object) -> set[str]:
-    """The JSON types that `schema` names; empty if it names none."""
+    """Returns the JSON types that `schema` names; empty if it names none."""
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type")

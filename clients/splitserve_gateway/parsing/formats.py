@@ -1,4 +1,4 @@
-"""The notations in which models call tools."""
+"""Output formats of models: notations of tool calls and reasoning, detected by chat templates."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _CALL_ID = re.compile(r"[0-9A-Za-z_-]*")
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """How a family of models calls tools.
+    """Notation of tool calls in a family of models.
 
-    `opener`: the text that announces calls; "" if there is none. `markers`: all texts of the
-    notation which may be special tokens of a model. `read`: reads what follows the opener.
-    `may_be_bare`: calls may also stand at the very beginning of an answer without the opener.
+    `opener`: text that announces calls; "" without one. `markers`: all texts of the notation that
+    may be special tokens of a model. `read`: reads the text after the opener. `may_be_bare`: calls
+    may also stand at the very beginning of an answer without the opener.
     """
 
     name: str
@@ -35,7 +35,7 @@ class ToolCallFormat:
     id_length: int = 24
 
     def new_id(self) -> str:
-        """An id for a call that no other call has."""
+        """Returns a new unique call id."""
         return self.id_prefix + "".join(secrets.choice(_ID_CHARS) for _ in range(self.id_length))
 
 
@@ -77,7 +77,7 @@ def _read_mistral(calls: CallReader, is_marked: bool) -> Reading[None]:
 
 
 def _read_objects(calls: CallReader, is_marked: bool) -> Reading[None]:
-    """An array of calls, or calls one after the other; what follows these is content."""
+    """Reads an array of calls, or consecutive calls; text after consecutive calls is content."""
     reader = calls.reader
     yield from reader.skip_space()
     is_array = (yield from reader.peek()) == "["
@@ -108,7 +108,7 @@ HERMES = ToolCallFormat("hermes", "<tool_call>", ("<tool_call>", "</tool_call>")
 LLAMA3_JSON = ToolCallFormat(
     "llama3_json", "<|python_tag|>", ("<|python_tag|>",), _read_objects, may_be_bare=True
 )
-# Mistral's templates take no other ids than those of nine letters and digits.
+# Mistral's templates accept only ids of nine letters and digits.
 MISTRAL = ToolCallFormat(
     "mistral",
     "[TOOL_CALLS]",
@@ -117,16 +117,16 @@ MISTRAL = ToolCallFormat(
     id_prefix="",
     id_length=9,
 )
-# How later models of Mistral spell calls; both spellings are read alike.
+# Spelling of later Mistral models; the reader accepts both spellings.
 MISTRAL_ARGS = replace(MISTRAL, name="mistral_args")
 JSON = ToolCallFormat("json", "", (), _read_objects, may_be_bare=True)
 
 FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, JSON)}
 
 
-# -- Which notations a model uses, by the markers in its chat template -----------------------------
+# -- Detection of a model's notations by its chat template -----------------------------------------
 
-# What a template says of calls, the most telling first.
+# Texts in chat templates that reveal the notation, the most specific first.
 _TOOL_CALL_MARKERS = (
     ("[ARGS]", MISTRAL_ARGS),
     ("[TOOL_CALLS]", MISTRAL),
@@ -138,7 +138,7 @@ _TOOL_CALL_MARKERS = (
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How a model writes calls and reasoning; None where it does not, or nobody is to look."""
+    """Notations of calls and reasoning; None if the model has none, or parsing is off."""
 
     tool_calls: ToolCallFormat | None
     reasoning: ReasoningMarks | None
@@ -150,7 +150,10 @@ class OutputFormat:
         tool_call_parser: ToolCallParserName = "auto",
         reasoning_parser: ReasoningParserName = "auto",
     ) -> OutputFormat:
-        """By name; `auto` goes by the template, and is JSON where that says nothing of calls."""
+        """Returns the notations by parser name; `auto` detects them by the chat template.
+
+        With `auto`, calls are JSON if the template shows no notation of calls.
+        """
         tool_calls = FORMATS.get(tool_call_parser)
         if tool_call_parser == "auto":
             tool_calls = _tool_calls_of(chat_template)
@@ -163,7 +166,7 @@ class OutputFormat:
 
     @property
     def marker_texts(self) -> frozenset[str]:
-        """Texts that a parser has to see, even where they are special tokens of the model."""
+        """Texts that the parser must see, even if they are special tokens of the model."""
         calls = self.tool_calls.markers if self.tool_calls else ()
         marks = (self.reasoning.opener, self.reasoning.closer) if self.reasoning else ()
         return frozenset([*calls, *marks])
@@ -180,27 +183,27 @@ def _reasoning_of(template: str) -> ReasoningMarks | None:
     return None
 
 
-# -- How models mark what they think before they answer --------------------------------------------
+# -- Marks of reasoning ----------------------------------------------------------------------------
 
 
 class ReasoningState(enum.Enum):
-    """Where a model is with its reasoning when it begins to answer."""
+    """State of the model's reasoning when its answer begins."""
 
     NOT_BEGUN = "not_begun"
-    OPEN = "open"  # the answer begins within it
+    OPEN = "open"  # the answer begins within reasoning
     CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """The texts before and after reasoning, which stands at the beginning of an answer."""
+    """Texts before and after reasoning, which stands at the beginning of an answer."""
 
     name: str
     opener: str
     closer: str
 
     def state_after(self, prompt: str) -> ReasoningState:
-        """Where a rendered prompt leaves the model."""
+        """Returns the reasoning state at the end of a rendered prompt."""
         end = prompt[-1024:].rstrip()
         if end.endswith(self.opener):
             return ReasoningState.OPEN

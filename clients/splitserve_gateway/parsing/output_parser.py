@@ -1,4 +1,4 @@
-"""A model's text as it comes, into reasoning, content and tool calls."""
+"""Parser of one answer: splits the text into reasoning, content and tool calls as it arrives."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from splitserve_gateway.parsing.reader import (
 
 @dataclass(frozen=True, slots=True)
 class ParserOptions:
-    """What a request asks of the parser of an answer.
+    """Options of the parser of an answer.
 
-    - `tools`: the schemas of their parameters by name; without any, calls are not looked for.
-    - `barred`: names of tools that the model knows and may not call; calls of these are content.
+    - `tools`: parameter schemas by tool name; without tools no calls are parsed.
+    - `barred`: names of tools that the model knows and may not call; such calls are content.
     - `max_calls`: further calls are dropped; None for all.
-    - `streams_arguments`: a grammar holds the answer to the format, so arguments are written as
-      they come; they are cut where the answer is.
+    - `streams_arguments`: a grammar guarantees the format, so arguments are written as they arrive.
+      They are cut where the answer is cut.
     - `starts_in_reasoning`: the prompt ends within reasoning (`ReasoningMarks.state_after`).
     - `hidden`: texts of special tokens that are in the text only because the parser needs some of
-      them (`OutputFormat.marker_texts`). They are no content.
-    - `new_id`: makes the ids of calls; None for random ones, as the format has them.
+      them (`OutputFormat.marker_texts`). They are dropped from content.
+    - `new_id`: makes the ids of calls; None for random ids in the form of the notation.
     """
 
     tools: ToolSchemas = field(default_factory=dict)
@@ -43,15 +43,15 @@ class ParserOptions:
 
 
 class OutputParser:
-    """Tells the parts of an answer apart, whatever pieces its text comes in.
+    """Splits an answer into parts, independent of the cuts between pieces of its text.
 
-    - What looks like a call and is none is content, with its markers. Nothing raises.
-    - A call is written when it is whole, so that its arguments are a JSON object for certain. One
-      that the end of the answer cuts is content (with `streams_arguments` a call that is cut).
+    - Text that looks like a call and is none is content, with its markers. Nothing raises.
+    - A call is written when it is complete, so its arguments are certainly a JSON object. A call
+      cut by the end of the answer is content (with `streams_arguments` it is a cut call).
     - White space around calls, and right after a marker of reasoning, is dropped.
 
-    `num_reasoning_chars`: how much of the text is reasoning with its marks; None while it goes on.
-    Memory is what an unfinished call needs, which is part of the answer; time is linear.
+    `num_reasoning_chars`: length of the reasoning with its marks; None until reasoning has ended.
+    Memory is bounded by an unfinished call, which is part of the answer; time is linear.
     """
 
     def __init__(self, output_format: OutputFormat, options: ParserOptions) -> None:
@@ -78,13 +78,13 @@ class OutputParser:
         self._advance()
 
     def push(self, text: str) -> list[Delta]:
-        """What `text`, which comes next, makes certain."""
+        """Parses the next text; returns the deltas that are now certain."""
         self._reader.feed(text)
         self._advance()
         return self._writer.take()
 
     def finish(self) -> list[Delta]:
-        """What was still uncertain, now that there is no more text."""
+        """Ends the text; returns the remaining deltas."""
         self._reader.end()
         self._advance()
         self._writer.finish()

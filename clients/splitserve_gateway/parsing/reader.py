@@ -1,8 +1,8 @@
-"""Text that arrives in pieces, read as if it were whole.
+"""Incremental reader of text, the writer of parsed answers, and the deltas it writes.
 
-What reads it is a generator that yields wherever it needs more text. So a format is written down as
-one would write it for a whole text, and how the text was cut makes no difference. A character is
-looked at a bounded number of times: what has been read is not read again.
+Parsers are generators that yield wherever they need more text. So a format is written as for a
+whole text, and the cuts between pieces make no difference. Each character is examined a bounded
+number of times: text that was read is not read again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class NotAsExpected(Exception):
-    """The text does not go on as the format says."""
+    """Text does not match the format."""
 
 
 class Reader:
-    """The text that is not read yet, and whoever records what is read."""
+    """Unread text, and recorders of the text that is read."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -33,10 +33,10 @@ class Reader:
         self._num_dropped = 0  # characters before `_text`
         self._has_ended = False
         self._recorders: list[Callable[[str], None]] = []
-        self._recorded: list[int] = []  # up to where each recorder has it
+        self._recorded: list[int] = []  # position up to which each recorder has the text
 
     def feed(self, text: str) -> None:
-        """More text."""
+        """Appends text."""
         self.flush()
         self._num_dropped += self._position
         self._text = self._text[self._position :] + text
@@ -44,21 +44,21 @@ class Reader:
         self._recorded = [0] * len(self._recorded)
 
     def end(self) -> None:
-        """There is no more text."""
+        """Marks the end of the text."""
         self._has_ended = True
 
     @property
     def num_read(self) -> int:
-        """Characters that have been read."""
+        """Number of characters read so far."""
         return self._num_dropped + self._position
 
     @property
     def is_at_end(self) -> bool:
-        """Whether all text so far has been read."""
+        """Whether all text received so far was read."""
         return self._position == len(self._text)
 
     def flush(self) -> None:
-        """Recorders get all that has been read."""
+        """Passes the text read so far to the recorders."""
         for index, record in enumerate(self._recorders):
             piece = self._text[self._recorded[index] : self._position]
             self._recorded[index] = self._position
@@ -67,7 +67,7 @@ class Reader:
 
     @contextmanager
     def recording(self, record: Callable[[str], None]) -> Iterator[None]:
-        """What is read in here also goes to `record`, in pieces."""
+        """Passes the text read within the `with` to `record`, in pieces."""
         self.flush()
         self._recorders.append(record)
         self._recorded.append(self._position)
@@ -79,17 +79,17 @@ class Reader:
             self._recorded.pop()
 
     def peek(self, num_chars: int = 1) -> Reading[str]:
-        """The next characters, unread; fewer at the end of the text."""
+        """Returns the next characters without reading them; fewer at the end of the text."""
         while len(self._text) - self._position < num_chars and not self._has_ended:
             yield
         return self._text[self._position : self._position + num_chars]
 
     def skip(self, num_chars: int) -> None:
-        """Reads characters that `peek` has shown."""
+        """Reads characters that `peek` returned."""
         self._position += num_chars
 
     def take(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Reads as far as `pattern` goes, which is a repetition of one class of characters."""
+        """Reads and returns the longest match of `pattern`, a repetition of one character class."""
         pieces: list[str] = []
         while True:
             match = pattern.match(self._text, self._position)
@@ -105,7 +105,10 @@ class Reader:
         yield from self.take(_SPACE)
 
     def one_of(self, texts: Sequence[str]) -> Reading[str | None]:
-        """Reads the one of `texts` that comes next, if one does; none is a prefix of another."""
+        """Reads and returns the one of `texts` that comes next; None if none does.
+
+        No text of `texts` may be a prefix of another.
+        """
         for text in texts:
             length = 1
             while (found := (yield from self.peek(length))) and text.startswith(found):
@@ -118,14 +121,14 @@ class Reader:
         return None
 
     def expect(self, text: str) -> Reading[None]:
-        """Reads `text`. Raises NotAsExpected if something else comes."""
+        """Reads `text`. Raises NotAsExpected for different text."""
         if (yield from self.one_of((text,))) is None:
             raise NotAsExpected
 
     def until(self, stops: Stops, write: Callable[[str], None]) -> Reading[str | None]:
-        """Reads up to the first of `stops` and through it; None at the end of the text.
+        """Reads through the first of `stops` and returns the stop; None at the end of the text.
 
-        What comes before it goes to `write`, as soon as it cannot be the beginning of a stop.
+        Passes the text before the stop to `write` as soon as it cannot be the beginning of a stop.
         """
         while True:
             match = stops.pattern.search(self._text, self._position) if stops.texts else None
@@ -148,12 +151,12 @@ class Reader:
 
 @functools.lru_cache(maxsize=64)
 def stops_of(texts: frozenset[str]) -> Stops:
-    """The same for the same texts: a model may have a thousand special tokens."""
+    """Returns cached Stops for `texts`: a model may have a thousand special tokens."""
     return Stops(texts)
 
 
 class Stops:
-    """Texts to look for, all at once."""
+    """Set of texts to search for at once."""
 
     def __init__(self, texts: Collection[str]) -> None:
         self.texts = tuple(sorted(set(texts), key=len, reverse=True))
@@ -161,7 +164,7 @@ class Stops:
         self._beginnings = {text[:length] for text in self.texts for length in range(1, len(text))}
 
     def num_held_back(self, text: str, start: int) -> int:
-        """How many of the last characters from `start` on may be the beginning of one."""
+        """Returns how many of the last characters from `start` on may begin a stop."""
         longest = len(self.texts[0]) - 1 if self.texts else 0
         for length in range(min(longest, len(text) - start), 0, -1):
             if text[len(text) - length :] in self._beginnings:
@@ -169,18 +172,18 @@ class Stops:
         return 0
 
 
-# -- Where the reader of a tool call format puts what it found -------------------------------------
+# -- Writer of parsed answers ----------------------------------------------------------------------
 
 
 class AnswerWriter:
-    """Makes deltas of content and calls.
+    """Collects deltas of content and tool calls.
 
-    White space before the first call, between calls and after the last is no content, if there is
-    nothing else. Of more than `max_calls` calls the first are written, the others dropped.
+    Drops white space before the first call, between calls and after the last call if no other
+    content is there. Drops calls after the first `max_calls`.
     """
 
     def __init__(self, new_id: Callable[[], str], *, max_calls: int | None, hidden: Stops) -> None:
-        """`hidden`: texts that are never written as content."""
+        """Starts an empty answer. `hidden`: texts that are never written as content."""
         self.deltas: list[Delta] = []
         self._new_id = new_id
         self._max_calls = max_calls
@@ -189,7 +192,7 @@ class AnswerWriter:
         self._held_space: list[str] | None = []  # None: content has begun
 
     def content(self, text: str) -> None:
-        """More of the answer."""
+        """Writes content."""
         if self._held_space is not None:
             self._held_space.append(text)
             if text.isspace():
@@ -199,30 +202,30 @@ class AnswerWriter:
             self.deltas.append(ContentDelta(text))
 
     def not_a_call(self, text: str) -> None:
-        """What looked like a call and is none: content, without what is hidden."""
+        """Writes text that looked like a call as content, without hidden texts."""
         visible = self._hidden.pattern.sub("", text) if self._hidden.texts else text
         if visible:
             self.content(visible)
 
     def start_call(self, name: str) -> None:
-        """A call begins."""
+        """Starts a call of the tool `name`."""
         self._held_space = []
         self._num_calls += 1
         if not self._is_dropping():
             self.deltas.append(ToolCallStart(self._num_calls - 1, self._new_id(), name))
 
     def call_arguments(self, text: str) -> None:
-        """More arguments of the call that has begun."""
+        """Writes arguments of the started call."""
         if not self._is_dropping():
             self.deltas.append(ToolCallArguments(self._num_calls - 1, text))
 
     def finish(self) -> None:
-        """There is nothing more."""
+        """Ends the answer; writes white space that was held back if there were no calls."""
         if self._held_space and not self._num_calls:
             self.deltas.append(ContentDelta("".join(self._held_space)))
 
     def take(self) -> list[Delta]:
-        """The deltas since the last time."""
+        """Returns and removes the collected deltas."""
         taken, self.deltas = self.deltas, []
         return taken
 
@@ -230,26 +233,26 @@ class AnswerWriter:
         return self._max_calls is not None and self._num_calls > self._max_calls
 
 
-# -- What becomes of a model's text, piece by piece ------------------------------------------------
+# -- Deltas of parsed answers ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of the answer."""
+    """Piece of the answer's content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thought before it answered."""
+    """Piece of the model's reasoning before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins. `index` counts the calls of an answer from 0."""
+    """Start of a tool call. `index` counts the calls of an answer from 0."""
 
     index: int
     id: str
@@ -258,7 +261,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of a call's arguments; all of them joined are a JSON object as the model wrote it."""
+    """Piece of a call's arguments. All pieces joined are a JSON object as the model wrote it."""
 
     index: int
     text: str

@@ -1,1 +1,1 @@
-"""What callers may send: pydantic models, one module for each endpoint."""
+"""Request bodies of the API as pydantic models."""

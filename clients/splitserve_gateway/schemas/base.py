@@ -1,8 +1,9 @@
-"""What all requests have in common: which fields there are, and what becomes of the others.
+"""Base of all request bodies: field types, and rules for refused and ignored fields.
 
-The rule: a field that is not declared is refused by name. So is one that is declared as `Refused`
-and not null. An `Ignored` one changes nothing, and the answer says so in a header. Null is as
-absent, always. It holds at every depth; only `FreeObject` and `FreeJson` have any keys.
+A field that is not declared is refused by name, and so is a field declared as `Refused` with a
+value that is not null. An `Ignored` field has no effect, and a header of the answer reports that.
+Null is the same as absent. The rules hold at every depth; only `FreeObject` and `FreeJson` accept
+any keys.
 """
 
 from __future__ import annotations
@@ -24,48 +25,51 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
-# What fits the scheduler's messages; narrower ranges are for it to judge.
+# Ranges of the scheduler's messages; the scheduler checks narrower ranges.
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-# Longer prompts fit no model; lists are not read on beyond it.
+# No model takes longer prompts; validation of a list stops here.
 MAX_PROMPT_TOKENS = 2**20
 MAX_NESTING = 64
 _CONTAINERS = (dict, list)
 
 
 def at_most(count: int) -> FieldInfo:
-    """Of a list that is read no further than to the first thing that is wrong with it."""
+    """Limits the length of a list. Validation of the list stops at its first error."""
     info: FieldInfo = Field(max_length=count, fail_fast=True)
     return info
 
 
 def described(**schema: Any) -> FieldInfo:  # noqa: ANN401
-    """For the OpenAPI description alone: what is checked elsewhere, by whoever knows the limit."""
+    """Adds `schema` to the OpenAPI description only.
+
+    The component that owns the limit checks it.
+    """
     info: FieldInfo = Field(json_schema_extra=schema)
     return info
 
 
 def needs_one_of(*names: str) -> JsonDict:
-    """For the OpenAPI description alone: fields of which exactly one is given, and not null."""
+    """Describes in OpenAPI that exactly one of the fields is given and not null. Checks nothing."""
     is_given: JsonDict = {"not": {"type": "null"}}
     return {"oneOf": [{"required": [name], "properties": {name: is_given}} for name in names]}
 
 
 TokenIds = Annotated[list[TokenId], at_most(MAX_PROMPT_TOKENS)]
 Label = Annotated[str, Field(max_length=128)]
-# Of calls of tools, by whoever made them; and names of models, tools and whoever speaks.
+# `Id`: ids of tool calls. `Name`: names of models, tools and speakers.
 Id = Annotated[str, Field(max_length=512)]
 Name = Annotated[str, Field(max_length=1024)]
 
 
 def text_or_list(value: object) -> str:
-    """The tag of a value that is a text or a list; tags begin with a sign that no field has."""
+    """Returns the union tag of a text or a list. Tags begin with `<`, which no field name does."""
     return "<list>" if isinstance(value, list) else "<text>"
 
 
 def text_type(*allowed: str) -> BeforeValidator:
-    """For the `type` of a part: says that nothing but text is served."""
+    """Validates the `type` of a content part. The error says that only text is served."""
     names = " or ".join(map(repr, allowed))
     message = f"must be {names}: images, audio and files are not served"
 
@@ -90,7 +94,10 @@ def _default_for_null(value: object) -> object:
 
 
 def _check_nesting(value: object) -> object:
-    """Level by level: nothing recurses."""
+    """Raises a validation error beyond `MAX_NESTING` levels.
+
+    Iterates by level, without recursion.
+    """
     level = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(MAX_NESTING):
         level = [
@@ -105,7 +112,7 @@ def _check_nesting(value: object) -> object:
     raise PydanticCustomError("nested_too_deeply", message)
 
 
-# Of any keys and values, within bounds.
+# JSON with any keys and values, of bounded depth.
 FreeJson = Annotated[Any, AfterValidator(_check_nesting)]
 FreeObject = Annotated[dict[str, Any], AfterValidator(_check_nesting)]
 
@@ -114,16 +121,16 @@ Refused = Annotated[
     AfterValidator(_refuse),
     WithJsonSchema({"type": "null", "description": "Refused unless null."}),
 ]
-# In the metadata of fields that nothing depends on.
+# Marks ignored fields in their metadata.
 IGNORED = "ignored"
 Ignored = Annotated[Any, IGNORED, Field(description="Accepted and ignored.")]
-# Of a field with a default that is not None; null gives that.
+# Replaces null by the default of a field whose default is not None.
 NULL_IS_DEFAULT = BeforeValidator(_default_for_null)
 Flag = Annotated[bool, NULL_IS_DEFAULT]
 
 
 class ApiRequest(BaseModel):
-    """A request body, or a part of one. A field that is not declared is refused by name."""
+    """Request body, or a part of one. Refuses undeclared fields by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -131,7 +138,7 @@ class ApiRequest(BaseModel):
 
     @property
     def ignored(self) -> list[str]:
-        """The ignored fields that were given: paths, without the indices of lists."""
+        """Paths of the ignored fields that were given, sorted, without list indices."""
         if self._ignored is None:
             found: set[str] = set()
             _find_ignored(self, "", found)
@@ -139,14 +146,14 @@ class ApiRequest(BaseModel):
         return self._ignored
 
     def forget(self, names: Collection[str]) -> None:
-        """Drops the values of fields; which of what they had was ignored is still known."""
+        """Sets the fields `names` to None, to free memory. `ignored` still includes their parts."""
         self._ignored = self.ignored
         for name in names:
             setattr(self, name, None)
 
 
 class IgnoredFields(ApiRequest):
-    """What official clients send and nothing here depends on."""
+    """Fields that official clients send and that have no effect here."""
 
     metadata: Ignored = None
     store: Ignored = None
@@ -160,7 +167,10 @@ class IgnoredFields(ApiRequest):
 
 
 class StreamOptions(ApiRequest):
-    """`stream_options`. `continuous_usage_stats`: usage so far in every event."""
+    """Options of a stream (`stream_options`).
+
+    `continuous_usage_stats`: every event has the usage so far.
+    """
 
     include_usage: Flag = False
     continuous_usage_stats: Flag = False
@@ -184,6 +194,6 @@ def _find_ignored(body: ApiRequest, path: str, found: set[str]) -> None:
 
 @functools.cache
 def ignored_names(schema: type[ApiRequest]) -> dict[str, str]:
-    """The ignored fields of `schema` itself, and what callers call them."""
+    """Returns the ignored fields of `schema` itself, mapped to their names in the API."""
     fields = schema.model_fields.items()
     return {name: field.alias or name for name, field in fields if IGNORED in field.metadata}

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""Request bodies of `/v1/chat/completions`, `/v1/completions`, `/tokenize` and `/detokenize`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class TextPart(ApiRequest):
-    """A part of a message's content; only text is served."""
+    """Text part of a message's content. Only text is served."""
 
     type: Annotated[Literal["text"], text_type("text")]
     text: str
@@ -42,14 +42,14 @@ class TextPart(ApiRequest):
 
 
 class RefusalPart(ApiRequest):
-    """What an earlier answer said instead."""
+    """Refusal in an earlier answer, in place of text."""
 
     type: Literal["refusal"]
     refusal: str
 
 
 def kind_of_part(value: object) -> str:
-    """The tag of a part."""
+    """Returns the union tag of a content part."""
     kind = value.get("type") if isinstance(value, dict) else None
     return "<refusal>" if kind == "refusal" else "<text>"
 
@@ -75,7 +75,7 @@ _Arguments = Annotated[
 
 
 class FunctionCall(ApiRequest):
-    """The call of a tool that an earlier answer made. `arguments`: JSON text."""
+    """Function name and arguments of an earlier tool call. `arguments`: JSON text or an object."""
 
     name: Name
     arguments: Annotated[_Arguments, NULL_IS_DEFAULT] = ""
@@ -83,7 +83,7 @@ class FunctionCall(ApiRequest):
 
 
 class ToolCall(ApiRequest):
-    """A tool call of an earlier answer."""
+    """Tool call of an earlier answer."""
 
     id: Id | None = None
     type: Annotated[Literal["function"], NULL_IS_DEFAULT] = "function"
@@ -92,7 +92,7 @@ class ToolCall(ApiRequest):
 
 
 class ChatMessage(ApiRequest):
-    """One message. Of an assistant's message an answer can be sent back as it came."""
+    """Message of a chat. An earlier answer can be sent back unchanged as an assistant message."""
 
     role: Role
     content: Content | None = None
@@ -134,7 +134,7 @@ TemplateVariables = Annotated[FreeObject, AfterValidator(_check_variables)]
 
 
 class ChatFields(ApiRequest):
-    """What a chat template reads."""
+    """Fields that chat templates read."""
 
     messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES), described(minItems=1)] | None = (
         None
@@ -153,7 +153,7 @@ class ChatFields(ApiRequest):
 
 
 class ChatRequest(ChatFields, SamplingFields):
-    """What `/v1/chat/completions` takes."""
+    """Request body of `/v1/chat/completions`."""
 
     model_config = ConfigDict(json_schema_extra=needs_one_of("messages", "prompt_token_ids"))
 
@@ -172,7 +172,7 @@ class ChatRequest(ChatFields, SamplingFields):
     moderation: Refused = None
 
 
-# -- `POST /v1/completions` ------------------------------------------------------------------------
+# -- Completions: `POST /v1/completions` -----------------------------------------------------------
 
 MAX_PROMPTS = 1024
 
@@ -202,7 +202,7 @@ _Prompt = Annotated[
 
 
 class CompletionRequest(SamplingFields):
-    """What `/v1/completions` takes. `prompt`: a text, its token ids, or a batch of either."""
+    """Request body of `/v1/completions`. `prompt`: a text, its token ids, or a batch of either."""
 
     model_config = ConfigDict(json_schema_extra=needs_one_of("prompt", "prompt_token_ids"))
 
@@ -212,7 +212,7 @@ class CompletionRequest(SamplingFields):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts one by one; empty if there is none."""
+        """Prompts as a list of texts or of token id lists; empty without a prompt."""
         prompt = self.prompt
         if prompt is None:
             return [] if self.prompt_token_ids is None else [self.prompt_token_ids]
@@ -222,11 +222,11 @@ class CompletionRequest(SamplingFields):
         return cast(list[str] | list[list[int]], prompt if is_batch else [prompt])
 
 
-# -- `POST /tokenize` and `POST /detokenize` -------------------------------------------------------
+# -- Tokenization: `POST /tokenize` and `POST /detokenize` -----------------------------------------
 
 
 class TokenizeRequest(ChatFields):
-    """What `/tokenize` takes: `prompt`, or `messages` and what a chat's template reads."""
+    """Request body of `/tokenize`: `prompt`, or `messages` with other fields of chat templates."""
 
     model_config = ConfigDict(json_schema_extra=needs_one_of("prompt", "messages"))
 
@@ -237,7 +237,7 @@ class TokenizeRequest(ChatFields):
 
 
 class DetokenizeRequest(ApiRequest):
-    """What `/detokenize` takes."""
+    """Request body of `/detokenize`."""
 
     model: Name | None = None
     tokens: TokenIds

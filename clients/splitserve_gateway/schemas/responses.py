@@ -1,4 +1,4 @@
-"""`POST /v1/responses`. Stateless: everything that a response depends on is in its request."""
+"""Request body of `POST /v1/responses`. Stateless: the request has all input of its response."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ItemStatus = Annotated[Literal["in_progress", "completed", "incomplete"] | None
 
 
 class ResponseTextPart(ApiRequest):
-    """Text of a message. `annotations` and `logprobs`: of an earlier answer."""
+    """Text part of a message. `annotations` and `logprobs`: repeated from an earlier answer."""
 
     type: Annotated[
         Literal["input_text", "output_text", "text"], text_type("input_text", "output_text", "text")
@@ -65,7 +65,7 @@ Content = Annotated[
 
 
 class Message(ApiRequest):
-    """A message, the caller's own or one of an earlier answer."""
+    """Message of the caller or of an earlier answer."""
 
     type: Annotated[Literal["message"], NULL_IS_DEFAULT] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -76,7 +76,7 @@ class Message(ApiRequest):
 
 
 class CalledFunction(ApiRequest):
-    """The call of a tool that an earlier answer made. `arguments`: JSON text."""
+    """Tool call of an earlier answer. `arguments`: JSON text."""
 
     type: Literal["function_call"]
     call_id: Id
@@ -91,7 +91,7 @@ class CalledFunction(ApiRequest):
 
 
 class FunctionOutput(ApiRequest):
-    """What a tool answered."""
+    """Output of a called tool."""
 
     type: Literal["function_call_output"]
     call_id: Id
@@ -104,14 +104,14 @@ class FunctionOutput(ApiRequest):
 
 
 class ReasoningText(ApiRequest):
-    """A piece of reasoning."""
+    """Piece of reasoning."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
 class Reasoning(ApiRequest):
-    """What the model thought before an earlier answer."""
+    """Reasoning of the model before an earlier answer."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningText], at_most(MAX_PARTS)] | None = None
@@ -126,7 +126,7 @@ _KINDS = ("message", "function_call", "function_call_output", "reasoning")
 
 def _kind_of_item(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else None
-    # Of an unknown kind the error of a message names what is allowed.
+    # An unknown kind is validated as a message, whose error names the allowed types.
     return f"<{kind if kind in _KINDS else 'message'}>"
 
 
@@ -137,7 +137,7 @@ Item = Annotated[
     | Annotated[Reasoning, Tag("<reasoning>")],
     Discriminator(_kind_of_item),
 ]
-# What a model thought is no input by itself.
+# Reasoning alone is not an input.
 _NO_REASONING = {"not": {"required": ["type"], "properties": {"type": {"const": "reasoning"}}}}
 Input = Annotated[
     Annotated[str, Tag("<text>"), described(minLength=1)]
@@ -149,14 +149,14 @@ Input = Annotated[
 
 
 class TextFields(ApiRequest):
-    """`text`: what the text of the answer may be."""
+    """Format of the answer's text (`text`)."""
 
     format: Annotated[FreeObject | None, WithJsonSchema(TEXT_FORMAT)] = None
     verbosity: Refused = None
 
 
 class ReasoningFields(ApiRequest):
-    """`reasoning`: how much the model is to think, for templates that read it."""
+    """Reasoning effort (`reasoning`), for chat templates that read it."""
 
     effort: Label | None = None
     summary: Ignored = None
@@ -166,7 +166,7 @@ class ReasoningFields(ApiRequest):
 
 
 class ResponseStreamOptions(ApiRequest):
-    """`stream_options`; usage comes with the last event, always."""
+    """Options of a stream (`stream_options`). The last event always has the usage."""
 
     include_obfuscation: Ignored = None
 
@@ -178,7 +178,7 @@ _Metadata = Annotated[
 
 
 class ResponsesRequest(SamplingFields):
-    """What `/v1/responses` takes; besides OpenAI's fields those of chats that sample."""
+    """Request body of `/v1/responses`: OpenAI's fields, and the sampling fields of chats."""
 
     input: Input
     instructions: str | None = None
@@ -211,7 +211,7 @@ class ResponsesRequest(SamplingFields):
     image: Refused = None
     background_options: Refused = None
     access_programs: Refused = None
-    # Fields of chats that are called otherwise here, or would make several answers.
+    # Fields of chats that have other names here, or that would produce several answers.
     n: Refused = None
     best_of: Refused = None
     max_tokens: Refused = None
@@ -224,5 +224,5 @@ class ResponsesRequest(SamplingFields):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the answer's text comes with scores."""
+        """Whether the answer's text has logprobs."""
         return "message.output_text.logprobs" in (self.include or ())

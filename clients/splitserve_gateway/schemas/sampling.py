@@ -1,4 +1,4 @@
-"""The fields of completions and chats that say how tokens are chosen, and for whom."""
+"""Sampling fields of completions and chats, their tools, and JSON Schemas of grammar fields."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from splitserve_gateway.schemas.base import (
     text_or_list,
 )
 
-# -- JSON Schemas of the fields that `grammars.requested` reads, for the OpenAPI description -------
+# -- JSON Schemas of grammar fields, for the OpenAPI description -----------------------------------
 
 Json = dict[str, Any]
 
@@ -79,7 +79,7 @@ STRUCTURED_OUTPUTS: Json = _or_null(
 )
 
 
-# -- Tools, and which of them may be called: in the form of chats, and of responses ----------------
+# -- Tools and tool choices ------------------------------------------------------------------------
 
 MAX_TOOLS = 128
 
@@ -89,7 +89,7 @@ _Word = Literal["none", "auto", "required"]
 
 
 class FunctionDefinition(ApiRequest):
-    """A function that the model may call. `parameters`: a JSON Schema."""
+    """Function that the model may call. `parameters`: a JSON Schema."""
 
     name: _NewName
     description: str | None = None
@@ -98,7 +98,7 @@ class FunctionDefinition(ApiRequest):
 
 
 class NamedFunction(ApiRequest):
-    """A function of `tools`."""
+    """Reference to a function of `tools` by name."""
 
     name: Annotated[Name, described(minLength=1)]
 
@@ -110,32 +110,32 @@ def _kind_of_choice(value: object) -> str:
     return "<allowed>" if kind == "allowed_tools" else "<function>"
 
 
-# -- chats -----------------------------------------------------------------------------------------
+# -- Tools in the form of chats --------------------------------------------------------------------
 
 
 class ChatTool(ApiRequest):
-    """A tool; those that a server would run are none of ours."""
+    """Function tool of a chat. Tools that a server would run are not supported."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class ChatToolName(ApiRequest):
-    """One of the tools."""
+    """Reference to one of the tools."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class AllowedChatTools(ApiRequest):
-    """The tools that may be called, or one of which has to be."""
+    """Tools that may be called (`auto`), or of which one has to be called (`required`)."""
 
     mode: _Mode
     tools: Annotated[list[ChatToolName], Field(min_length=1), at_most(MAX_TOOLS)]
 
 
 class AllowedChatChoice(ApiRequest):
-    """A choice of some of the tools."""
+    """Restriction of calls to some of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedChatTools
@@ -149,11 +149,11 @@ ChatToolChoice = Annotated[
 ]
 
 
-# -- responses -------------------------------------------------------------------------------------
+# -- Tools in the form of the Responses API --------------------------------------------------------
 
 
 class ResponseTool(ApiRequest):
-    """A tool, which is a function; those that a server would run are none of ours."""
+    """Function tool of a response. Tools that a server would run are not supported."""
 
     type: Literal["function"]
     name: _NewName
@@ -169,14 +169,14 @@ class ResponseTool(ApiRequest):
 
 
 class ResponseToolName(ApiRequest):
-    """One of the tools."""
+    """Reference to one of the tools."""
 
     type: Literal["function"]
     name: Annotated[Name, described(minLength=1)]
 
 
 class AllowedResponseTools(ApiRequest):
-    """A choice of some of the tools, which may be called, or one of which has to be."""
+    """Tools that may be called (`auto`), or of which one has to be called (`required`)."""
 
     type: Literal["allowed_tools"]
     mode: _Mode
@@ -193,7 +193,7 @@ ResponseToolChoice = Annotated[
 
 # -- Sampling --------------------------------------------------------------------------------------
 
-# Read by grammars.requested; at most one of them says what the answer is to be.
+# Read by `requested_grammar`; at most one of these fields may ask for a grammar.
 GRAMMAR_FIELDS = (
     "response_format",
     "structured_outputs",
@@ -216,7 +216,7 @@ _BadWord = Annotated[str, Field(max_length=MAX_BAD_WORD_CHARS)]
 
 
 class SamplingFields(IgnoredFields):
-    """What both kinds of generation take. Ranges of numbers: the scheduler's."""
+    """Sampling and scheduling fields of completions and chats. The scheduler checks ranges."""
 
     model: Name | None = None
     stream: Flag = False
@@ -281,7 +281,7 @@ class SamplingFields(IgnoredFields):
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings."""
+        """Stop strings as a list."""
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop

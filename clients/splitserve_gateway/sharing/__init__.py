@@ -1,1 +1,1 @@
-"""What is bounded, and by which rules those who want it share it."""
+"""Fair sharing of bounded resources among tenants: turns, places and shares."""

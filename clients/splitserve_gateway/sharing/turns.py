@@ -1,4 +1,4 @@
-"""Who is next where many wait: one of each tenant in turn."""
+"""Fair sharing: queues with turns of tenants, bounded places, and shares of a resource."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ _Item = TypeVar("_Item")
 
 
 class Turns(Generic[_Item]):
-    """Items of tenants; those of one tenant come in their order."""
+    """Queue in which tenants take turns; items of one tenant stay in order."""
 
     def __init__(self) -> None:
-        # The tenant that is next is the first one. Items are the keys, each is there once.
+        # The first tenant is next. Items are keys of the inner dictionaries, so each occurs once.
         self._waiting: OrderedDict[str, dict[_Item, None]] = OrderedDict()
         self._some_wait = asyncio.Event()
 
     def put(self, tenant: str, item: _Item) -> None:
-        """Last of its tenant; a tenant of whom nothing waits is the last one."""
+        """Appends an item to its tenant's items.
+
+        A tenant without waiting items joins as the last.
+        """
         self._waiting.setdefault(tenant, {})[item] = None
         self._some_wait.set()
 
     async def take(self) -> _Item:
-        """Waits for one."""
+        """Waits for an item; removes and returns it."""
         while (item := self.take_now()) is None:
             self._some_wait.clear()
             await self._some_wait.wait()
         return item
 
     def take_now(self) -> _Item | None:
-        """None if none waits."""
+        """Removes and returns the next item; None if none waits."""
         if not self._waiting:
             return None
         tenant, items = self._waiting.popitem(last=False)
@@ -43,7 +46,7 @@ class Turns(Generic[_Item]):
         return item
 
     def discard(self, tenant: str, item: _Item) -> bool:
-        """Whether it waited; it does so no longer."""
+        """Removes an item. Returns whether the item was waiting."""
         items = self._waiting.get(tenant, {})
         if item not in items:
             return False
@@ -53,18 +56,19 @@ class Turns(Generic[_Item]):
         return True
 
 
-# -- A few places for many who want one: parties take turns, and those who wait are bounded --------
+# -- Places with a bounded waiting queue -----------------------------------------------------------
 
 
 class TooManyWait(Exception):
-    """There is no room to wait in, for this party."""
+    """Waiting queue has no room for this party."""
 
 
 class TurnPlaces:
-    """`num_places`, and a queue of `max_waiting` before them.
+    """`num_places` concurrent places, and a waiting queue of `max_waiting`.
 
-    Whoever comes alone may have all places; where others wait, the next that is free is theirs in
-    turn, however many wait of one party. Each leaves some of the queue to others.
+    A single party may hold all places. If several parties wait, they take turns for the next free
+    place, however many requests of one party wait. Each party leaves a share of the queue to
+    others.
     """
 
     def __init__(self, num_places: int, max_waiting: int) -> None:
@@ -74,14 +78,17 @@ class TurnPlaces:
 
     @property
     def num_waiting(self) -> int:
-        """How many, of all."""
+        """Number of waiting requests of all parties."""
         return self._queue.num_held
 
     @asynccontextmanager
     async def place(
         self, party: str | None, patience_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Holds one. `party`: None if none is known. Raises TooManyWait and TimeoutError."""
+        """Holds a place within the `with`; waits at most `patience_s` for it.
+
+        `party`: None if unknown. Raises TooManyWait and TimeoutError.
+        """
         await self._take(party, patience_s)
         try:
             yield
@@ -89,7 +96,7 @@ class TurnPlaces:
             self._give_back()
 
     async def _take(self, party: str | None, patience_s: float | None) -> None:
-        # Whoever gives one back hands it to those who wait, so nobody does while one is free.
+        # A released place goes to a waiting request first, so none waits while a place is free.
         if self._num_free:
             self._num_free -= 1
             return
@@ -104,7 +111,7 @@ class TurnPlaces:
         except BaseException:
             self._waiting.discard(party or "", turn)
             if turn.done() and not turn.cancelled():
-                # It was this one's turn at the moment when it left.
+                # The place was granted at the moment of leaving: pass it on.
                 self._give_back()
             raise
         finally:
@@ -118,18 +125,20 @@ class TurnPlaces:
         self._num_free += 1
 
 
-# -- What parties may take of what there are only so many of: places, bytes ------------------------
+# -- Shares of a bounded resource (places, bytes) --------------------------------------------------
 #
-# Nobody knows how many come, so nobody is given a fixed part. A party may take more as long as what
-# it has is at most `HELD_PER_LEFT` times what it leaves. One that takes all it can leaves a
-# seventeenth to others, and one that has nothing may take anything. Schedulers share by the same
-# rule.
+# The number of parties is unknown, so no party gets a fixed part. A party may take more while it
+# holds at most `HELD_PER_LEFT` times what it leaves free. A greedy party leaves a seventeenth to
+# others, and a party that holds nothing may take anything that is free. Schedulers use this rule.
 
 HELD_PER_LEFT = 16
 
 
 class Shares:
-    """So many of something, and who has how many of it. `num_held`: of all, now."""
+    """Bounded resource of `num_all` units, with units held by party.
+
+    `num_held`: units held by all.
+    """
 
     def __init__(self, num_all: int) -> None:
         self.num_all = num_all
@@ -137,7 +146,10 @@ class Shares:
         self._held_by: dict[str, int] = {}
 
     def may_take(self, party: str | None, num: int) -> bool:
-        """Whether `party` may take `num` more. None: parties are not told apart, all is theirs."""
+        """Returns whether `party` may take `num` more.
+
+        None: parties are unknown and may take everything.
+        """
         num_left = self.num_all - self.num_held - num
         if num_left < 0:
             return False
@@ -145,16 +157,16 @@ class Shares:
         return held <= HELD_PER_LEFT * num_left or held == 0
 
     def take(self, party: str | None, num: int) -> None:
-        """It may."""
+        """Takes `num` units for `party`. Call only after `may_take` has allowed it."""
         self.num_held += num
         if party is not None:
             self._held_by[party] = self._held_by.get(party, 0) + num
 
     def give_back(self, party: str | None, num: int) -> None:
-        """Of what it took."""
+        """Returns `num` units that `party` took."""
         self.num_held -= num
         if party is not None:
             self._held_by[party] -= num
             if not self._held_by[party]:
-                # Nothing is kept of whoever has nothing.
+                # Parties that hold nothing are forgotten, to bound memory.
                 del self._held_by[party]

@@ -181,7 +181,7 @@ class Upstream:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the scheduler is reachable, has an executor and is not stopping, as last known."""
+        """Whether the scheduler was last known as reachable, not stopping and with an executor."""
         return self._client.is_connected and self._is_serving
 
     @property
@@ -194,7 +194,7 @@ class Upstream:
 
     @property
     def will_serve(self) -> bool:
-        """Whether the scheduler takes no requests yet but may soon: no executor yet, or model unread."""
+        """Whether the scheduler may soon take its first requests: executor missing, or model unread."""
         return self.is_reading or (not self._is_serving and self._readiness in _BEGINNING)
 
     @property
@@ -434,7 +434,7 @@ class Upstream:
         return Served(model, tokenizer, self._tokenizer_lack)
 
     async def _check_callers(self) -> None:
-        """Raises CallerUnknown or CallerNotAllowed unless the scheduler takes callers' requests from us.
+        """Raises CallerUnknown or CallerNotAllowed if the scheduler refuses requests of callers.
 
         The scheduler must identify callers, and the gateway's key must have the scope `gateway`.
         """
