@@ -1,1 +1,1 @@
-"""`splitserve bench`: load, drawn from seeds or recorded, and what servers make of it."""
+"""Load benchmark `splitserve bench`: puts load on servers, synthetic or recorded, and measures."""

@@ -1,4 +1,4 @@
-"""`splitserve bench`, and `splitserve bench compare`."""
+"""Entry point of `splitserve bench` and `splitserve bench compare`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line says, checked, as the values of a run."""
+"""Configuration of a benchmark run, checked and built from command line arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ _ONE_TURN = "1"
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """Everything that was asked for. `num_requests`: of a round with a target, None if unknown."""
+    """Configuration of `splitserve bench`.
+
+    `num_requests`: requests of a round with one target; None if unknown.
+    """
 
     targets: tuple[TargetAddress, ...]
     asking: AskOptions
@@ -47,12 +50,12 @@ class BenchConfig:
     picture_file: Path | None
     shows_progress: bool | None
     num_processes: int
-    # As it was said, for the report.
+    # Flags as given, for the report.
     load: Mapping[str, Any]
 
 
 def bench_config(arguments: argparse.Namespace, environ: Mapping[str, str]) -> BenchConfig:
-    """Raises ValueError, which names the flag, and SecurityUnusable."""
+    """Builds the configuration. Raises ValueError, which names the flag, and SecurityUnusable."""
     limits = _limits(arguments)
     prompt_seed = arguments.prompt_seed
     if prompt_seed is None:
@@ -118,7 +121,7 @@ def _num_requests(arguments: argparse.Namespace, limits: Limits) -> int | None:
 def _workload(
     arguments: argparse.Namespace, limits: Limits
 ) -> Callable[[], Iterator[Conversation]]:
-    """Raises ValueError where it is not said when requests are sent."""
+    """Returns the workload factory. Raises ValueError if flags do not define arrival times."""
     if arguments.trace is not None:
         if arguments.rate is not None:
             raise ValueError("--rate: a trace has its own times; faster or slower: --speed")
@@ -158,7 +161,10 @@ def _asking(arguments: argparse.Namespace) -> AskOptions:
 def _targets(
     arguments: argparse.Namespace, environ: Mapping[str, str]
 ) -> tuple[TargetAddress, ...]:
-    """With what each is told of us: a key goes to nobody whom it was not given for."""
+    """Returns the targets with their keys and TLS files. Sends a key only to the target it is for.
+
+    Raises ValueError.
+    """
     files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
     check_pair(files.cert, files.key)
     tls = None if files == TlsFiles() else files
@@ -180,7 +186,7 @@ def _targets(
 
 
 def _as_said(arguments: argparse.Namespace, prompt_seed: int) -> dict[str, Any]:
-    """The load, so that it can be put on again. No file with a key is named."""
+    """Returns the flags that reproduce the load, without files of keys."""
     names = (
         "rate", "burstiness", "concurrency", "requests", "duration", "warm_up", "trace", "speed",
         "prompt_tokens", "output_tokens", "shared_prefix", "turns", "think_time", "endpoint",
@@ -205,11 +211,11 @@ def _plain(value: object) -> object:
     return value
 
 
-# -- values of flags -------------------------------------------------------------------------------
+# -- Parsers of flag values ------------------------------------------------------------------------
 
 
 def positive_seconds(text: str) -> float:
-    """A time above 0."""
+    """Parses a time above 0, in seconds."""
     seconds = parse_seconds(text)
     if seconds <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
@@ -217,7 +223,7 @@ def positive_seconds(text: str) -> float:
 
 
 def new_file(text: str) -> Path:
-    """Where a file can be written, as far as that is known before there is something to write."""
+    """Parses a path. Checks in advance, as far as possible, that a file can be written there."""
     path = Path(text)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written; allowed: a file")
@@ -225,7 +231,7 @@ def new_file(text: str) -> Path:
 
 
 def positive(text: str) -> float:
-    """A number above 0."""
+    """Parses a number above 0."""
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
@@ -233,7 +239,7 @@ def positive(text: str) -> float:
 
 
 def at_least_0(text: str) -> float:
-    """A number from 0 on."""
+    """Parses a number from 0 on."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is below 0")
@@ -241,7 +247,7 @@ def at_least_0(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A whole number above 0."""
+    """Parses a whole number above 0."""
     value = int(text)
     if not 0 < value < 2**53:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
@@ -249,7 +255,7 @@ def count(text: str) -> int:
 
 
 def token_range(text: str) -> tuple[int, int]:
-    """Of `LOW:HIGH`."""
+    """Parses `LOW:HIGH`."""
     low, _, high = text.partition(":")
     found = int(low), int(high)
     if not 0 <= found[0] < found[1] <= 2**31:
@@ -258,7 +264,7 @@ def token_range(text: str) -> tuple[int, int]:
 
 
 def stated(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`parse` as argparse wants it: what it raises is said, and not only that it raised."""
+    """Wraps `parse` for argparse, so that its error texts are shown to the user."""
 
     def parse_or_say(text: str) -> Any:  # noqa: ANN401
         try:

@@ -1,4 +1,4 @@
-"""Runs the command: a load, or a comparison of two reports."""
+"""Command `splitserve bench`: runs a load, or compares reports."""
 
 from __future__ import annotations
 
@@ -35,13 +35,16 @@ from splitserve_client.progress_line import ProgressLine
 from splitserve_rpc.printable import printable
 from splitserve_rpc.security import SecurityUnusable
 
-# As shells call what Ctrl-C ended. There is a report all the same.
+# Exit code of shells after Ctrl-C. The report is written all the same.
 _STOPPED = 130
 _SAYS_NOTHING = {"burstiness": 1.0, "speed": 1.0, "shared_prefix": "0:1", "turns": "1"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 if there is nothing to report, or if no request was answered."""
+    """Runs the command.
+
+    Returns the exit code: 1 without a report or without an answered request.
+    """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] == "compare":
         return _compare(argv[1:])
@@ -78,11 +81,11 @@ def _bench(config: BenchConfig, argv: Sequence[str]) -> int:
 
 
 async def _measure(config: BenchConfig, argv: Sequence[str]) -> tuple[list[TargetReport], bool]:
-    """What was measured, until the end or Ctrl-C, and whether it was that."""
+    """Runs the load until its end or Ctrl-C. Returns the reports, and whether Ctrl-C ended it."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def stop_softly() -> None:
-        # Whoever presses Ctrl-C again does not want to wait for anything.
+        # A second Ctrl-C ends the process at once.
         loop.remove_signal_handler(signal.SIGINT)
         stop.set()
 
@@ -106,9 +109,9 @@ async def _measure(config: BenchConfig, argv: Sequence[str]) -> tuple[list[Targe
 
 
 def _load(config: BenchConfig, argv: Sequence[str]) -> Load:
-    """Raises TargetRefused, SplitserveError, OSError."""
+    """Returns the load of the configuration. Raises TargetRefused, SplitserveError, OSError."""
     if config.num_processes > 1:
-        # All of them say the same texts.
+        # All processes use the same prompt texts.
         seed = f"--prompt-seed={config.run.prompt_seed}"
         return ProcessLoad([*argv, seed], config.num_processes)
     targets = [(address.name, open_target(address, config.asking)) for address in config.targets]
@@ -116,7 +119,7 @@ def _load(config: BenchConfig, argv: Sequence[str]) -> Load:
 
 
 def _title(config: BenchConfig) -> str:
-    """The flags that make the load, those that say anything."""
+    """Returns the load's flags as a title, without uninformative defaults."""
     names = (
         *("rate", "burstiness", "concurrency", "trace", "speed"),
         *("prompt_tokens", "output_tokens", "shared_prefix", "turns"),

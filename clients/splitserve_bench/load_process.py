@@ -1,6 +1,6 @@
-"""One of several processes that share a load: `python -m splitserve_bench.load_process SOCKET`.
+"""Child process of a shared load: `python -m splitserve_bench.load_process SOCKET`.
 
-It is started by `splitserve bench --processes`, does what that says, and ends when that ends.
+`splitserve bench --processes` starts it, sends it commands, and ends it by closing the socket.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ from splitserve_bench.workloads.conversation import Conversation
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Every `num_shares`th conversation is ours, and that part of what may be open at a time."""
+    """Part of a load: every `num_shares`th conversation, and that part of the open conversations."""
 
     number: int
     num_shares: int
 
     def of_conversations(self, all_of_them: Iterator[Conversation]) -> Iterator[Conversation]:
-        """Those with their times: all shares together are the whole load, as one process has it."""
+        """Yields the share's conversations with their times.
+
+        All shares together are the whole load.
+        """
         return islice(all_of_them, self.number, None, self.num_shares)
 
     def of_pace(self, pace: Pace) -> Pace:
-        """All shares together keep so many open."""
+        """Returns the pace of the share. All shares together keep the wanted number open."""
         return replace(
             pace,
             concurrency=None if pace.concurrency is None else self._of(pace.concurrency),
@@ -57,7 +60,7 @@ class Share:
 
 
 async def serve(connection: socket.socket) -> None:
-    """Does what it is told until nobody is there to tell it."""
+    """Executes the parent's commands until the connection closes."""
     reader, writer = await asyncio.open_unix_connection(sock=connection)
     told = await receive(reader)
     if not isinstance(told, Begin):
@@ -82,7 +85,7 @@ async def _serve_rounds(
         listening = asyncio.create_task(receive(reader))
         while isinstance(command := await listening, Run | Stop):
             listening = asyncio.create_task(receive(reader))
-            # A Stop that comes when the round has just ended says nothing new.
+            # A Stop after the end of a round is ignored.
             if isinstance(command, Run):
                 await _run_round(load, command, listening, writer)
 
@@ -90,7 +93,7 @@ async def _serve_rounds(
 async def _run_round(
     load: LocalLoad, command: Run, listening: asyncio.Task[object], writer: asyncio.StreamWriter
 ) -> None:
-    """Until all has ended, or something else is said."""
+    """Runs a round until all requests have ended or another message arrives."""
     relay = Relay(writer)
     relaying = asyncio.create_task(relay.run())
     running = asyncio.create_task(load.run(command.index, command.salt, command.begin_s, relay))

@@ -1,4 +1,4 @@
-"""The flags of `splitserve bench`."""
+"""Command line flags of `splitserve bench`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ compares two reports. docs/benchmarking.md says what each figure is.
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Of one load."""
+    """Returns the argument parser of one load."""
     parser = argparse.ArgumentParser(
         prog="splitserve bench", description=_DESCRIPTION, epilog=_EPILOG
     )

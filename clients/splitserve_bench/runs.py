@@ -1,4 +1,4 @@
-"""A whole run: targets get ready, and take turns, round by round."""
+"""Complete benchmark run: targets get ready, then take turns round by round; problems as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """`prompt_seed`: of the texts of prompts, which differ from round to round and by target."""
+    """Configuration of a run.
+
+    `prompt_seed`: seed of prompt texts, which also differ by round and by target.
+    """
 
     pace: Pace
     slo: Slo = field(default_factory=Slo)
@@ -32,7 +35,7 @@ class RunConfig:
 
 
 class Load(Protocol):
-    """Puts a load on targets, by this process or by several."""
+    """Load on targets, by this process or by several."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -44,11 +47,14 @@ class Load(Protocol):
     ) -> None: ...
 
     async def get_ready(self) -> list[str]:
-        """Asks each target once; returns their models."""
+        """Sends a probe to each target; returns the model of each."""
         ...
 
     async def run(self, index: int, salt: int, begin_s: float, watcher: Watcher) -> None:
-        """One round with that target. Cancelling ends what runs, of which the watcher is told."""
+        """Runs one round with target number `index`.
+
+        Cancelling interrupts running requests, and their outcomes still reach the watcher.
+        """
         ...
 
 
@@ -60,12 +66,12 @@ async def run_load(
     stop: asyncio.Event | None = None,
     warn: Callable[[GivenUp], None] = lambda _given_up: None,
 ) -> list[tuple[str, Recorder]]:
-    """Each target's model, and what was measured. `progress`: is told of each request's tokens.
+    """Runs all rounds; returns the model and the measurements of each target.
 
-    `warn`: of a round that cannot be put on as it is meant.
-    `stop`: when it is set the run ends; what is not answered then is counted nowhere.
-    All get the same load, one after another, in the other order every second round, so that what
-    drifts meanwhile meets all alike. Raises what the load raises.
+    `progress`: called with the output tokens of each request. `warn`: called for a round whose load
+    cannot be put on as asked. `stop`: ends the run when set; requests still open are not counted.
+    All targets get the same load, one after another, and every second round in reverse order, so
+    that drift affects all targets alike. Raises the exceptions of the load.
     """
     stop = stop or asyncio.Event()
     recorders = [Recorder(config.slo, config.warm_up_s, progress, warn) for _ in range(num_targets)]
@@ -89,7 +95,7 @@ async def run_load(
 async def _unless_stopped(
     work: Coroutine[Any, Any, _Result], stop: asyncio.Event
 ) -> _Result | None:
-    """What it returns; None where it was stopped before."""
+    """Returns the result of `work`; None if stopped before."""
     running, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -100,9 +106,9 @@ async def _unless_stopped(
         await asyncio.wait({running})
 
 
-# -- What can be wrong with what was asked for, as a line for whoever asked ------------------------
+# -- Problems of a run, as one line for the user ---------------------------------------------------
 
-# TargetRefused is a ValueError, as is what flags refuse.
+# ValueError includes TargetRefused and errors of flags.
 PROBLEMS = (
     TargetUnusable, LoadProcessFailed, TraceUnreadable, SplitserveError, SecurityUnusable,
     FilesUnusable, OSError, ValueError,
@@ -110,7 +116,7 @@ PROBLEMS = (
 
 
 def problem_text(errors: BaseExceptionGroup[BaseException]) -> str:
-    """The first of them in a line."""
+    """Returns the first error as one line."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,1 +1,1 @@
-"""What was measured: distributions, how sure they are, rates, errors by kind; in bounded memory."""
+"""Measured figures in bounded memory: distributions, confidence intervals, rates, errors."""

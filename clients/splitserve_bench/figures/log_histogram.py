@@ -1,8 +1,8 @@
-"""A distribution in bounded memory: counts of values, in classes whose bounds grow by a factor.
+"""Histogram with classes of equal ratio, confidence intervals by bootstrap, and parts of a run.
 
-Any percentile is right within 0.1 % of its value, over 1 µs to a day, however many values there
-were; the mean and the extremes are exact (DDSketch: Masson, Rim, Lee, VLDB 2019). Own code of a
-few lines, since the intervals need the counts themselves, to weigh parts of a run.
+Memory is bounded. Any percentile is right within 0.1 % of its value, over 1 µs to a day, for any
+number of values; the mean and the extremes are exact (DDSketch: Masson, Rim, Lee, VLDB 2019). Own
+code of a few lines, since the intervals need the counts themselves, to weigh parts of a run.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import numpy.typing as npt
 RELATIVE_ERROR = 0.001
 _GROWTH = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GROWTH = math.log(_GROWTH)
-# What is shorter, or longer, is in the first or last class.
+# Values outside this range fall into the first or last class.
 _SHORTEST_S = 1e-6
 _LONGEST_S = 86_400.0
 
 
 def class_of(value: float) -> int:
-    """Whose values are within RELATIVE_ERROR of `value_of` it."""
+    """Returns the class of `value`; `value_of` the class is within RELATIVE_ERROR of `value`."""
     return math.ceil(math.log(min(max(value, _SHORTEST_S), _LONGEST_S)) / _LOG_GROWTH)
 
 
 def value_of(number: int) -> float:
-    """What stands for the values of a class."""
+    """Returns the value that represents a class."""
     return float(2 * _GROWTH**number / (_GROWTH + 1))
 
 
 @dataclass(slots=True)
 class LogHistogram:
-    """Values from 0 on, each with a weight (1: it counts as one)."""
+    """Histogram of values from 0 on, each with a weight (1 counts as one value)."""
 
     counts: dict[int, float] = field(default_factory=dict)
     num_values: float = 0.0
@@ -45,7 +45,7 @@ class LogHistogram:
     largest: float = -math.inf
 
     def record(self, value: float, weight: float = 1.0) -> None:
-        """Adds a value; what is below 0 (clocks do such things) counts as 0."""
+        """Adds a value; a negative value (clocks can cause one) counts as 0."""
         value = max(value, 0.0)
         number = class_of(value)
         self.counts[number] = self.counts.get(number, 0.0) + weight
@@ -55,7 +55,7 @@ class LogHistogram:
         self.largest = max(self.largest, value)
 
     def merge(self, other: LogHistogram) -> None:
-        """Adds what the other one has."""
+        """Adds the values of `other`."""
         for number, count in other.counts.items():
             self.counts[number] = self.counts.get(number, 0.0) + count
         self.num_values += other.num_values
@@ -65,25 +65,28 @@ class LogHistogram:
 
     @property
     def mean(self) -> float:
-        """Raises ZeroDivisionError if there are no values."""
+        """Mean of all values. Raises ZeroDivisionError without values."""
         return self.total / self.num_values
 
     def quantile(self, ratio: float) -> float:
-        """The smallest value with at least this part of all at or below it. Not of nothing."""
+        """Returns the smallest value with at least the share `ratio` of all values at or below it.
+
+        Needs at least one value.
+        """
         wanted, found = ratio * self.num_values, 0.0
         for number in sorted(self.counts):
             found += self.counts[number]
-            # Sums of weights are off by some last bits.
+            # Tolerance for rounding errors of summed weights.
             if found >= wanted * (1 - 1e-12):
                 return self.within(value_of(number))
         return self.largest
 
     def within(self, value: float) -> float:
-        """No quantile is beyond the extremes, which are exact."""
+        """Clamps `value` to the extremes, which are exact."""
         return min(max(value, self.smallest), self.largest)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for a report."""
+        """Returns the histogram as JSON values for a report."""
         return {
             "counts": [[number, self.counts[number]] for number in sorted(self.counts)],
             "total": self.total,
@@ -93,7 +96,7 @@ class LogHistogram:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> LogHistogram:
-        """What `as_json` gave. Raises ValueError, LookupError or TypeError for what is none."""
+        """Restores a histogram from `as_json`. Raises ValueError, LookupError or TypeError."""
         counts = {int(number): float(count) for number, count in content["counts"]}
         return cls(
             counts,
@@ -105,7 +108,7 @@ class LogHistogram:
 
 
 def merged(histograms: Iterable[LogHistogram]) -> LogHistogram:
-    """All of them as one."""
+    """Returns one histogram with the values of all."""
     result = LogHistogram()
     for histogram in histograms:
         result.merge(histogram)
@@ -113,28 +116,28 @@ def merged(histograms: Iterable[LogHistogram]) -> LogHistogram:
 
 
 def not_empty(histograms: Iterable[LogHistogram]) -> Sequence[LogHistogram]:
-    """Those that have values."""
+    """Returns the histograms that have values."""
     return [histogram for histogram in histograms if histogram.num_values]
 
 
-# -- How sure a figure is: intervals of 95 %, by a bootstrap over parts of the run -----------------
+# -- Confidence intervals of 95 %, by a bootstrap over parts of the run ----------------------------
 #
-# Tokens of a request depend on each other, and so do requests that were in the queue together: an
-# interval that took them for independent draws would be far too narrow. So a run is divided into 32
-# to 63 parts of consecutive requests, whole parts are drawn with replacement, as many as there are,
-# and what the figure is then, a thousand times over, tells how far it moves (Künsch 1989). That is
-# too little where parts are few, so the ends lie further out, as those of Student's t do beside the
-# normal distribution's (Hesterberg 2015, "expanded percentile interval"). Of fewer than ten parts
-# nothing is told, nor of a percentile with fewer than five values beyond it, or where these are of
-# fewer than four parts: a bootstrap cannot know a tail that has not been seen.
+# Tokens of a request depend on each other, and so do requests that were queued together: an
+# interval for independent draws would be far too narrow. So a run is divided into 32 to 63 parts
+# of consecutive requests. Each resample draws as many whole parts, with replacement, and computes
+# the figure; a thousand resamples show its spread (Künsch 1989). With few parts this interval is
+# too narrow, so its ends are moved out, as Student's t is wider than the normal distribution
+# (Hesterberg 2015, "expanded percentile interval"). No interval is given for fewer than ten parts,
+# for a percentile with fewer than five values beyond it, or if these belong to fewer than four
+# parts: a bootstrap cannot know a tail that was not observed.
 
 NUM_RESAMPLES = 1000
 CONFIDENCE = 0.95
 _FEWEST_BEYOND = 5
 _FEWEST_PARTS = 10
-# A part that has most of a tail counts for what it is: as Kish counts samples of unequal weight.
+# Effective number of parts, by Kish's formula for unequal weights: a part may have most of a tail.
 _FEWEST_PARTS_BEYOND = 4.0
-_MEAN = 0.5  # is known where the median is
+_MEAN = 0.5  # the mean is known if the median is
 _SEED = 20231116  # the same report for the same measurements
 
 Figures = npt.NDArray[np.float64]
@@ -142,7 +145,7 @@ Figures = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure, and where it is with 95 % confidence; None where that cannot be told."""
+    """Figure with its 95 % confidence interval; bounds are None if unknown."""
 
     value: float
     low: float | None = None
@@ -150,7 +153,7 @@ class Estimate:
 
 
 def estimate(parts: Sequence[LogHistogram], quantiles: Sequence[float]) -> list[Estimate]:
-    """The mean, then each of the quantiles (0 to 1). Of nothing: nothing."""
+    """Returns estimates of the mean, then of each quantile (0 to 1); empty without values."""
     parts = not_empty(parts)
     if not parts:
         return []
@@ -166,7 +169,10 @@ def estimate_ratios(
     others: Sequence[LogHistogram],
     quantiles: Sequence[float],
 ) -> list[Estimate]:
-    """How many times the figures of `parts` those of `others` are; same order as `estimate`."""
+    """Returns the ratios of figures, `others` to `parts`, with intervals.
+
+    Order as of `estimate`.
+    """
     parts, others = not_empty(parts), not_empty(others)
     before, after = estimate(parts, quantiles), estimate(others, quantiles)
     if not before or not after:
@@ -179,7 +185,7 @@ def estimate_ratios(
 
 
 def _is_known(parts: Sequence[LogHistogram], ratio: float) -> bool:
-    """Whether there is enough on both sides of a quantile, and of enough parts."""
+    """Returns whether enough values, of enough parts, lie on both sides of a quantile."""
     num_beyond = sum(part.num_values for part in parts) * min(ratio, 1 - ratio)
     if len(parts) < _FEWEST_PARTS or num_beyond < _FEWEST_BEYOND - 1e-9:
         return False
@@ -199,7 +205,7 @@ def _with_intervals(
 
 
 def resampled(parts: Sequence[LogHistogram], quantiles: Sequence[float], seed: int) -> Figures:
-    """Mean and quantiles of parts drawn with replacement: [NUM_RESAMPLES, 1 + quantiles]."""
+    """Returns means and quantiles of resamples of parts: [NUM_RESAMPLES, 1 + quantiles]."""
     numbers = sorted({number for part in parts for number in part.counts})
     column_of = {number: column for column, number in enumerate(numbers)}
     counts = np.zeros((len(parts), len(numbers)))
@@ -228,10 +234,10 @@ def _interval(figures: Figures, num_parts: int) -> tuple[float, float]:
 
 
 def _outside(num_parts: int) -> float:
-    """What part of resamples lies beyond each end: the fewer parts, the less. At least two."""
+    """Returns the share of resamples beyond each end; smaller for fewer parts. Needs two parts."""
     normal = NormalDist()
     z, freedom = normal.inv_cdf((1 + CONFIDENCE) / 2), num_parts - 1
-    # Student's t, by the first terms of its expansion: right within 1 % from ten parts on.
+    # Student's t by the first terms of its expansion: within 1 % from ten parts on.
     t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
     return normal.cdf(-math.sqrt(num_parts / freedom) * t)
 
@@ -240,13 +246,13 @@ def _ratio(value: float, other: float) -> float:
     return value / max(other, 1e-12)
 
 
-# -- The parts of a run: consecutive requests, in histograms of each metric ------------------------
+# -- Parts of a run: consecutive requests, with a histogram per metric -----------------------------
 
 _MOST_PARTS = 64
 
 
 class Parts:
-    """Keeps at most 63 parts of equal size: where there would be more, each two become one."""
+    """At most 63 parts of equal size; merges pairs of parts where there would be more."""
 
     def __init__(self, metrics: Iterable[str]) -> None:
         self._metrics = tuple(metrics)
@@ -258,7 +264,7 @@ class Parts:
         return {metric: LogHistogram() for metric in self._metrics}
 
     def add(self, values: Iterable[tuple[str, float, float]]) -> None:
-        """One request's values: metric, value, weight."""
+        """Adds the values of one request: metric, value, weight."""
         if self._num_in_last == self._size:
             self._parts.append(self._new())
             self._num_in_last = 0
@@ -270,7 +276,7 @@ class Parts:
             last[metric].record(value, weight)
 
     def _halve(self) -> None:
-        """The last part is empty, and stays alone with the one before it."""
+        """Merges pairs of parts. The last part is empty, so the last pair is one part."""
         for before, after in zip(self._parts[::2], self._parts[1::2], strict=True):
             for metric, histogram in before.items():
                 histogram.merge(after[metric])
@@ -279,5 +285,5 @@ class Parts:
         self._size *= 2
 
     def of(self, metric: str) -> list[LogHistogram]:
-        """That metric's histograms, in order."""
+        """Returns the histograms of `metric`, one per part, in order."""
         return [part[metric] for part in self._parts]

@@ -1,4 +1,4 @@
-"""Takes what happens with one target, over all rounds, and keeps what reports need of it."""
+"""Recorder of one target's requests over all rounds: latencies, SLO, timeline, counts, rates."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from typing import Any
 from splitserve_bench.figures.log_histogram import LogHistogram, Parts
 from splitserve_bench.load.outcome import GivenUp, Outcome
 
-# -- What one answer says of latency ---------------------------------------------------------------
+# -- Latencies of one answer -----------------------------------------------------------------------
 
-# All that is measured, in the order of reports. docs/benchmarking.md says what each is.
+# Metrics in the order of reports, defined in docs/benchmarking.md.
 METRICS = ("ttft", "tpot", "itl", "gap", "e2e", "send_delay")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFigures:
-    """Seconds. `gaps`: between arrivals, each with how many tokens it brought."""
+    """Latencies of one request, in seconds.
+
+    `gaps`: times between arrivals, each with the number of tokens of the later arrival.
+    """
 
     ttft: float
     e2e: float
@@ -31,7 +34,7 @@ class RequestFigures:
 
     @classmethod
     def of(cls, outcome: Outcome) -> RequestFigures:
-        """Of an answer that is complete."""
+        """Computes the latencies of a complete answer."""
         arrivals = outcome.arrivals_s
         num_tokens = outcome.num_output_tokens
         spread_s = arrivals[-1] - arrivals[0]
@@ -49,7 +52,10 @@ class RequestFigures:
         )
 
     def values(self) -> list[tuple[str, float, float]]:
-        """Each metric's values with their weights. A gap's tokens share it."""
+        """Returns metric, value and weight of each latency.
+
+        The tokens of a gap share its time equally.
+        """
         found = [("ttft", self.ttft, 1.0), ("e2e", self.e2e, 1.0)]
         found.append(("send_delay", self.send_delay, 1.0))
         if self.tpot is not None:
@@ -60,12 +66,12 @@ class RequestFigures:
         return found
 
     def worst(self, metric: str) -> float:
-        """The largest that the request has of it; 0 where it has none."""
+        """Returns the largest value of `metric` in the request; 0 without one."""
         return max((value for name, value, _ in self.values() if name == metric), default=0.0)
 
 
 def _tokens_after_gaps(outcome: Outcome) -> list[float]:
-    """As they were counted; where they were not, each arrival brought as many as the others."""
+    """Returns the number of tokens after each gap; an equal share of the rest if not counted."""
     counts = outcome.num_tokens[1:]
     known = [float(number) for number in counts if number is not None]
     if len(known) == len(counts):
@@ -74,20 +80,20 @@ def _tokens_after_gaps(outcome: Outcome) -> list[float]:
     return [max(num_rest / len(counts), 1.0)] * len(counts)
 
 
-# -- What a request must keep to be good -----------------------------------------------------------
+# -- Service level objective of a request ----------------------------------------------------------
 
 _ALLOWED = ("ttft", "tpot", "itl", "gap", "e2e")
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """The most that each of these metrics may be, in seconds, all through a request."""
+    """Limits on metrics, in seconds, that every value of a good request meets."""
 
     limits_s: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """Of `ttft=200ms,itl=50ms`. Raises ValueError."""
+        """Parses `ttft=200ms,itl=50ms`. Raises ValueError."""
         limits: dict[str, float] = {}
         for part in text.split(","):
             name, separator, value = part.strip().partition("=")
@@ -100,11 +106,11 @@ class Slo:
         return cls(tuple(limits.items()))
 
     def is_met(self, figures: RequestFigures) -> bool:
-        """Whether no limit is passed."""
+        """Returns whether the request exceeds no limit."""
         return all(figures.worst(name) <= limit_s for name, limit_s in self.limits_s)
 
 
-# -- What went on at each time, in bounded memory: spans become longer as the run does -------------
+# -- Timeline in bounded memory: spans become longer as the run does -------------------------------
 
 _MOST_SPANS = 512
 _FIRST_WIDTH_S = 0.25
@@ -112,7 +118,10 @@ _FIRST_WIDTH_S = 0.25
 
 @dataclass(slots=True)
 class Span:
-    """`open_s` and `waiting_s` (for their first token): of all requests together, in that span."""
+    """Counts of a span of time. `open_s`, `waiting_s`: summed over requests, within the span.
+
+    A request waits (`waiting_s`) until its first token.
+    """
 
     num_sent: int = 0
     num_completed: int = 0
@@ -122,7 +131,7 @@ class Span:
     waiting_s: float = 0.0
 
     def absorb(self, other: Span) -> None:
-        """Becomes both."""
+        """Adds the counts of `other`."""
         self.num_sent += other.num_sent
         self.num_completed += other.num_completed
         self.num_failed += other.num_failed
@@ -132,7 +141,7 @@ class Span:
 
 
 class Timeline:
-    """Spans of equal width, from `begin_s` on. Requests may come in any order."""
+    """Timeline of spans of equal width, from `begin_s` on. Requests may come in any order."""
 
     def __init__(self, begin_s: float) -> None:
         self._begin_s = begin_s
@@ -140,9 +149,9 @@ class Timeline:
         self._spans: list[Span] = []
 
     def add(self, outcome: Outcome) -> None:
-        """One request, from when it was sent until nothing more came."""
+        """Adds a request, from its sending to its end."""
         sent_s, ended_s = outcome.sent_s - self._begin_s, outcome.ended_s - self._begin_s
-        # First, so that the width stays what it is for all that follows.
+        # First, since it may change the width, which must stay the same for the rest.
         last = self._at(ended_s)
         if not outcome.is_interrupted:
             last.num_failed += outcome.failed is not None
@@ -158,7 +167,7 @@ class Timeline:
             span.waiting_s += seconds
 
     def _within(self, from_s: float, to_s: float) -> list[tuple[Span, float]]:
-        """The spans that a time touches, with how much of each."""
+        """Returns the spans that overlap a time, with the overlap in seconds."""
         found, width_s = [], self._width_s
         for number in range(int(max(from_s, 0.0) / width_s), int(max(to_s, 0.0) / width_s) + 1):
             begin_s = number * width_s
@@ -179,7 +188,7 @@ class Timeline:
         self._spans = self._spans[::2]
 
     def as_json(self) -> dict[str, Any]:
-        """Columns, for a report: counts, and how many requests were open on average."""
+        """Returns columns for a report: counts, and average numbers of open and waiting requests."""
         counts = ("num_sent", "num_completed", "num_failed", "num_tokens")
         columns: dict[str, list[float]] = {
             name: [getattr(span, name) for span in self._spans] for name in counts
@@ -189,14 +198,14 @@ class Timeline:
         return {"width_s": self._width_s, **columns}
 
 
-# -- Times as people write them --------------------------------------------------------------------
+# -- Times in human-readable form ------------------------------------------------------------------
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|)")
 
 
 def parse_seconds(text: str) -> float:
-    """Of `200ms`, `1.5s`, `2m`, `3`. Raises ValueError."""
+    """Parses a time such as `200ms`, `1.5s`, `2m` or `3`. Raises ValueError."""
     found = _QUANTITY.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is no time; allowed: a number with us, ms, s, m or h")
@@ -204,7 +213,7 @@ def parse_seconds(text: str) -> float:
 
 
 def seconds_text(value_s: float | None) -> str:
-    """Three digits, and the unit that suits them."""
+    """Returns a time with three digits and a fitting unit; "-" if unknown."""
     if value_s is None or not math.isfinite(value_s):
         return "-"
     value_s = float(f"{value_s:.3g}")
@@ -222,7 +231,7 @@ def _digits(value: float) -> str:
 
 # -- Recorder --------------------------------------------------------------------------------------
 
-# Kinds come from servers, too.
+# Bound on kinds of errors, since servers name them, too.
 _MOST_KINDS = 32
 _OTHERS = "others"
 _MOST_MESSAGE = 300
@@ -230,10 +239,10 @@ _MOST_MESSAGE = 300
 
 @dataclass(slots=True)
 class Counts:
-    """Of requests that were measured, and their tokens. `num_good`: complete and within the SLO.
+    """Counts of measured requests and their tokens. `num_good`: complete and within the SLO.
 
-    `num_held`: those that waited since as many as may be were open. `num_interrupted`: those that
-    had no end yet when the run was stopped, which are in no other number.
+    `num_held`: requests that waited because the maximum number was open. `num_interrupted`:
+    requests without an end when the run was stopped; no other count includes them.
     """
 
     num_completed: int = 0
@@ -251,7 +260,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round's rates: those of `duration_s`, from its first measured request to its last end."""
+    """Rates of one round. `duration_s`: from its first measured due time to its last end."""
 
     duration_s: float
     requests_per_s: float
@@ -273,7 +282,10 @@ class _RoundSoFar:
 
 @dataclass(slots=True)
 class Recorder:
-    """A Watcher. Requests that are due in the first `warm_up_s` of a round are not measured."""
+    """Watcher that measures one target.
+
+    Excludes requests due in the first `warm_up_s` of a round.
+    """
 
     slo: Slo
     warm_up_s: float
@@ -286,19 +298,19 @@ class Recorder:
     parts: Parts = field(default_factory=lambda: Parts(METRICS))
     rounds: list[Round] = field(default_factory=list)
     timelines: list[Timeline] = field(default_factory=list)
-    # Of generators: how much of each second they were computing.
+    # Busy ratio of each generator, sampled every second.
     busy: LogHistogram = field(default_factory=LogHistogram)
-    # By round, of those that were not put on as they should have been.
+    # Rounds whose load was not put on in full, by number.
     given_up: dict[int, GivenUp] = field(default_factory=dict)
     _round: _RoundSoFar = field(default_factory=lambda: _RoundSoFar(0.0))
 
     def begin_round(self, now_s: float) -> None:
-        """Requests from here on belong to another round."""
+        """Starts a round, which following requests belong to."""
         self._round = _RoundSoFar(now_s)
         self.timelines.append(Timeline(now_s))
 
     def end_round(self) -> None:
-        """All of its requests have ended."""
+        """Ends a round, after all of its requests; stores its rates."""
         so_far = self._round
         if so_far.first_due_s is None:
             return
@@ -313,7 +325,7 @@ class Recorder:
             )
         )
 
-    # -- what happens ------------------------------------------------------------------------------
+    # -- events of a load --------------------------------------------------------------------------
 
     def worked(self, busy_ratio: float) -> None:
         self.busy.record(busy_ratio)
@@ -325,7 +337,7 @@ class Recorder:
             self.given_up[number] = given_up
             self.warn(given_up)
             return
-        # Several processes share the load.
+        # Several processes share the load: merges their reports.
         self.given_up[number] = GivenUp(
             max(other.behind_s, given_up.behind_s),
             max(other.after_s, given_up.after_s),

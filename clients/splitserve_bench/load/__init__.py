@@ -1,1 +1,1 @@
-"""Sends requests when they are due, and notes when what comes has come."""
+"""Load generation: sends requests when they are due, and records when tokens arrive."""

@@ -1,8 +1,8 @@
-"""Two ways to put load on a target: by the clock, or by what was answered.
+"""Load generators: open loop and closed loop, and a load on targets by this process.
 
 Open loop: conversations begin when they are due, however long others take. All latencies count
-from when a request was due, so a target (or this generator) that falls behind cannot hide it
-(coordinated omission). Closed loop: so many conversations at a time, a request is due when it is
+from when a request was due, so a late target (or generator) cannot hide its delay (coordinated
+omission). Closed loop: a fixed number of conversations at a time; a request is due when it is
 sent.
 """
 
@@ -21,15 +21,16 @@ from splitserve_bench.load.outcome import GivenUp, Outcome, Watcher, time_exchan
 from splitserve_bench.targets.target import AskFailed, Dialog, Target
 from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
 
-# Before the first is due, so that it is not late.
+# Head start, so that the first request is not late.
 _LEAD_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`concurrency`: of a closed loop; None: an open one, of `max_open` conversations at most.
+    """Pace of a load.
 
-    That begins none more once it is `max_behind_s` behind the times of its load.
+    `concurrency`: conversations at a time in a closed loop; None for an open loop of at most
+    `max_open` conversations. An open loop that is `max_behind_s` late begins no more.
     """
 
     concurrency: int | None = None
@@ -48,9 +49,9 @@ class Generator:
         self._watcher = watcher
 
     async def run(self, conversations: Iterator[Conversation], begin_s: float) -> None:
-        """Returns when the last of them has ended; cancelling ends those that run.
+        """Runs all conversations; cancelling interrupts them.
 
-        `begin_s`: of an open loop, which all that put this load on a target have in common.
+        `begin_s`: begin of an open loop, common to all generators of the load.
         """
         if self._pace.concurrency is None:
             await self._run_open(conversations, begin_s + _LEAD_S)
@@ -74,7 +75,7 @@ class Generator:
             for conversation in conversations:
                 due_s = begin_s + conversation.arrival_s
                 await _until(due_s - _LEAD_S)
-                # Beyond the bound it waits here, and that counts as its latency.
+                # Conversations beyond `max_open` wait here; the wait counts as latency.
                 was_full = places.locked()
                 latest_s = due_s + self._pace.max_behind_s
                 if clock() > latest_s or not await _acquire(places, latest_s):
@@ -84,7 +85,7 @@ class Generator:
                 num_begun += 1
                 if was_full:
                     free_s = clock()
-                # Those that come next are held by the same wait.
+                # The next conversations are late because of the same wait.
                 held_s = max(free_s - due_s, 0.0)
                 tasks.create_task(converse(conversation, self._begin(), due_s, held_s))
 
@@ -111,7 +112,11 @@ class Generator:
         due_s: float | None,
         held_s: float = 0.0,
     ) -> None:
-        """`due_s`: of the first turn, None for as soon as it is ready; `held_s`: of that, too."""
+        """Runs the turns of one conversation; ends at the first failed turn.
+
+        `due_s`: when the first turn is due, None for at once; `held_s`: wait of the first turn, see
+        `Outcome`.
+        """
         clock = asyncio.get_running_loop().time
         ended_s = None
         for turn in conversation.turns:
@@ -129,7 +134,7 @@ class Generator:
 
 
 async def _acquire(places: asyncio.Semaphore, latest_s: float) -> bool:
-    """Whether there is a place by then."""
+    """Takes a place. Returns False if none is free by `latest_s`."""
     if not places.locked():
         return await places.acquire()
     try:
@@ -145,21 +150,21 @@ async def _until(at_s: float) -> None:
         await asyncio.sleep(delay_s)
 
 
-# -- A load on targets, by this process ------------------------------------------------------------
+# -- Load on targets by this process ---------------------------------------------------------------
 
 _MOST_MESSAGE = 300
 _PROBE = Turn((Piece(2**63 - 1, 8),), 2)
-# Nobody else's: those of rounds count up from 0.
+# Used by no round: salts of rounds count up from 0.
 _PROBE_SALT = -1
 _SAMPLE_S = 1.0
 
 
 class TargetUnusable(Exception):
-    """A target did not answer before the load began; the message says which, and why."""
+    """A target did not answer before the load began; the message names target and reason."""
 
 
 class LocalLoad:
-    """Connects to all targets, and puts the load on one of them at a time."""
+    """Connects to all targets, and puts the load on one target at a time."""
 
     def __init__(
         self,
@@ -184,7 +189,7 @@ class LocalLoad:
         await self._stack.aclose()
 
     async def get_ready(self) -> list[str]:
-        """Each target's model. Raises TargetUnusable."""
+        """Connects to the targets; returns the model of each. Raises TargetUnusable."""
         models = []
         for name, target in self._targets:
             await self._stack.enter_async_context(target)
@@ -192,7 +197,10 @@ class LocalLoad:
         return models
 
     async def _ask_once(self, name: str, target: Target) -> str:
-        """So that what cannot work is known before the load, and connections are there."""
+        """Sends a probe request, to find errors before the load and to open connections.
+
+        Returns the target's model. Raises TargetUnusable.
+        """
         try:
             async with asyncio.timeout(self._pace.timeout_s):
                 model = await target.get_ready()
@@ -208,7 +216,10 @@ class LocalLoad:
         return model
 
     async def run(self, index: int, salt: int, begin_s: float, watcher: Watcher) -> None:
-        """One round with that target. Cancelling ends what runs, of which the watcher is told."""
+        """Runs one round with target number `index`.
+
+        Cancelling interrupts running requests, and their outcomes still reach the watcher.
+        """
         begin = partial(self._targets[index][1].begin, salt)
         generator = Generator(begin, self._pace, watcher)
         sampling = asyncio.create_task(_sample(watcher))
@@ -220,7 +231,10 @@ class LocalLoad:
 
 
 async def _sample(watcher: Watcher) -> None:
-    """How busy this thread is. More than one it cannot use: Python computes on one at a time."""
+    """Reports how busy this thread is, each second until cancelled.
+
+    One thread is the limit: Python computes on one thread at a time.
+    """
     clock = asyncio.get_running_loop().time
     since_s, used_s = clock(), time.thread_time()
     while True:

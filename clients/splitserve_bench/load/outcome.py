@@ -1,4 +1,4 @@
-"""What became of one request, and when."""
+"""Outcome of one request with its times; watchers that receive outcomes; timing of a request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from splitserve_bench.targets.target import Answered, AskFailed, Exchange, Token
 
 @dataclass(slots=True)
 class Outcome:
-    """Times are those of the event loop, in seconds. `due_s`: when it was to be sent.
+    """Outcome of one request. Times are those of the event loop, in seconds.
 
-    `arrivals_s`: when tokens came, with `num_tokens` each (None: that is not said). `failed`: the
-    kind of error, None for an answer that is complete. `held_s`: how long after `due_s` it waited
-    since too many others were open. `is_interrupted`: the run was over before the answer was.
+    `due_s`: when the request was to be sent. `arrivals_s`: when tokens arrived, with `num_tokens`
+    each (None: unknown). `failed`: kind of error, None for a complete answer. `held_s`: how long
+    after `due_s` the request waited because too many others were open. `is_interrupted`: the run
+    ended before the answer did.
     """
 
     due_s: float
@@ -33,28 +34,31 @@ class Outcome:
 
     @property
     def num_output_tokens(self) -> int:
-        """As the server says; as they were counted; or one for each arrival."""
+        """Number of output tokens: as the server reports, as counted, or one per arrival."""
         if self.answered.num_output_tokens is not None:
             return self.answered.num_output_tokens
         return sum(1 if number is None else number for number in self.num_tokens)
 
     @property
     def tokens_of_arrivals(self) -> list[float]:
-        """How many each arrival brought; where that is not said, as many as the others of those."""
+        """Number of tokens of each arrival.
+
+        Arrivals of unknown size share the remaining tokens equally.
+        """
         known = [number for number in self.num_tokens if number is not None]
         num_unsaid = len(self.num_tokens) - len(known)
         each = max(self.num_output_tokens - sum(known), 0) / num_unsaid if num_unsaid else 0.0
         return [each if number is None else number for number in self.num_tokens]
 
 
-# -- Who is told what a load does ------------------------------------------------------------------
+# -- Watchers of a load ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """An open loop sends no more: it is `behind_s` behind the times of its load.
+    """An open loop has stopped sending because it is `behind_s` late.
 
-    It is so `after_s` after its begin, with `num_begun` conversations that it did begin.
+    This happened `after_s` after its begin, with `num_begun` conversations begun.
     """
 
     behind_s: float
@@ -63,28 +67,31 @@ class GivenUp:
 
 
 class Watcher(Protocol):
-    """Order does not matter: several processes tell it, each when it comes to that."""
+    """Receiver of a load's events, in any order: several processes may report."""
 
     def ended(self, outcome: Outcome) -> None:
-        """Nothing more comes of a request."""
+        """Receives the outcome of an ended request."""
 
     def worked(self, busy_ratio: float) -> None:
-        """So much of a second, or of a short round, a generator's thread was computing."""
+        """Receives the busy ratio of a generator's thread over a second, or over a short round."""
 
     def gave_up(self, given_up: GivenUp) -> None:
-        """A generator begins nothing more in this round; what runs goes on."""
+        """Notes that a generator starts no more conversations in this round; running ones go on."""
 
 
-# -- One request from the time it is due to its end ------------------------------------------------
+# -- Timing of one request -------------------------------------------------------------------------
 
 
 async def time_exchange(
     exchange: Exchange, outcome: Outcome, timeout_s: float, watcher: Watcher
 ) -> None:
-    """Sends it, and notes in `outcome` what comes. `timeout_s`: from now."""
+    """Sends the request, and records its progress in `outcome`. `timeout_s`: counts from now.
+
+    Reports the outcome to `watcher` in every case.
+    """
     clock = asyncio.get_running_loop().time
     outcome.sent_s = clock()
-    # Until it is known that it ended otherwise.
+    # Stays True if the task is cancelled.
     outcome.is_interrupted = True
     try:
         await _receive(exchange, outcome, timeout_s)

@@ -1,4 +1,7 @@
-"""A load on targets that several processes share, since one has one core's worth of Python."""
+"""Load shared by several processes, since one process has one core's worth of Python.
+
+Holds the parent's side, the messages between the processes, and the relay of a child's outcomes.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ _LEAVE_S = 10.0
 
 
 class LoadProcessFailed(Exception):
-    """A process of the load cannot go on, or died; the message says why."""
+    """A load process failed or died; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """One of the processes. `name`: for people."""
+    """One of the load processes, as the parent sees it. `name`: for messages to people."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -33,7 +36,10 @@ class _Share:
     writer: asyncio.StreamWriter
 
     async def receive(self) -> Ready | Told | Done:
-        """What it says next. Raises LoadProcessFailed."""
+        """Returns the next message of the process.
+
+        Raises LoadProcessFailed if the process failed or ended.
+        """
         told = await receive(self.reader)
         if told is None:
             code = await self.process.wait()
@@ -46,13 +52,13 @@ class _Share:
         return told
 
     async def tell(self, value: Begin | Run | Stop) -> None:
-        """Where nobody listens any more, `receive` says so."""
+        """Sends a message. Ignores a closed connection, which `receive` reports."""
         with suppress(ConnectionError):
             await send(self.writer, value)
 
 
 class ProcessLoad:
-    """As LocalLoad, by `num_processes` others; `argv`: what each is told of the load."""
+    """Load as of LocalLoad, by `num_processes` child processes. `argv`: flags of the load."""
 
     def __init__(self, argv: Sequence[str], num_processes: int) -> None:
         self._argv = tuple(argv)
@@ -68,12 +74,12 @@ class ProcessLoad:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """However it ended, none of them goes on: they leave when nobody is there to tell them."""
+        """Ends the child processes, which leave when their connection closes; kills late ones."""
         for share in self._shares:
             share.writer.close()
         leaving = asyncio.gather(*[share.process.wait() for share in self._shares])
         with suppress(TimeoutError):
-            # What has failed has nothing to close in peace.
+            # After an error the children get no time to close connections.
             await asyncio.wait_for(leaving, _LEAVE_S if error is None else 0)
         for share in self._shares:
             if share.process.returncode is None:
@@ -81,7 +87,10 @@ class ProcessLoad:
                 await share.process.wait()
 
     async def get_ready(self) -> list[str]:
-        """Each target's model. Raises LoadProcessFailed, OSError."""
+        """Starts the processes; returns the model of each target.
+
+        Raises LoadProcessFailed, OSError.
+        """
         for number in range(self._num_processes):
             self._shares.append(await self._start(number))
         told = await asyncio.gather(*[share.receive() for share in self._shares])
@@ -96,7 +105,7 @@ class ProcessLoad:
                 *(sys.executable, "-m", _MODULE, str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # A Ctrl-C of the terminal is for us; they are told when to stop.
+                # Ctrl-C of the terminal goes to the parent only, which tells its children to stop.
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -106,9 +115,9 @@ class ProcessLoad:
         return share
 
     async def run(self, index: int, salt: int, begin_s: float, watcher: Watcher) -> None:
-        """One round with that target. Cancelling ends what runs, of which the watcher is told.
+        """Runs one round with target number `index`. Raises LoadProcessFailed.
 
-        Raises LoadProcessFailed.
+        Cancelling interrupts running requests, and their outcomes still reach the watcher.
         """
         for share in self._shares:
             await share.tell(Run(index, salt, begin_s))
@@ -136,21 +145,24 @@ async def _follow(share: _Share, watcher: Watcher) -> None:
 
 
 async def _all_of(tasks: set[asyncio.Task[None]]) -> None:
-    """Raises what the first raised that did. Being cancelled cancels none."""
+    """Waits for all tasks; raises the first exception.
+
+    Cancelling this does not cancel the tasks.
+    """
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     for task in done:
         task.result()
 
 
-# --------------------------------------------------------------------------------------------------
-# What processes of one load tell each other: values of ours, over a socket that only they have.
+# -- Messages between processes --------------------------------------------------------------------
+# Pickled values over a socket that only these processes have.
 
 _LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What a process is: number `share` of `num_shares`, of the load that the flags say."""
+    """Assigns part `share` of `num_shares` of a load to a process. `argv`: flags of the load."""
 
     argv: tuple[str, ...]
     share: int
@@ -159,14 +171,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """All targets have answered; their models."""
+    """All targets have answered; `models` has the model of each."""
 
     models: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One round with one target."""
+    """Starts one round with target number `index`."""
 
     index: int
     salt: int
@@ -175,12 +187,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The round is over; what runs is interrupted."""
+    """Ends the round; running requests are interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a watcher would have been told since the last time."""
+    """Calls of a watcher since the last message."""
 
     outcomes: list[Outcome]
     busy_ratios: list[float]
@@ -189,25 +201,25 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The round has ended, and all was told."""
+    """The round has ended, and all outcomes were sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Nothing more comes; the message is for whoever began the run."""
+    """The process has failed and sends nothing more. `message`: reason for the user."""
 
     message: str
 
 
 async def send(writer: asyncio.StreamWriter, value: object) -> None:
-    """Waits while the other side does not read. Raises OSError."""
+    """Sends `value`; waits while the other side does not read. Raises OSError."""
     content = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     writer.write(_LENGTH.pack(len(content)) + content)
     await writer.drain()
 
 
 async def receive(reader: asyncio.StreamReader) -> Any:  # noqa: ANN401
-    """The next value; None where the other side has gone."""
+    """Receives one message and returns its value; None if the connection is closed."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return pickle.loads(await reader.readexactly(length))
@@ -215,13 +227,16 @@ async def receive(reader: asyncio.StreamReader) -> Any:  # noqa: ANN401
         return None
 
 
-# -- Tells whoever began the run what a watcher is told, some times a second -----------------------
+# -- Relay of outcomes to the parent, several times a second ---------------------------------------
 
 _EVERY_S = 0.1
 
 
 class Relay:
-    """A Watcher. What cannot be sent yet is kept; answers do not wait for that."""
+    """Watcher that sends all calls to the parent process.
+
+    Buffers them, so answers never wait for it.
+    """
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -239,13 +254,13 @@ class Relay:
         self._given_up.append(given_up)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Sends the buffered calls at intervals until cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
             await self.flush()
 
     async def flush(self) -> None:
-        """Everything so far."""
+        """Sends the buffered calls now."""
         if self._outcomes or self._busy_ratios or self._given_up:
             told = Told(self._outcomes, self._busy_ratios, self._given_up)
             self._outcomes, self._busy_ratios, self._given_up = [], [], []

@@ -1,1 +1,1 @@
-"""What people and programs read of it: a table, JSON, a picture, a comparison."""
+"""Reports for people and programs: table, JSON, picture, comparison."""

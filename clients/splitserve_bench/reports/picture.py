@@ -1,4 +1,4 @@
-"""A report as one picture (SVG, which browsers show): latencies by percentile, and what went on."""
+"""Report as an SVG picture: latencies by percentile, throughput and open requests over time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from splitserve_bench.reports.report import TargetReport
 from splitserve_rpc.printable import printable
 
 _HEAD = 64
-# A title of so many characters has room in letters of this size.
+# Titles up to this many characters fit in letters of this size.
 _TITLE_CHARS, _TITLE_PX = 95, 16
-# Percentiles stand as far to the right as they are rare: from 0 to 99.9 %.
+# Marked percentiles, from 0 to 99.9 %; the axis is logarithmic in the rest.
 _SHARES = (0.0, 0.5, 0.9, 0.99, 0.999)
 _NUM_POINTS = 120
 _STYLE = """
@@ -30,12 +30,12 @@ text { font: 12px system-ui, sans-serif; fill: #222 }
 
 
 def write_picture(path: Path, title: str, targets: Sequence[TargetReport]) -> None:
-    """Raises OSError."""
+    """Writes the picture to `path`. Raises OSError."""
     path.write_text(picture(title, targets), encoding="utf-8")
 
 
 def picture(title: str, targets: Sequence[TargetReport]) -> str:
-    """The SVG."""
+    """Returns the SVG text."""
     named = [
         (target, _name_of(target), COLOURS[index % len(COLOURS)])
         for index, target in enumerate(targets)
@@ -94,7 +94,7 @@ def _seconds_or_0(value_s: float) -> str:
 
 
 def _percentile_points(whole: LogHistogram) -> list[tuple[float, float]]:
-    """As far as there are values to bear them out."""
+    """Returns points of rarity and value, as far as enough values support them."""
     if not whole.num_values:
         return []
     last = min(_rarity(_SHARES[-1]), math.log10(max(whole.num_values, 1.0)))
@@ -127,19 +127,19 @@ def _time_points(timeline: Any, column: str, per_s: bool) -> list[tuple[float, f
     ]
 
 
-# -- A chart with lines, as SVG: two axes, lines with names, nothing that has to be loaded ---------
+# -- Line charts as SVG, without external resources ------------------------------------------------
 #
-# Own code, since what draws charts is either as large as matplotlib or brings scripts of others.
+# Own code, since chart libraries are as large as matplotlib or bring third-party scripts.
 
 WIDTH, HEIGHT = 470, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 26, 34, 40
-# Told apart by those who see colours otherwise, too (Okabe and Ito).
+# Palette for colour-blind readers, too (Okabe and Ito).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points from left to right. `is_dashed`: it stands behind the others."""
+    """Line of a chart, with points from left to right. `is_dashed`: drawn as a secondary line."""
 
     name: str
     colour: str
@@ -149,7 +149,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`x_ticks`: places with their texts. Values of y begin at 0; `y_text` writes one."""
+    """Line chart. `x_ticks`: positions with labels.
+
+    Values of y begin at 0; `y_text` formats a value.
+    """
 
     title: str
     x_name: str
@@ -158,7 +161,10 @@ class Chart:
     lines: Sequence[Line] = field(default_factory=tuple)
 
     def svg(self, left: float, top: float) -> str:
-        """Where it stands in a picture."""
+        """Returns the chart as an SVG group.
+
+        `left`, `top`: its position in the picture, in pixels.
+        """
         most = max((y for line in self.lines for _, y in line.points), default=0.0)
         step = _step(most)
         num_steps = max(math.ceil(most / step - 1e-9), 1)
@@ -196,7 +202,7 @@ class Chart:
 
 
 def _step(most: float) -> float:
-    """Between lines of the grid: 1, 2 or 5 times a power of ten, four or so of them."""
+    """Returns the distance of grid lines: 1, 2 or 5 times a power of ten, for about four lines."""
     if most <= 0:
         return 1.0
     size = 10.0 ** math.floor(math.log10(most / 4))
@@ -204,14 +210,14 @@ def _step(most: float) -> float:
 
 
 def even_ticks(last: float, text: Callable[[float], str]) -> list[tuple[float, str]]:
-    """From 0 to `last`, at round numbers; that at the end has no text unless it is round, too."""
+    """Returns ticks from 0 to `last` at round numbers. An end that is not round has no label."""
     step = _step(last)
     ticks = [(n * step, text(n * step)) for n in range(math.floor(last / step + 1e-9) + 1)]
     return ticks if ticks[-1][0] >= last > 0 else [*ticks, (last or 1.0, "")]
 
 
 def legend(entries: Iterable[tuple[str, str]], left: float, top: float) -> str:
-    """Names with their colours, in a row."""
+    """Returns names with their colours as an SVG row."""
     parts = []
     for name, colour in entries:
         parts.append(f'<path d="M{left} {top - 4}h22" stroke="{colour}" stroke-width="3"/>')

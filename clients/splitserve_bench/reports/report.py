@@ -1,4 +1,4 @@
-"""A report: all that was measured, as JSON that programs read and `compare` takes."""
+"""Reports as JSON, as a table for the terminal, and as a comparison of two targets."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ RATES = ("requests_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "good_r
 
 
 class ReportUnreadable(ValueError):
-    """A file is no report; the message names it."""
+    """File is not a report; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetReport:
-    """What was measured of one target: `content` as it is in JSON, and the histograms of it."""
+    """Measurements of one target: `content` as in JSON, and histograms of each metric by part."""
 
     name: str
     content: Mapping[str, Any]
@@ -40,7 +40,7 @@ class TargetReport:
 
 
 def report_of(name: str, url: str, model: str, recorder: Recorder) -> TargetReport:
-    """One target's."""
+    """Returns the report of one target."""
     parts = {metric: recorder.parts.of(metric) for metric in METRICS}
     content = {
         "name": name,
@@ -65,12 +65,12 @@ def report_of(name: str, url: str, model: str, recorder: Recorder) -> TargetRepo
 
 
 def _busy_ratio(busy: LogHistogram) -> float | None:
-    """Of the busier seconds of the busier processes: a tenth of all of them had more."""
+    """Returns the 90th percentile of the generators' busy ratios; None without samples."""
     return busy.quantile(_BUSY_QUANTILE) if busy.num_values else None
 
 
 def _rates(recorder: Recorder) -> dict[str, float]:
-    """Over all rounds together."""
+    """Returns the rates over all rounds together."""
     total_s = sum(each.duration_s for each in recorder.rounds)
     return {
         name: sum(getattr(each, name) * each.duration_s for each in recorder.rounds) / total_s
@@ -81,7 +81,7 @@ def _rates(recorder: Recorder) -> dict[str, float]:
 
 
 def latency_of(parts: list[LogHistogram]) -> dict[str, Any]:
-    """The figures of a metric, each with its interval; empty where nothing was measured."""
+    """Returns the figures of a metric with their intervals; empty without values."""
     estimates = estimate(parts, QUANTILES)
     if not estimates:
         return {}
@@ -96,7 +96,7 @@ def _figure(figure: Estimate) -> dict[str, float | None]:
 
 
 def write_report(path: Path, load: Mapping[str, Any], targets: list[TargetReport]) -> None:
-    """Raises OSError."""
+    """Writes the report as JSON. Raises OSError."""
     content = {
         "format": FORMAT,
         "load": dict(load),
@@ -115,7 +115,7 @@ def write_report(path: Path, load: Mapping[str, Any], targets: list[TargetReport
 
 
 def read_report(path: Path) -> list[TargetReport]:
-    """The targets of a report. Raises OSError, ReportUnreadable."""
+    """Returns the targets of a report file. Raises OSError, ReportUnreadable."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
@@ -136,15 +136,15 @@ def _target(entry: dict[str, Any]) -> TargetReport:
     return TargetReport(str(entry["name"]), content, parts)
 
 
-# -- What a terminal shows: a table for one target, or several beside each other -------------------
+# -- Report of one target as text ------------------------------------------------------------------
 
-# Beyond these, and what was measured is also this generator.
+# Beyond these limits the measurement includes delays of the generator itself.
 _MOST_SEND_DELAY_S = 0.01
 _MOST_BUSY_RATIO = 0.85
 
 
 def text_of(target: TargetReport) -> str:
-    """Everything that people look at first."""
+    """Returns the main figures as text."""
     content = target.content
     requests, rates = content["requests"], content["rates"]
     lines = [
@@ -174,7 +174,7 @@ def text_of(target: TargetReport) -> str:
 
 
 def _latency_lines(latency: dict[str, Any]) -> list[str]:
-    """A table of at most 78 columns: below each figure, from where to where it may be."""
+    """Returns a table of at most 78 columns, with the interval's bounds below each figure."""
     rows = [["", *FIGURE_NAMES, "largest"]]
     for metric, figures in latency.items():
         if figures:
@@ -185,7 +185,10 @@ def _latency_lines(latency: dict[str, Any]) -> list[str]:
 
 
 def _interval_rows(figures: Sequence[dict[str, float | None]]) -> list[list[str]]:
-    """Two rows, without a cell where there are too few requests to say; none if all are without."""
+    """Returns the two rows of interval bounds; none without any interval.
+
+    A cell is empty if there are too few requests for an interval.
+    """
     rows = []
     for name, bound in (("from", "low"), ("to", "high")):
         values = [figure[bound] for figure in figures]
@@ -196,7 +199,7 @@ def _interval_rows(figures: Sequence[dict[str, float | None]]) -> list[list[str]
 
 
 def _generator_line(content: Any) -> list[str]:  # noqa: ANN401
-    """How late it was itself, and how busy; nothing where nothing was measured."""
+    """Returns a line on the generator's own delay and load; empty without measurements."""
     delay, busy_ratio = content["latency_s"]["send_delay"], content["generator_busy_ratio"]
     if not delay or busy_ratio is None:
         return []
@@ -236,7 +239,7 @@ def _notes(content: Any) -> list[str]:  # noqa: ANN401
 
 
 def _given_up(entry: Mapping[str, Any]) -> str:
-    """That a round was not put on as it was meant, and what that says of its figures."""
+    """Returns a note on a round whose load was incomplete, and on the effect on its figures."""
     num_begun, after_s = entry["num_begun"], entry["after_s"]
     return (
         f"Round {entry['round'] + 1} was not put on as asked: after {seconds_text(after_s)} it was"
@@ -248,7 +251,7 @@ def _given_up(entry: Mapping[str, Any]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of a width; the first stands left, numbers right."""
+    """Returns rows as lines of aligned columns; the first column is left-aligned, others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -259,12 +262,14 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Two targets beside each other: how many times the first one's figures the second one's are.
+# -- Comparison of two targets ---------------------------------------------------------------------
 
 
 def comparison_text(before: TargetReport, after: TargetReport) -> str:
-    """A table: both figures, their ratio with its interval, and whether that excludes 1."""
+    """Returns a table of both targets' figures, and their ratios with intervals and verdicts.
+
+    A ratio is the second target's figure divided by the first's.
+    """
     rows = [["", printable(before.name), printable(after.name), "ratio", "", ""]]
     for rate in RATES:
         values = before.content["rates"][rate], after.content["rates"][rate]
@@ -279,7 +284,7 @@ def comparison_text(before: TargetReport, after: TargetReport) -> str:
 
 
 def _by_round(rate: str, before: TargetReport, after: TargetReport) -> str:
-    """How far the ratio moved from round to round, which two targets took in turns."""
+    """Returns the range of the ratio over rounds, in which the targets took turns."""
     rounds = zip(before.content["rounds"], after.content["rounds"], strict=False)
     ratios = [b[rate] / a[rate] for a, b in rounds if a[rate]]
     return f"{min(ratios):.3f} to {max(ratios):.3f}" if len(ratios) > 1 else ""
@@ -307,7 +312,7 @@ def _interval(ratio: Estimate) -> str:
 
 
 def _verdict(ratio: Estimate) -> str:
-    """Only what the interval bears out."""
+    """Returns a verdict only if the interval supports it."""
     if ratio.low is None or ratio.high is None:
         return ""
     if ratio.high < 1:

@@ -1,1 +1,1 @@
-"""Who is asked: our schedulers over gRPC, or whatever speaks OpenAI's API."""
+"""Targets of the load: splitserve schedulers over gRPC, or servers of OpenAI's API over HTTP."""

@@ -1,4 +1,4 @@
-"""Makes a target of its address."""
+"""Targets from their addresses, and the target that is a splitserve scheduler over gRPC."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from splitserve_client import (
 from splitserve_client.api_key import ApiKey
 from splitserve_rpc.tls import TlsFiles, load_files
 
-# What is refused or lost is counted, not hidden behind another attempt.
+# Refused and lost requests are counted, not hidden by a retry.
 _NO_RETRY = RetryPolicy(give_up_after_s=0.0)
 _CONNECT_TIMEOUT_S = 10.0
 
 
 class TargetRefused(ValueError):
-    """An address cannot be asked; the message says what is allowed."""
+    """Unusable address of a target; the message gives the allowed forms."""
 
 
 def parse_target(text: str) -> TargetAddress:
-    """Of `[NAME=]URL`, where URL is http(s)://host[:port][/path] or [grpc://]host:port.
+    """Parses `[NAME=]URL`, with the URL http(s)://host[:port][/path] or [grpc://]host:port.
 
     Raises TargetRefused.
     """
@@ -61,7 +61,10 @@ def parse_target(text: str) -> TargetAddress:
 
 
 def open_target(address: TargetAddress, options: AskOptions) -> Target:
-    """Connects to nobody yet. Raises TargetRefused, SplitserveError, FilesUnusable."""
+    """Creates the target of an address, without connecting.
+
+    Raises TargetRefused, SplitserveError, FilesUnusable.
+    """
     if address.url.startswith("grpc://"):
         config = ClientConfig(
             connect_timeout_s=_CONNECT_TIMEOUT_S,
@@ -89,21 +92,21 @@ def _open_http(address: TargetAddress, options: AskOptions) -> Target:
         timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
         verify=_tls_context(address.tls),
-        # A proxy would be measured, too.
+        # A proxy would distort the measurement.
         trust_env=False,
     )
     return OpenAiTarget(client, options)
 
 
 def _headers(address: TargetAddress) -> Mapping[str, str]:
-    """Raises CredentialsUnusable."""
+    """Returns the headers of all requests. Raises CredentialsUnusable."""
     key = ApiKey(address.api_key, address.api_key_file)
-    # Compressed answers come in larger pieces.
+    # Compression would delay pieces of an answer.
     return {"accept-encoding": "identity", **dict(key.current())}
 
 
 def _tls_context(files: TlsFiles | None) -> ssl.SSLContext | bool:
-    """Raises FilesUnusable."""
+    """Returns the TLS context of a target; True for the default. Raises FilesUnusable."""
     if files is None:
         return True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -113,17 +116,17 @@ def _tls_context(files: TlsFiles | None) -> ssl.SSLContext | bool:
     return context
 
 
-# -- One of our schedulers, over one gRPC session, by token ids ------------------------------------
+# -- Scheduler as a target, by token ids over one gRPC session -------------------------------------
 
 
 class SchedulerTarget:
-    """Asks a scheduler. `config` should not try again: what was refused is to be counted."""
+    """Scheduler as a target. `config` should have no retries, so that refusals are counted."""
 
     def __init__(self, address: str, config: ClientConfig, options: AskOptions) -> None:
         self._client = AsyncClient(address, config)
         self._session: Session = self._client.session()
         self._options = options
-        # Conversations of a round share what pieces they have.
+        # Conversations of a round share the cached tokens of pieces.
         self._tokens_of = lru_cache(maxsize=2)(
             lambda salt: PromptTokens(salt, *options.token_range)
         )
@@ -160,7 +163,7 @@ class SchedulerTarget:
 
 
 class _Dialog:
-    """The prompt so far, with the answers that really came."""
+    """Dialog whose prompt includes the earlier answers as received."""
 
     def __init__(self, session: Session, options: AskOptions, tokens: PromptTokens) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Whatever speaks OpenAI's API over HTTP: ours, or another engine's."""
+"""Server of OpenAI's API as a target over HTTP: requests, streamed answers and prompts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from splitserve_bench.workloads.conversation import Piece, PromptTokens, Turn
 from splitserve_rpc.json_text import parse_json
 
 _MOST_ERROR_BYTES = 64 * 1024
-# Texts of so many words are asked for first, to learn how many tokens a word has.
+# Numbers of words of two probe prompts, which show how many tokens a word has.
 _PROBE_WORDS = (8, 72)
 
 
 class OpenAiTarget:
-    """Asks by completions, with token ids, or by chat, with words. `client` has the base URL."""
+    """OpenAI server as a target: completions by token ids, or chats by words.
+
+    `client` has the base URL.
+    """
 
     def __init__(self, client: httpx2.AsyncClient, options: AskOptions) -> None:
         self._client = client
@@ -34,7 +37,7 @@ class OpenAiTarget:
         self._model = options.model or ""
         self._tokens_per_word = 1.0
         low, high = (0, NUM_WORDS) if options.endpoint == "chat" else options.token_range
-        # Conversations of a round share what pieces they have.
+        # Conversations of a round share the cached tokens of pieces.
         self._tokens_of = lru_cache(maxsize=2)(lambda salt: PromptTokens(salt, low, high))
 
     async def __aenter__(self) -> Self:
@@ -72,7 +75,7 @@ class OpenAiTarget:
         return str(name)
 
     async def _measure_words(self) -> float:
-        """Tokens of a word, by two prompts: what the template adds is in both."""
+        """Measures tokens per word. The difference of two prompts cancels the template's tokens."""
         counts = []
         for num_words in _PROBE_WORDS:
             prompts = ChatPrompts(self._tokens_of(0), 1.0)
@@ -132,7 +135,7 @@ class _Exchange:
         body: Mapping[str, Any],
         remember: Callable[[str, int], None],
     ) -> None:
-        # Encoded now, not when it is due.
+        # Encoded before the request is due.
         self._request = client.build_request("POST", path, json=body)
         self._client = client
         self._num_wanted = int(body["max_tokens"])
@@ -184,15 +187,15 @@ def _lost(error: httpx2.HTTPError) -> AskFailed:
     return AskFailed(kind, str(error) or type(error).__name__)
 
 
-# -- What the events of a streamed answer say: how much came, and what it all was ------------------
+# -- Events of streamed answers --------------------------------------------------------------------
 
 _MOST_TOKENS = 2**31 - 1
-# Where an event's text may be, of completions and of chats.
+# Keys of text in events of completions and chats.
 _TEXTS = ("content", "reasoning_content", "reasoning", "text")
 
 
 class AnswerReader:
-    """Reads events of a completion or a chat with one choice. `text`: all of it so far."""
+    """Reads the events of a completion or chat with one choice. `text`: answer so far."""
 
     def __init__(self) -> None:
         self._lines = EventLines()
@@ -203,11 +206,11 @@ class AnswerReader:
 
     @property
     def text(self) -> str:
-        """What was said."""
+        """Text received so far."""
         return "".join(self._texts)
 
     def feed(self, data: bytes) -> tuple[bool, int | None]:
-        """Whether tokens came with these bytes, and how many if the server counts them.
+        """Returns whether `data` brought tokens, and how many if the server counts them, else None.
 
         Raises AskFailed.
         """
@@ -220,7 +223,7 @@ class AnswerReader:
         return came, (self._num_counted - before) or None
 
     def finish(self) -> Answered:
-        """The counts, when nothing more comes. Raises AskFailed if that was not the end."""
+        """Returns the counts at the end of the response. Raises AskFailed if the stream was cut."""
         if not self._is_over:
             raise AskFailed("stream_cut", "the answer has no end")
         return self._answered or Answered()
@@ -238,7 +241,7 @@ class AnswerReader:
         self._read_usage(event.get("usage"), is_running=bool(choices))
         came = False
         for choice in choices:
-            # The last of a stream that says no [DONE].
+            # Marks the end of a stream without [DONE].
             self._is_over |= choice.get("finish_reason") is not None
             (source,) = _objects([choice.get("delta") or choice])
             texts = [source[name] for name in _TEXTS if isinstance(source.get(name), str)]
@@ -247,7 +250,10 @@ class AnswerReader:
         return came
 
     def _read_usage(self, usage: object, is_running: bool) -> None:
-        """`is_running`: it is that of the tokens so far, and not what ends the stream."""
+        """Reads token counts.
+
+        `is_running`: the usage counts tokens so far, not those of the whole answer.
+        """
         if not isinstance(usage, dict):
             return
         details = usage.get("prompt_tokens_details")
@@ -261,7 +267,7 @@ class AnswerReader:
 
 
 def _objects(values: object) -> list[dict[str, Any]]:
-    """Raises AskFailed if they are no list of objects."""
+    """Returns `values` as a list of objects. Raises AskFailed for anything else."""
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         raise AskFailed("bad_answer", "an event has choices that are no objects")
     return values
@@ -272,15 +278,15 @@ def _count(value: object) -> int | None:
 
 
 def error_message(body: object) -> str:
-    """What an error's body says."""
+    """Returns the message in the body of an error."""
     error = body.get("error", body) if isinstance(body, dict) else body
     message: Any = error.get("message") if isinstance(error, Mapping) else None
     return str(message or error)
 
 
-# -- The prompts of a dialog, as OpenAI's endpoints take them --------------------------------------
+# -- Prompts of a dialog for OpenAI's endpoints ----------------------------------------------------
 
-# Short and common, so that most vocabularies have one token for each, with the space before it.
+# Short common words: most vocabularies have one token for each, with the space before it.
 _TEXT = """
 apple arm ball bath bear bed bell bird boat book box bread brother car cat chair clock cloud coat
 corn cow cup day dog door dress ear egg eye face farm feather fire fish flag floor flower foot
@@ -295,9 +301,9 @@ NUM_WORDS = len(_WORDS)
 
 
 class TokenPrompts:
-    """Of completions: token ids, so that their number is exact.
+    """Prompts of completions: token ids, so that their number is exact.
 
-    What was answered is text, so the next turn has other tokens in its place, as many of them.
+    Answers are text, so the next prompt has as many other tokens in place of an answer.
     """
 
     path = "completions"
@@ -308,30 +314,30 @@ class TokenPrompts:
         self._num_answers = 0
 
     def add(self, turn: Turn) -> dict[str, Any]:
-        """The prompt with what this turn adds."""
+        """Returns the prompt field with the pieces of this turn added."""
         self._token_ids += self._tokens.of(turn.pieces)
         return {"prompt": self._token_ids}
 
     def remember(self, _text: str, num_tokens: int) -> None:
-        """What was answered is part of the next prompt."""
-        # Keys from here on are nobody's: those of workloads count up from 0 and down from -1.
+        """Adds a stand-in for the answer, of `num_tokens` tokens, to the next prompt."""
+        # Unused keys: those of workloads count up from 0 and down from -1.
         self._num_answers += 1
         self._token_ids += self._tokens.of([Piece(2**62 + self._num_answers, num_tokens)])
 
 
 class ChatPrompts:
-    """Of chats: words, about as many as make the tokens that are wanted."""
+    """Prompts of chats: words, about as many as make the wanted number of tokens."""
 
     path = "chat/completions"
 
     def __init__(self, words: PromptTokens, tokens_per_word: float) -> None:
-        """`words`: numbers below NUM_WORDS."""
+        """Starts an empty chat. `words`: draws numbers below NUM_WORDS."""
         self._words = words
         self._tokens_per_word = tokens_per_word
         self._messages: list[dict[str, str]] = []
 
     def add(self, turn: Turn) -> dict[str, Any]:
-        """The chat with what this turn adds."""
+        """Returns the messages with a user message for this turn added."""
         words = self._words.of(Piece(each.key, self._num_words(each)) for each in turn.pieces)
         text = " ".join(_WORDS[number] for number in words)
         self._messages.append({"role": "user", "content": text})
@@ -341,5 +347,5 @@ class ChatPrompts:
         return max(round(piece.num_tokens / self._tokens_per_word), 1)
 
     def remember(self, text: str, _num_tokens: int) -> None:
-        """What was answered is part of the next prompt."""
+        """Adds the answer to the messages."""
         self._messages.append({"role": "assistant", "content": text})

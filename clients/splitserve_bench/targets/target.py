@@ -1,4 +1,4 @@
-"""What can be asked, and what comes back."""
+"""Protocols of targets, dialogs and exchanges; parts of answers; options; event stream lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from splitserve_rpc.tls import TlsFiles
 
 
 class AskFailed(Exception):
-    """A request got no answer, or not all of one. `kind`: what is counted; a few there are."""
+    """Request without a complete answer.
+
+    `kind`: label under which errors are counted; few values.
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -23,14 +26,14 @@ class AskFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Something came. `num_tokens`: None if that is not said."""
+    """Arrival of tokens. `num_tokens`: None if the server does not count them."""
 
     num_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The end of an answer; counts are the server's, None where it says nothing."""
+    """End of an answer, with the server's counts; None where it reports nothing."""
 
     num_prompt_tokens: int | None = None
     num_output_tokens: int | None = None
@@ -42,23 +45,23 @@ Part = Tokens | Answered
 
 
 class Exchange(Protocol):
-    """A request that is ready to be sent, once."""
+    """Prepared request that can be sent once."""
 
     def send(self) -> AsyncGenerator[Part, None]:
-        """Sends it; the last part is Answered. Raises AskFailed."""
+        """Sends the request and yields its parts; the last is Answered. Raises AskFailed."""
         ...
 
 
 class Dialog(Protocol):
-    """Remembers what was said, so that each turn goes on from there."""
+    """Conversation with its history, so that each turn continues from the previous one."""
 
     def prepare(self, turn: Turn) -> Exchange:
-        """Makes the request, which takes its time, before it is due."""
+        """Returns the request for `turn`. Called before it is due, since this takes time."""
         ...
 
 
 class Target(Protocol):
-    """Somebody who answers."""
+    """Server that answers requests."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -70,26 +73,27 @@ class Target(Protocol):
     ) -> None: ...
 
     async def get_ready(self) -> str:
-        """Finds out what has to be known; returns the model's name. Raises AskFailed."""
+        """Learns the server's properties; returns the model's name. Raises AskFailed."""
         ...
 
     def begin(self, salt: int) -> Dialog:
-        """A new dialog. Equal pieces are equal texts where the salt is the same."""
+        """Starts a dialog. Equal pieces are equal texts if `salt` is the same."""
         ...
 
 
-# -- What is asked of every target, beside lengths -------------------------------------------------
+# -- Options and addresses of targets --------------------------------------------------------------
 
 Endpoint = Literal["completions", "chat"]
 
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
-    """`token_range`: prompts are made of these ids, the first and the one after the last.
+    """Options of requests to every target.
 
-    `ignores_eos`: answers are as long as they were wanted. `model`: None for the first that an
-    OpenAI server lists. `counts_tokens`: asks for usage in every event, which not all servers know.
-    `extra_body`: more fields of a body for OpenAI's API.
+    `token_range`: prompts use ids from the first up to below the second. `ignores_eos`: answers
+    have the wanted length. `model`: None for the first model that an OpenAI server lists.
+    `counts_tokens`: asks for usage in every event, which not all servers support. `extra_body`:
+    further body fields for OpenAI's API.
     """
 
     temperature: float = 0.0
@@ -103,7 +107,10 @@ class AskOptions:
 
 @dataclass(frozen=True, slots=True)
 class TargetAddress:
-    """Whom to ask, by which name in reports. `url`: grpc://host:port, or http(s)://host:port/v1."""
+    """Name of a target in reports, and its address.
+
+    `url`: grpc://host:port, or http(s)://host:port/v1.
+    """
 
     name: str
     url: str
@@ -112,19 +119,19 @@ class TargetAddress:
     tls: TlsFiles | None = None
 
 
-# -- Server-sent events out of the bytes of a response, as they come -------------------------------
+# -- Server-sent events from response bytes --------------------------------------------------------
 
 _MOST_BYTES = 16 * 2**20
 
 
 class EventLines:
-    """Takes bytes, gives the data of the events that are complete with them."""
+    """Splits response bytes into the data of server-sent events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Raises AskFailed for a line without an end."""
+        """Returns the data of events completed by `data`. Raises AskFailed for an endless line."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MOST_BYTES:
             raise AskFailed("bad_answer", f"an event has more than {_MOST_BYTES} bytes")

@@ -1,1 +1,1 @@
-"""What is asked, and when: drawn from a seed, or as it was recorded."""
+"""Workloads: requests and their times, drawn from a seed or recorded."""

@@ -1,4 +1,4 @@
-"""The values of a workload: conversations, their turns, and what prompts have in common."""
+"""Workloads: conversations and turns, distributions, limits, prompt tokens, synthetic loads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a prompt. Equal keys are equal tokens; a shorter one begins as a longer does."""
+    """Part of a prompt, identified by `key`.
+
+    Equal keys give equal tokens; a shorter piece is a prefix of a longer one.
+    """
 
     key: int
     num_tokens: int
@@ -21,9 +24,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request: what it adds to the prompt and answer before it, and how much it wants.
+    """Request of a conversation: pieces that extend the prompt, and the wanted output length.
 
-    `think_s`: how long after the answer before it, if there is one.
+    `think_s`: time between the previous answer and this turn; unused in the first turn.
     """
 
     pieces: tuple[Piece, ...]
@@ -32,20 +35,20 @@ class Turn:
 
     @property
     def num_new_tokens(self) -> int:
-        """Prompt tokens that were not there before."""
+        """Number of prompt tokens that this turn adds."""
         return sum(piece.num_tokens for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns that follow each other. `arrival_s`: of the first, since the beginning of the load."""
+    """Consecutive turns. `arrival_s`: time of the first turn since the beginning of the load."""
 
     arrival_s: float
     turns: tuple[Turn, ...]
 
 
-# --------------------------------------------------------------------------------------------------
-# Random numbers as a flag says them: `512`, `uniform:64:1024`, `lognormal:512:1` and others.
+# -- Distributions, parsed from flags --------------------------------------------------------------
+# Examples: `512`, `uniform:64:1024`, `lognormal:512:1`.
 
 Rng = np.random.Generator
 
@@ -54,14 +57,14 @@ FORMS = "N, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA or exponential:MEAN"
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Draws numbers; `text` is what it was parsed from."""
+    """Distribution of random numbers; `text` is its form as a flag."""
 
     text: str
     draw: Callable[[Rng], float]
 
     @classmethod
     def parse(cls, text: str) -> Distribution:
-        """Raises ValueError, which says what is allowed."""
+        """Parses a flag. Raises ValueError, whose message gives the allowed forms."""
         name, *rest = text.split(":")
         try:
             numbers = [float(number) for number in (rest or [name])]
@@ -78,7 +81,7 @@ class Distribution:
         return cls(text, _DRAWS[kind](*numbers))
 
     def draw_count(self, rng: Rng, smallest: int = 1, largest: int | None = None) -> int:
-        """A whole number within these."""
+        """Draws a whole number, clamped to `smallest` and `largest`."""
         number = round(min(self.draw(rng), 2.0**53))
         return max(number if largest is None else min(number, largest), smallest)
 
@@ -110,12 +113,15 @@ _DRAWS: Mapping[str, Callable[..., Callable[[Rng], float]]] = MappingProxyType(
 _NUM_NUMBERS = MappingProxyType({"constant": 1, "uniform": 2, "lognormal": 2, "exponential": 1})
 
 
-# -- As much of a workload as is asked for, faster or slower, and cut to what a model takes --------
+# -- Limits on a workload --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`speed`: 2 plays it twice as fast. `duration_s`: of arrivals, after that. None: no limit."""
+    """Limits on a workload; None for no limit.
+
+    `speed`: 2 plays the workload twice as fast. `duration_s`: bound on arrival times after `speed`.
+    """
 
     num_conversations: int | None = None
     duration_s: float | None = None
@@ -124,7 +130,7 @@ class Limits:
     max_output_tokens: int | None = None
 
     def apply(self, conversations: Iterator[Conversation]) -> Iterator[Conversation]:
-        """Stops reading at the first conversation that is beyond them."""
+        """Yields the conversations within the limits; stops at the first one beyond."""
         if self.num_conversations == 0:
             return
         for number, conversation in enumerate(conversations, start=1):
@@ -142,7 +148,7 @@ class Limits:
         return Turn(self._cut_prompt(turn.pieces), num_output_tokens, turn.think_s)
 
     def _cut_prompt(self, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-        """Its beginning: what prompts have in common is there."""
+        """Cuts a prompt to `max_prompt_tokens`. Keeps the beginning, which prompts may share."""
         left = self.max_prompt_tokens
         if left is None:
             return pieces
@@ -155,17 +161,18 @@ class Limits:
         return tuple(cut)
 
 
-# -- The tokens of a prompt: drawn, the same for the same key, and new ones in each run ------------
+# -- Tokens of prompts -----------------------------------------------------------------------------
 
 _NUM_KEPT = 1024
 _KEY_BITS = 64
 
 
 class PromptTokens:
-    """Makes token ids from `low` on, below `high`. Other `salt`, other tokens.
+    """Makes token ids for pieces, from `low` up to below `high`.
 
-    So nothing that one run asks is in the prefix cache from a run before, while prompts of a run
-    share what their pieces say. Pieces that come again are kept, the latest 1024.
+    A different `salt` gives new tokens. So no prompt is in the prefix cache from an earlier run,
+    while prompts of one run share the prefixes of their pieces. Caches the tokens of the latest
+    1024 pieces.
     """
 
     def __init__(self, salt: int, low: int, high: int) -> None:
@@ -175,7 +182,7 @@ class PromptTokens:
         self._kept: OrderedDict[int, list[int]] = OrderedDict()
 
     def of(self, pieces: Iterable[Piece]) -> list[int]:
-        """The tokens of all of them, one after another."""
+        """Returns the token ids of all pieces, concatenated."""
         return [token_id for piece in pieces for token_id in self._tokens(piece)]
 
     def _tokens(self, piece: Piece) -> list[int]:
@@ -189,14 +196,13 @@ class PromptTokens:
 
     def _draw(self, piece: Piece) -> list[int]:
         key = self._salt << _KEY_BITS | piece.key % 2**_KEY_BITS
-        # Of raw words each token has its own, so that a longer piece begins as a shorter one does.
+        # Each token uses its own raw word, so a shorter piece is a prefix of a longer one.
         words = np.random.Philox(key=key).random_raw(piece.num_tokens)
         ids: list[int] = (self._low + words % np.uint64(self._high - self._low)).tolist()
         return ids
 
 
-# --------------------------------------------------------------------------------------------------
-# Workloads that are drawn from a seed: independent requests, conversations, shared prefixes.
+# -- Synthetic workloads: independent requests, conversations, shared prefixes ---------------------
 
 
 def _constantly(text: str) -> Distribution:
@@ -205,14 +211,14 @@ def _constantly(text: str) -> Distribution:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Prompts begin with one of `num_groups` texts of `num_tokens`, each as often as the others."""
+    """Shared beginning of prompts: one of `num_groups` texts of `num_tokens`, equally likely."""
 
     num_tokens: int = 0
     num_groups: int = 1
 
     @classmethod
     def parse(cls, text: str) -> SharedPrefix:
-        """Of `TOKENS` or `TOKENS:GROUPS`. Raises ValueError."""
+        """Parses `TOKENS` or `TOKENS:GROUPS`. Raises ValueError."""
         tokens, _, groups = text.partition(":")
         if not tokens.isdecimal() or not (groups or "1").isdecimal() or groups == "0":
             raise ValueError(f"{text!r} is no shared prefix; allowed: TOKENS or TOKENS:GROUPS")
@@ -221,10 +227,10 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticLoad:
-    """What is drawn. `prompt_tokens`: what each turn adds, beside the shared prefix.
+    """Workload drawn from a seed. `prompt_tokens`: added by each turn, beside the shared prefix.
 
-    `burstiness`: the coefficient of variation of the times between arrivals: 0 is a metronome, 1 a
-    Poisson process; above, arrivals come in bursts (a gamma distribution).
+    `burstiness`: coefficient of variation of the times between arrivals (gamma distribution): 0 is
+    regular, 1 a Poisson process, and above 1 arrivals come in bursts.
     """
 
     prompt_tokens: Distribution = field(default_factory=lambda: _constantly("512"))
@@ -236,7 +242,7 @@ class SyntheticLoad:
     burstiness: float = 1.0
 
     def conversations(self, seed: int) -> Iterator[Conversation]:
-        """Without an end. The same seed draws the same, and the same prompts at any rate."""
+        """Yields conversations without end. Prompts depend on the seed only, not on the rate."""
         arriving, asking = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(2))
         arrival_s, next_key = 0.0, 0
         while True:

@@ -1,9 +1,9 @@
-"""Recorded traces of others, read line by line: lengths and times, and which prompts begin alike.
+"""Recorded traces, read line by line: lengths, times and shared prefixes.
 
 - Azure's public traces of LLM inference (2023, 2024): CSV with TIMESTAMP, ContextTokens and
-  GeneratedTokens. Nothing is known of their prompts, so none have anything in common.
-- Mooncake's: JSON lines with timestamp (ms), input_length, output_length and hash_ids, one for each
-  512 tokens of the prompt. Prompts whose first ids are equal have an equal prefix.
+  GeneratedTokens. Their prompts are unknown, so no prompts share a prefix.
+- Mooncake's: JSON lines with timestamp (ms), input_length, output_length and hash_ids, one id for
+  each 512 tokens of the prompt. Prompts whose first ids are equal have an equal prefix.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ MOONCAKE_BLOCK_TOKENS = 512
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOST_TOKENS = 2**31 - 1
 _GZIP_MAGIC = b"\x1f\x8b"
-# A prompt of a million tokens is 16 kB of hashes.
+# Ample: a prompt of a million tokens has 16 kB of hashes.
 _MOST_LINE_CHARS = 2**20
-# When it came in, in seconds since any time, and what it asked.
+# Arrival time in seconds since an arbitrary time, and the request.
 _Request = tuple[float, Turn]
 
 
 class TraceUnreadable(ValueError):
-    """A trace is not what it is taken for; the message names file and line."""
+    """Trace in an unknown or broken format; the message names file and line."""
 
 
 def read_trace(path: Path) -> Iterator[Conversation]:
-    """Its requests in their order, the first at 0 s. Which format it has, its first line says.
+    """Yields the requests of a trace in order, the first at 0 s. The first line shows the format.
 
-    Raises OSError and TraceUnreadable, the latter perhaps after some requests.
+    Raises OSError and TraceUnreadable, the latter possibly after some requests.
     """
     with _open(path) as file:
         lines = _lines(path, file)
@@ -51,7 +51,7 @@ def read_trace(path: Path) -> Iterator[Conversation]:
         first_s, latest_s = None, 0.0
         for at_s, turn in read(path, chain([first], lines)):
             first_s = at_s if first_s is None else first_s
-            # Where a recording goes back in time, it means at once.
+            # A time earlier than the previous one means at once.
             latest_s = max(latest_s, at_s - first_s)
             yield Conversation(latest_s, (turn,))
         if first_s is None:
@@ -60,9 +60,9 @@ def read_trace(path: Path) -> Iterator[Conversation]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[TextIO]:
-    """As text, unpacked if it is packed. What Windows wrote may begin with a mark (BOM).
+    """Opens a trace as text, decompressed if it is gzip. Skips a byte order mark.
 
-    It is opened once: of a pipe nothing can be read again.
+    Opens the file only once, since a pipe cannot be read again.
     """
     with path.open("rb") as file:
         is_packed = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
@@ -106,14 +106,14 @@ def _read_azure(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
             at = datetime.fromisoformat(row["TIMESTAMP"])
         except (TypeError, ValueError) as error:
             raise _unreadable(where, "TIMESTAMP", row.get("TIMESTAMP"), "a time") from error
-        # Those of 2023 say no time zone, and only differences matter.
+        # Traces of 2023 have no time zone, and only differences matter.
         at_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
         num_prompt, num_output = (_count(where, row, name) for name in _AZURE_COLUMNS[1:])
         yield at_s, Turn((Piece(-1 - number, num_prompt),), num_output)
 
 
 def _azure_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each with where it is."""
+    """Yields each row with its position (file and line). Raises TraceUnreadable."""
     reader = csv.DictReader(lines, skipinitialspace=True)
     try:
         for row in reader:
@@ -141,7 +141,7 @@ def _read_mooncake(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
 
 
 def _pieces(where: str, row: Mapping[str, Any], num_tokens: int, own_key: int) -> tuple[Piece, ...]:
-    """One for each hash; what hashes do not cover belongs to this request alone."""
+    """Returns one piece per hash, and a piece of its own for tokens that no hash covers."""
     hashes = row.get("hash_ids", [])
     if not isinstance(hashes, list) or not all(isinstance(key, int) and key >= 0 for key in hashes):
         raise _unreadable(where, "hash_ids", hashes, "a list of integers from 0 on")
@@ -153,10 +153,13 @@ def _pieces(where: str, row: Mapping[str, Any], num_tokens: int, own_key: int) -
 
 
 def _count(where: str, row: Mapping[str, Any], name: str) -> int:
-    """A number of tokens; where nothing was answered or asked, one token is asked for."""
+    """Returns a number of tokens, at least 1, also where the trace has 0.
+
+    Raises TraceUnreadable.
+    """
     value = row.get(name)
     try:
-        count = int(value)  # type: ignore[arg-type]  # whatever it is
+        count = int(value)  # type: ignore[arg-type]  # errors are caught below
     except (TypeError, ValueError, OverflowError) as error:
         raise _unreadable(where, name, value, "a number of tokens") from error
     if not 0 <= count <= _MOST_TOKENS:

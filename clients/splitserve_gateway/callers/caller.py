@@ -30,9 +30,9 @@ class Caller:
 
     @property
     def is_served(self) -> bool:
-        """Whether a scheduler of `upstreams` can be chosen now, as far as known.
+        """Whether a known scheduler of `upstreams` serves a model now.
 
-        True if it is empty.
+        True if `upstreams` is empty.
         """
         return not self.upstreams or any(
             each.is_named and each.served is not None for each in self.upstreams

@@ -237,7 +237,7 @@ _LEAST_LOGPROB = -9999.0
 
 
 class TokenNames:
-    """Names of tokens in logprobs: their text, or `token_id:N` on request or without a tokenizer."""
+    """Names of tokens in logprobs: the text, or `token_id:N` on request or without a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
@@ -343,7 +343,7 @@ def chat_logprobs(scores: Iterable[TokenLogprob], names: TokenNames) -> list[dic
 
 
 def prompt_logprobs(scores: Iterable[TokenLogprob], names: TokenNames) -> list[object]:
-    """Returns vLLM's field `prompt_logprobs`: null for the first token, then entries by token id."""
+    """Returns vLLM's field `prompt_logprobs`: null for the first token, others by token id."""
 
     def entry(token_id: int, logprob: float, rank: int) -> dict[str, object]:
         name = names.name(token_id)

@@ -60,7 +60,7 @@ class AnswerPlan:
 
     @property
     def has_parts(self) -> bool:
-        """Whether an answer may have more than content."""
+        """Whether an answer may have reasoning, tool calls or hidden tokens besides content."""
         options = self.options
         return bool(self.output_format.reasoning or options.tools or options.hidden)
 

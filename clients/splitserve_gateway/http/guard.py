@@ -53,7 +53,7 @@ class Exchanges:
         return len(self._open)
 
     def refusal(self) -> ApiError | None:
-        """Returns the reason to refuse a new request now; None if it may be taken."""
+        """Returns the error for a new request if draining or full; None if it may be taken."""
         if self.is_draining:
             return draining()
         if self._max_open is None or len(self._open) < self._max_open:

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def connection_places(most_of_an_address: int) -> Shares:
-    """Returns shares of connections: `most_of_an_address` per address, and a sixteenth more in all."""
+    """Returns shares of connections: `most_of_an_address` per address, a sixteenth more in all."""
     return Shares(most_of_an_address + -(-most_of_an_address // HELD_PER_LEFT))
 
 

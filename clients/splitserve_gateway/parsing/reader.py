@@ -105,7 +105,7 @@ class Reader:
         yield from self.take(_SPACE)
 
     def one_of(self, texts: Sequence[str]) -> Reading[str | None]:
-        """Reads and returns the one of `texts` that comes next; None if none does.
+        """Reads the text of `texts` that comes next, and returns that text; None if none matches.
 
         No text of `texts` may be a prefix of another.
         """

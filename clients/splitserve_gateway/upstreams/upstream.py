@@ -181,7 +181,7 @@ class Upstream:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the scheduler was last known as reachable, not stopping and with an executor."""
+        """Whether the scheduler was last reachable, with an executor and not stopping."""
         return self._client.is_connected and self._is_serving
 
     @property
@@ -194,7 +194,11 @@ class Upstream:
 
     @property
     def will_serve(self) -> bool:
-        """Whether the scheduler may soon take its first requests: executor missing, or model unread."""
+        """Whether the scheduler takes no requests yet but may soon.
+
+        True while its model is read, while it has no executor, or while it reports READY but its
+        health check lags behind.
+        """
         return self.is_reading or (not self._is_serving and self._readiness in _BEGINNING)
 
     @property
