@@ -35,7 +35,7 @@ from splitserve_bench.workloads.conversation import Conversation
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Part of a load: every `num_shares`th conversation, and that part of the open conversations."""
+    """Part of a load: every `num_shares`th conversation, and that part of the open ones."""
 
     number: int
     num_shares: int

@@ -27,8 +27,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         connection.connect()
         if values["http_tls_client_ca"]:
-            # No answer without a client certificate, but the completed handshake shows that it
-            # lives.
+            # No answer without a client certificate, but a completed handshake shows life.
             return 0
         connection.request("GET", _PATH)
         status = connection.getresponse().status

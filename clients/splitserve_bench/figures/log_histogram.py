@@ -138,7 +138,7 @@ _FEWEST_PARTS = 10
 # Effective number of parts, by Kish's formula for unequal weights: a part may have most of a tail.
 _FEWEST_PARTS_BEYOND = 4.0
 _MEAN = 0.5  # the mean is known if the median is
-_SEED = 20231116  # the same report for the same measurements
+_SEED = 20231116  # fixed: equal measurements give equal reports
 
 Figures = npt.NDArray[np.float64]
 

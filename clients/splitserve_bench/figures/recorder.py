@@ -188,7 +188,7 @@ class Timeline:
         self._spans = self._spans[::2]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns columns for a report: counts, and average numbers of open and waiting requests."""
+        """Returns columns for a report: counts, and mean numbers of open and waiting requests."""
         counts = ("num_sent", "num_completed", "num_failed", "num_tokens")
         columns: dict[str, list[float]] = {
             name: [getattr(span, name) for span in self._spans] for name in counts

@@ -101,7 +101,7 @@ def _open_http(address: TargetAddress, options: AskOptions) -> Target:
 def _headers(address: TargetAddress) -> Mapping[str, str]:
     """Returns the headers of all requests. Raises CredentialsUnusable."""
     key = ApiKey(address.api_key, address.api_key_file)
-    # Compression would delay pieces of an answer.
+    # Compressed answers arrive in larger pieces.
     return {"accept-encoding": "identity", **dict(key.current())}
 
 

@@ -185,7 +185,7 @@ class Fleet:
         fitting = [(u, s) for u, s in known if model in (None, s.model.name)]
         if not fitting:
             raise model_unknown(str(model), [s.model.name for _, s in known])
-        # A scheduler that takes no requests now (lost, or without an executor) may recover: last
+        # A scheduler that takes no requests now may recover (lost, or its executor is): last
         # choice.
         chosen, served = min(
             fitting,

@@ -60,7 +60,7 @@ class UpstreamRequest:
     ) -> None:
         """Prepares the request without submitting it.
 
-        `request_id`: schedulers' name of it; may be empty.
+        `request_id`: id of the request at schedulers; empty if they need none.
         """
         if params.seed is None:
             # A fixed seed keeps the same randomness at another scheduler.
@@ -139,7 +139,7 @@ class UpstreamRequest:
     def _next_id(self) -> str:
         """Returns a new id for each try.
 
-        A scheduler that is back may not know yet that the old id is free.
+        A lost scheduler that is back may still have the request under the old id.
         """
         self._num_tries += 1
         if not self._request_id or self._num_tries == 1:
