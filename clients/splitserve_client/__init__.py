@@ -1,7 +1,7 @@
-"""The Python client of splitserve: `AsyncClient`, and `Client` for programs without asyncio.
+"""Python client of splitserve: `AsyncClient`, and `Client` for programs without asyncio.
 
-Token ids cross the API, text does not: the client fetches the model's tokenizer once, and does
-what there is to do with text.
+The API carries token ids, not text. The client fetches the model's tokenizer once, encodes
+prompts and decodes outputs itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The credential that calls bring along."""
+"""Credential (API key or JWT) that the client sends with each call."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class ApiKey:
-    """An API key or a JWT: a text, or what a file says now; without either there is none."""
+    """API key or JWT, given as a text or read from a file; empty if neither is given."""
 
     def __init__(self, text: str | None, file: str | os.PathLike[str] | None) -> None:
-        """Raises CredentialsUnusable."""
+        """Reads the credential. Raises CredentialsUnusable."""
         self._metadata = _metadata(text, "api_key")
         self._watched: WatchedFiles[Metadata] | None = None
         if file is None:
@@ -32,21 +32,27 @@ class ApiKey:
         warn_if_readable(path)
 
     def current(self) -> Metadata:
-        """What a call brings along now, as the file has it; the same object until it changes."""
+        """Returns the call metadata with the current credential; the same object until the file changes.
+
+        """
         return self._metadata if self._watched is None else self._watched.current()
 
 
 def _read(path: Path) -> Metadata:
-    """Raises FilesUnusable."""
+    """Reads the credential in `path`. Raises FilesUnusable."""
     try:
-        # What is not ASCII becomes what is refused.
+        # A character outside ASCII becomes one that the check of the credential refuses.
         return _metadata(read_bytes(path).decode("ascii", "replace").strip(), str(path))
     except CredentialsUnusable as error:
         raise FilesUnusable(str(error)) from error
 
 
 def _metadata(text: str | None, where: str) -> Metadata:
-    """Raises CredentialsUnusable, which does not show the text: it may be a secret all the same."""
+    """Returns the metadata for a credential, or nothing for None.
+
+    Raises CredentialsUnusable, whose message never contains the text, which may be a secret even if
+    it is malformed.
+    """
     if text is None:
         return ()
     if not is_credential(text):

@@ -1,4 +1,4 @@
-"""The channel to a scheduler: opened anew when it has to connect and the TLS files have changed."""
+"""gRPC channel to a scheduler, reopened if TLS files have changed before it connects again."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from splitserve_rpc.errors import transport_details
 
 Credentials: TypeAlias = grpc.ChannelCredentials | None
 
-# Of a call that finds no connection, and fails at once.
+# Timeout of the health check that reports why a connection fails.
 _DETAILS_TIMEOUT_S = 1.0
 
 
 class Stubs:
-    """A channel, and the services of a scheduler on it; `streams`: those that are open there."""
+    """gRPC channel with the service stubs of one scheduler; `streams` watches its open streams."""
 
     def __init__(
         self, channel: grpc.aio.Channel, credentials: Credentials, streams: StreamWatch
@@ -40,13 +40,13 @@ class Stubs:
         self.has_connected = False
 
     async def close(self) -> None:
-        """Ends what runs."""
+        """Ends all calls and closes the channel."""
         await self.streams.close()
         await self.channel.close()
 
 
 class Channels:
-    """One channel at a time. One that was replaced is closed when its calls have ended."""
+    """Holds one current channel; closes a replaced channel when its last call has ended."""
 
     def __init__(
         self,
@@ -54,30 +54,31 @@ class Channels:
         credentials: Callable[[], Credentials],
         problem: str,
     ) -> None:
-        """`credentials`: for a channel that is opened now; the same object until they change.
+        """Opens the first channel.
 
-        `problem`: what is said when there is no connection.
+        `credentials`: returns the credentials for a new channel; the same object until they change.
+        `problem`: start of the error message when no connection can be made.
         """
         self._problem = problem
         self._open_channel = open_channel
         self._credentials = credentials
         self._stubs = self._open()
-        # Those that were replaced while no call ran: closed with the next call.
+        # Channels replaced while no call ran: closed by the next call.
         self._unused: list[Stubs] = []
         self._is_closed = False
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Whether the channel is connected, as far as is known."""
         return self._stubs.channel.get_state() is grpc.ChannelConnectivity.READY
 
     @property
     def is_used(self) -> bool:
-        """Whether a call runs."""
+        """Whether a call runs on the current channel."""
         return self._stubs.num_calls > 0
 
     def renew(self) -> None:
-        """Has calls that begin from now on go over a new connection."""
+        """Opens a new channel for later calls; running calls stay on the old channel."""
         if self._is_closed:
             return
         if not self._stubs.num_calls:
@@ -85,24 +86,24 @@ class Channels:
         self._stubs = self._open()
 
     def leave(self) -> None:
-        """There is no other scheduler."""
+        """Does nothing: a single address has no other scheduler."""
 
     @property
     def elsewhere(self) -> None:
-        """There is no other scheduler."""
+        """None: a single address has no other scheduler to look for."""
         return None
 
     @property
     def has_left_one(self) -> bool:
-        """There is no other scheduler."""
+        """False: a single address has no other scheduler."""
         return False
 
     def has(self, stubs: Stubs) -> bool:
-        """Whether these are its stubs."""
+        """Returns whether `stubs` belong to the current channel."""
         return stubs is self._stubs
 
     async def close(self) -> None:
-        """Ends what runs."""
+        """Ends all calls and closes all channels."""
         self._is_closed = True
         await self._close_unused()
         await self._stubs.close()
@@ -113,15 +114,15 @@ class Channels:
 
     @asynccontextmanager
     async def call(self, timeout_s: float) -> AsyncGenerator[Stubs, None]:
-        """The stubs for one call, which ends with the context.
+        """Yields the stubs for one call, which ends with the context.
 
-        Waits for the first connection. Raises ServerUnreachable (the problem, and what gRPC says)
-        as soon as it is refused, or after `timeout_s`, or at once after `close`.
+        Waits for the first connection. Raises ServerUnreachable (the problem, and gRPC's reason)
+        when the connection is refused, after `timeout_s`, or immediately once closed.
         """
         if self._is_closed:
             raise ServerUnreachable("the client is closed")
         if not self.is_ready and self._credentials() is not self._stubs.credentials:
-            # What is connected stays: the files are for connections that are made.
+            # A connected channel stays: changed TLS files apply to new connections only.
             self.renew()
         stubs = self._stubs
         stubs.num_calls += 1
@@ -164,7 +165,10 @@ async def _wait_for_connection(channel: grpc.aio.Channel, problem: str, timeout_
 
 
 async def _details(channel: grpc.aio.Channel) -> str:
-    """Why there is no connection. Only a call is told, so one is made that nobody has to allow."""
+    """Returns why the channel has no connection, or "".
+
+    gRPC tells only calls: makes a health check, which needs no permission.
+    """
     check = health_pb2_grpc.HealthStub(channel).Check
     try:
         await check(health_pb2.HealthCheckRequest(), timeout=_DETAILS_TIMEOUT_S)

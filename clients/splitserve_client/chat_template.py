@@ -1,4 +1,4 @@
-"""Chat templates as Hugging Face models carry them: which one is used, and what it is given."""
+"""Chat templates of Hugging Face models: selection of a template and preparation of its input."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _DEFAULT = "default"
 _FOR_TOOLS = "tool_use"
 _FOLDER = "additional_chat_templates/"
 _SUFFIX = ".jinja"
-# What a caller's variables are not to stand in for.
+# Variables that a caller must not set.
 _OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _END_MARK = "end of what is to be continued "
 
 
 class TemplateOptions(TypedDict, total=False):
-    """How a chat is rendered.
+    """Options for rendering a chat.
 
-    `tools`: JSON schemas of functions, as in OpenAI's API. `documents`: for models that are made
-    for them. `add_generation_prompt`: end with the beginning of an answer (default: True, unless
-    the final message is continued). `continue_final_message`: end within the last message.
-    `template_name`: one of several templates; by default "tool_use" if there is one, and tools
-    are, and otherwise "default". `variables`: what else this template knows, `enable_thinking` say.
+    `tools`: JSON schemas of functions, as in OpenAI's API. `documents`: for models trained with
+    documents. `add_generation_prompt`: append the start of an answer (default: True, unless the
+    final message is continued). `continue_final_message`: end the text within the last message.
+    `template_name`: the template to use; default: "tool_use" if it exists and tools are given,
+    otherwise "default". `variables`: other variables of this template, such as `enable_thinking`.
     """
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -40,7 +40,7 @@ class TemplateOptions(TypedDict, total=False):
 
 
 class ChatTemplates:
-    """The templates of a model, by name. Threads may share it. `text`: all as they are written."""
+    """Chat templates of a model, by name. Thread-safe. `text`: the source of all templates."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ChatTemplates:
         special_tokens: Mapping[str, str],
         sandbox: Sandbox | None = None,
     ) -> None:
-        """Raises ChatTemplateFailed if one of `sources` is no valid template."""
+        """Compiles `sources`. Raises ChatTemplateFailed if a source is no valid template."""
         self._special_tokens = dict(special_tokens)
         sandbox = sandbox or Sandbox()
         self._templates = {name: _Template(sandbox, sources[name]) for name in sources}
@@ -61,9 +61,8 @@ class ChatTemplates:
         config: Mapping[str, Any],
         special_tokens: Mapping[str, str],
     ) -> Self | None:
-        """From files by name, and what `tokenizer_config.json` says; None if there is none.
+        """Builds the templates from `files` (by name) and `config`, the content of `tokenizer_config.json`. Returns None if the model has no template. Raises ChatTemplateFailed.
 
-        Raises ChatTemplateFailed.
         """
         sources = _named_sources(config.get("chat_template"))
         for name, content in files.items():
@@ -85,7 +84,7 @@ class ChatTemplates:
         template_name: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text for `messages`; see TemplateOptions. Raises ChatTemplateFailed."""
+        """Returns the text for `messages`; see TemplateOptions. Raises ChatTemplateFailed."""
         variables = variables or {}
         if taken := _OWN_VARIABLES & variables.keys():
             raise ChatTemplateFailed(f"variables of a chat template: not {min(taken)!r}")
@@ -120,7 +119,7 @@ class ChatTemplates:
 
 
 class _Template:
-    """One template, and in which shapes it wants messages."""
+    """One compiled template, with the message shapes that it accepts."""
 
     def __init__(self, sandbox: Sandbox, source: str) -> None:
         self._sandbox = sandbox
@@ -128,12 +127,15 @@ class _Template:
         self._shapes = MessageShapes(self._render_probe)
 
     def prepare(self, messages: Sequence[Message], *, has_tools: bool) -> list[dict[str, Any]]:
-        """Copies of `messages` as this template wants them. Raises ChatTemplateFailed."""
+        """Copies `messages` into the shapes that this template accepts.
+
+        Raises ChatTemplateFailed.
+        """
         plain = [_with_reasoning(_plain_mapping(message)) for message in messages]
         return self._shapes.fit(plain, has_tools=has_tools)
 
     def render(self, values: Mapping[str, object]) -> str:
-        """Raises ChatTemplateFailed."""
+        """Renders the template with the variables `values`. Raises ChatTemplateFailed."""
         return self._sandbox.render(self._template, values)
 
     def _render_probe(
@@ -145,7 +147,9 @@ class _Template:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """`message` with its reasoning by the names that templates read: models have several."""
+    """Returns `message` with its reasoning under each name that templates read, as names vary by model.
+
+    """
     found = [message[name] for name in _REASONING_FIELDS if message.get(name) is not None]
     if not found:
         return message
@@ -153,11 +157,11 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "thinking": thinking, "reasoning_content": found[0]}
 
 
-# -- what templates are given ----------------------------------------------------------------------
+# -- values for templates --------------------------------------------------------------------------
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401
-    """A copy of JSON types only: other objects have methods. Raises ChatTemplateFailed."""
+    """Copies a value of JSON types; other objects have methods. Raises ChatTemplateFailed."""
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, str):
@@ -179,7 +183,9 @@ def _plain_mapping(value: object) -> dict[str, Any]:
 
 
 def _named_sources(template: object) -> dict[str, str]:
-    """Of `chat_template` in a configuration: a text, or a list of names and templates."""
+    """Returns templates by name from the `chat_template` of a configuration: a text, or a list of names and templates.
+
+    """
     if isinstance(template, str):
         return {_DEFAULT: template} if template else {}
     if not isinstance(template, list):
@@ -193,7 +199,10 @@ def _named_sources(template: object) -> dict[str, str]:
 
 
 def _mark_end(chat: list[dict[str, Any]]) -> None:
-    """Marks where the last message ends. Raises ChatTemplateFailed if it has no text."""
+    """Appends a mark to the text of the last message.
+
+    Raises ChatTemplateFailed if it has no text.
+    """
     content = chat[-1].get("content") if chat else None
     if isinstance(content, str):
         chat[-1]["content"] = content + _END_MARK
@@ -204,9 +213,9 @@ def _mark_end(chat: list[dict[str, Any]]) -> None:
 
 
 def _until_mark(text: str) -> str:
-    """`text` up to the mark. Raises ChatTemplateFailed if the template dropped it."""
+    """Cuts `text` at the mark. Raises ChatTemplateFailed if the template dropped the mark."""
     end = text.rfind(_END_MARK.strip())
     if end < 0:
         raise ChatTemplateFailed("the chat template does not write the final message as it is")
-    # A template that strips the mark strips the end of a message, too.
+    # A template that strips whitespace around the mark also strips the end of any message.
     return text[:end] if text.startswith(_END_MARK, end) else text[:end].rstrip()

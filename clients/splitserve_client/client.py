@@ -1,4 +1,4 @@
-"""A client of a splitserve scheduler, for asyncio."""
+"""Asynchronous client of a splitserve scheduler."""
 
 from __future__ import annotations
 
@@ -53,17 +53,20 @@ from splitserve_client.unread import UnreadBudget
 
 
 class AsyncClient:
-    """Talks to a scheduler. Streams survive its death if it comes back at the same address.
+    """Talks to a scheduler; streams survive its death if it returns at the same address.
 
-    `address`: `host:port`, or several with commas between, or `dns:host:port` for all addresses of
-    a name, or `file:path` with one address a line. Of several it has one that serves, and streams
-    go on at another when that is lost.
+    `address`: `host:port`, several separated by commas, `dns:host:port` for all addresses of a
+    name, or `file:path` with one address per line. With several addresses the client uses a
+    scheduler that serves, and streams continue at another scheduler when that one is lost.
 
     Use it as `async with AsyncClient(address) as client`. Every method raises SplitserveError.
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, config: ClientConfig | None = None) -> None:
-        """Raises CredentialsUnusable, and ServerUnreachable for addresses that make no sense."""
+        """Prepares the connection.
+
+        Raises CredentialsUnusable, and ServerUnreachable for malformed addresses.
+        """
         self.address = address
         self._config = config or ClientConfig()
         self._connection = Connection(address, self._config)
@@ -81,7 +84,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection; what still runs on it is aborted."""
+        """Closes the connection and aborts running requests."""
         await self._connection.close()
 
     async def generate(
@@ -97,14 +100,16 @@ class AsyncClient:
         model_digest: str = "",
         trace_context: TraceContext = NO_TRACE,
     ) -> AsyncGenerator[Tokens | Finish, None]:
-        """Streams the tokens of one completion, or several; the last event is a Finish.
+        """Streams the tokens of one or several completions; the last event is a Finish.
 
-        A stream that breaks is continued where it broke, with the same randomness; with `best_of`
-        or beam search nothing comes before the end, and it starts over. Closing the iterator, or
-        cancelling the task, aborts the request. `resume_token_ids`: output tokens the caller has
-        from an earlier run; pass the seed of that run. `model_digest`: raise ModelChanged if
-        another model is served, now or when it goes on. `trace_context`: the span it belongs to;
-        if none is given, the current one of OpenTelemetry, where that is used.
+        A broken stream is continued at the same token with the same randomness. With `best_of` or
+        beam search no token arrives before the end, and the request starts over. Closing the
+        iterator
+        or cancelling the task aborts the request. `resume_token_ids`: output tokens of an earlier
+        run,
+        whose seed must be passed too. `model_digest`: raise ModelChanged if another model is served
+        at the start or when the stream is continued. `trace_context`: the parent span; default: the
+        current OpenTelemetry span, if the program uses OpenTelemetry.
         """
         submission = Submission(
             prompt_token_ids,
@@ -130,7 +135,7 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> Generation:
-        """The whole of what `generate` streams, with the same options."""
+        """Returns the complete result of `generate`, with the same options."""
         num_completions = params.num_completions if params else 1
         async with aclosing(self.generate(prompt_token_ids, params, **options)) as events:
             return await collect_generation(events, num_completions)
@@ -162,7 +167,7 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[TextOptions],
     ) -> TextGeneration:
-        """The whole of what `stream_text` streams, with the same options."""
+        """Returns the complete result of `stream_text`, with the same options."""
         async with aclosing(self.stream_text(prompt, params, **options)) as events:
             return await collect_text(events, params.num_completions if params else 1)
 
@@ -172,9 +177,9 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[ChatOptions],
     ) -> TextGeneration:
-        """The answer to a chat. Options: as of `complete_text`, and those of `TemplateOptions`.
+        """Returns the answer to a chat. Options: those of `complete_text` and of `TemplateOptions`.
 
-        Its pieces as they come: `stream_text(Prompt(messages=..., template={"tools": ...}))`.
+        To stream it: `stream_text(Prompt(messages=..., template={"tools": ...}))`.
         Raises ChatTemplateFailed.
         """
         prompt, text_options = chat_prompt(messages, options)
@@ -190,14 +195,15 @@ class AsyncClient:
         show_progress: bool | None = None,
         **options: Unpack[TextOptions],
     ) -> AsyncGenerator[MapResult, None]:
-        """Completes many prompts over one session; yields a result for each of them.
+        """Completes many prompts over one session; yields one result for each prompt.
 
-        An item that fails has its error in its result, and the others go on. A full queue, or a
-        server that comes back in time, costs a pause. Prompts are read as they are needed: at most
-        `max_running` requests run, and of results that wait for their turn there are at most four
-        times as many. `in_order`: False for results as they come. `show_progress`: a line on
-        standard error; None for only if that is a terminal. `timeout_s`: of each item. Closing the
-        iterator aborts what runs. Raises ValueError, and what `get_tokenizer` raises.
+        The result of a failed prompt holds its error; the other prompts continue. A full queue or a
+        server that returns in time only causes a pause. Prompts are read on demand: at most
+        `max_running` requests run, and at most four times as many results wait for their turn.
+        `in_order`: False yields results as they complete. `show_progress`: a progress line on
+        standard
+        error; None: only if that is a terminal. `timeout_s`: for each prompt. Closing the iterator
+        aborts running requests. Raises ValueError, and the errors of `get_tokenizer`.
         """
         await self._texts.tokenizer()
         timing, retry = self._config.timing, self._config.retry
@@ -209,12 +215,12 @@ class AsyncClient:
             async for result in results:
                 yield result
 
-    # -- everything else ---------------------------------------------------------------------------
+    # -- sessions, model, administration -----------------------------------------------------------
 
     def session(self, unread: UnreadBudget | None = None) -> Session:
-        """Many requests over one stream; use it as `async with client.session() as session`.
+        """Returns a session: many requests over one stream; use it as `async with client.session() as session`.
 
-        `unread`: what the requests may hold that is not read; sessions may share it.
+        `unread`: limit of unread events of the requests; sessions may share it.
         """
         return Session(
             self._connection.session,
@@ -227,46 +233,46 @@ class AsyncClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Whether the client is connected, as far as is known."""
         return self._connection.is_ready
 
     @property
     def credential(self) -> object:
-        """Stands for what calls bring along now: the same object until that changes.
+        """Object that identifies the current credential: the same object until the credential changes.
 
-        A session's stream keeps what it was opened with.
+        The stream of a session keeps the credential that it was opened with.
         """
         return self._connection.credential
 
     async def abort(self, request_id: str) -> None:
-        """Ends an unfinished request, whoever sent it. Raises RequestUnknown."""
+        """Aborts an unfinished request of any caller. Raises RequestUnknown."""
         await self._connection.abort(request_id)
 
     async def get_model(self) -> Model:
-        """The model that is served. Raises ModelNotReady."""
+        """Returns the served model. Raises ModelNotReady."""
         return decode_model(await self._connection.model())
 
     async def identify(self, credential: str | None = None) -> Identity:
-        """Whose `credential` is, for who does other work for its owner; None: our own.
+        """Returns the owner of `credential`, for services that work for callers; None: our own credential.
 
         Raises CallerUnknown.
         """
         return decode_identity(await self._connection.identify(credential))
 
     async def is_answering(self) -> bool:
-        """Whether the scheduler answers at all, whatever it says. Raises nothing."""
+        """Returns whether the scheduler answers at all, with any status. Raises nothing."""
         return await self._connection.is_answering()
 
     def reconnect(self) -> None:
-        """Has calls that begin from now on go over a new connection; what runs goes on."""
+        """Opens a new connection for later calls; running calls stay on the old connection."""
         self._connection.reconnect()
 
     async def is_serving(self) -> bool:
-        """Whether an executor is connected, and the scheduler is not shutting down."""
+        """Returns whether an executor is connected and the scheduler is not shutting down."""
         return await self._connection.is_serving()
 
     async def get_tokenizer_files(self) -> dict[str, bytes]:
-        """The tokenizer files by name. Raises ModelNotReady, TokenizerUnavailable."""
+        """Fetches the tokenizer files by name. Raises ModelNotReady, TokenizerUnavailable."""
         return await self._connection.tokenizer_files()
 
     async def get_tokenizer(self) -> Tokenizer:
@@ -277,39 +283,41 @@ class AsyncClient:
         return await asyncio.to_thread(Tokenizer.from_files, await self.get_tokenizer_files())
 
     async def _read_model_tokenizer(self) -> ModelTokenizer:
-        # In this order: if the model changes in between, its requests are refused, not misread.
+        # Model before tokenizer: if the model changes in between, its requests are refused instead
+        # of encoded with the wrong tokenizer.
         model = await self.get_model()
         return ModelTokenizer(await self.get_tokenizer(), model.digest)
 
     async def explain(self, request_id: str) -> Explanation:
-        """What happened to a request, and what it waits for; for operators."""
+        """Explains what happened to a request and what it waits for; for operators."""
         return decode_explanation(await self._connection.explain(request_id))
 
     async def explain_queue(self) -> QueueExplanation:
-        """Why those wait that are first in the queue; for operators."""
+        """Explains why the first requests of the waiting queue wait; for operators."""
         return decode_queue(await self._connection.explain_queue())
 
     async def list_executors(self) -> ExecutorList:
-        """The executors the scheduler knows."""
+        """Returns the executors that the scheduler knows."""
         return decode_executors(await self._connection.executors())
 
     def watch(self, frames_per_second: int = 2) -> AsyncGenerator[WatchSchedulerResponse, None]:
-        """What the scheduler does, as it does it; for operators. Closing the iterator ends it.
+        """Streams the scheduler's activity; for operators. Closing the iterator ends the stream.
 
-        `frames_per_second`: 1 to 10. A frame is a message of `live.proto`, which says what is in
-        it; `splitserve_live.LiveState` puts them together.
+        `frames_per_second`: 1 to 10. A frame is a message of `live.proto`, which specifies its
+        content; `splitserve_live.LiveState` combines the frames.
         """
         return self._connection.watch(frames_per_second)
 
     async def drain_executor(self, address: str, timeout_s: float | None = None) -> DrainedExecutor:
-        """Sends an executor away, and returns when it is gone; no stream notices but by a pause.
+        """Drains an executor and returns when it is gone; streams only notice a pause.
 
-        What runs there may end within `timeout_s` (None: as the scheduler is told at its start),
-        then it goes on elsewhere; what waits does so at once. A cancelled call changes nothing.
+        Running requests may end within `timeout_s` (None: the scheduler's configured time), then
+        continue on other executors; waiting requests move immediately. Cancelling the call changes
+        nothing.
         """
         drained = await self._connection.drain_executor(address, timeout_s)
         return DrainedExecutor(drained.num_moved_requests, drained.lost)
 
     async def undrain_executor(self, address: str) -> None:
-        """Takes an executor back that was sent away: it gets requests again, or may join again."""
+        """Takes a drained executor back: it gets requests again, or may join again."""
         await self._connection.undrain_executor(address)

@@ -1,4 +1,4 @@
-"""How patient a client is, who it is, and how it connects."""
+"""Configuration of a client: timeouts, retries, credentials and security of its connection."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """How patient a client is, who it is, and how it connects.
+    """Configuration of a client: timeouts, retries, credentials and security of its connection.
 
-    `connect_timeout_s`: for the first connection and for short calls. `retry`: for streams that
-    broke. `tls`: files, read again for each new connection; `TlsFiles()` believes the usual
-    authorities. `tls_name`: what the server's certificate is for, None: the host of the address.
-    `credentials`: in place of `tls`; with neither, plain text. `api_key`: an API key or a
-    JWT, sent with every call; `api_key_file` has it in a file, which is read again when it changes.
-    In plain text to another machine either is sent, too, which is warned of.
-    `cluster_token`: for `list_executors` and `drain_executor`, if the server asks for one; nothing
-    else is sent it. `follows_peers`: whether a scheduler that stops may name others where streams
-    go on, with the same security; docs/security.md says which are believed.
+    `connect_timeout_s`: for the first connection and for short calls. `retry`: for broken
+    streams. `tls`: files, read again for each new connection; `TlsFiles()` trusts the system's
+    certificate authorities. `tls_name`: the name expected in the server's certificate; None: the
+    host of the address. `credentials`: in place of `tls`; with neither, the connection is plain
+    text. `api_key`: an API key or a JWT, sent with every call; `api_key_file`: a file that holds
+    it, read again when it changes. Either is sent over plain text to other machines too, with a
+    warning. `cluster_token`: for calls of operators, such as `list_executors` and
+    `drain_executor`, if the server asks for one; other calls do not send it. `follows_peers`:
+    whether streams may continue at schedulers that a stopping scheduler names, with the same
+    security; docs/security.md says which of them are trusted.
     """
 
     connect_timeout_s: float = 5.0
@@ -48,21 +49,24 @@ class ClientConfig:
 
     @property
     def is_plain_text(self) -> bool:
-        """Whether everybody on the way reads what is said."""
+        """Whether the connection is unencrypted."""
         return self.tls is None and self.credentials is None
 
     @property
     def has_api_key(self) -> bool:
-        """Whether calls bring a credential."""
+        """Whether calls carry a credential."""
         return self.api_key is not None or self.api_key_file is not None
 
     def check(self) -> None:
-        """Looks at the files, as each client does at first. Raises CredentialsUnusable."""
+        """Reads the files, as each client does first. Raises CredentialsUnusable."""
         ApiKey(self.api_key, self.api_key_file)
         self.open_credentials()
 
     def open_credentials(self) -> Callable[[], Credentials]:
-        """What a new channel is opened with. Raises CredentialsUnusable."""
+        """Returns a function that gives the credentials for a new channel.
+
+        Raises CredentialsUnusable.
+        """
         if self.tls is None:
             return lambda: self.credentials
         if self.credentials is not None:

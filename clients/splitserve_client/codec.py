@@ -1,4 +1,4 @@
-"""Protobuf messages to the client's values and back."""
+"""Conversion between protobuf messages and the values of the client."""
 
 from __future__ import annotations
 
@@ -51,14 +51,17 @@ _READINESS = {
     scheduler_pb2.READINESS_DRAINING: Readiness.DRAINING,
     scheduler_pb2.READINESS_EXECUTORS_FAILING: Readiness.EXECUTORS_FAILING,
 }
-# What is said of an executor under the same name on both sides.
+# Fields of an executor with the same name in the message and in `Executor`.
 _EXECUTOR_STATE = frozenset(admin_pb2.ExecutorState.DESCRIPTOR.fields_by_name) & {
     field.name for field in fields(Executor)
 }
 
 
 def encode_sampling_params(params: SamplingParams) -> scheduler_pb2.SamplingParams:
-    """Raises ValueError or TypeError for a value that does not fit its field at all."""
+    """Encodes sampling parameters.
+
+    Raises ValueError or TypeError for a value of the wrong type or range.
+    """
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         raise ValueError("allowed_token_ids is empty; allowed: 1 or more, or None for all")
     values = {field.name: getattr(params, field.name) for field in fields(params)}
@@ -97,9 +100,9 @@ def _encode_grammar(grammar: Grammar) -> scheduler_pb2.Grammar:
 def encode_scheduling_params(
     params: SchedulingParams, deadline_s: float | None
 ) -> scheduler_pb2.GenerateRequest:
-    """A request with `params` in it; `deadline_s` is what is left of the deadline.
+    """Encodes `params` as a request; `deadline_s` is the remaining time until the deadline.
 
-    Raises ValueError, TypeError or OverflowError for a value that does not fit its field at all.
+    Raises ValueError, TypeError or OverflowError for a value that does not fit its field.
     """
     return scheduler_pb2.GenerateRequest(
         priority=params.priority,
@@ -113,7 +116,7 @@ def encode_scheduling_params(
 
 
 def decode_tokens(chunk: scheduler_pb2.TokenChunk) -> Tokens:
-    """New tokens with their scores."""
+    """Decodes new tokens with their scores."""
     return Tokens(
         tuple(chunk.token_ids),
         tuple(map(_decode_logprob, chunk.logprobs)),
@@ -123,7 +126,7 @@ def decode_tokens(chunk: scheduler_pb2.TokenChunk) -> Tokens:
 
 
 def decode_sequence_finish(finish: scheduler_pb2.SequenceFinish) -> SequenceFinish:
-    """The end of one of several sequences. Raises RequestFailed if it is none that we know."""
+    """Decodes the end of one of several sequences. Raises RequestFailed for an unknown reason."""
     reason = _FINISH_REASONS.get(finish.reason)
     if reason is None:
         raise RequestFailed(f"a sequence ended for an unknown reason ({finish.reason})")
@@ -138,7 +141,7 @@ def decode_sequence_finish(finish: scheduler_pb2.SequenceFinish) -> SequenceFini
 
 
 def decode_finish(finish: scheduler_pb2.Finish) -> Finish:
-    """The end of a request. Raises the error of a request that failed."""
+    """Decodes the end of a request. Raises the error of a failed request."""
     reason = _FINISH_REASONS.get(finish.reason)
     if reason is None:
         raise decode_error(finish.error)
@@ -158,7 +161,7 @@ def decode_finish(finish: scheduler_pb2.Finish) -> Finish:
 def decode_event(
     message: scheduler_pb2.GenerateResponse | scheduler_pb2.SessionEvent,
 ) -> Tokens | Finish:
-    """What a message says of a request. Raises the error of a request that failed."""
+    """Decodes one event of a request. Raises the error of a failed request."""
     match message.WhichOneof("event"):
         case "tokens":
             return decode_tokens(message.tokens)
@@ -170,7 +173,7 @@ def decode_event(
 
 
 def decode_error(error: scheduler_pb2.RequestError) -> SplitserveError:
-    """What a server said in-band."""
+    """Decodes an error that the server reported in-band."""
     delay_s = None
     if error.HasField("retry_delay"):
         delay_s = error.retry_delay.ToTimedelta().total_seconds()
@@ -179,7 +182,7 @@ def decode_error(error: scheduler_pb2.RequestError) -> SplitserveError:
 
 
 def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
-    """The model that is served."""
+    """Decodes the served model."""
     return Model(
         model.name,
         model.digest,
@@ -193,7 +196,7 @@ def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
 
 
 def decode_identity(response: scheduler_pb2.IdentifyResponse) -> Identity:
-    """Whose a credential is."""
+    """Decodes the owner of a credential."""
     return Identity(
         response.knows_callers,
         response.caller,
@@ -204,7 +207,7 @@ def decode_identity(response: scheduler_pb2.IdentifyResponse) -> Identity:
 
 
 def _decode_default_sampling(params: scheduler_pb2.SamplingParams) -> SamplingParams:
-    """A recommendation is a number; there are none of lists."""
+    """Decodes recommended sampling parameters; only numbers are recommended, never lists."""
     numbers = {
         field.name: value
         for field, value in params.ListFields()
@@ -215,7 +218,7 @@ def _decode_default_sampling(params: scheduler_pb2.SamplingParams) -> SamplingPa
 
 
 def decode_executors(response: admin_pb2.ListExecutorsResponse) -> ExecutorList:
-    """All executors."""
+    """Decodes the list of executors."""
     executors = tuple(map(_decode_executor, response.executors))
     has_contract = response.HasField("contract_version")
     return ExecutorList(

@@ -1,4 +1,4 @@
-"""The calls of a client to a scheduler, with errors of this package."""
+"""Calls of a client to a scheduler, with the errors of this package."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from splitserve_rpc.file_names import check_file_name
 from splitserve_rpc.peer_watch import is_answering
 
 _TOKENIZER_TIMEOUT_S = 60.0
-# A stream that brings nothing for so long may be where nobody computes.
+# Time without a useful response after which the scheduler may be without executors.
 _SILENCE_S = 5.0
 
 Method = Callable[[Stubs], Callable[..., Any]]
@@ -45,48 +45,51 @@ Brings = Callable[[Any], bool]
 
 
 class Connection:
-    """The calls to a scheduler's services. Raises SplitserveError."""
+    """Calls the services of a scheduler. Methods raise SplitserveError."""
 
     def __init__(self, address: str, config: ClientConfig) -> None:
-        """Raises CredentialsUnusable, and ServerUnreachable for addresses that make no sense."""
+        """Reads the credentials and opens the target.
+
+        Raises CredentialsUnusable, and ServerUnreachable for malformed addresses.
+        """
         self._timeout_s = config.connect_timeout_s
         self._api_key = ApiKey(config.api_key, config.api_key_file)
         self._operator = ClusterIdentity(token=config.cluster_token)
         self._address = address
         self._config = config
         self._target = open_target(address, config)
-        # What may still run is where we came from.
+        # Earlier targets, on which calls may still run.
         self._left: list[Target] = []
 
     async def close(self) -> None:
-        """Ends what runs."""
+        """Ends all calls and closes all targets."""
         for target in (*self._left, self._target):
             await target.close()
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Whether the target is connected, as far as is known."""
         return self._target.is_ready
 
     @property
     def credential(self) -> object:
-        """What every call brings along now; the same object until it changes."""
+        """Metadata that every call carries now; the same object until the credential changes."""
         return self._api_key.current()
 
     async def connect(self) -> None:
-        """Waits for the first connection. Raises ServerUnreachable as soon as it is refused."""
+        """Waits for the first connection. Raises ServerUnreachable when it is refused."""
         async with self._target.call(self._timeout_s):
             pass
 
     async def model(self) -> scheduler_pb2.GetModelResponse:
-        """What is served. Raises ModelNotReady."""
+        """Fetches the served model. Raises ModelNotReady."""
         request = scheduler_pb2.GetModelRequest()
         response: scheduler_pb2.GetModelResponse
         response = await self.unary(lambda stubs: stubs.scheduler.GetModel, request)
         return response
 
     async def is_answering(self) -> bool:
-        """Whether the scheduler answers, whatever it says."""
+        """Returns whether the scheduler answers, with any status."""
         try:
             async with self._target.call(self._timeout_s) as stubs:
                 return await is_answering(stubs.channel)
@@ -94,24 +97,26 @@ class Connection:
             return False
 
     def reconnect(self) -> None:
-        """Has calls that begin from now on go over a new connection."""
+        """Opens a new connection for later calls."""
         self._target.renew()
 
     async def is_serving(self) -> bool:
-        """What the standard health service says of the server as a whole."""
+        """Returns the overall status reported by the standard health service."""
         request = health_pb2.HealthCheckRequest()
         answer = await self.unary(lambda stubs: stubs.health.Check, request)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def max_message_bytes(self) -> float:
-        """What the server takes; if it does not say, it is for the server to refuse."""
+        """Returns the server's limit of a message in bytes; infinite if unknown, so that the server refuses.
+
+        """
         try:
             return (await self.model()).max_message_bytes or math.inf
         except SplitserveError:
             return math.inf
 
     async def tokenizer_files(self) -> dict[str, bytes]:
-        """By name. Raises ModelNotReady, TokenizerUnavailable."""
+        """Fetches the tokenizer files by name. Raises ModelNotReady, TokenizerUnavailable."""
         files: dict[str, bytearray] = {}
         request = scheduler_pb2.GetTokenizerRequest()
         pieces = self.stream(
@@ -125,12 +130,12 @@ class Connection:
         return {name: bytes(data) for name, data in files.items()}
 
     async def abort(self, request_id: str) -> None:
-        """Ends an unfinished request. Raises RequestUnknown."""
+        """Aborts an unfinished request. Raises RequestUnknown."""
         request = scheduler_pb2.AbortRequest(request_id=request_id)
         await self.unary(lambda stubs: stubs.scheduler.Abort, request)
 
     async def identify(self, credential: str | None) -> scheduler_pb2.IdentifyResponse:
-        """Whose it is; None: our own. Raises CallerUnknown."""
+        """Fetches the owner of a credential; None: our own. Raises CallerUnknown."""
         if credential is None:
             credential = bearer_credential(self._api_key.current())
         request = scheduler_pb2.IdentifyRequest(credential=credential)
@@ -139,7 +144,7 @@ class Connection:
         return response
 
     async def executors(self) -> admin_pb2.ListExecutorsResponse:
-        """What operators are told."""
+        """Lists the executors; for operators."""
         request = admin_pb2.ListExecutorsRequest()
         response: admin_pb2.ListExecutorsResponse
         response = await self.unary(
@@ -150,14 +155,14 @@ class Connection:
     def watch(
         self, frames_per_second: int
     ) -> AsyncGenerator[live_pb2.WatchSchedulerResponse, None]:
-        """What operators see as it happens."""
+        """Streams frames of the scheduler's activity; for operators."""
         request = live_pb2.WatchSchedulerRequest(frames_per_second=frames_per_second)
         return self.stream(
             lambda stubs: stubs.live.WatchScheduler, request, metadata=self._operator.metadata
         )
 
     async def explain(self, request_id: str) -> admin_pb2.ExplainResponse:
-        """What operators are told of a request."""
+        """Fetches the history of a request; for operators."""
         request = admin_pb2.ExplainRequest(request_id=request_id)
         response: admin_pb2.ExplainResponse
         response = await self.unary(
@@ -166,7 +171,7 @@ class Connection:
         return response
 
     async def explain_queue(self) -> admin_pb2.ExplainQueueResponse:
-        """What they are told of those that wait."""
+        """Fetches why the first requests of the waiting queue wait; for operators."""
         request = admin_pb2.ExplainQueueRequest()
         response: admin_pb2.ExplainQueueResponse
         response = await self.unary(
@@ -177,7 +182,7 @@ class Connection:
     async def drain_executor(
         self, address: str, timeout_s: float | None
     ) -> admin_pb2.DrainExecutorResponse:
-        """Sends an executor away; however long that takes."""
+        """Drains an executor; has no timeout of its own."""
         request = admin_pb2.DrainExecutorRequest(address=address)
         if timeout_s is not None:
             if not math.isfinite(timeout_s):
@@ -193,7 +198,7 @@ class Connection:
         return response
 
     async def undrain_executor(self, address: str) -> None:
-        """Takes an executor back."""
+        """Takes a drained executor back."""
         request = admin_pb2.UndrainExecutorRequest(address=address)
         await self.unary(
             lambda stubs: stubs.admin.UndrainExecutor, request, self._operator.metadata
@@ -202,13 +207,16 @@ class Connection:
     def session(
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> AsyncGenerator[scheduler_pb2.SessionResponse, None]:
-        """A session's responses to `requests`."""
+        """Opens a session and returns its responses to `requests`."""
         return self.stream(
             lambda stubs: stubs.scheduler.Session, requests, brings=_is_more_than_refusals
         )
 
     async def unary(self, method: Method, request: object, metadata: Metadata = ()) -> Any:  # noqa: ANN401
-        """The answer to a short call. `metadata`: beside what every call brings along."""
+        """Makes a short call and returns its answer.
+
+        `metadata`: in addition to that of every call.
+        """
         async with self._target.call(self._timeout_s) as stubs:
             metadata = (*self._api_key.current(), *metadata)
             try:
@@ -224,10 +232,11 @@ class Connection:
         brings: Brings = lambda _response: True,
         metadata: Metadata = (),
     ) -> AsyncGenerator[Any, None]:
-        """The responses of a call, which ends when this is closed.
+        """Makes a streaming call and yields its responses; closing the iterator ends the call.
 
-        `brings`: whether a response shows that somebody computes. `metadata`: beside what every
-        call brings along.
+        `brings`: tells whether a response shows that an executor computes. `metadata`: in addition
+        to
+        that of every call.
         """
         target = self._target
         async with target.call(self._timeout_s) as stubs:
@@ -250,9 +259,9 @@ class Connection:
                 call.cancel()
 
     def goes_on_elsewhere(self, error: SplitserveError) -> bool:
-        """Whether calls that begin after `error` go to a scheduler that is not being stopped.
+        """Returns whether calls that begin after `error` go to a scheduler that is not being stopped.
 
-        It came over a stream that goes on.
+        `error` arrived over a stream that continues.
         """
         if isinstance(error, ModelNotReady):
             return self._target.has_left_one
@@ -261,23 +270,25 @@ class Connection:
         return self._followed(error, self._target) is not error
 
     def places_named(self, error: SplitserveError) -> list[str]:
-        """Where calls may go on after `error`; empty if nowhere but here."""
+        """Returns addresses where calls may continue after `error`; empty: only here."""
         config, address = self._config, self._address
         if not isinstance(error, Draining) or not config.follows_peers or names_several(address):
             return []
         if len(self._left) >= MAX_HOPS:
             return []
         is_vouched = config.tls is not None and config.tls.ca is not None
-        # An operator's calls go to where requests go.
+        # An operator's calls go to the same scheduler as requests.
         has_credential = config.has_api_key or config.cluster_token is not None
         return allowed(
             address, error.schedulers, has_credential=has_credential, is_vouched=is_vouched
         )
 
     def _followed(self, error: SplitserveError, target: Target) -> SplitserveError:
-        """`error`, or that the stream broke, if it goes on at schedulers that `error` names.
+        """Returns `error`, or ServerUnreachable if calls continue at schedulers that `error` names.
 
-        `target`: where the call was. All streams there are told the same, and it is one hop.
+        `target`: where the call ran. All streams of a target get the same error; together they
+        count
+        as one hop.
         """
         if isinstance(error, ModelNotReady) and target.has_left_one:
             return ServerUnreachable(error.message, error.reason)
@@ -296,7 +307,7 @@ class Connection:
 
 
 def _check_name(file_name: str) -> None:
-    """Raises TokenizerUnavailable for a name that an application should not meet."""
+    """Raises TokenizerUnavailable for a file name that an application must not use."""
     try:
         check_file_name(file_name)
     except ValueError as error:
@@ -304,7 +315,9 @@ def _check_name(file_name: str) -> None:
 
 
 def _is_more_than_refusals(response: scheduler_pb2.SessionResponse) -> bool:
-    """A scheduler without an executor may refuse the same requests again and again."""
+    """Returns whether a response holds more than refusals: a scheduler without an executor may refuse the same requests again and again.
+
+    """
     return bool(response.handles) or any(
         not event.HasField("rejected") for event in response.events
     )
@@ -316,9 +329,12 @@ async def _responses(
     elsewhere: Elsewhere | None,
     brings: Brings,
 ) -> AsyncGenerator[Any, None]:
-    """The responses of `call`. Raises ServerUnreachable if it waits where nobody computes.
+    """Yields the responses of `call`.
 
-    A scheduler without an executor keeps what it has; if another has one, that does better.
+    Raises ServerUnreachable if another scheduler has an executor.
+
+    A scheduler without an executor keeps its requests waiting. After 5 s of silence this looks for
+    a scheduler that can serve the call.
     """
     if elsewhere is None:
         async for response in call:
@@ -344,7 +360,7 @@ async def _responses(
 
 
 async def _is_better(looking: asyncio.Future[bool], reading: asyncio.Future[Any]) -> bool:
-    """What `looking` finds, unless `reading` is done before."""
+    """Returns the result of `looking`; False if `reading` is done first."""
     try:
         await asyncio.wait([looking, reading], return_when=asyncio.FIRST_COMPLETED)
         return not reading.done() and looking.result()

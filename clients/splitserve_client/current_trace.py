@@ -1,4 +1,4 @@
-"""The span that the caller's own code works in, if it has any to do with OpenTelemetry."""
+"""Current OpenTelemetry span of the calling code, if the program uses OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from splitserve_client.types import NO_TRACE, TraceContext
 
 
 def current_trace() -> TraceContext:
-    """Of this task. Whoever does not use OpenTelemetry has none, and does not get it imported."""
+    """Returns the span of the current task; NO_TRACE without OpenTelemetry, which is never imported here.
+
+    """
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return NO_TRACE

@@ -1,7 +1,8 @@
-"""Text from a stream of tokens: the pieces add up to the text of all tokens at once.
+"""Incremental detokenization: the pieces of text add up to the text of all tokens decoded at once.
 
-What may still change is held back: the bytes of an incomplete character; and where a tokenizer
-joins runs of byte tokens, the whole run, since one wrong byte makes replacement characters of all.
+Text that may still change is held back: the bytes of an incomplete character and, where a
+tokenizer joins runs of byte tokens, the whole run, since one invalid byte turns the run into
+replacement characters.
 """
 
 from __future__ import annotations
@@ -15,28 +16,33 @@ from typing import Protocol, Self
 from splitserve_client.token_texts import ElementMaps, TokenTexts
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# A character of UTF-8 has at most 4 bytes, so 3 say which one is incomplete.
+# A UTF-8 character has at most 4 bytes, so 3 bytes tell whether it is incomplete.
 _MAX_INCOMPLETE_BYTES = 3
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
-    """Turns tokens into text; for one stream."""
+    """Turns the tokens of one stream into text."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that `token_ids` bring; never ends within a character."""
+        """Returns the text that `token_ids` add; it never ends within a character."""
 
     def finish(self) -> str:
-        """What was held back; nothing more comes."""
+        """Returns the text that was held back; no token may follow."""
 
     def fork(self) -> Self:
-        """Another that goes on from here by itself; costs nothing for what was pushed so far."""
+        """Copies the detokenizer; the copy continues independently and shares earlier state for free.
+
+        """
 
 
 def make_detokenizer(
     texts: TokenTexts, decode: Callable[[Sequence[int]], str], context: Sequence[int]
 ) -> Detokenizer:
-    """For tokens that continue `context`, whose text is not returned. `decode`: the whole text."""
+    """Returns a detokenizer for tokens that follow `context`, whose text is not returned.
+
+    `decode` gives the text of all tokens at once.
+    """
     if texts.kind is None:
         return WholeDetokenizer(decode, context)
     if texts.kind.is_byte_level:
@@ -45,7 +51,7 @@ def make_detokenizer(
 
 
 class BytesDetokenizer:
-    """Of byte-level tokens: bytes are joined and read as UTF-8, whatever token they come from."""
+    """Detokenizer of byte-level tokens: joins their bytes and reads them as UTF-8."""
 
     def __init__(self, texts: TokenTexts, context: Sequence[int] = ()) -> None:
         self._bytes_of = texts.byte_strings.__getitem__
@@ -60,16 +66,16 @@ class BytesDetokenizer:
         self._has_output = not context
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that `token_ids` bring."""
+        """Returns the text that `token_ids` add."""
         self._has_output = True
         return self._decode(b"".join(map(self._bytes_of, token_ids)))
 
     def finish(self) -> str:
-        """An incomplete character, as a replacement character."""
+        """Returns an incomplete last character as a replacement character."""
         return self._decode(b"", True) if self._has_output else ""
 
     def fork(self) -> Self:
-        """Another that goes on from here."""
+        """Copies the detokenizer; the copy continues independently."""
         other = copy(self)
         other._decoder = copy(self._decoder)
         other._decode = other._decoder.decode
@@ -77,7 +83,9 @@ class BytesDetokenizer:
 
 
 class ElementsDetokenizer:
-    """Of tokens that are texts of their own, with runs of byte tokens among them."""
+    """Detokenizer of tokens that each have a text of their own, with runs of byte tokens among them.
+
+    """
 
     def __init__(self, texts: TokenTexts, context: Sequence[int] = ()) -> None:
         assert texts.kind is not None, "it can be streamed"
@@ -88,26 +96,26 @@ class ElementsDetokenizer:
         self._num_to_strip = texts.kind.num_stripped
         self._run: _Run | None = None
         self._is_first = True
-        # Nothing that came before can change what the next token contributes.
+        # Earlier tokens no longer change the text of the next token.
         self._is_plain = False
         self._has_output = not context
         self._follow(context)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that `token_ids` bring."""
+        """Returns the text that `token_ids` add."""
         self._has_output = True
         if self._is_plain:
-            # The usual case. What is no text, a byte or nothing, is not joined.
+            # Usual case. A byte or an empty token is no `str`, so that `join` raises TypeError.
             with suppress(TypeError):
                 return "".join(map(self._later, token_ids))  # type: ignore[arg-type]
         return "".join([self._push_one(token_id) for token_id in token_ids])
 
     def finish(self) -> str:
-        """What was held back: a run of bytes."""
+        """Returns the pending run of bytes as text."""
         return self._end_run() if self._has_output else ""
 
     def fork(self) -> Self:
-        """Another that goes on from here."""
+        """Copies the detokenizer; the copy continues independently."""
         other = copy(self)
         other._run = None if self._run is None else self._run.fork()
         return other
@@ -133,7 +141,7 @@ class ElementsDetokenizer:
         return "" if run is None else self._strip(run.end())
 
     def _strip(self, piece: str) -> str:
-        """Without what is cut off at the beginning of the whole text."""
+        """Removes the characters that are stripped from the start of the whole text."""
         while piece and self._num_to_strip:
             if not piece.startswith(self._stripped):
                 self._num_to_strip = 0
@@ -143,7 +151,7 @@ class ElementsDetokenizer:
         return piece
 
     def _follow(self, context: Sequence[int]) -> None:
-        """Takes note of `context`: of its beginning, and of a run of bytes at its end."""
+        """Reads `context`: its start, and a run of bytes at its end."""
         num_read = 0
         while num_read < len(context) and not self._is_plain:
             self._push_one(context[num_read])
@@ -158,7 +166,9 @@ class ElementsDetokenizer:
 
 
 class _Run:
-    """A run of byte tokens: text if all of it is UTF-8, otherwise a replacement for each byte."""
+    """Run of byte tokens: its text if all bytes are valid UTF-8, otherwise a replacement for each byte.
+
+    """
 
     def __init__(self, after: ElementMaps, *, is_first: bool) -> None:
         self._after = after
@@ -169,7 +179,9 @@ class _Run:
         self._num_shown = 0
 
     def push(self, byte: int) -> str:
-        """Takes a byte; returns what can be shown already, which is only what is broken."""
+        """Adds a byte; returns the text that is final already: replacement characters of a broken run.
+
+        """
         self._bytes.append(byte)
         if not self._is_broken:
             try:
@@ -179,7 +191,7 @@ class _Run:
         return self._show_replacements() if self._is_broken else ""
 
     def end(self) -> str:
-        """The rest of it."""
+        """Returns the rest of the run."""
         try:
             text = "" if self._is_broken else self._bytes[self._num_shown :].decode()
         except UnicodeDecodeError:  # its last character is incomplete
@@ -187,7 +199,9 @@ class _Run:
         return self._show_replacements() if self._is_broken else self._apply(text)
 
     def take_characters(self) -> str:
-        """What it is so far without an incomplete character, which then is not returned again."""
+        """Returns the complete characters so far and marks them as shown; an incomplete one stays.
+
+        """
         if self._is_broken:
             return ""
         num_incomplete = len(self._checker.getstate()[0])
@@ -196,7 +210,7 @@ class _Run:
         return self._apply(text) if text else ""
 
     def fork(self) -> Self:
-        """Another that goes on from here; copies what is not ended yet."""
+        """Copies the run; the copy continues independently."""
         other = copy(self)
         other._bytes = bytearray(self._bytes)
         other._checker = copy(self._checker)
@@ -214,7 +228,9 @@ class _Run:
 
 
 class WholeDetokenizer:
-    """Of decoders whose text is only known when all tokens are: all of it comes at the end."""
+    """Detokenizer for decoders whose text is known only when all tokens are: returns all at the end.
+
+    """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
         self._decode = decode
@@ -223,17 +239,17 @@ class WholeDetokenizer:
         self._token_ids: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Nothing yet."""
+        """Stores `token_ids`; returns an empty text."""
         self._token_ids.extend(token_ids)
         return ""
 
     def finish(self) -> str:
-        """All of it."""
+        """Returns the text of all tokens."""
         token_ids = [*self._context, *self._token_ids]
         return self._decode(token_ids)[self._num_context_chars :] if token_ids else ""
 
     def fork(self) -> Self:
-        """Another that goes on from here."""
+        """Copies the detokenizer; the copy continues independently."""
         other = copy(self)
         other._token_ids = list(self._token_ids)
         return other

@@ -1,25 +1,25 @@
 """Errors of the client.
 
 SplitserveError
-├── ServerUnreachable        no connection, or it broke and did not come back in time
-├── DeadlineExceeded         the deadline given with the request has passed
-├── InvalidRequest           the request is refused as it stands; `reason` says for what
-├── CallerUnknown            no credential was given, or one that is not valid
-├── CallerNotAllowed         the credential is valid, and not for this
+├── ServerUnreachable        no connection, or a lost one that did not return in time
+├── DeadlineExceeded         the deadline of the request has passed
+├── InvalidRequest           the request is not valid; `reason` says why
+├── CallerUnknown            the credential is missing or not valid
+├── CallerNotAllowed         the credential is valid but does not permit the call
 ├── RequestIdInUse           an unfinished request has this id
 ├── RequestUnknown           no unfinished request has this id
 ├── TokenizerUnavailable     the server offers no tokenizer
-├── QueueFull                too many requests wait; again after `retry_delay_s`
-├── QuotaExceeded            a limit of the caller's tenant; again after `retry_delay_s`
-├── StreamNotRead            the server kept no more of what was not read; goes on by itself
-├── ModelNotReady            no executor has registered yet; again after a pause
-├── ModelChanged             another model is served than the prompt was encoded for
-├── Draining                 the server is shutting down; try elsewhere
+├── QueueFull                too many requests wait; retry after `retry_delay_s`
+├── QuotaExceeded            a quota of the caller's tenant is used up; retry after `retry_delay_s`
+├── StreamNotRead            the server dropped unread output; the stream is continued by itself
+├── ModelNotReady            no executor has registered yet; retry after a pause
+├── ModelChanged             the served model differs from the one the prompt was encoded for
+├── Draining                 the server is shutting down; retry at another server
 ├── RequestFailed            an accepted request failed alone
-│   └── DeadlineUnreachable  it was ended early, since its scheduling deadline could not be met
-├── ServerFault              a fault of the server; its log has the details
-├── CredentialsUnusable      what the client is to be known by cannot be used; nothing was sent
-└── ChatTemplateFailed       the model's chat template does not take these messages
+│   └── DeadlineUnreachable  the request was ended early: it could not meet its deadline
+├── ServerFault              internal error of the server; its log has the details
+├── CredentialsUnusable      API key or TLS files of the client are not usable; nothing was sent
+└── ChatTemplateFailed       the model's chat template does not accept the messages
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from splitserve_rpc.errors import CODE_OF_REASON, RpcFailure
 
 
 class SplitserveError(Exception):
-    """Base of all errors of this package. `reason` is one of the server's, or empty."""
+    """Base class of all errors of this package. `reason`: the server's reason code, or empty."""
 
     def __init__(self, message: str, reason: str = "", retry_delay_s: float | None = None) -> None:
         super().__init__(message)
@@ -43,81 +43,84 @@ class SplitserveError(Exception):
 
 
 class ServerUnreachable(SplitserveError):
-    """No connection, or it broke and did not come back in time."""
+    """Reports that there is no connection, or that it broke and did not return in time."""
 
 
 class DeadlineExceeded(SplitserveError):
-    """The deadline given with the request has passed."""
+    """Reports that the deadline of the request has passed."""
 
 
 class InvalidRequest(SplitserveError):
-    """The request is refused as it stands."""
+    """Reports that the request is not valid."""
 
 
 class CallerUnknown(SplitserveError):
-    """No credential was given, or one that is not valid."""
+    """Reports that the credential is missing or not valid."""
 
 
 class CallerNotAllowed(SplitserveError):
-    """The credential is valid, and not for this."""
+    """Reports that the credential is valid but does not permit the call."""
 
 
 class RequestIdInUse(SplitserveError):
-    """An unfinished request has this id."""
+    """Reports that an unfinished request has this id."""
 
 
 class RequestUnknown(SplitserveError):
-    """No unfinished request has this id."""
+    """Reports that no unfinished request has this id."""
 
 
 class TokenizerUnavailable(SplitserveError):
-    """The server offers no tokenizer, or none that can be read."""
+    """Reports that the server offers no tokenizer, or no readable one."""
 
 
 class QueueFull(SplitserveError):
-    """Too many requests wait."""
+    """Reports that too many requests wait."""
 
 
 class QuotaExceeded(SplitserveError):
-    """A limit of the caller's tenant."""
+    """Reports that a quota of the caller's tenant is used up."""
 
 
 class StreamNotRead(SplitserveError):
-    """The server ended a stream that was not read; what it had brought can be continued."""
+    """Reports that the server ended an unread stream; it can be continued after its last output."""
 
 
 class ModelNotReady(SplitserveError):
-    """No executor has registered yet."""
+    """Reports that no executor has registered yet."""
 
 
 class ModelChanged(SplitserveError):
-    """Another model is served than the prompt was encoded for."""
+    """Reports that the served model differs from the one the prompt was encoded for."""
 
 
 class Draining(SplitserveError):
-    """The server is shutting down. `schedulers`: addresses of others, if it names some."""
+    """Reports that the server is shutting down.
+
+    `schedulers`: addresses of other servers, if named.
+    """
 
     schedulers: tuple[str, ...] = ()
 
 
 class RequestFailed(SplitserveError):
-    """An accepted request failed alone."""
+    """Reports that an accepted request failed alone."""
 
 
 class DeadlineUnreachable(RequestFailed):
-    """The request could not meet its scheduling deadline any more, and was ended early."""
+    """Reports that the request could no longer meet its scheduling deadline and was ended early."""
 
 
 class ServerFault(SplitserveError):
-    """A fault of the server."""
+    """Reports an internal error of the server."""
 
 
 class CredentialsUnusable(SplitserveError):
-    """What the client is to be known by cannot be used: its API key, or its TLS files."""
+    """Reports that the client's API key or TLS files cannot be used."""
 
 
 class ChatTemplateFailed(SplitserveError):
-    """The model's chat template does not take these messages."""
+    """Reports that the model's chat template does not accept the messages."""
 
 
 _ERROR_OF_REASON: Mapping[str, type[SplitserveError]] = MappingProxyType(
@@ -142,8 +145,8 @@ _ERROR_OF_REASON: Mapping[str, type[SplitserveError]] = MappingProxyType(
 _ERROR_OF_CODE: Mapping[grpc.StatusCode, type[SplitserveError]] = MappingProxyType(
     {
         grpc.StatusCode.UNAVAILABLE: ServerUnreachable,
-        # Without a reason these are not the server's word: the call was cut on the way, and which
-        # of them gRPC then reports depends on what it was about to do.
+        # Without a reason, these codes do not come from the server: the call was cut on the way,
+        # and gRPC's own state decides which of these codes it reports.
         grpc.StatusCode.CANCELLED: ServerUnreachable,
         grpc.StatusCode.INTERNAL: ServerUnreachable,
         grpc.StatusCode.UNKNOWN: ServerUnreachable,
@@ -151,7 +154,7 @@ _ERROR_OF_CODE: Mapping[grpc.StatusCode, type[SplitserveError]] = MappingProxyTy
         grpc.StatusCode.PERMISSION_DENIED: CallerNotAllowed,
         grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
         grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
-        # gRPC itself refuses a message that is much too large.
+        # gRPC itself refuses a message far above the limit.
         grpc.StatusCode.RESOURCE_EXHAUSTED: InvalidRequest,
     }
 )
@@ -163,7 +166,7 @@ def error_of_reason(
     retry_delay_s: float | None = None,
     schedulers: tuple[str, ...] = (),
 ) -> SplitserveError:
-    """The error for what a server says in-band; an unknown reason gives RequestFailed."""
+    """Returns the error for an in-band reason; RequestFailed for an unknown reason."""
     error = _ERROR_OF_REASON.get(reason)
     if error is None:
         code = CODE_OF_REASON.get(reason)
@@ -172,7 +175,7 @@ def error_of_reason(
 
 
 def error_of_failure(failure: RpcFailure) -> SplitserveError:
-    """The error for a failed call: by its reason; where there is none, by its code."""
+    """Returns the error for a failed call, by its reason or, without a reason, by its code."""
     if not failure.reason:
         error = _ERROR_OF_CODE.get(failure.code, ServerFault)
         message = f"{failure.code.name}: {failure.message or 'the server says no more'}"

@@ -1,4 +1,4 @@
-"""What operators are told of requests: what happened to them, and what they wait for."""
+"""Explanations of requests for operators: their history, and what they wait for."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _US_S = 1e6
 
 @dataclass(frozen=True, slots=True)
 class LifeEvent:
-    """Something happened, `at_s` after the first event.
+    """Event in the life of a request, `at_s` after its first event.
 
-    Names are those of `LifeEvent` in admin.proto; `executor`, `reason`, `detail`: empty for none.
+    `kind` and `numbers` use the names of `LifeEvent` in admin.proto. `executor`, `reason` and
+    `detail` may be empty.
     """
 
     at_s: float
@@ -37,7 +38,7 @@ class LifePart:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What keeps a request from an executor."""
+    """Reason why an executor cannot take a request."""
 
     executor: str
     reason: str
@@ -45,10 +46,11 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class RequestLife:
-    """What happened to a request.
+    """History of a request.
 
-    `began_at_s`: since 1970, None if that is not known. `parts`: the longest first; `current`: what
-    it is doing, None if it ended. `num_events_left_out`: after the first 16 of `events`.
+    `began_at_s`: seconds since 1970, None if unknown. `parts`: longest first. `current`: the
+    current part, None if the request ended. `num_events_left_out`: events after the first 16,
+    which `events` holds.
     """
 
     request_id: str
@@ -68,9 +70,10 @@ class RequestLife:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`lives`: those that an id may mean, the latest first. Of how many requests anything is known.
+    """Requests that match an id, and the size of the record.
 
-    `num_kept_at_most`: of those that ended; 0 if nothing is written down.
+    `lives`: requests that the id may mean, latest first. `num_living`, `num_ended`: requests on
+    record. `num_kept_at_most`: limit of ended requests; 0 if no history is recorded.
     """
 
     lives: tuple[RequestLife, ...]
@@ -82,7 +85,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """One of the first that wait."""
+    """One of the first requests of the waiting queue."""
 
     request_id: str
     tenant: str
@@ -91,7 +94,9 @@ class WaitingRequest:
 
 @dataclass(frozen=True, slots=True)
 class QueueExplanation:
-    """Why the first wait that no executor has; `num_executors`: those that take requests."""
+    """Reasons why the first unassigned requests wait; `num_executors`: executors that take requests.
+
+    """
 
     first: tuple[WaitingRequest, ...]
     num_unassigned_requests: int
@@ -99,7 +104,7 @@ class QueueExplanation:
 
 
 def decode_explanation(response: admin_pb2.ExplainResponse) -> Explanation:
-    """What is known of a request."""
+    """Decodes the explanation of a request."""
     return Explanation(
         tuple(map(_decode_life, response.lives)),
         tuple(response.near_request_ids),
@@ -110,7 +115,7 @@ def decode_explanation(response: admin_pb2.ExplainResponse) -> Explanation:
 
 
 def decode_queue(response: admin_pb2.ExplainQueueResponse) -> QueueExplanation:
-    """Why the first wait."""
+    """Decodes the explanation of the waiting queue."""
     first = (
         WaitingRequest(each.request_id, each.tenant, _decode_obstacles(each.obstacles))
         for each in response.first

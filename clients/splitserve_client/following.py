@@ -1,6 +1,6 @@
-"""Where a client goes on when its scheduler stops and names others.
+"""Rules for following a stopping scheduler to the schedulers that it names.
 
-What a scheduler says decides neither how a client is secured nor who gets its credential.
+A scheduler's message changes neither the client's security nor who gets its credential.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from splitserve_rpc.addresses import is_address, is_loopback
 from splitserve_rpc.errors import MAX_NAMED
 
-# One that stops may name one that stops, and so on.
+# A named scheduler may itself stop and name the next one.
 MAX_HOPS = 4
 
 # Resolvers read `127.1`, `2130706433` and `0x7f.1` as addresses: a name does not end in a number.
 _NAME = re.compile(r"([a-z0-9_-]+\.)*(?!\d+$|0x[0-9a-f]*$)[a-z0-9_-]+")
-# Before a colon gRPC takes these for ways to find an address: `unix:1` is a socket of this machine.
+# gRPC takes these words before a colon for resolver schemes: `unix:1` is a socket of this machine.
 _SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds", "google-c2p"})
 
 
 def allowed(
     address: str, named: Sequence[str], *, has_credential: bool, is_vouched: bool
 ) -> list[str]:
-    """Those of `named`, which the scheduler at `address` said, where a client may go.
+    """Returns the addresses in `named`, sent by the scheduler at `address`, where a client may go.
 
-    With a credential these are other hosts only if `is_vouched`: an authority of the operator's own
-    has to certify them. Nobody sends us to our own machine, but for whoever is there.
+    A client with a credential goes to other hosts only if `is_vouched`: their certificates are
+    signed by the operator's own authority. A remote scheduler cannot name this machine.
     """
     host = _host(address)
     return [
@@ -41,12 +41,12 @@ def allowed(
 
 
 def _host(address: str) -> str:
-    """As whoever resolves it sees it."""
+    """Returns the host of an address in the form that resolvers see."""
     return address.rpartition(":")[0].strip("[]").lower().removesuffix(".")
 
 
 def _ip(host: str) -> IPv4Address | IPv6Address | None:
-    """None: it is no IP address."""
+    """Parses an IP address; None: `host` is a name."""
     try:
         ip = ip_address(host)
     except ValueError:
@@ -55,9 +55,9 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _is_plain(host: str) -> bool:
-    """Whether it is an IP address or a name, and nobody takes it for anything else.
+    """Returns whether `host` is unambiguously an IP address or a name.
 
-    gRPC decodes what follows a `%`; zones have only addresses of this link.
+    gRPC decodes what follows a `%`; zones occur only in addresses of this link.
     """
     if "%" in host:
         return False
@@ -65,7 +65,7 @@ def _is_plain(host: str) -> bool:
 
 
 def _is_local(host: str) -> bool:
-    """Whether it is this machine or this link; what names resolve to is not looked at."""
+    """Returns whether `host` is this machine or this link; names are not resolved."""
     ip = _ip(host)
     if ip is None:
         return host == "localhost" or host.endswith(".localhost")
