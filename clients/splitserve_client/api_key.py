@@ -32,8 +32,9 @@ class ApiKey:
         warn_if_readable(path)
 
     def current(self) -> Metadata:
-        """Returns the call metadata with the current credential; the same object until the file changes.
+        """Returns the call metadata with the current credential.
 
+        The same object until the file changes.
         """
         return self._metadata if self._watched is None else self._watched.current()
 

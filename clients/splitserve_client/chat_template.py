@@ -61,8 +61,10 @@ class ChatTemplates:
         config: Mapping[str, Any],
         special_tokens: Mapping[str, str],
     ) -> Self | None:
-        """Builds the templates from `files` (by name) and `config`, the content of `tokenizer_config.json`. Returns None if the model has no template. Raises ChatTemplateFailed.
+        """Builds the templates from `files` by name and from `config`.
 
+        `config`: content of `tokenizer_config.json`. Returns None if the model has no template.
+        Raises ChatTemplateFailed.
         """
         sources = _named_sources(config.get("chat_template"))
         for name, content in files.items():
@@ -147,9 +149,7 @@ class _Template:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns `message` with its reasoning under each name that templates read, as names vary by model.
-
-    """
+    """Copies the reasoning of `message` to each field that templates read; models differ."""
     found = [message[name] for name in _REASONING_FIELDS if message.get(name) is not None]
     if not found:
         return message
@@ -183,8 +183,9 @@ def _plain_mapping(value: object) -> dict[str, Any]:
 
 
 def _named_sources(template: object) -> dict[str, str]:
-    """Returns templates by name from the `chat_template` of a configuration: a text, or a list of names and templates.
+    """Returns the templates by name from the field `chat_template` of a configuration.
 
+    The field is a text, or a list of names and templates.
     """
     if isinstance(template, str):
         return {_DEFAULT: template} if template else {}

@@ -148,12 +148,12 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[TextOptions],
     ) -> AsyncGenerator[Piece | End, None]:
-        """Streams the text of one completion, or several; the last event is an End.
+        """Streams the text of one or several completions; the last event is an End.
 
-        `prompt`: a text that is continued, the messages of a chat, or a Prompt. Options: as of the
-        function `stream_text`. Closing the iterator, or cancelling the task, aborts the request.
-        Where another model is served by now the prompt is encoded anew; ModelChanged if anything
-        had come by then, or token ids were given.
+        `prompt`: a text to continue, the messages of a chat, or a Prompt. Options: those of the
+        function `stream_text`. Closing the iterator or cancelling the task aborts the request.
+        If the served model has changed, the prompt is encoded again; raises ModelChanged if output
+        had already arrived or the prompt was given as token ids.
         """
         prompt, params = as_prompt(prompt), params or SamplingParams()
         events = self._texts.stream(self, prompt, params, **options)
@@ -218,7 +218,9 @@ class AsyncClient:
     # -- sessions, model, administration -----------------------------------------------------------
 
     def session(self, unread: UnreadBudget | None = None) -> Session:
-        """Returns a session: many requests over one stream; use it as `async with client.session() as session`.
+        """Makes a session, which carries many requests over one stream.
+
+        Use it as `async with client.session() as session`.
 
         `unread`: limit of unread events of the requests; sessions may share it.
         """
@@ -238,7 +240,7 @@ class AsyncClient:
 
     @property
     def credential(self) -> object:
-        """Object that identifies the current credential: the same object until the credential changes.
+        """Object that stands for the current credential; the same until the credential changes.
 
         The stream of a session keeps the credential that it was opened with.
         """
@@ -253,7 +255,9 @@ class AsyncClient:
         return decode_model(await self._connection.model())
 
     async def identify(self, credential: str | None = None) -> Identity:
-        """Returns the owner of `credential`, for services that work for callers; None: our own credential.
+        """Returns the owner of `credential`; for services that work for callers.
+
+        `credential`: None for the client's own.
 
         Raises CallerUnknown.
         """

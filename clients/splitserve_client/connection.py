@@ -107,8 +107,9 @@ class Connection:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def max_message_bytes(self) -> float:
-        """Returns the server's limit of a message in bytes; infinite if unknown, so that the server refuses.
+        """Returns the server's message size limit in bytes.
 
+        Infinite if unknown, so that the server refuses.
         """
         try:
             return (await self.model()).max_message_bytes or math.inf
@@ -259,7 +260,7 @@ class Connection:
                 call.cancel()
 
     def goes_on_elsewhere(self, error: SplitserveError) -> bool:
-        """Returns whether calls that begin after `error` go to a scheduler that is not being stopped.
+        """Returns whether calls that begin after `error` go to a scheduler that is not stopping.
 
         `error` arrived over a stream that continues.
         """
@@ -315,8 +316,9 @@ def _check_name(file_name: str) -> None:
 
 
 def _is_more_than_refusals(response: scheduler_pb2.SessionResponse) -> bool:
-    """Returns whether a response holds more than refusals: a scheduler without an executor may refuse the same requests again and again.
+    """Returns whether a response holds more than refusals.
 
+    A scheduler without an executor may refuse the same requests again and again.
     """
     return bool(response.handles) or any(
         not event.HasField("rejected") for event in response.events

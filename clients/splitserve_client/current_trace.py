@@ -8,8 +8,9 @@ from splitserve_client.types import NO_TRACE, TraceContext
 
 
 def current_trace() -> TraceContext:
-    """Returns the span of the current task; NO_TRACE without OpenTelemetry, which is never imported here.
+    """Returns the span of the current task.
 
+    NO_TRACE without OpenTelemetry, which is never imported here.
     """
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:

@@ -31,8 +31,9 @@ class Detokenizer(Protocol):
         """Returns the text that was held back; no token may follow."""
 
     def fork(self) -> Self:
-        """Copies the detokenizer; the copy continues independently and shares earlier state for free.
+        """Copies the detokenizer.
 
+        The copy continues independently and shares earlier state for free.
         """
 
 
@@ -83,9 +84,7 @@ class BytesDetokenizer:
 
 
 class ElementsDetokenizer:
-    """Detokenizer of tokens that each have a text of their own, with runs of byte tokens among them.
-
-    """
+    """Detokenizer of tokens with a text each, mixed with runs of byte tokens."""
 
     def __init__(self, texts: TokenTexts, context: Sequence[int] = ()) -> None:
         assert texts.kind is not None, "it can be streamed"
@@ -166,8 +165,10 @@ class ElementsDetokenizer:
 
 
 class _Run:
-    """Run of byte tokens: its text if all bytes are valid UTF-8, otherwise a replacement for each byte.
+    """Run of byte tokens.
 
+    Its text is the UTF-8 text of all bytes, or one replacement character for each byte if they are
+    not valid UTF-8.
     """
 
     def __init__(self, after: ElementMaps, *, is_first: bool) -> None:
@@ -179,9 +180,7 @@ class _Run:
         self._num_shown = 0
 
     def push(self, byte: int) -> str:
-        """Adds a byte; returns the text that is final already: replacement characters of a broken run.
-
-        """
+        """Adds a byte; returns the replacement characters that are final if the run is broken."""
         self._bytes.append(byte)
         if not self._is_broken:
             try:
@@ -199,8 +198,9 @@ class _Run:
         return self._show_replacements() if self._is_broken else self._apply(text)
 
     def take_characters(self) -> str:
-        """Returns the complete characters so far and marks them as shown; an incomplete one stays.
+        """Returns the complete characters so far and marks them as shown.
 
+        An incomplete one stays.
         """
         if self._is_broken:
             return ""
@@ -228,9 +228,7 @@ class _Run:
 
 
 class WholeDetokenizer:
-    """Detokenizer for decoders whose text is known only when all tokens are: returns all at the end.
-
-    """
+    """Detokenizer that returns all text at the end, for decoders that need all tokens first."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
         self._decode = decode

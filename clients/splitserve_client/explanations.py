@@ -28,7 +28,7 @@ class LifeEvent:
 
 @dataclass(frozen=True, slots=True)
 class LifePart:
-    """A part of a request's time; names are those of `LifePart` in admin.proto."""
+    """Part of a request's time; names are those of `LifePart` in admin.proto."""
 
     phase: str
     reason: str
@@ -94,8 +94,9 @@ class WaitingRequest:
 
 @dataclass(frozen=True, slots=True)
 class QueueExplanation:
-    """Reasons why the first unassigned requests wait; `num_executors`: executors that take requests.
+    """Reasons why the first unassigned requests wait.
 
+    `num_executors`: number of executors that take requests.
     """
 
     first: tuple[WaitingRequest, ...]
