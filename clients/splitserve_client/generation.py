@@ -1,4 +1,4 @@
-"""All of what a request brought, at once."""
+"""Complete result of a token request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from splitserve_client.types import (
 
 
 class RequestOptions(TypedDict, total=False):
-    """The options of `AsyncClient.generate`, which explains them."""
+    """Options of `AsyncClient.generate`, which explains them."""
 
     request_id: str
     resume_token_ids: ResumeTokenIds
@@ -34,7 +34,7 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One completion; `token_ids` without those it was resumed with.
+    """One completion; `token_ids` excludes the tokens that the request was resumed with.
 
     `cumulative_logprob` and `score`: as in SequenceFinish.
     """
@@ -50,7 +50,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The completions of a request by index; with `best_of` and beam search the best is first."""
+    """Completions of a request by index; with `best_of` and beam search the best comes first."""
 
     completions: tuple[Completion, ...]
     usage: Usage
@@ -58,16 +58,16 @@ class Generation:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The tokens of the first completion, or the only one."""
+        """Token ids of the first or only completion."""
         return self.completions[0].token_ids
 
 
 async def collect_generation(
     events: AsyncIterator[Tokens | Finish], num_completions: int = 1
 ) -> Generation:
-    """Reads `events` to their Finish. Raises what they raise.
+    """Reads `events` up to their Finish and returns the result. Raises the errors of `events`.
 
-    What had not ended when the request was aborted is there as far as it came, as ABORTED.
+    A completion that was unfinished when the request was aborted is returned so far, as ABORTED.
     """
     parts = [_Parts() for _ in range(num_completions)]
     prompt_logprobs: list[TokenLogprob] = []
@@ -83,7 +83,7 @@ async def collect_generation(
 
 @dataclass(slots=True)
 class _Parts:
-    """One completion in the making."""
+    """Completion under construction."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -95,7 +95,7 @@ class _Parts:
         self.finish = tokens.finish or self.finish
 
     def completion(self, index: int, end: Finish) -> Completion:
-        """`end` is that of the request: what there is of a request with one plain sequence."""
+        """Builds the completion; `end`, of the request, applies to a request with one plain sequence."""
         finish = self.finish
         content = (index, tuple(self.token_ids), tuple(self.logprobs))
         if finish is None:

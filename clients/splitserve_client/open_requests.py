@@ -1,4 +1,4 @@
-"""The unfinished requests of a session, and what is still to be sent of them."""
+"""Unfinished requests of a session, and the messages that its streams have still to send."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from splitserve_client.session_request import SessionRequest
 
 
 class Outgoing:
-    """What one stream has still to send; each handle once, so that aborting what waits frees it.
+    """Handles that one stream has still to send, each once: aborting an unsent request removes it.
 
-    `left`: is set once nothing more is submitted over it, though what it has goes on there.
-    `takes_submissions`: the server reads several requests in one message.
+    `left`: set once no more requests are submitted over the stream; its requests continue there.
+    `takes_submissions`: the server accepts several submissions in one message.
     """
 
     def __init__(self) -> None:
@@ -26,29 +26,29 @@ class Outgoing:
         self._is_over = False
 
     def submit(self, handle: int) -> None:
-        """Has a request sent."""
+        """Queues the submission of a request."""
         self.to_submit[handle] = None
         self._is_changed.set()
 
     def abort(self, handle: int) -> None:
-        """Has an abort sent."""
+        """Queues the abort of a request."""
         self.to_abort[handle] = None
         self._is_changed.set()
 
     def leave(self) -> None:
-        """Nothing more is submitted."""
+        """Stops submissions over this stream."""
         self.to_submit.clear()
         self.left.set()
 
     def end(self) -> None:
-        """The stream is no more."""
+        """Marks the stream as ended; drops all unsent messages."""
         self.to_submit.clear()
         self.to_abort.clear()
         self._is_over = True
         self._is_changed.set()
 
     async def wait(self) -> bool:
-        """Waits until there is something; False: nothing more can be sent."""
+        """Waits until a message can be sent; returns False if the stream has ended."""
         while not (self.to_submit or self.to_abort or self._is_over):
             self._is_changed.clear()
             await self._is_changed.wait()
@@ -57,7 +57,7 @@ class Outgoing:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """An unfinished request. `credential`: whose it is. `sent_over`: whose server has it."""
+    """Unfinished request. `credential`: of its caller. `sent_over`: stream whose server has it."""
 
     request: ResumableRequest
     events: SessionRequest
@@ -67,17 +67,17 @@ class OpenRequest:
     resubmission: asyncio.Task[None] | None = None
 
     def cancel_resubmission(self) -> None:
-        """It is not submitted again by itself."""
+        """Cancels the scheduled resubmission, if any."""
         if self.resubmission is not None:
             self.resubmission.cancel()
             self.resubmission = None
 
 
 class OpenRequests:
-    """By handle. Only those that are `wanted` can be submitted.
+    """Unfinished requests by handle. Only `wanted` requests can be submitted.
 
-    One that is aborted is wanted no more: what is still to come of it comes over the stream that
-    has it, or not at all.
+    An aborted request is no longer wanted: its last events arrive over the stream that has it, or
+    not at all.
     """
 
     def __init__(self) -> None:
@@ -85,18 +85,18 @@ class OpenRequests:
         self.wanted: dict[int, OpenRequest] = {}
 
     def add(self, handle: int, opened: OpenRequest) -> None:
-        """A request that is wanted."""
+        """Adds a wanted request."""
         self.all[handle] = self.wanted[handle] = opened
 
     def abort(self, handle: int) -> OpenRequest | None:
-        """What is wanted no longer; None if it was not."""
+        """Marks a request as no longer wanted and returns it; None if it was not wanted."""
         opened = self.wanted.pop(handle, None)
         if opened is not None:
             opened.cancel_resubmission()
         return opened
 
     def remove(self, handle: int) -> OpenRequest:
-        """Forgets a request that has ended."""
+        """Removes an ended request and returns it."""
         self.wanted.pop(handle, None)
         opened = self.all.pop(handle)
         opened.cancel_resubmission()

@@ -1,4 +1,4 @@
-"""The tokens of one sequence as text, up to what ends it."""
+"""Text of one output sequence, up to the stop string that ends it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from splitserve_client.stop_strings import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """How tokens become text, and which strings end it; `stream_text` explains the first three.
+    """Rules for turning tokens into text; `stream_text` explains the first three.
 
     `hidden_token_ids`: tokens that add no text.
     """
@@ -25,9 +25,9 @@ class TextRules:
 
 
 class OutputText:
-    """Turns tokens into text. `num_tokens`: how many were read, those of the stop string included.
+    """Turns tokens into text. `num_tokens`: tokens read, including those of the stop string.
 
-    `min_tokens`: no string ends the text within the first so many tokens.
+    `min_tokens`: stop strings do not end the text within this many first tokens.
     """
 
     def __init__(self, detokenizer: Detokenizer, rules: TextRules, min_tokens: int) -> None:
@@ -41,18 +41,18 @@ class OutputText:
 
     @property
     def stop_string(self) -> str | None:
-        """What ended it, if a string did."""
+        """Stop string that ended the text; None if no stop string did."""
         return None if self._stops is None else self._stops.found
 
     def push(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """The text that `token_ids` add, and how many of them are read: none after its end."""
+        """Returns the text that `token_ids` add, and the number of tokens read: 0 after the end."""
         if self._stops is None:
             self.num_tokens += len(token_ids)
             return self._detokenizer.push(self._shown(token_ids)), len(token_ids)
         if self._stops.found is not None:
             return "", 0
         pieces: list[str] = []
-        # One by one: where it ends does not depend on how many tokens come together.
+        # Token by token: the end must not depend on how many tokens arrive together.
         for number, token_id in enumerate(token_ids, 1):
             self.num_tokens += 1
             text = self._detokenizer.push(self._shown((token_id,)))
@@ -62,7 +62,7 @@ class OutputText:
         return "".join(pieces), len(token_ids)
 
     def finish(self) -> str:
-        """What was held back; nothing more comes."""
+        """Returns the text that was held back; no token may follow."""
         if self._stops is None:
             return self._detokenizer.finish()
         if self._stops.found is not None:
@@ -81,22 +81,22 @@ class OutputText:
 
 
 class TokenNumbers:
-    """Token ids as they are, for where there is no tokenizer: a Detokenizer."""
+    """Detokenizer that shows token ids as numbers, for models without a tokenizer."""
 
     def __init__(self) -> None:
         self._separator = ""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The numbers, with a space between two."""
+        """Returns the token ids, separated by spaces."""
         if not token_ids:
             return ""
         separator, self._separator = self._separator, " "
         return separator + " ".join(map(str, token_ids))
 
     def finish(self) -> str:
-        """Nothing is held back."""
+        """Returns an empty text: nothing is held back."""
         return ""
 
     def fork(self) -> Self:
-        """Another that goes on from here."""
+        """Copies the detokenizer; the copy continues independently."""
         return copy(self)

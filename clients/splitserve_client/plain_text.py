@@ -1,4 +1,4 @@
-"""Warns of credentials that others on the way to a server can read."""
+"""Warning about credentials that are sent unencrypted to another machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _log = logging.getLogger(__name__)
 
 @functools.lru_cache(maxsize=256)
 def warn_of_plain_text(address: str) -> None:
-    """Once for a server of another machine.
+    """Logs a warning, once per server of another machine.
 
-    It is no refusal: whether the way is protected otherwise, by a tunnel for one, only who
-    configured the client knows. Without handlers for logs, Python writes the line to stderr.
+    Sending is not refused: only the operator of the client knows whether the connection is
+    protected
+    by other means, such as a tunnel. Without log handlers Python writes the line to stderr.
     """
     if not is_loopback(address):
         _log.warning(

@@ -1,4 +1,4 @@
-"""Which of many schedulers serves: asked one soon after the other, and the first that does wins."""
+"""Search for a serving scheduler: probes start shortly after each other, the first success wins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from splitserve_client.errors import SplitserveError
 
-# Of those that say nothing no more than these are waited for at a time.
+# Number of unanswered probes that run at the same time.
 MAX_AT_ONCE = 8
-# The next one is asked if nobody answered for so long: mostly the first does, and clients that
-# asked all of them would be with the fastest, and not spread.
+# Delay before the next probe if no answer arrives. Usually the first scheduler answers. If clients
+# probed all schedulers at once, all clients would choose the fastest and not be spread.
 _PACE_S = 0.25
 
 IsServing = Callable[[str], Awaitable[bool]]
@@ -28,9 +28,9 @@ class Answers:
 
 
 async def ask(addresses: Iterable[str], is_serving: IsServing, answers: Answers) -> None:
-    """Adds to `answers` until one serves, or all have answered.
+    """Probes schedulers and adds to `answers` until one serves or all have answered.
 
-    `is_serving` raises SplitserveError for one that cannot be reached, and takes bounded time.
+    `is_serving` raises SplitserveError for an unreachable scheduler, and takes bounded time.
     """
     left = deque(addresses)
     asked: dict[asyncio.Future[bool], str] = {}

@@ -1,4 +1,4 @@
-"""A line on standard error that says how far a batch is."""
+"""Progress line of a batch on standard error."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _EVERY_S = 0.1
 
 
 class ProgressLine:
-    """Rewrites one line; use it as `with ProgressLine(total)`. `total`: None if it is not known.
+    """Rewrites one line of a terminal; use it as `with ProgressLine(total)`.
 
-    `show`: None for where there is a terminal, and nowhere else.
+    `total`: number of items, None if unknown. `show`: None shows the line only on a terminal.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ProgressLine:
             self._write("\n")
 
     def add(self, num_tokens: int) -> None:
-        """One more item has ended, with so many tokens."""
+        """Counts one more finished item with `num_tokens` output tokens."""
         self._num_items += 1
         self._num_tokens += num_tokens
         if self._is_shown and self._clock() - self._written_s >= _EVERY_S:
@@ -54,7 +54,7 @@ class ProgressLine:
             self._write("")
 
     def say(self, text: str) -> None:
-        """A line of its own, also where the other one is not shown."""
+        """Writes `text` on a line of its own, even if the progress line is not shown."""
         self._file.write(f"\r\x1b[K{text}\n" if self._is_shown else f"{text}\n")
         self._file.flush()
 

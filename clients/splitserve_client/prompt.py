@@ -1,4 +1,4 @@
-"""Prompts as text: a text that is continued, or a chat."""
+"""Prompts: a text to continue, or a chat."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from splitserve_client.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as text. `is_raw`: no chat template; otherwise one is used if the model has one.
+    """Prompt as a text, a chat or token ids.
 
-    `messages`: a chat instead of the text, rendered with the options of `template`. `token_ids`:
-    the prompt itself, instead of either; the answer then continues it.
+    `is_raw`: skip the chat template, which otherwise is used if the model has one. `messages`: a
+    chat in place of the text, rendered with the options of `template`. `token_ids`: the encoded
+    prompt in place of either; the answer then continues it.
     """
 
     text: str = ""
@@ -26,7 +27,7 @@ class Prompt:
     template: TemplateOptions = field(default_factory=TemplateOptions)
 
     async def encode_async(self, tokenizer: Tokenizer | None) -> list[int]:
-        """Its token ids. What takes its time is done in a thread.
+        """Returns the token ids of the prompt; slow encoding runs in a thread.
 
         Raises ChatTemplateFailed, InvalidRequest.
         """
@@ -37,7 +38,7 @@ class Prompt:
         return await tokenizer.encode_chat_async(self._chat(), **self.template)
 
     def is_chat(self, tokenizer: Tokenizer | None) -> bool:
-        """Whether the answer is a new message rather than a continuation."""
+        """Returns whether the answer is a new message rather than a continuation of the prompt."""
         if tokenizer is None or self.token_ids:
             return False
         return bool(self.messages) or (tokenizer.has_chat_template and not self.is_raw)
@@ -49,12 +50,12 @@ class Prompt:
         return [*system, {"role": "user", "content": self.text}]
 
 
-# A text is continued as it is, messages are a chat, and a Prompt says what it is.
+# A `str` is continued, a sequence of messages is a chat.
 AnyPrompt: TypeAlias = str | Prompt | Sequence[Mapping[str, Any]]
 
 
 def as_prompt(prompt: AnyPrompt) -> Prompt:
-    """The same as a Prompt."""
+    """Converts any prompt to a Prompt."""
     if isinstance(prompt, Prompt):
         return prompt
     if isinstance(prompt, str):

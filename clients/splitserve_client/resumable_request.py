@@ -1,4 +1,4 @@
-"""A request that goes on after its stream broke: what was asked for, and what has come back."""
+"""Request that is resumed after its stream broke: its submission, and its output so far."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from splitserve_client.types import (
 
 Message = api.GenerateResponse | api.SessionEvent
 
-# What ends a stream, and not what it was for.
+# Errors that end the stream but not the request.
 _BROKEN = (ServerUnreachable, StreamNotRead)
-# What a server may say while it, or its successor, comes up again.
+# Errors that a server reports while it, or its successor, starts.
 _PASSING = (*_BROKEN, Draining, ModelNotReady, QueueFull, QuotaExceeded, RequestIdInUse)
-# Of a deadline that has passed; a server takes none that is not above 0.
+# Remaining deadline of a request whose deadline has passed; servers only accept values above 0.
 _LEAST_DEADLINE_S = 0.001
 
 
@@ -59,11 +59,12 @@ class Submission:
 
 
 class ResumableRequest:
-    """A request and what has come back so far, by sequence.
+    """A request and its output so far, by sequence.
 
-    It draws the seed and the id that were not given, since a continuation needs the same seed and
-    an abort the id. Where the best sequences are chosen at the end, what comes is held until all of
-    it is there: a stream that breaks among it starts over, and nothing is handed out twice.
+    Draws the seed and the request id if they are not given: a resumption needs the same seed, and
+    an
+    abort needs the id. If the best sequences are chosen at the end, all output is held until it is
+    complete: a stream that breaks meanwhile starts over, and no output is returned twice.
     """
 
     def __init__(self, submission: Submission, clock: Callable[[], float]) -> None:
@@ -96,23 +97,23 @@ class ResumableRequest:
         self._num_repeated_prompt_logprobs = 0
         self._was_lost = False
 
-    # -- what is sent ------------------------------------------------------------------------------
+    # -- submission --------------------------------------------------------------------------------
 
     def message(self) -> api.GenerateRequest:
-        """The request that brings what is still missing."""
+        """Returns the request message that asks for the missing output."""
         message = encode_scheduling_params(self._scheduling, self._remaining_deadline_s())
         message.MergeFrom(self._constants)
         if self._is_plain:
             message.resume_token_ids.extend(self._outputs[0])
             return message
-        # A sequence that has ended is among them: with all its tokens it ends at once.
+        # Finished sequences are included: with all their tokens they end immediately.
         for index, token_ids in sorted(self._outputs.items()):
             if token_ids:
                 message.resume_sequences.add(index=index, token_ids=token_ids)
         return message
 
     def _remaining_deadline_s(self) -> float | None:
-        """What is left of the deadline; the first submission is when it begins to count."""
+        """Returns the remaining seconds of the deadline, which counts from the first submission."""
         deadline_s = self._scheduling.deadline_s
         if deadline_s is None:
             return None
@@ -121,17 +122,17 @@ class ResumableRequest:
             return deadline_s
         return max(deadline_s - (self._clock() - self._submitted_at), _LEAST_DEADLINE_S)
 
-    # -- what comes back ---------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------
 
     def receive(self, message: Message) -> list[Tokens | Finish]:
-        """Notes what `message` brings; returns what is new and complete enough to hand out.
+        """Records the output in `message`; returns the events that are new and complete.
 
-        Raises the error of a request that failed.
+        Raises the error of a failed request.
         """
         return [decode_event(part) for part in self.note(message)]
 
     def note(self, message: Message) -> list[Message]:
-        """As `receive`, but leaves what is to be handed out encoded."""
+        """Records the output in `message` like `receive`, but returns encoded events."""
         match message.WhichOneof("event"):
             case "tokens":
                 index = message.tokens.index
@@ -147,7 +148,7 @@ class ResumableRequest:
         return self._note(index, message) if index not in self._finished else []
 
     def note_token(self, token_id: int) -> None:
-        """Notes one plain token."""
+        """Records one token of a request with one plain sequence."""
         self._outputs[0].append(token_id)
 
     def _note(self, index: int, message: Message) -> list[Message]:
@@ -155,7 +156,7 @@ class ResumableRequest:
             self._finished.add(index)
             return [message]
         tokens = message.tokens
-        # A stream that broke before the first token starts over with the scores of the prompt.
+        # If the stream broke before the first token, the prompt's logprobs arrive again.
         num_known = min(self._num_repeated_prompt_logprobs, len(tokens.prompt_logprobs))
         self._num_repeated_prompt_logprobs -= num_known
         del tokens.prompt_logprobs[:num_known]
@@ -163,10 +164,13 @@ class ResumableRequest:
         self._outputs.setdefault(index, array("i")).extend(tokens.token_ids)
         return [message] if tokens.token_ids or tokens.prompt_logprobs else []
 
-    # -- when it breaks ----------------------------------------------------------------------------
+    # -- loss of the stream ------------------------------------------------------------------------
 
     def may_go_on(self, error: SplitserveError) -> bool:
-        """Whether to submit again after `error`; notes that the stream was lost."""
+        """Returns whether the request can be resumed after `error`.
+
+        Records the loss of the stream.
+        """
         is_resumption = self._was_lost or self._has_tokens
         if not isinstance(error, _PASSING if is_resumption else _BROKEN):
             return False
@@ -177,7 +181,7 @@ class ResumableRequest:
         return True
 
     def aborted(self) -> api.Finish:
-        """The end of a request that was aborted while no server had it."""
+        """Returns the Finish of a request that was aborted while no server had it."""
         usage = api.Usage(
             num_prompt_tokens=len(self._constants.prompt_token_ids),
             num_output_tokens=sum(map(len, self._outputs.values())),

@@ -1,4 +1,4 @@
-"""A Generate call that goes on after its stream broke."""
+"""Generate call that is resumed after its stream broke."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from splitserve_client.types import Finish, Tokens
 async def stream_resumed(
     connection: Connection, request: ResumableRequest, backoff: Backoff
 ) -> AsyncGenerator[Tokens | Finish, None]:
-    """The events of `request` up to its Finish. Closing this aborts it. Raises SplitserveError."""
+    """Streams the events of `request` up to its Finish.
+
+    Closing the iterator aborts the request. Raises SplitserveError.
+    """
     await connection.connect()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Patience: how long, and how often, to try again after a stream broke."""
+"""Retries after a stream broke: backoff and limits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from splitserve_client.errors import DeadlineExceeded, SplitserveError
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Pauses between attempts: growing by `factor` up to a maximum, with a jitter.
+    """Backoff between attempts: delays grow by `factor` up to a maximum, with jitter.
 
-    `give_up_after_s` counts from the loss; any progress ends the count.
+    `give_up_after_s` counts from the loss of the stream; any progress resets the count.
     """
 
     first_delay_s: float = 0.1
@@ -24,7 +24,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where time comes from; tests bring their own. `clock` gives monotonic seconds."""
+    """Clock, sleep and jitter, replaced by tests. `clock` returns monotonic seconds."""
 
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
@@ -32,7 +32,7 @@ class Timing:
 
 
 class Backoff:
-    """The pauses of one request or session."""
+    """Backoff of one request or session."""
 
     def __init__(self, policy: RetryPolicy, timing: Timing, deadline: float | None = None) -> None:
         self._policy = policy
@@ -42,12 +42,15 @@ class Backoff:
         self._delay_s = policy.first_delay_s
 
     def reset(self) -> None:
-        """Forgets the failures so far: there was progress."""
+        """Resets the backoff after progress."""
         self._lost_at = None
         self._delay_s = self._policy.first_delay_s
 
     def remaining_s(self) -> float | None:
-        """Seconds until the deadline, None without one. Raises DeadlineExceeded after it."""
+        """Returns the seconds until the deadline, None without one.
+
+        Raises DeadlineExceeded after it.
+        """
         if self._deadline is None:
             return None
         remaining_s = self._deadline - self._timing.clock()
@@ -56,7 +59,10 @@ class Backoff:
         return remaining_s
 
     async def pause(self, error: SplitserveError) -> None:
-        """Waits before the next attempt. Raises `error` once patience is at its end."""
+        """Waits before the next attempt.
+
+        Raises `error` if the retry policy permits no more attempts.
+        """
         delay_s = self.next_delay_s(error)
         if not self.lasts(delay_s):
             raise error
@@ -66,13 +72,13 @@ class Backoff:
         await self._timing.sleep(delay_s)
 
     def next_delay_s(self, error: SplitserveError) -> float:
-        """How long to wait after `error`: longer each time."""
+        """Returns the delay after `error` in seconds, and increases the next delay."""
         delay_s = self._delay_s * (0.5 + 0.5 * self._timing.jitter())
         self._delay_s = min(self._delay_s * self._policy.factor, self._policy.max_delay_s)
         return max(delay_s, error.retry_delay_s or 0.0)
 
     def lasts(self, delay_s: float) -> bool:
-        """Whether patience, which counts from the first failure since progress, lasts so long."""
+        """Returns whether the retry policy permits another `delay_s`, counted from the first failure."""
         now = self._timing.clock()
         if self._lost_at is None:
             self._lost_at = now

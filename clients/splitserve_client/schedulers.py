@@ -1,4 +1,4 @@
-"""The schedulers that a client knows: calls go to one of them, as long as that serves."""
+"""Choice of the scheduler that gets a client's calls, if the client knows several."""
 
 from __future__ import annotations
 
@@ -25,49 +25,52 @@ Shuffle = Callable[[list[str]], None]
 
 
 class Elsewhere(Protocol):
-    """See `Target.elsewhere`."""
+    """Type of `Target.elsewhere`."""
 
     async def __call__(self, stubs: Stubs, *, is_silent: bool = False) -> bool:
-        """`is_silent`: the scheduler of `stubs` answers nothing: any other is better."""
+        """Looks for a better scheduler.
+
+        `is_silent`: the scheduler of `stubs` does not answer at all, so that any other is better.
+        """
         ...
 
 
 class Target(Protocol):
-    """Where calls go."""
+    """Destination of calls: one scheduler, or one of several."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Whether the target is connected, as far as is known."""
 
     @property
     def has_left_one(self) -> bool:
-        """Whether it left one that stops: where it is now executors may be on their way."""
+        """Whether the target left a stopping scheduler.
+
+        Executors may still be moving to the new one.
+        """
 
     async def close(self) -> None:
-        """Ends what runs."""
+        """Ends all calls."""
 
     def call(self, timeout_s: float) -> AbstractAsyncContextManager[Stubs]:
-        """The stubs for one call. Raises ServerUnreachable."""
+        """Yields the stubs for one call. Raises ServerUnreachable."""
 
     def renew(self) -> None:
-        """Has calls that begin from now on go over a new connection."""
+        """Opens a new connection for later calls."""
 
     def leave(self) -> None:
-        """Who takes its calls now is being stopped: any other is better."""
+        """Notes that the current scheduler is stopping, so that any other is better."""
 
     @property
     def elsewhere(self) -> Elsewhere | None:
-        """Of the stubs of a call: whether that scheduler does not serve, and another one does.
-
-        None: there is no other.
-        """
+        """Function that tells, for the stubs of a call, whether their scheduler does not serve and another does; None if there is no other scheduler."""
 
 
 class Schedulers:
-    """Several, of which a client begins with any: so many clients are spread.
+    """Target with several schedulers, of which each client picks one at random to spread the load.
 
-    It stays with the one that it has. One that cannot be reached, has no executor or is being
-    stopped is left for another that serves; without another, it is the one that is asked even so.
+    The client stays with its scheduler. It leaves one that is unreachable, has no executor or is
+    stopping if another one serves; otherwise calls still go to the current scheduler.
     """
 
     def __init__(
@@ -78,22 +81,22 @@ class Schedulers:
         shuffle: Shuffle = random.shuffle,
         stopping: str | None = None,
     ) -> None:
-        """`stopping`: one that said that it stops.
+        """Prepares the target. `stopping`: a scheduler that reported that it stops.
 
-        Any other is better, though it may have no executor yet.
+        Any other scheduler is preferred, even if it has no executor yet.
         """
         self._discovery = discovery
         self._open_channels = open_channels
         self._clock = clock
         self._shuffle = shuffle
         self._channels: dict[str, Channels] = {}
-        # It is one of `_channels`.
+        # Key of `_channels`.
         self._current: str | None = None
         self._fresh_until_s = 0.0
         self._stopping = stopping
-        # One that does not answer: it is asked last.
+        # Scheduler that does not answer: probed last.
         self._silent: str | None = None
-        # Of all calls that wait for it.
+        # Shared by all calls that wait for it.
         self._search: asyncio.Task[Channels] | None = None
 
     @property
@@ -107,7 +110,7 @@ class Schedulers:
         return self._stopping is not None
 
     async def close(self) -> None:
-        """Ends what runs."""
+        """Ends all calls."""
         if self._search is not None:
             self._search.cancel()
             await asyncio.gather(self._search, return_exceptions=True)
@@ -123,24 +126,24 @@ class Schedulers:
             async with channels.call(timeout_s) as stubs:
                 yield stubs
         except BaseException as error:
-            # Whatever it was, it is looked at again before the next call.
+            # After any error the health status is checked before the next call.
             self._fresh_until_s = 0.0
             if isinstance(error, SplitserveError) and error.reason == "DRAINING":
                 self._stopping = address
             raise
 
     def renew(self) -> None:
-        """See Target."""
+        """Opens a new connection to the current scheduler for later calls."""
         if self._current is not None:
             self._channels[self._current].renew()
 
     def leave(self) -> None:
-        """See Target."""
+        """Notes that the current scheduler is stopping."""
         self._fresh_until_s, self._stopping = 0.0, self._current
 
     @property
     def elsewhere(self) -> Elsewhere:
-        """See Target."""
+        """Function that looks for another serving scheduler; see Target."""
         return self._serves_elsewhere
 
     async def _serves_elsewhere(self, stubs: Stubs, *, is_silent: bool = False) -> bool:
@@ -148,12 +151,12 @@ class Schedulers:
         current = None if self._current is None else self._channels[self._current]
         if is_silent and current is not None and current.has(stubs):
             self._silent = self._current
-            # Who looks now waits for an answer of that one.
+            # The running search waits for an answer of the silent scheduler.
             self._search = None
         try:
             current = await self._choose(_PROBE_TIMEOUT_S)
         except SplitserveError:
-            return False  # nobody is better; whether its own is lost, the stream says itself
+            return False  # no better scheduler; the stream itself reports whether it is lost
         return self._fresh_until_s > 0.0 and not current.has(stubs)
 
     async def _choose(self, timeout_s: float) -> Channels:
@@ -165,7 +168,7 @@ class Schedulers:
             return self._channels[self._current]
         if self._search is None or self._search.done():
             self._search = asyncio.create_task(self._find(addresses, timeout_s))
-            # Perhaps nobody waits any more when it fails.
+            # Retrieves the exception, as all waiting calls may be gone when the search fails.
             self._search.add_done_callback(lambda done: done.cancelled() or done.exception())
         search = self._search
         try:
@@ -177,7 +180,12 @@ class Schedulers:
             raise
 
     async def _find(self, addresses: tuple[str, ...], timeout_s: float) -> Channels:
-        """The one that it has, if that serves, or another. Raises SplitserveError."""
+        """Returns the channels of the current scheduler if it serves, or of another.
+
+        Probes the current scheduler, then the others in random order, then stopping and silent
+        ones.
+        Raises SplitserveError.
+        """
         await self._forget_others(addresses)
         probe = partial(self._is_serving, timeout_s=min(timeout_s, _PROBE_TIMEOUT_S))
         answers = Answers()
@@ -201,18 +209,24 @@ class Schedulers:
         return self._channels[found]
 
     async def _forget_others(self, addresses: tuple[str, ...]) -> None:
-        """What runs there goes on."""
+        """Closes the unused channels of schedulers that are no longer listed.
+
+        Running calls continue.
+        """
         gone = [
             address
             for address, channels in self._channels.items()
             if address not in addresses and address != self._current and not channels.is_used
         ]
-        # All at once: who awaits lets others look at them.
+        # Removes all before the first `await`, during which other tasks see `_channels`.
         for channels in [self._channels.pop(address) for address in gone]:
             await channels.close()
 
     async def _is_serving(self, address: str, timeout_s: float) -> bool:
-        """Raises ServerUnreachable and CredentialsUnusable."""
+        """Returns the health status of a scheduler.
+
+        Raises ServerUnreachable and CredentialsUnusable.
+        """
         if address not in self._channels:
             self._channels[address] = self._open_channels(address)
         async with self._channels[address].call(timeout_s) as stubs:

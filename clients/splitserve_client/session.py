@@ -1,4 +1,4 @@
-"""Many requests over one stream, which is opened again when it breaks."""
+"""Session: many requests over one stream, which is reopened when it breaks."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ Connect = Callable[[AsyncIterator[api.SessionRequest]], AsyncGenerator[api.Sessi
 
 
 class Session:
-    """Submits requests at any time; leaving `async with` aborts those that are unfinished.
+    """Submits requests at any time; leaving `async with` aborts unfinished requests.
 
-    When the stream breaks it is opened again, and every unfinished request goes on where it was,
-    unless it was aborted. A request for which that takes longer than the retry policy allows fails;
-    the session itself stays usable. The same patience holds for a server that is not there yet.
+    When the stream breaks, the session reopens it and resumes every unfinished request that was not
+    aborted. A request fails if its resumption takes longer than the retry policy allows; the
+    session
+    stays usable. The same policy applies to a server that is not reachable yet.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class Session:
         unread: UnreadBudget,
         goes_elsewhere: Callable[[SplitserveError], bool] = lambda _error: False,
     ) -> None:
-        """`goes_elsewhere`: whether streams that are opened after a refusal lead to another server.
+        """Prepares the session.
 
-        What the stream of the refusal has goes on there.
+        `goes_elsewhere`: whether a refusal leads new streams to another server.
+
+        Requests that the refusing stream already has continue there.
         """
         self._goes_elsewhere = goes_elsewhere
         self._connect = connect
@@ -64,9 +67,9 @@ class Session:
         self._open = OpenRequests()
         self._messages = SessionMessages(self._open, max_message_bytes, self._fail)
         self._outgoing: Outgoing | None = None
-        # Streams that were left, as long as something goes on there.
+        # Earlier streams over which requests still run.
         self._left: dict[Outgoing, asyncio.Task[SplitserveError]] = {}
-        # Whether anything has come since the last stream broke.
+        # Whether a response has arrived since the last stream broke.
         self._is_restored = False
         self._num_responses = 0
         self._wakeups = Wakeups()
@@ -109,11 +112,12 @@ class Session:
         credential: str = "",
         trace_context: TraceContext = NO_TRACE,
     ) -> SessionRequest:
-        """Starts a request; see `AsyncClient.generate`. Its iterator raises what goes wrong.
+        """Starts a request; see `AsyncClient.generate`. Its iterator raises the request's errors.
 
-        `model_digest`: raise ModelChanged if another model is served, now or when it goes on.
-        `credential`: of whom the request is, if not of us; for gateways. `trace_context`: as of
-        `AsyncClient.generate`.
+        `model_digest`: raise ModelChanged if another model is served at the start or when the
+        request
+        is resumed. `credential`: of the request's caller, if not the client's own; for gateways.
+        `trace_context`: as in `AsyncClient.generate`.
         """
         handle = next(self._handles)
         submission = Submission(
@@ -156,13 +160,16 @@ class Session:
                 backoff.reset()
 
     def _without_stream(self) -> list[tuple[int, OpenRequest]]:
-        """Those that no stream has, but for the one that is to be opened."""
+        """Returns the requests that no earlier stream has; the next stream is to carry them."""
         return [each for each in self._open.all.items() if each[1].sent_over not in self._left]
 
     def _lose(
         self, handle: int, opened: OpenRequest, lost: SplitserveError, delay_s: float
     ) -> None:
-        """Ends what does not go on after another `delay_s`. Each request has its own patience."""
+        """Ends a request that cannot continue after another `delay_s`.
+
+        Each request has its own backoff.
+        """
         opened.cancel_resubmission()
         opened.sent_over = None
         if handle not in self._open.wanted:
@@ -171,7 +178,10 @@ class Session:
             self._fail(handle, lost)
 
     async def _serve(self, backoff: Backoff) -> SplitserveError | None:
-        """Serves over a stream until it breaks, and says why; None: it was left for another."""
+        """Serves over one stream until it breaks and returns the reason.
+
+        None if requests now go to another stream.
+        """
         self._outgoing = outgoing = Outgoing()
         for handle, opened in self._open.wanted.items():
             if opened.sent_over is None and opened.resubmission is None:
@@ -194,7 +204,7 @@ class Session:
                 await asyncio.wait({serving})
 
     async def _serve_stream(self, outgoing: Outgoing, backoff: Backoff) -> SplitserveError:
-        """Serves until the stream breaks; returns why it did."""
+        """Serves over a stream until it breaks; returns the reason."""
         try:
             async with aclosing(self._connect(self._messages.over(outgoing))) as responses:
                 async for response in responses:
@@ -205,7 +215,7 @@ class Session:
         except SplitserveError as error:
             return error
         except (Exception, asyncio.CancelledError):
-            # gRPC, too, cancels a call: if it cannot have its messages.
+            # gRPC also cancels a call whose request messages fail.
             if is_cancelled():
                 raise
             _log.exception("session_broken")
@@ -215,7 +225,7 @@ class Session:
         return ServerUnreachable("the session's stream ended")
 
     def _lose_left(self, outgoing: Outgoing, ended: asyncio.Task[SplitserveError]) -> None:
-        """A stream that was left is over: what it still had goes on with the others."""
+        """Resumes the requests of an earlier stream that has ended over the current stream."""
         del self._left[outgoing]
         if ended.cancelled():
             return
@@ -243,10 +253,13 @@ class Session:
         else:
             self._end_aborted(handle)
 
-    # -- what it brings ----------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
 
     def _receive(self, response: api.SessionResponse, stream: Outgoing) -> None:
-        """Raises ServerUnreachable if it cannot be understood: the stream is opened again."""
+        """Processes a response.
+
+        Raises ServerUnreachable for a malformed one: the stream is reopened.
+        """
         self._num_responses += 1
         stream.takes_submissions |= response.takes_submissions
         handles, token_ids = response.handles, response.token_ids
@@ -304,10 +317,10 @@ class Session:
         opened.resubmission = None
         self._send_submit(handle)
 
-    # -- ends --------------------------------------------------------------------------------------
+    # -- end of a request --------------------------------------------------------------------------
 
     def _end_aborted(self, handle: int) -> None:
-        """Ends a request that no server has."""
+        """Ends an aborted request that no server has."""
         opened = self._remove(handle)
         finish = opened.request.aborted()
         opened.events.put(api.SessionEvent(finish=finish), self._num_responses)

@@ -1,4 +1,4 @@
-"""What a session sends: submissions and aborts, in the order of a stream's `Outgoing`."""
+"""Messages that a session sends: submissions and aborts, from a stream's `Outgoing`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client.errors import InvalidRequest, SplitserveError
 from splitserve_client.open_requests import OpenRequests, Outgoing
 
-# Every server takes a message of this size.
+# Size that every server accepts.
 _SMALL_MESSAGE_BYTES = 256 * 1024
 # Tag and length of a submission in a message.
 _FIELD_BYTES = 8
 
 
 class SessionMessages:
-    """Makes the messages of a session."""
+    """Encodes the messages of a session."""
 
     def __init__(
         self,
@@ -23,13 +23,19 @@ class SessionMessages:
         max_message_bytes: Callable[[], Awaitable[float]],
         fail: Callable[[int, SplitserveError], None],
     ) -> None:
-        """`fail`: ends the request with this handle, which the server would not take."""
+        """Prepares the encoder.
+
+        `fail`: ends the request with this handle, which the server would refuse.
+        """
         self._open = requests
         self._max_message_bytes = max_message_bytes
         self._fail = fail
 
     async def over(self, outgoing: Outgoing) -> AsyncIterator[api.SessionRequest]:
-        """What is to be sent, but for what would end the session of all the others."""
+        """Yields the messages to send.
+
+        Skips requests that would make the server end the session.
+        """
         while await outgoing.wait():
             if outgoing.to_abort:
                 handle, _ = outgoing.to_abort.popitem()
@@ -47,7 +53,7 @@ class SessionMessages:
                 yield message
 
     def _add_submissions(self, message: api.SessionRequest, outgoing: Outgoing) -> None:
-        """Adds what else is to be submitted, as far as the message stays small."""
+        """Adds further waiting submissions to `message` while it stays small."""
         num_bytes = message.ByteSize()
         for handle in list(outgoing.to_submit):
             submit = self._submission(handle)
@@ -64,7 +70,7 @@ class SessionMessages:
         self._open.wanted[handle].sent_over = outgoing
 
     def _submission(self, handle: int) -> api.SessionSubmit | None:
-        """Encodes a request; ends it and returns None if that is not possible."""
+        """Encodes a request; ends the request and returns None if it cannot be encoded."""
         opened = self._open.wanted[handle]
         try:
             return api.SessionSubmit(
@@ -75,7 +81,7 @@ class SessionMessages:
             return None
 
     async def _is_small_enough(self, handle: int, submit: api.SessionSubmit) -> bool:
-        """Returns whether the server takes a request of this size; ends it if not."""
+        """Returns whether the server accepts a request of this size; ends the request if not."""
         num_bytes = submit.ByteSize() + _FIELD_BYTES
         if num_bytes <= _SMALL_MESSAGE_BYTES or num_bytes <= await self._max_message_bytes():
             return True

@@ -1,4 +1,4 @@
-"""One request of a session: what has come and is not read yet, kept compactly."""
+"""One request of a session: its unread events in compact form."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from splitserve_client.errors import SplitserveError, StreamNotRead
 from splitserve_client.types import Finish, Tokens
 from splitserve_client.unread import UnreadBudget
 
-# Tokens that are read at once; turning so many into text takes less than a millisecond.
+# Most tokens in one event; detokenizing so many takes less than a millisecond.
 _MAX_TOKENS = 256
 _TOKEN_BYTES = 4
-# What a kept message takes beside its bytes.
+# Overhead of a stored message beside its bytes.
 _ENTRY_BYTES = 64
 
 
 class SessionRequest:
     """One request of a session: an iterator over its events; the last is a Finish.
 
-    What is not read yet is kept, so that whoever is slow to read this one keeps none of the others
-    waiting: plain tokens as numbers, of which many are read as one Tokens; everything else encoded.
-    Beyond the bound of `unread` the request is ended with StreamNotRead.
+    Unread events are stored, so that a slow reader of this request does not delay other requests:
+    plain tokens as integers, of which many are read as one Tokens, all other events encoded. Beyond
+    the limit of `unread` the request ends with StreamNotRead.
     """
 
     def __init__(self, request_id: str, unread: UnreadBudget, abort: Callable[[], None]) -> None:
@@ -36,20 +36,20 @@ class SessionRequest:
         self._abort = abort
         self._entries: deque[array[int] | bytes] = deque()
         self._error: SplitserveError | None = None
-        # Nothing more comes in; nothing more is there to read.
+        # `_is_complete`: no more events arrive. `_has_ended`: no more events to read.
         self._is_complete = False
         self._has_ended = False
         self._reader: asyncio.Future[None] | None = None
         self._last_response = 0
 
     def abort(self) -> None:
-        """Ends the request; a Finish still follows. Harmless once it has ended."""
+        """Aborts the request; a Finish still follows. No effect after the end."""
         self._abort()
 
     def close(self, error: SplitserveError | None = None) -> None:
-        """Ends the request at once: what is not read is dropped. Harmless once it has ended.
+        """Ends the request immediately and drops unread events. No effect after the end.
 
-        Whoever waits for an event gets `error`, or the end of the iteration.
+        A waiting reader gets `error`, or the end of the iteration.
         """
         self._is_complete = True
         self._entries.clear()
@@ -64,7 +64,7 @@ class SessionRequest:
 
     async def __anext__(self) -> Tokens | Finish:
         if self._entries:
-            # Whoever is behind lets the others go first.
+            # A reader with a backlog lets other readers run first.
             await asyncio.sleep(0)
         while not self._entries:
             if self._has_ended:
@@ -104,7 +104,10 @@ class SessionRequest:
     # -- for the session ---------------------------------------------------------------------------
 
     def put_token(self, token_id: int, response: int) -> None:
-        """Hands over a plain token; `wake` follows. `response`: the number of its message."""
+        """Adds a plain token; the caller then calls `wake`.
+
+        `response`: number of the response message.
+        """
         if not self._takes(response):
             return
         if self._entries and isinstance(tokens := self._entries[-1], array):
@@ -114,7 +117,7 @@ class SessionRequest:
         self._count(_TOKEN_BYTES)
 
     def put(self, event: api.SessionEvent, response: int) -> None:
-        """Hands over anything else, in order; a Finish is the last. `wake` follows."""
+        """Adds any other event, in order; a Finish is the last. The caller then calls `wake`."""
         if not self._takes(response):
             return
         data = event.SerializeToString()
@@ -123,20 +126,20 @@ class SessionRequest:
         self._is_complete = event.HasField("finish")
 
     def fail(self, error: SplitserveError) -> None:
-        """Ends with `error`, after what is not read."""
+        """Ends the request with `error`, after its unread events."""
         if not self._is_complete:
             self._is_complete = True
             self._error = error
             self.wake()
 
     def drop_unread(self) -> None:
-        """Ends with StreamNotRead: somebody has to, see UnreadBudget."""
+        """Ends the request with StreamNotRead; called by UnreadBudget."""
         self.close(StreamNotRead("too much of the stream was not read", "STREAM_NOT_READ"))
 
     def _takes(self, response: int) -> bool:
-        """Whether more may come: too much was not there already before this message came.
+        """Returns whether an event may be added: the limit was not exceeded before this message.
 
-        So whoever reads may get a message of any size, in its own time.
+        A reader that keeps up thus accepts a message of any size.
         """
         if response != self._last_response:
             self._last_response = response
@@ -149,6 +152,6 @@ class SessionRequest:
         self._unread.count(self, num_bytes)
 
     def wake(self) -> None:
-        """Lets whoever waits go on."""
+        """Wakes the waiting reader, if any."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)

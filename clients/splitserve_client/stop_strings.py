@@ -1,4 +1,4 @@
-"""Stop strings in a text that comes in pieces."""
+"""Search for stop strings in a text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 
 class _Prefix:
-    """The beginning of some stop strings: `stops[start:end]` of the sorted ones share `depth`.
+    """Common prefix, of length `depth`, of the sorted stop strings `stops[start:end]`.
 
-    A state of the automaton of Aho and Corasick (CACM 1975), made when a text first reaches it: so
-    stop strings cost what texts have in common with them, and a text no more than its length.
-    `shorter`: the longest proper end of this prefix that is a prefix, too; None for the empty one.
-    `found`: the longest stop string that this ends with.
+    State of an Aho-Corasick automaton (CACM 1975), created when a text first reaches it. So the
+    cost
+    depends on what texts have in common with stop strings, and is linear in the length of a text.
+    `shorter`: the longest proper suffix of this prefix that is a prefix too; None for the empty
+    one.
+    `found`: the longest stop string that is a suffix of this prefix.
     """
 
     __slots__ = ("children", "depth", "end", "found", "shorter", "start")
@@ -28,10 +30,10 @@ class _Prefix:
 
 
 class StopStrings:
-    """Cuts text at the first stop string; holds back what may be the start of one.
+    """Cuts text at the first stop string; holds back what may be the start of a stop string.
 
-    Of several that end in the same piece of text, a token's say, it is the one that starts first,
-    and then the longest. With `include` it stays in the text.
+    If several stop strings end in the same piece of text, such as that of one token, the one that
+    starts first wins, then the longest. With `include` the stop string stays in the text.
     """
 
     def __init__(self, stop_strings: Sequence[str] = (), *, include: bool = False) -> None:
@@ -45,14 +47,17 @@ class StopStrings:
         self.found: str | None = None
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Returns whether there are stop strings."""
         return bool(self._stops)
 
     def push(self, text: str, *, may_end: bool = True) -> str:
-        """The part of the text so far that can be shown and was not yet; see also `found`.
+        """Returns the text that can be shown and was not yet.
 
-        `may_end`: whether a stop string that ends within `text` counts; not so in the text of the
-        first `min_tokens` tokens. One counts wherever it began.
+        Sets `found` when a stop string ends it.
+
+        `may_end`: whether a stop string that ends within `text` counts; False for the text of the
+        first
+        `min_tokens` tokens. Its start may lie in earlier text.
         """
         if self._first is None:
             return text
@@ -83,22 +88,22 @@ class StopStrings:
         return text[:num_shown]
 
     def finish(self) -> str:
-        """What was held back; nothing more comes."""
+        """Returns the text that was held back; no text may follow."""
         held, self._held = self._held, ""
         return held
 
     def _num_to_hold(self) -> int:
-        """How much of the end of the text a stop string may begin with that is not there yet."""
+        """Returns the length of the longest end of the text that may be the start of a stop string."""
         state: _Prefix | None = self._state
         while state is not None:
-            # The last of those that share it is longer, unless it is the only one.
+            # The last stop string with this prefix is longer than it, unless it is the only one.
             if state.depth < len(self._stops[state.end - 1]):
                 return state.depth
             state = state.shorter
         return 0
 
     def _next(self, state: _Prefix, character: str) -> _Prefix:
-        """The longest prefix that the text ends with, after one more character."""
+        """Returns the longest prefix that is a suffix of the text after one more character."""
         following: _Prefix | None = None
         made: list[_Prefix] = []
         node: _Prefix | None = state
@@ -121,7 +126,7 @@ class StopStrings:
         return following or self._root
 
     def _make_child(self, prefix: _Prefix, character: str) -> _Prefix | None:
-        """`prefix` and one more character, if a stop string begins so."""
+        """Returns the prefix extended by `character`; None if no stop string starts with it."""
         depth, start, end = prefix.depth, prefix.start, prefix.end
 
         def following(stop: str) -> str:
@@ -132,7 +137,7 @@ class StopStrings:
         if start == end:
             return None
         child = _Prefix(depth + 1, start, end)
-        # The shortest of those that share it comes first.
+        # The shortest stop string with this prefix comes first.
         if len(self._stops[start]) == depth + 1:
             child.found = self._stops[start]
         prefix.children[character] = child

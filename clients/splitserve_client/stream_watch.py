@@ -1,4 +1,4 @@
-"""Streams over one connection, and a watch over who is at its other end while any is open."""
+"""Watch over the streams of one connection: detects a dead connection or an unresponsive scheduler."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import grpc.aio
 
 from splitserve_rpc.peer_watch import SILENT_AFTER_S, PeerState, PeerWatch, is_answering
 
-# RFC 9113 asks servers to allow 100 streams. Beyond what a server or proxy allows, questions wait
-# behind streams, and that they are not answered says nothing.
+# RFC 9113 recommends that servers allow 100 streams. Beyond the limit of a server or proxy, health
+# checks wait behind streams, and a missing answer means nothing.
 _ALLOWED_STREAMS = 99
 _NO_ANSWER = f"the scheduler has not answered for {SILENT_AFTER_S:g} s"
 
@@ -20,10 +20,12 @@ Elsewhere = Callable[[], Awaitable[bool]]
 
 
 class StreamWatch:
-    """Ends streams that wait for nothing: calls that are cancelled, and `problem` says why.
+    """Cancels streams whose peer no longer answers; `problem` then holds the reason.
 
-    A connection is left when only new ones are answered. A scheduler that answers nothing at all is
-    left if another one serves; without another its streams stay, and go on if it only paused.
+    If only new connections are answered, streams leave this one. If the scheduler does not answer
+    at
+    all, streams leave it if another scheduler serves; otherwise they stay and continue if the
+    scheduler only paused.
     """
 
     def __init__(
@@ -32,9 +34,9 @@ class StreamWatch:
         open_channel: Callable[[], grpc.aio.Channel],
         replace: Callable[[], None],
     ) -> None:
-        """`open_channel`: another connection to the same address.
+        """Prepares the watch. `open_channel`: opens another connection to the same address.
 
-        `replace`: no call is to begin over `channel` any more.
+        `replace`: called so that no new call uses `channel`.
         """
         self.num_responses = 0
         self.problem = ""
@@ -42,7 +44,7 @@ class StreamWatch:
         self._open_channel = open_channel
         self._replace = replace
         self._calls: dict[Any, Elsewhere | None] = {}
-        # Streams beside which a question was answered.
+        # Number of open streams beside which a health check was answered.
         self._most_streams = _ALLOWED_STREAMS
         self._watching: asyncio.Task[None] | None = None
 
@@ -52,7 +54,10 @@ class StreamWatch:
         call: Any,  # noqa: ANN401
         elsewhere: Elsewhere | None,
     ) -> AsyncGenerator[None, None]:
-        """Watches `call` within. `elsewhere`: whether another scheduler serves; None: no other."""
+        """Watches `call` within the context.
+
+        `elsewhere`: tells whether another scheduler serves; None if there is no other.
+        """
         self._calls[call] = elsewhere
         if self._watching is None or self._watching.done():
             self.problem = ""
@@ -65,8 +70,8 @@ class StreamWatch:
                 await self.close()
 
     async def close(self) -> None:
-        """Ends the watch."""
-        # A stream that begins meanwhile has a watch of its own.
+        """Stops the watch."""
+        # A stream that begins meanwhile starts a new watch.
         watching, self._watching = self._watching, None
         if watching is not None:
             watching.cancel()
@@ -108,6 +113,6 @@ class StreamWatch:
 
 
 def is_cancelled() -> bool:
-    """Whether somebody wants the task that asks to end; if not, a call was cancelled."""
+    """Returns whether the current task itself was cancelled, rather than a call within it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

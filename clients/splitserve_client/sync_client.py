@@ -1,4 +1,4 @@
-"""The client for programs without asyncio."""
+"""Client for programs without asyncio."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 
 class Client:
-    """`AsyncClient` without asyncio: an event loop runs in a thread of its own.
+    """Synchronous `AsyncClient`: runs an event loop in a thread of its own.
 
-    Use it as `with Client(address) as client`. Threads may share it. Errors: as `AsyncClient`.
+    Use it as `with Client(address) as client`. Thread-safe. Errors: as for `AsyncClient`.
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, config: ClientConfig | None = None) -> None:
@@ -55,7 +55,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection; what still runs on it is aborted."""
+        """Closes the connection and aborts running requests."""
         if self._loop.is_closed():
             return
         self._wait(self._client.close())
@@ -69,7 +69,7 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> Iterator[Tokens | Finish]:
-        """Streams the tokens of one completion, or several; see `AsyncClient.generate`.
+        """Streams the tokens of one or several completions; see `AsyncClient.generate`.
 
         Closing the iterator aborts the request.
         """
@@ -81,7 +81,7 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> Generation:
-        """The whole of what `generate` streams, with the same options."""
+        """Returns the complete result of `generate`, with the same options."""
         return self._wait(self._client.complete(prompt_token_ids, params, **options))
 
     def stream_text(
@@ -90,7 +90,7 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[TextOptions],
     ) -> Iterator[Piece | End]:
-        """Streams the text of one completion, or several; see `AsyncClient.stream_text`.
+        """Streams the text of one or several completions; see `AsyncClient.stream_text`.
 
         Closing the iterator aborts the request.
         """
@@ -102,7 +102,7 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[TextOptions],
     ) -> TextGeneration:
-        """The whole of what `stream_text` streams, with the same options."""
+        """Returns the complete result of `stream_text`, with the same options."""
         return self._wait(self._client.complete_text(prompt, params, **options))
 
     def chat(
@@ -111,7 +111,7 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[ChatOptions],
     ) -> TextGeneration:
-        """The answer to a chat; see `AsyncClient.chat`."""
+        """Returns the answer to a chat; see `AsyncClient.chat`."""
         return self._wait(self._client.chat(messages, params, **options))
 
     def map(
@@ -126,7 +126,7 @@ class Client:
     ) -> Iterator[MapResult]:
         """Completes many prompts over one session; see `AsyncClient.map`.
 
-        Prompts are read in the client's thread. Closing the iterator aborts what runs.
+        Prompts are read in the client's thread. Closing the iterator aborts running requests.
         """
         return self._iterate(
             self._client.map(
@@ -140,35 +140,35 @@ class Client:
         )
 
     def abort(self, request_id: str) -> None:
-        """Ends an unfinished request, whoever sent it."""
+        """Aborts an unfinished request of any caller. Raises RequestUnknown."""
         self._wait(self._client.abort(request_id))
 
     def get_model(self) -> Model:
-        """The model that is served."""
+        """Returns the served model. Raises ModelNotReady."""
         return self._wait(self._client.get_model())
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
+        """Fetches the model's tokenizer; errors: as for `AsyncClient.get_tokenizer`."""
         return self._wait(self._client.get_tokenizer())
 
     def explain(self, request_id: str) -> Explanation:
-        """What happened to a request, and what it waits for; for operators."""
+        """Explains what happened to a request and what it waits for; for operators."""
         return self._wait(self._client.explain(request_id))
 
     def explain_queue(self) -> QueueExplanation:
-        """Why those wait that are first in the queue; for operators."""
+        """Explains why the first requests of the waiting queue wait; for operators."""
         return self._wait(self._client.explain_queue())
 
     def list_executors(self) -> ExecutorList:
-        """The executors the scheduler knows."""
+        """Returns the executors that the scheduler knows."""
         return self._wait(self._client.list_executors())
 
     def drain_executor(self, address: str, timeout_s: float | None = None) -> DrainedExecutor:
-        """Sends an executor away, and returns when it is gone."""
+        """Drains an executor and returns when it is gone; see `AsyncClient.drain_executor`."""
         return self._wait(self._client.drain_executor(address, timeout_s))
 
     def undrain_executor(self, address: str) -> None:
-        """Takes an executor back that was sent away."""
+        """Takes a drained executor back."""
         self._wait(self._client.undrain_executor(address))
 
     def _iterate(self, events: AsyncGenerator[T, None]) -> Iterator[T]:
@@ -186,12 +186,12 @@ class Client:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # a Ctrl-C in this thread ends what runs in the other
+            future.cancel()  # Ctrl-C in this thread cancels the call in the event loop's thread
             raise
 
 
 async def _make_client(address: str, config: ClientConfig | None) -> AsyncClient:
-    return AsyncClient(address, config)  # within its loop
+    return AsyncClient(address, config)  # inside the event loop's thread
 
 
 async def _next(events: AsyncGenerator[T, None]) -> T:

@@ -1,4 +1,4 @@
-"""Where the calls of a client go, and how channels there are opened."""
+"""Target of a client's calls, and the options of its channels."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MAX_PORT_DIGITS = 20
 
 
 def open_target(address: str, config: ClientConfig) -> Target:
-    """Where calls go. Raises CredentialsUnusable and ServerUnreachable."""
+    """Returns the target for `address`. Raises CredentialsUnusable and ServerUnreachable."""
     port = address.rpartition(":")[2]
-    # gRPC would take the remainder of a division by 65536.
+    # gRPC would use the port modulo 65536.
     if port.isdecimal() and (len(port) > _MAX_PORT_DIGITS or int(port) > MAX_PORT):
         problem = f"its port is above {MAX_PORT}"
         raise ServerUnreachable(f"the address {address[:100]!r} cannot be used: {problem}")
@@ -33,13 +33,13 @@ def open_target(address: str, config: ClientConfig) -> Target:
         found = discovery(address)
     except (ValueError, FilesUnusable) as error:
         raise ServerUnreachable(f"the address {address!r} cannot be used: {error}") from error
-    config.open_credentials()  # so that it is said now
+    config.open_credentials()  # reports unusable credentials now
     config = replace(config, tls_name=found.host or config.tls_name)
     return Schedulers(found, partial(open_channels, config), config.timing.clock)
 
 
 def open_channels(config: ClientConfig, address: str) -> Channels:
-    """Raises CredentialsUnusable."""
+    """Opens the channel to one address. Raises CredentialsUnusable."""
     if config.has_api_key and config.is_plain_text:
         warn_of_plain_text(address)
     open_channel = partial(_open_channel, address, config)
@@ -47,16 +47,16 @@ def open_channels(config: ClientConfig, address: str) -> Channels:
 
 
 def _open_channel(address: str, config: ClientConfig, credentials: Credentials) -> grpc.aio.Channel:
-    """A channel that finds a server again soon after it is back."""
+    """Opens a channel that reconnects soon after the server is back."""
     options: list[tuple[str, int | str]] = [
         *channel_options(),
-        # A server that is back is to be found at once, not after gRPC's patience of minutes.
+        # gRPC's default backoff grows to minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 500),
         ("grpc.min_reconnect_backoff_ms", int(config.connect_timeout_s * 1000)),
         ("grpc.dns_min_time_between_resolutions_ms", 500),
         ("grpc.enable_http_proxy", 0),
-        # Or a connection that is given up would be shared by the channel that takes its place.
+        # Otherwise a replacement channel would share the abandoned connection.
         ("grpc.use_local_subchannel_pool", 1),
     ]
     if credentials is not None:
@@ -67,7 +67,7 @@ def _open_channel(address: str, config: ClientConfig, credentials: Credentials) 
 
 
 def _unreachable(address: str, config: ClientConfig) -> str:
-    """What was tried when there is no connection; what gRPC says of it follows."""
+    """Returns the start of the message for a failed connection; gRPC's reason follows."""
     if config.is_plain_text:
         return f"cannot connect to {address} in plain text: no server answers, or it wants TLS"
     wants = "it wants plain text, or another certificate"

@@ -1,4 +1,4 @@
-"""The filters of chat templates: those of Jinja that are of use to a chat, each within limits."""
+"""Filters of chat templates: the Jinja filters that chats use, each with limits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import jinja2.filters
 
 from splitserve_client.template_limits import CurrentBudget
 
-# For HTML, or for people; of a cost that is hard to tell before.
+# Filters for HTML or for display, whose cost is hard to predict.
 _NO_FILTERS = ("center", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
-# They take a text apart: of each character become a text, its place in a list, and a key.
+# Filters that split a text: each character may become a text, a list item and a key.
 _CUTTING_FILTERS = frozenset(
     (*("batch", "groupby", "indent", "slice", "sort", "title", "unique"), "urlencode", "wordcount")
 )
@@ -25,7 +25,7 @@ Filter = Callable[..., Any]
 
 
 def make_filters(current: CurrentBudget) -> dict[str, Filter]:
-    """By name; they ask `current` for the budget of whoever calls them."""
+    """Returns the filters by name; they take the budget of the calling thread from `current`."""
     special = {
         **_text_filters(current),
         **_list_filters(current),
@@ -36,14 +36,14 @@ def make_filters(current: CurrentBudget) -> dict[str, Filter]:
 
 
 def _checking(current: CurrentBudget, name: str, found: Filter) -> Filter:
-    """The filter `found`, whose arguments and results are not too much."""
+    """Wraps the filter `found` so that its arguments and results stay within the budget."""
     cut_bytes = _CUT_BYTES if name in _CUTTING_FILTERS else 1
 
     @functools.wraps(found)
     def checked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         budget = current.get()
         for argument in (*args[1:], *kwargs.values()):
-            if isinstance(argument, int):  # of batch, slice, round, truncate: a size
+            if isinstance(argument, int):  # the size argument of batch, slice, round, truncate
                 budget.check_num_chars(argument)
         for argument in args[:2]:  # the first may be Jinja's environment or context
             if isinstance(argument, str):
@@ -80,7 +80,7 @@ def _text_filters(current: CurrentBudget) -> dict[str, Filter]:
     def escape(value: object) -> str:
         return html.escape(str(value)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
 
-    # Nothing is escaped here by itself, so nothing needs a mark that it is safe.
+    # Autoescape is off, so no text needs a mark as safe.
     escapes = dict.fromkeys(("e", "escape", "forceescape"), escape)
     return {**escapes, "format": format_, "indent": indent, "replace": replace, "safe": str}
 
@@ -114,7 +114,8 @@ def _list_filters(current: CurrentBudget) -> dict[str, Filter]:
         if isinstance(start, list):
             items = current.get().collect(iterable)
             return [*start, *itertools.chain.from_iterable(items)]
-        return sum((item + 0 for item in iterable), start + 0)  # numbers, and nothing else
+        # adding 0 fails for anything but numbers
+        return sum((item + 0 for item in iterable), start + 0)
 
     return {"join": join, "list": list_, "sum": sum_}
 
@@ -127,7 +128,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is; Jinja's own filter escapes it for HTML."""
+    """Returns JSON without escapes; Jinja's own filter escapes it for HTML."""
     budget = current.get()
     budget.check_value(value)
     budget.check_num_chars(len(indent) if isinstance(indent, str) else indent or 0)

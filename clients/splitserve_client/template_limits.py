@@ -1,10 +1,9 @@
-"""What a chat template may cost: time, and the size of all that it makes.
+"""Limits of a chat template: CPU time, and the size of all values that it creates.
 
-A template is a program out of a model's files, and it runs on what clients send. It runs in this
-process, and nothing can stop a call of C code. So time is looked at between the steps of a
-template, and how much a step may bring is known before it is made. What it brought is charged by
-the bytes that it takes, and nothing that is charged is ever given back: whatever a template keeps,
-it keeps no more than the limit.
+A template is a program from a model's files that processes data of clients. It runs in this
+process, where a call of C code cannot be interrupted. So the time is checked between the steps of
+a template, and the size of a result is bounded before the result is made. Each result is charged
+by its size in bytes, and charges are never refunded: a template cannot hold more than the limit.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from typing import Any, TypeVar
 import jinja2.filters
 
 TEMPLATE_FILE = "<template>"
-# Loops of these are looked at line by line, calls wherever they are.
+# Each line of these files is traced; in other files only calls are.
 _WATCHED_FILES = frozenset((TEMPLATE_FILE, jinja2.filters.__file__))
 _MAX_INT_BITS = 4096
-# What the budget itself keeps of each list, tuple or dictionary; and a small object of Jinja's.
+# Bytes that the budget keeps per list, tuple or dictionary; size of a small Jinja object.
 _VALUE_BYTES = 256
 _OBJECT_BYTES = 512
-# A short text, and its place in a list.
+# A short text and its place in a list.
 _PART_BYTES = 64
 _LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
-# The clock of a thread costs more than a line of a template.
+# Events per clock check: reading the thread's clock costs more than a line of a template.
 _CLOCK_EVERY = 16
-# Fields of a format with a width, which is a size to be made, or with one that is computed.
+# Format fields with a large width (a size to be made), or with a computed one.
 _WIDE_FIELD = re.compile(
     r"%[^a-zA-Z%]*(\d{4}|\*) | %\(.*\)[^a-zA-Z%]*(\d{4}|\*) | \{[^{}]*:[^{}]*(\d{4}|\{)",
     re.DOTALL | re.VERBOSE,
@@ -45,15 +44,19 @@ T = TypeVar("T")
 
 
 class LimitPassed(BaseException):
-    """A template was to cost more than it may. Not an Exception: no template goes on after it."""
+    """Reports that a template exceeded a limit.
+
+    Not an Exception, so that no template can catch it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """`cpu_s`: of the thread that renders. `num_chars`: of any one text or list, written out.
+    """Limits of rendering one template.
 
-    `total_num_chars`: of all values that are made on the way, in characters of a byte; wider ones
-    and lists count by the bytes that they take. `clock` gives seconds of a thread.
+    `cpu_s`: CPU seconds of the rendering thread. `num_chars`: characters of any one text or list,
+    written out. `total_num_chars`: of all values created, in one-byte characters; wider characters
+    and lists count by their size in bytes. `clock`: returns the CPU seconds of the thread.
     """
 
     cpu_s: float = 2.0
@@ -63,13 +66,14 @@ class TemplateLimits:
 
 
 class Budget:
-    """What is left of the limits while one template is rendered, in one thread."""
+    """Remaining budget of one template while a thread renders it."""
 
     def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits
         self._end = limits.clock() + limits.cpu_s
         self._num_bytes_left = limits.total_num_chars
-        # Of lists and dictionaries; no template can change one. They are kept, as ids need it.
+        # Size by id of each list and dictionary, which templates cannot change. Values are stored
+        # to keep their ids valid.
         self._sizes: dict[int, tuple[object, int]] = {}
 
     @contextmanager
@@ -93,25 +97,28 @@ class Budget:
             sys.settrace(before)
 
     def check_num_chars(self, num_chars: float) -> None:
-        """Before a text of this length is made. Raises LimitPassed."""
+        """Checks that a text of this length may be made. Raises LimitPassed."""
         if num_chars > self._limits.num_chars:
             raise LimitPassed(f"it makes a text of more than {self._limits.num_chars} characters")
         self.check_num_bytes(int(num_chars))
 
     def check_num_bytes(self, num_bytes: int) -> None:
-        """Before so many are taken, if only for a moment. Raises LimitPassed."""
+        """Checks that so many bytes may be allocated, even temporarily. Raises LimitPassed."""
         if num_bytes > self._num_bytes_left:
             raise LimitPassed("what it makes on the way is too much")
 
     def check_value(self, value: object) -> None:
-        """Of a value with all that is in it. Raises LimitPassed if writing it out is too much.
+        """Checks that `value`, with all its items, may be written out. Raises LimitPassed.
 
-        What is in it several times counts as often: that is how little becomes much.
+        An item counts once for each occurrence: nesting is how a small value becomes a large text.
         """
         self._size(value)
 
     def _size(self, value: object) -> int:
-        """Characters and items. Raises RecursionError, too."""
+        """Returns the size of `value` in characters and items.
+
+        Raises LimitPassed and RecursionError.
+        """
         if isinstance(value, str | bytes):
             return 1 + len(value)
         if isinstance(value, int):
@@ -138,7 +145,10 @@ class Budget:
         self._num_bytes_left -= num_bytes
 
     def charge(self, made: T) -> T:
-        """Returns `made`, a new value, whose texts are new, too. Raises LimitPassed."""
+        """Charges the size of a new value, including its texts, and returns it.
+
+        Raises LimitPassed.
+        """
         if made is None or isinstance(made, bool | int | float):
             return made
         if isinstance(made, str | bytes):
@@ -153,11 +163,11 @@ class Budget:
         return made
 
     def charge_each(self, made: Iterator[T]) -> Iterator[T]:
-        """`made`, whose items are charged as they come: somebody may keep them."""
+        """Returns `made` as an iterator that charges each item, as the template may keep the items."""
         return map(self.charge, made)
 
     def collect(self, items: Iterable[object]) -> list[Any]:
-        """`items` as a list, whose size is looked at while it grows."""
+        """Returns `items` as a list; checks its size while it grows. Raises LimitPassed."""
         found: list[Any] = []
         num_chars = 0
         for item in items:
@@ -170,10 +180,10 @@ class Budget:
         self.check_value(found)
         return found
 
-    # -- what operators and methods may bring ------------------------------------------------------
+    # -- operators and methods ---------------------------------------------------------------------
 
     def check_operation(self, operator: str, left: Any, right: Any) -> None:  # noqa: ANN401
-        """Before `left operator right`. Raises LimitPassed."""
+        """Checks the cost of `left operator right` before it is computed. Raises LimitPassed."""
         match operator:
             case "*":
                 self._check_product(left, right)
@@ -197,7 +207,10 @@ class Budget:
                 self.check_num_chars(max(factor, 0) * self._size(value))
 
     def check_format(self, pattern: str, values: object) -> None:
-        """Before `values` are put into `pattern`, of either kind. Raises LimitPassed."""
+        """Checks formatting `values` with `pattern`, of `%` or `{}` kind, beforehand.
+
+        Raises LimitPassed.
+        """
         if _WIDE_FIELD.search(pattern):
             raise LimitPassed("it formats with widths that are too large")
         self.check_value(values)
@@ -205,7 +218,10 @@ class Budget:
         self.check_num_chars(len(pattern) + num_fields * (_written_len(values) + 1000))
 
     def check_split(self, text: str, name: str, separator: object) -> None:
-        """Before the method `name` cuts `text` into parts. Raises LimitPassed."""
+        """Checks the cost of splitting `text` with the method `name` beforehand.
+
+        Raises LimitPassed.
+        """
         if name == "splitlines":
             num_parts = 1 + sum(map(text.count, _LINE_ENDS))
         elif isinstance(separator, str) and separator:
@@ -215,12 +231,12 @@ class Budget:
         self.check_num_bytes(sys.getsizeof(text) + _PART_BYTES * num_parts)
 
     def check_replace(self, text: str, old: str, new: str) -> None:
-        """Before `new` takes the place of all `old`. Raises LimitPassed."""
+        """Checks the cost of replacing `old` by `new` beforehand. Raises LimitPassed."""
         self.check_num_chars(len(text) + text.count(old) * max(len(new) - len(old), 0))
 
 
 def _written_len(value: object) -> int:
-    """At least as long as what `str` makes of any part of a value that was checked."""
+    """Returns an upper bound of `len(str(part))` for any part of a checked value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
@@ -231,11 +247,11 @@ def _written_len(value: object) -> int:
 
 
 class CurrentBudget(threading.local):
-    """The budget of what this thread renders."""
+    """Budget of the template that the current thread renders."""
 
     budget: Budget | None = None
 
     def get(self) -> Budget:
-        """Asserts that there is one."""
+        """Returns the budget; asserts that there is one."""
         assert self.budget is not None, "templates are rendered within their budget"
         return self.budget

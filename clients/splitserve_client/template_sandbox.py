@@ -1,4 +1,4 @@
-"""Jinja for the templates of models: as they expect it, in a sandbox with limits."""
+"""Jinja environment for chat templates of models: compatible with them, sandboxed and limited."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_SOURCE_CHARS = 1_000_000
 _MAX_MESSAGE_CHARS = 1000
 _NO_METHODS = frozenset(("translate", "maketrans", "fromkeys", "to_bytes", "from_bytes"))
 _SPLITTING_METHODS = frozenset(("split", "rsplit", "splitlines", "partition", "rpartition"))
-# Of lists and dictionaries; all others of theirs bring what there is already, or change them.
+# Methods of lists and dictionaries that copy; the other methods return existing items or modify.
 _COPYING_METHODS = frozenset(("copy",))
 _PADDING_METHODS = frozenset(("center", "expandtabs", "ljust", "rjust", "zfill"))
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Sandbox:
-    """Renders templates within limits. Threads may share it."""
+    """Renders templates within limits. Thread-safe."""
 
     def __init__(self, limits: TemplateLimits | None = None) -> None:
         self._limits = limits or TemplateLimits()
@@ -47,14 +47,17 @@ class Sandbox:
         self._environment = _Environment(self._current)
 
     def compile(self, source: str) -> jinja2.Template:
-        """Raises ChatTemplateFailed if `source` is no valid template."""
+        """Compiles a template. Raises ChatTemplateFailed if `source` is no valid template."""
         if len(source) > _MAX_SOURCE_CHARS:
             raise ChatTemplateFailed(f"the model's chat template is too long: {len(source)}")
         make = self._environment.from_string
         return self._within_limits("is broken", lambda: make(source))
 
     def render(self, template: jinja2.Template, variables: Mapping[str, object]) -> str:
-        """Raises ChatTemplateFailed with what the template says, or what it would cost."""
+        """Renders `template`.
+
+        Raises ChatTemplateFailed with the template's message, or the exceeded limit.
+        """
 
         def run() -> str:
             budget = self._current.get()
@@ -71,7 +74,7 @@ class Sandbox:
                 return work()
         except LimitPassed as error:
             raise ChatTemplateFailed(f"the model's chat template {verdict}: {error}") from None
-        except Exception as error:  # whatever a template does wrong, it is its own
+        except Exception as error:  # any error is the template's own fault
             message = str(error)[:_MAX_MESSAGE_CHARS] or type(error).__name__
             raise ChatTemplateFailed(f"the model's chat template {verdict}: {message}") from error
         finally:
@@ -79,7 +82,7 @@ class Sandbox:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant said, for training; here it is just its body."""
+    """Block `{% generation %}`, which marks assistant text for training; rendered as its body."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares a plain set
 
@@ -90,7 +93,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _CodeGenerator(jinja2.compiler.CodeGenerator):
-    """Lets the environment see values that are put together, which is no operator or call."""
+    """Generates code that reports composed values to the environment, as they involve no operator or call that it would intercept."""
 
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
         self.write("environment.concat_texts((")
@@ -100,7 +103,7 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         self.write("))")
 
     def visit_Getitem(self, node: jinja2.nodes.Getitem, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
-        # The environment is asked for items, but not for slices, which are copies.
+        # The environment intercepts items, but not slices, which are copies.
         if isinstance(node.arg, jinja2.nodes.Slice):
             self.write("environment.charged(")
             super().visit_Getitem(node, frame)
@@ -129,7 +132,7 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Not written out: namespaces may hold each other."""
+    """Namespace without a printed content: namespaces may contain each other."""
 
     def __repr__(self) -> str:
         return "<namespace>"
@@ -160,22 +163,22 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         }
 
     def concat(self, texts: Iterable[str]) -> str:
-        """What a macro, a block or a template has written."""
+        """Joins the output of a macro, block or template; checks and charges its size."""
         texts = list(texts)
         budget = self._current.get()
         budget.check_num_chars(sum(map(len, texts)))
         return budget.charge("".join(texts))
 
     def concat_texts(self, values: tuple[object, ...]) -> str:
-        """What the operator `~` does."""
+        """Implements the operator `~`: joins `values` as texts."""
         return self.concat([str(value) for value in values])
 
     def charged(self, value: T) -> T:
-        """`value`, which is new."""
+        """Charges the new `value` and returns it."""
         return self._current.get().charge(value)
 
     def checked(self, value: T) -> T:
-        """`value`, if it is not too much."""
+        """Checks the size of `value` and returns it."""
         self._current.get().check_value(value)
         return value
 
@@ -190,7 +193,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.charged(super().call_binop(context, operator, left, right))
 
     def call(
-        __self,  # noqa: N805 - a template may call its own argument `self`
+        __self,  # a template may name its own argument `self`
         __context: jinja2.runtime.Context,
         __obj: Any,  # noqa: ANN401
         *args: Any,  # noqa: ANN401
@@ -230,7 +233,10 @@ def _check_method(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Any, ...]:
-    """Before a method of a text, number or dictionary; returns its arguments."""
+    """Checks the cost of a method of a text, number or dictionary beforehand.
+
+    Returns its arguments.
+    """
     if name in _NO_METHODS or (isinstance(owner, bytes) and name != "decode"):
         raise jinja2.exceptions.SecurityError(f"templates have no {name}()")
     if name in _PADDING_METHODS:

@@ -1,8 +1,8 @@
-"""Shapes of messages that a chat template writes as they are meant, found by trying.
+"""Message shapes that a chat template renders correctly, found by trial.
 
-The same message has several forms in use: no content is null, "", or a missing key; a text is a
-string or a list of parts; arguments of a tool call are JSON text or values. A template may write
-one of them, drop another and print a third as "None".
+The same message has several forms in use: an absent content is null, "" or a missing key; a text
+is a string or a list of parts; arguments of a tool call are JSON text or values. A template may
+render one form, drop another and print a third as "None".
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {}, "required": []},
     },
 }
-# Some templates insist on ids of this length.
+# Some templates require ids of this length.
 _CALL_ID = "123456789"
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
-# Written where a template prints a value that it took for a text.
+# Output of a template that prints a value which it took for a text.
 _ARTEFACTS = ("None", "null", "'text'", '"text"', f"'{_KEY}'", f'\\"{_KEY}')
 _MISSING = 100
 _FAILED = 10_000
 
 
 class _Content(Enum):
-    """Forms of a message's content; the first three all mean that it has none."""
+    """Forms of a message's content; the first three all mean that it is empty."""
 
     NULL = auto()
     EMPTY = auto()
@@ -49,7 +49,7 @@ _NOTHING = (_Content.EMPTY, _Content.NULL, _Content.ABSENT)
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is known of a message before its shape is chosen. `content`: the form it came in."""
+    """Properties of a message that determine its shape. `content`: the form that it arrived in."""
 
     role: str
     content: _Content
@@ -61,7 +61,7 @@ class _Kind:
 class _Shape:
     """One way to write a message.
 
-    `is_split`: text and calls are two messages, for templates that write only one of both.
+    `is_split`: text and tool calls as two messages, for templates that render only one of both.
     """
 
     content: _Content
@@ -70,9 +70,9 @@ class _Shape:
 
 
 class MessageShapes:
-    """Gives messages the shapes that one template wants. Threads may share it.
+    """Converts messages to the shapes that one template renders correctly. Thread-safe.
 
-    `render`: writes messages with the template, with tools or without; raises ChatTemplateFailed.
+    `render`: renders messages with the template, with or without tools; raises ChatTemplateFailed.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MessageShapes:
         self._chosen: dict[_Kind, _Shape] = {}
 
     def fit(self, messages: Sequence[dict[str, Any]], *, has_tools: bool) -> list[dict[str, Any]]:
-        """Copies of `messages` as the template wants them; `has_tools`: the chat has some.
+        """Copies `messages` into shapes for the template; `has_tools`: the chat has tools.
 
         Raises ChatTemplateFailed for a content that is no text.
         """
@@ -91,7 +91,7 @@ class MessageShapes:
         ]
 
     def _fit(self, message: Mapping[str, Any], *, has_tools: bool) -> list[dict[str, Any]]:
-        # OpenAI's clients send null and empty lists for what is not there.
+        # OpenAI's clients send null and empty lists for absent fields.
         message = {k: v for k, v in message.items() if v is not None or k == "content"}
         calls, role = message.get("tool_calls"), message.get("role")
         if calls == []:
@@ -126,10 +126,10 @@ class MessageShapes:
             shaped["tool_calls"] = [_tool_call(call, parses=parses) for call in calls]
         return [shaped]
 
-    # -- trying ------------------------------------------------------------------------------------
+    # -- trials ------------------------------------------------------------------------------------
 
     def _shape(self, kind: _Kind) -> _Shape:
-        """The shape with the fewest faults; of several, the first."""
+        """Returns the shape with the fewest faults; among equals, the first."""
         if kind not in self._chosen:
             best, fewest = None, 0
             for shape in _candidates(kind):
@@ -143,7 +143,7 @@ class MessageShapes:
         return self._chosen[kind]
 
     def _num_faults(self, kind: _Kind, shape: _Shape) -> int:
-        """How badly the template writes a message of `kind` in `shape`; 0 if all is there."""
+        """Renders a probe of `kind` in `shape` and returns its faults; 0 if nothing is missing."""
         message: dict[str, Any] = {"role": kind.role, "content": _TEXT}
         marks = [_TEXT] if kind.content in (_Content.TEXT, _Content.PARTS) else []
         if kind.role == "tool":
@@ -164,7 +164,7 @@ class MessageShapes:
         return _MISSING * missing + sum(text.count(artefact) for artefact in _ARTEFACTS)
 
     def _chat_around(self, kind: _Kind, probed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A chat in which messages of `kind` have their usual place."""
+        """Returns a chat with the messages `probed` in the usual place for `kind`."""
         if kind.role == "user":
             return probed
         (user,) = self.fit([{"role": "user", "content": "?"}], has_tools=kind.has_tools)
@@ -179,18 +179,18 @@ class MessageShapes:
         return [user, *probed, result]
 
 
-# What is said once where a message is split.
+# Fields that only the text part keeps when a message is split.
 _SAID = frozenset({"content", "reasoning_content", "thinking", "reasoning"})
 
 
 def _candidates(kind: _Kind) -> Iterator[_Shape]:
-    """The shapes that a message of `kind` may have, the most usual first."""
+    """Yields the shapes that a message of `kind` may have, the most usual first."""
     has_text = kind.content in (_Content.TEXT, _Content.PARTS)
     nothing = (kind.content, *_NOTHING, _Content.PARTS)
     if has_text:
         contents: tuple[_Content, ...] = (kind.content, _Content.TEXT, _Content.PARTS)
     else:
-        # Without calls there is nothing beside it, and a text is what every template expects.
+        # Without calls the message has no other content, and every template accepts a text.
         contents = nothing if kind.has_calls else (_Content.EMPTY, _Content.PARTS)
     contents = tuple(dict.fromkeys(contents))
     if not kind.has_calls:
@@ -199,7 +199,7 @@ def _candidates(kind: _Kind) -> Iterator[_Shape]:
     yield from (_Shape(content, parses) for content in contents for parses in (True, False))
     if has_text:
         yield _Shape(kind.content, is_split=True)
-        # A chat goes on after a lost remark, but not after a lost call.
+        # Losing the text of a message is better than losing its tool call.
         yield from (_Shape(content, parses) for content in _NOTHING for parses in (True, False))
 
 
@@ -209,11 +209,14 @@ def _probe_call(name: str = _NAME) -> dict[str, Any]:
 
 
 def _is_missing(mark: str, text: str, *, has_tools: bool) -> bool:
-    """Whether `text` lacks `mark`; the name of a tool is written once for the tool itself."""
+    """Returns whether `text` lacks `mark`.
+
+    The name of a tool also occurs once in its declaration.
+    """
     return text.count(mark) < (2 if mark == _NAME and has_tools else 1)
 
 
-# -- forms of contents and calls -------------------------------------------------------------------
+# -- forms of contents and calls ---------------------------------------------------------------
 
 
 def _content_kind(message: Mapping[str, Any]) -> _Content:
@@ -228,7 +231,10 @@ def _content_kind(message: Mapping[str, Any]) -> _Content:
 
 
 def _content(content: object, form: _Content) -> object:
-    """`content` as a text or as parts. Raises ChatTemplateFailed for parts that are no texts."""
+    """Returns `content` as a text or as parts.
+
+    Raises ChatTemplateFailed for parts that are no texts.
+    """
     if isinstance(content, list):
         texts = [_text_of_part(part) for part in content] or [""]
     elif content is None or isinstance(content, str):
@@ -250,7 +256,7 @@ def _text_of_part(part: object) -> str:
 
 
 def _tool_call(call: object, *, parses: bool) -> object:
-    """`call` with arguments as values, or as JSON text."""
+    """Returns `call` with its arguments as values, or as JSON text."""
     if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
         return call
     arguments = call["function"].get("arguments")
@@ -264,7 +270,7 @@ def _tool_call(call: object, *, parses: bool) -> object:
 
 
 def _parsed(arguments: str) -> object:
-    """The object that `arguments` are; as they are if they are no JSON object."""
+    """Parses `arguments` as a JSON object; returns the text itself if it is none."""
     if not arguments.strip():
         return {}
     try:

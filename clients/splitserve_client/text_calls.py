@@ -1,4 +1,4 @@
-"""Requests with text: encoded, made with a client or a session, and read as text."""
+"""Text requests: encoding of the prompt, the request, and its output as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from splitserve_client.types import Finish, SamplingParams, SchedulingParams, To
 
 
 class TextOptions(TypedDict, total=False):
-    """The options of `stream_text`, which explains them."""
+    """Options of `stream_text`, which explains them."""
 
     stop_strings: Sequence[str]
     include_stop_string: bool
@@ -30,11 +30,11 @@ class TextOptions(TypedDict, total=False):
 
 
 class ChatOptions(TextOptions, TemplateOptions, total=False):
-    """The options of a chat: those of its text, and how it is rendered."""
+    """Options of a chat: those of `stream_text` and of rendering."""
 
 
 def chat_prompt(messages: Sequence[Message], options: ChatOptions) -> tuple[Prompt, TextOptions]:
-    """The prompt that `messages` and their part of `options` are, and the rest of these."""
+    """Splits `options`; returns the prompt for `messages` and the options of `stream_text`."""
     names = TemplateOptions.__annotations__.keys()
     template: Any = {name: value for name, value in options.items() if name in names}
     others: Any = {name: value for name, value in options.items() if name not in names}
@@ -42,7 +42,7 @@ def chat_prompt(messages: Sequence[Message], options: ChatOptions) -> tuple[Prom
 
 
 class Generates(Protocol):
-    """What a request is made with; an AsyncClient, say."""
+    """Anything that makes requests, such as an AsyncClient."""
 
     def generate(
         self,
@@ -54,7 +54,7 @@ class Generates(Protocol):
         timeout_s: float | None = None,
         model_digest: str = "",
     ) -> AsyncGenerator[Tokens | Finish, None]:
-        """See `AsyncClient.generate`."""
+        """Makes a request; see `AsyncClient.generate`."""
 
 
 async def stream_text(
@@ -75,13 +75,14 @@ async def stream_text(
     """Streams the text of the completions; the last event is an End. Raises SplitserveError.
 
     A completion ends before the stop string that ends first, or after it with
-    `include_stop_string`. They are looked for from the token after the first `min_tokens` on: one
-    that ends within those stays in the text, one that only begins there ends the completion. No
-    part of one that ends a completion is ever streamed. `bad_words` are kept out as far as
-    `Tokenizer.bad_words_token_ids` can say them.
+    `include_stop_string`. Stop strings count after the first `min_tokens` tokens: one that ends
+    within those stays in the text, one that only begins there ends the completion. No part of a
+    stop string that ends a completion is ever streamed. `bad_words` are avoided as far as
+    `Tokenizer.bad_words_token_ids` can express them.
 
-    Without a `tokenizer` the prompt is its token ids, and so is the text; `bad_words` need one.
-    `model_digest`: of the model that the tokenizer is of; raise ModelChanged if it is another.
+    Without a `tokenizer` the prompt must be token ids, the text consists of token ids, and
+    `bad_words` are not allowed. `model_digest`: of the model of the tokenizer; raises ModelChanged
+    if another model is served.
     """
     params = _with_bad_words(params, tokenizer, bad_words)
     prompt_token_ids = await prompt.encode_async(tokenizer)
@@ -106,7 +107,7 @@ async def stream_text(
 def _with_bad_words(
     params: SamplingParams, tokenizer: Tokenizer | None, bad_words: Sequence[str]
 ) -> SamplingParams:
-    """`params` that keep these words out, too."""
+    """Returns `params` with the token ids of `bad_words` added."""
     if not bad_words:
         return params
     assert tokenizer is not None, "words are text"
@@ -123,9 +124,9 @@ class ModelTokenizer:
 
 
 class TextCalls:
-    """Requests with text by the tokenizer of the model that is served.
+    """Makes text requests with the tokenizer of the served model.
 
-    That is read when it is first needed, and again when another model turns out to be served.
+    Reads the tokenizer when it is first needed, and again when the served model has changed.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class TextCalls:
         self._reading = asyncio.Lock()
 
     async def tokenizer(self) -> ModelTokenizer:
-        """The one that was read last. Raises what `read` raises."""
+        """Returns the last read tokenizer, or reads it. Raises the errors of `read`."""
         async with self._reading:
             if self._known is None:
                 self._known = await self._read()
@@ -150,11 +151,13 @@ class TextCalls:
         params: SamplingParams,
         **options: Unpack[TextOptions],
     ) -> AsyncGenerator[Piece | End, None]:
-        """As `stream_text`. A request of a model that is no longer served is encoded anew, once.
+        """Streams text like `stream_text`.
 
-        A prompt of token ids needs no tokenizer, unless the request says something of its text.
+        Encodes the prompt again, once, if the served model changed.
 
-        Raises ModelChanged where that cannot be: after anything has come, and where the caller
+        A prompt of token ids needs no tokenizer, unless the request has stop strings or bad words.
+
+        Raises ModelChanged if encoding again is impossible: after the first event, or if the caller
         gave token ids.
         """
         began_s, timeout_s = self._clock(), options.get("timeout_s")
@@ -179,9 +182,11 @@ class TextCalls:
                 may_go_on = False
 
     async def _tokenizer_for(self, prompt: Prompt, options: TextOptions) -> ModelTokenizer:
-        """The model's tokenizer; none where the model has none and tokens are all that is asked.
+        """Returns the model's tokenizer.
 
-        Raises what `tokenizer` raises.
+        An empty one if the model has none and no text is involved.
+
+        Raises the errors of `tokenizer`.
         """
         try:
             return await self.tokenizer()
@@ -193,7 +198,7 @@ class TextCalls:
 
 
 def _has_token_ids(prompt: Prompt, params: SamplingParams) -> bool:
-    """Whether it says something in the vocabulary of one model."""
+    """Returns whether the request contains token ids, which are valid for one model only."""
     return bool(
         prompt.token_ids
         or params.stop_token_ids

@@ -1,4 +1,4 @@
-"""All the text that a request brought, at once."""
+"""Complete result of a text request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TextCompletion:
 
 @dataclass(frozen=True, slots=True)
 class TextGeneration:
-    """The completions of a request by index; with `best_of` and beam search the best is first."""
+    """Completions of a request by index; with `best_of` and beam search the best comes first."""
 
     completions: tuple[TextCompletion, ...]
     usage: Usage
@@ -42,14 +42,14 @@ class TextGeneration:
 
     @property
     def text(self) -> str:
-        """The text of the first completion, or the only one."""
+        """Text of the first or only completion."""
         return self.completions[0].text
 
 
 async def collect_text(
     events: AsyncIterator[Piece | End], num_completions: int = 1
 ) -> TextGeneration:
-    """Reads `events` to their End. Raises what they raise."""
+    """Reads `events` up to their End and returns the result. Raises the errors of `events`."""
     parts = [GrowingText() for _ in range(num_completions)]
     prompt_logprobs: list[TokenLogprob] = []
     async for event in events:
@@ -63,7 +63,7 @@ async def collect_text(
 
 @dataclass(slots=True)
 class GrowingText:
-    """One completion in the making."""
+    """Completion under construction."""
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Many prompts, one session: what each of them brought, or why it brought nothing."""
+"""Completion of many prompts over one session, with a result or an error for each prompt."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from splitserve_client.text_calls import TextCalls, TextOptions
 from splitserve_client.text_generation import TextGeneration, collect_text
 from splitserve_client.types import Finish, SamplingParams, SchedulingParams, Tokens
 
-# What a server says for a while: then an item waits, rather than fails.
+# Temporary refusals of a server: the prompt waits instead of failing.
 _PASSING = (QueueFull, QuotaExceeded, ModelNotReady, Draining)
-# In order, so many results for each request at a time may wait for a slow one before them.
+# With ordered results, this many per running request may wait for a slow earlier one.
 _NUM_WAITING_EACH = 4
 
 
@@ -66,7 +66,7 @@ async def map_prompts(
     config: MapConfig,
     **options: Unpack[TextOptions],
 ) -> AsyncGenerator[MapResult, None]:
-    """See `AsyncClient.map`. The session is entered, and left at the end."""
+    """Completes `prompts`; see `AsyncClient.map`. Enters `session`, and leaves it at the end."""
     if "request_id" in options:
         raise ValueError("each item is a request with an id of its own")
     if config.max_running < 1:
@@ -124,7 +124,7 @@ class _Mapping:
     waiting: dict[int, MapResult] = field(default_factory=dict)
 
     async def results(self, line: ProgressLine) -> AsyncGenerator[MapResult, None]:
-        """Each once: in order, or as they come."""
+        """Yields each result once, in order or as they complete."""
         num_yielded = 0
         while self._start_some() or self.running:
             done, self.running = await asyncio.wait(
@@ -144,13 +144,13 @@ class _Mapping:
                 yield self.waiting.pop(index)
 
     async def cancel(self) -> None:
-        """Ends what still runs."""
+        """Cancels running requests."""
         for task in self.running:
             task.cancel()
         await asyncio.gather(*self.running, return_exceptions=True)
 
     def _start_some(self) -> bool:
-        """Starts what may run; returns whether anything was started."""
+        """Starts requests up to the limits; returns whether any was started."""
         most = self.config.max_running
         has_started = False
         while len(self.running) < most and len(self.waiting) < most * _NUM_WAITING_EACH:

@@ -1,4 +1,4 @@
-"""Completions as text: the pieces of each as they come, and the end."""
+"""Text of completions as a stream: pieces of each completion, then the end."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end; `stop_string` is what ended it, if it was one, and is not part of the text.
+    """End of a request. `stop_string`: the one that ended the text, if any; not part of the text.
 
-    Of several completions both `reason` and `stop_string` are the first one's.
+    With several completions, `reason` and `stop_string` are those of the first.
     """
 
     reason: FinishReason
@@ -49,10 +49,10 @@ class End:
 
 
 class RequestTexts:
-    """The texts of all completions of one request, from its events as they come.
+    """Converts the events of one request to the texts of all its completions.
 
-    `continues_prompt`: the text goes on where that of `prompt_token_ids` ends; it does not in a
-    chat. Without a `tokenizer` the texts are token ids.
+    `continues_prompt`: the text continues that of `prompt_token_ids`; False in a chat. Without a
+    `tokenizer` the texts consist of token ids.
     """
 
     def __init__(
@@ -79,11 +79,14 @@ class RequestTexts:
 
     @property
     def num_output_tokens(self) -> int:
-        """How many tokens the texts have, those of their ends included."""
+        """Number of output tokens of all texts, including the tokens that ended them."""
         return sum(text.output.num_tokens for text in self._texts)
 
     def receive(self, event: Tokens | Finish) -> list[Piece | End]:
-        """What `event` adds. After an End nothing more does, and the request may be aborted."""
+        """Returns the pieces that `event` adds.
+
+        After an End no more follow; the request may be aborted.
+        """
         if isinstance(event, Finish):
             pieces = [text.end(event) for text in self._texts]
             end = self._end(event.usage, is_aborted=event.reason is FinishReason.ABORTED)
@@ -92,7 +95,7 @@ class RequestTexts:
         if piece is None:
             return []
         if piece.finish is not None and self._may_be_aborted():
-            # Stop strings are not known to the server: that the stream is closed ends the request.
+            # The server does not know stop strings: closing the stream ends the request.
             usage = Usage(self._num_prompt_tokens, self.num_output_tokens, 0, 0)
             return [piece, self._end(usage)]
         return [piece]
@@ -100,7 +103,7 @@ class RequestTexts:
     async def read(
         self, events: AsyncIterator[Tokens | Finish]
     ) -> AsyncGenerator[Piece | End, None]:
-        """Reads `events` up to the End."""
+        """Reads `events` and yields pieces up to the End."""
         async for event in events:
             for part in self.receive(event):
                 yield part
@@ -108,7 +111,7 @@ class RequestTexts:
                     return
 
     def _may_be_aborted(self) -> bool:
-        """Whether all texts have ended, and not all tokens have."""
+        """Returns whether all texts have ended while some sequence still runs."""
         has_ended = all(text.finish is not None for text in self._texts)
         return has_ended and not all(text.is_computed for text in self._texts)
 
@@ -120,7 +123,7 @@ class RequestTexts:
 
 
 class _Text:
-    """The text of one completion. `finish`: how it ended; `is_computed`: no more of it comes."""
+    """Text of one completion. `finish`: how it ended; `is_computed`: its sequence has ended."""
 
     def __init__(self, index: int, output: OutputText, params: SamplingParams) -> None:
         self.output = output
@@ -130,7 +133,7 @@ class _Text:
         self._is_streamed = params.is_streamed
 
     def push(self, tokens: Tokens) -> Piece | None:
-        """What `tokens` add; None if nothing, as after the end."""
+        """Returns the piece that `tokens` add; None if they add nothing, as after the end."""
         token_ids, logprobs, scores = tokens.token_ids, tokens.logprobs, tokens.prompt_logprobs
         if tokens.finish is not None:
             self.is_computed = True
@@ -153,16 +156,16 @@ class _Text:
         return None
 
     def end(self, end: Finish) -> Piece | None:
-        """Its last piece, where its request ends before it has."""
+        """Returns the last piece of a completion that had not ended before its request."""
         finish = SequenceFinish(self._index, end.reason, end.stop_token_id, self.output.num_tokens)
         return self.push(Tokens((), index=self._index, finish=finish))
 
     def _end_of_text(self, finish: SequenceFinish | None) -> SequenceFinish | None:
-        """How the text ends here, if it does. `finish`: how its sequence does."""
+        """Returns the end of the text if it ends here. `finish`: end of its sequence, if any."""
         if self.output.stop_string is None:
             return finish
         if finish is None:
-            # Where the best are chosen at the end, that end is near and brings the scores.
+            # If the best sequences are chosen at the end, that end follows soon and has the scores.
             if not self._is_streamed:
                 return None
             finish = SequenceFinish(self._index, FinishReason.STOP, None, 0)

@@ -1,8 +1,8 @@
-"""What each token of a vocabulary contributes to a text, by the kind of its decoder.
+"""Contribution of each vocabulary token to a text, by the kind of the tokenizer's decoder.
 
-`tokenizers` decodes a whole list of tokens: its stages map tokens one by one, join runs of bytes,
-or work on the joined text. Here the stages are told apart, so that `detokenizer` can do the same to
-a stream. What a map makes of a token is asked of the library itself, once for each token.
+`tokenizers` decodes whole lists of tokens: its stages map single tokens, join runs of bytes, or
+process the joined text. This module separates the stages, so that `detokenizer` can apply them to
+a stream. The library itself computes what a stage makes of a token, once per token.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from tokenizers import decoders
 
 from splitserve_rpc.json_text import parse_json
 
-# What a byte stands for in the texts of byte-level tokens: itself if it is printable in Latin-1,
-# and the others in their order from 256 on.
+# Byte-level tokens write a byte as itself if it is printable in Latin-1; the other bytes, in order,
+# as the characters from 256 on.
 _PRINTABLE = frozenset((*range(33, 127), *range(161, 173), *range(174, 256)))
 _OTHERS = tuple(byte for byte in range(256) if byte not in _PRINTABLE)
 _BYTE_OF_CHARACTER = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + number): byte for number, byte in enumerate(_OTHERS)
 }
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f+][0-9A-Fa-f])>")
-# A token before another one, so that this is not the first; no stage does anything to it.
+# Preceding token, so that a token is not the first of the text; no stage changes it.
 _ANCHOR = "\0"
 
 TextMap = Callable[[str], str]
 
 
 def byte_of_token(text: str) -> int | None:
-    """The byte that a token like `<0x0A>` stands for; None for other tokens."""
+    """Returns the byte of a token such as `<0x0A>`; None for other tokens."""
     match = _BYTE_TOKEN.fullmatch(text)
     return int(match[1], 16) if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class ElementMaps:
-    """What stages do to one token: to the first of a text, and to any later one."""
+    """Functions that stages apply to the first token of a text, and to any later token."""
 
     first: tuple[TextMap, ...] = ()
     later: tuple[TextMap, ...] = ()
 
     def apply(self, text: str, *, is_first: bool) -> str:
-        """Raises what the library raises."""
+        """Applies the functions to the text of a token. Raises the library's errors."""
         for text_map in self.first if is_first else self.later:
             text = text_map(text)
         return text
@@ -53,11 +53,11 @@ class ElementMaps:
 
 @dataclass(frozen=True, slots=True)
 class DecoderKind:
-    """A decoder, taken apart.
+    """Decoder of a tokenizer, split into its stages.
 
-    `before`: maps of tokens. `is_byte_level`: characters of tokens are bytes, and these are UTF-8.
-    `joins_bytes`: runs of tokens like `<0x0A>` are joined, and `after` maps what that gives.
-    `num_stripped` of the character `stripped` are cut off at the beginning of the whole text.
+    `before`: functions of single tokens. `is_byte_level`: characters of tokens are bytes of UTF-8.
+    `joins_bytes`: runs of tokens like `<0x0A>` are joined; `after`: functions of the joined run.
+    `num_stripped`: number of characters `stripped` removed at the start of the whole text.
     """
 
     before: ElementMaps = ElementMaps()
@@ -69,7 +69,7 @@ class DecoderKind:
 
 
 def decoder_kind(tokenizer: tokenizers.Tokenizer) -> DecoderKind | None:
-    """How `tokenizer` decodes; None where the text is only known when all tokens are."""
+    """Returns the decoder of `tokenizer`; None if its text is known only when all tokens are."""
     if tokenizer.decoder is None:
         return DecoderKind(before=ElementMaps((), (lambda text: " " + text,)))
     before, rest = _split_maps(_flatten(parse_json(tokenizer.decoder.__getstate__())))
@@ -90,7 +90,10 @@ def _flatten(stage: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _with_whole_text(stages: Sequence[Mapping[str, Any]], **parts: Any) -> DecoderKind | None:  # noqa: ANN401
-    """`stages`: what is done to the joined text. All but a strip of its beginning needs the end."""
+    """Adds the stages of the joined text.
+
+    None if any but a strip of its start, as those need the end.
+    """
     stages = [stage for stage in stages if stage["type"] != "Fuse"]
     if not stages:
         return DecoderKind(**parts)
@@ -103,7 +106,7 @@ def _with_whole_text(stages: Sequence[Mapping[str, Any]], **parts: Any) -> Decod
 def _split_maps(
     stages: Sequence[Mapping[str, Any]],
 ) -> tuple[ElementMaps, Sequence[Mapping[str, Any]]]:
-    """The stages up to the first that is no map of single tokens, and the rest."""
+    """Splits `stages` at the first that is no function of single tokens; returns both parts."""
     first: list[TextMap] = []
     later: list[TextMap] = []
     for number, stage in enumerate(stages):
@@ -160,10 +163,9 @@ _ELEMENT_MAPS: Mapping[str, Callable[[Mapping[str, Any]], tuple[TextMap, TextMap
 
 
 class TokenTexts:
-    """The vocabulary of a tokenizer as contributions to a text, looked up once for each token.
+    """Contributions of a tokenizer's vocabulary to a text, computed once per token. Thread-safe.
 
-    Threads may share it. `skip_special_tokens`: special tokens then contribute nothing, as ids
-    outside the vocabulary never do.
+    `skip_special_tokens`: special tokens contribute nothing, like ids outside the vocabulary.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, skip_special_tokens: bool) -> None:
@@ -178,15 +180,15 @@ class TokenTexts:
         self.later = LaterTexts(self)
 
     def token(self, token_id: int) -> str | None:
-        """The token as the vocabulary has it; None for one that contributes nothing."""
+        """Returns the token as written in the vocabulary; None if it contributes nothing."""
         try:
             token = self._tokenizer.id_to_token(token_id)
-        except OverflowError:  # negative
+        except OverflowError:  # negative id
             return None
         return None if token is None or token in self._skipped else token
 
     def contribution(self, token_id: int, *, is_first: bool) -> str | int | None:
-        """A text; or one byte of a run, as an int; or None for nothing at all."""
+        """Returns a text, an int for one byte of a run, or None for nothing."""
         assert self.kind is not None
         token = self.token(token_id)
         if token is None:
@@ -197,7 +199,7 @@ class TokenTexts:
 
 
 class ByteStrings(dict[int, bytes]):
-    """Of a byte-level tokenizer: the bytes of each token."""
+    """Bytes of each token of a byte-level tokenizer."""
 
     def __init__(self, texts: TokenTexts) -> None:
         super().__init__()
@@ -209,16 +211,16 @@ class ByteStrings(dict[int, bytes]):
             return b""
         try:
             value = bytes([_BYTE_OF_CHARACTER[character] for character in token])
-        except KeyError:  # an added token is text
+        except KeyError:  # an added token is plain text
             value = token.encode()
         self[token_id] = value
         return value
 
 
 class LaterTexts(dict[int, str | int | None]):
-    """Of other tokenizers: what a token that is not the first contributes.
+    """Contribution of each token that is not the first, for tokenizers that are not byte-level.
 
-    A text; or an int, which is one byte of a run; or None for nothing.
+    A text, an int for one byte of a run, or None for nothing.
     """
 
     def __init__(self, texts: TokenTexts) -> None:

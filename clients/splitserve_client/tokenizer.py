@@ -1,4 +1,4 @@
-"""A model's tokenizer from the files that the server gives out."""
+"""Tokenizer of a model, built from the files that the server provides."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from splitserve_rpc.json_text import parse_json
 
 T = TypeVar("T")
 
-# Up to so much the event loop may do it itself: less than a millisecond.
+# Limits of work on the event loop, which takes less than a millisecond.
 _MAX_INLINE_CHARS = 4096
 _MAX_INLINE_TOKENS = 2048
 _NUM_THREADS = 2
-# To encode a text takes a hundred times its size, so larger ones than this wait for each other.
+# Encoding takes a hundred times the text's size in memory, so larger texts are encoded one by one.
 _LARGE_CHARS = 256 * 1024
 
 
 class Tokenizer:
-    """Text to token ids and back, and chats to text. Threads may share it.
+    """Converts text to token ids and back, and chats to text. Thread-safe.
 
-    The methods that end with `_async` let threads do what would keep an event loop waiting; they
-    are few, so whoever sends much waits for himself.
+    Methods that end in `_async` move long work to threads. The threads are few, so that long work
+    waits for other long work.
     """
 
     def __init__(
@@ -42,9 +42,10 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Self:
-        """From `tokenizer.json`, and what there is of the other files; by name.
+        """Builds the tokenizer from `tokenizer.json` and optional other files, by name.
 
-        Raises TokenizerUnavailable if the first is missing or not readable, and ChatTemplateFailed.
+        Raises TokenizerUnavailable if `tokenizer.json` is missing or a file is not readable, and
+        ChatTemplateFailed.
         """
         if "tokenizer.json" not in files:
             raise TokenizerUnavailable("the server's tokenizer files have no tokenizer.json")
@@ -52,7 +53,7 @@ class Tokenizer:
             tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
         except Exception as error:  # the bindings raise nothing narrower
             raise TokenizerUnavailable(f"tokenizer.json is not readable: {error}") from error
-        # Saved with the tokenizer for training; here nothing is cut or filled up.
+        # Settings saved for training; here no text is truncated or padded.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         config = _read_json(files, "tokenizer_config.json")
@@ -60,31 +61,34 @@ class Tokenizer:
         special_tokens |= _special_tokens(config)
         return cls(tokenizer, ChatTemplates.from_files(files, config, special_tokens))
 
-    # -- the vocabulary ----------------------------------------------------------------------------
+    # -- vocabulary --------------------------------------------------------------------------------
 
     @cached_property
     def vocab_size(self) -> int:
-        """How many tokens there are, added ones included; a model may have room for more ids."""
+        """Number of tokens, including added ones; the model may have room for more ids."""
         return int(self._tokenizer.get_vocab_size())
 
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:
-        """The ids of special tokens, by their texts."""
+        """Ids of special tokens by text."""
         added = self._tokenizer.get_added_tokens_decoder()
         return {token.content: token_id for token_id, token in added.items() if token.special}
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
-        """The ids of special tokens."""
+        """Ids of special tokens."""
         return frozenset(self.special_tokens.values())
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary writes it; None if there is none."""
+        """Returns the id of a token as written in the vocabulary; None if there is none."""
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text, special ones too; not always whole characters."""
+        """Returns the bytes that a token adds to a text, special tokens included.
+
+        May split characters.
+        """
         texts = self._token_texts(skip_special_tokens=False)
         if texts.kind is None:
             return self.decode([token_id], skip_special_tokens=False).encode()
@@ -96,18 +100,19 @@ class Tokenizer:
         return bytes((value,)) if isinstance(value, int) else value.encode()
 
     def token_text(self, token_id: int) -> str:
-        """The same as text, with replacement characters for what is no whole character."""
+        """Returns the text of a token, with replacement characters for incomplete characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     # -- texts -------------------------------------------------------------------------------------
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; with what the model expects around a text, unless told otherwise.
+        """Returns the token ids of `text`, by default with the special tokens that the model expects.
 
-        Raises InvalidRequest for what is no Unicode text (a lone surrogate). Other threads run.
+        Raises InvalidRequest for text that is not Unicode (a lone surrogate). Releases Python's
+        lock.
         """
         try:
-            # Unlike `encode` this lets go of Python's lock.
+            # Unlike `encode` this releases Python's lock.
             (encoding,) = self._tokenizer.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
@@ -116,7 +121,7 @@ class Tokenizer:
         return list(encoding.ids)
 
     async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """As `encode`, of a text of any length."""
+        """Encodes a text of any length like `encode`; a long text in a thread."""
         if len(text) <= _MAX_INLINE_CHARS:
             return self.encode(text, add_special_tokens=add_special_tokens)
         return await self.in_thread(
@@ -124,11 +129,11 @@ class Tokenizer:
         )
 
     def count(self, text: str, *, add_special_tokens: bool = False) -> int:
-        """How many tokens `text` is. Raises InvalidRequest."""
+        """Returns the number of tokens in `text`. Raises InvalidRequest."""
         return len(self.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `token_ids`; ids outside the vocabulary have none."""
+        """Returns the text of `token_ids`; ids outside the vocabulary have none."""
         ids = [token_id for token_id in token_ids if token_id >= 0]
         (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return str(text)
@@ -136,7 +141,7 @@ class Tokenizer:
     async def decode_async(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True
     ) -> str:
-        """As `decode`, of any number of tokens."""
+        """Decodes any number of tokens like `decode`; many tokens in a thread."""
         if len(token_ids) <= _MAX_INLINE_TOKENS:
             return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return await self.in_thread(
@@ -157,7 +162,7 @@ class Tokenizer:
     def detokenizer(
         self, context_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
     ) -> Detokenizer:
-        """For the text of a stream of tokens. `context_token_ids`: the text they continue."""
+        """Returns a detokenizer for a stream of tokens that continues `context_token_ids`."""
 
         def decode(token_ids: Sequence[int]) -> str:
             return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -169,18 +174,18 @@ class Tokenizer:
 
     @property
     def chat_template_text(self) -> str:
-        """All chat templates as they are written: a model's notation of calls is in there."""
+        """Source of all chat templates; shows the model's notation of tool calls."""
         return "" if self._chat_templates is None else self._chat_templates.text
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model was trained on chats."""
+        """Whether the model has a chat template."""
         return self._chat_templates is not None
 
     def render_chat(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> str:
-        """The text of a chat, ready for the answer; see `TemplateOptions`.
+        """Returns the text of a chat, ready for the answer; see `TemplateOptions`.
 
-        Raises ChatTemplateFailed. Takes a bounded time, which may be long for an event loop.
+        Raises ChatTemplateFailed. Takes bounded time, which may be long for an event loop.
         """
         if self._chat_templates is None:
             raise ChatTemplateFailed("the model has no chat template")
@@ -189,19 +194,19 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Message], **options: Unpack[TemplateOptions]
     ) -> list[int]:
-        """The token ids of a chat, ready for the answer. Raises ChatTemplateFailed."""
-        # The template writes special tokens itself.
+        """Returns the token ids of a chat, ready for the answer. Raises ChatTemplateFailed."""
+        # The template itself writes special tokens.
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
     async def encode_chat_async(
         self, messages: Sequence[Message], **options: Unpack[TemplateOptions]
     ) -> list[int]:
-        """As `encode_chat`, in a thread."""
+        """Encodes a chat like `encode_chat`, in a thread."""
         text = await self.in_thread(lambda: self.render_chat(messages, **options))
-        # The template writes special tokens itself.
+        # The template itself writes special tokens.
         return await self.encode_async(text, add_special_tokens=False)
 
-    # ----------------------------------------------------------------------------------------------
+    # -- threads -----------------------------------------------------------------------------------
 
     def _token_texts(self, *, skip_special_tokens: bool) -> TokenTexts:
         if skip_special_tokens not in self._texts:
@@ -218,10 +223,11 @@ class Tokenizer:
         return ThreadPoolExecutor(1, thread_name_prefix="splitserve-large-text")
 
     async def in_thread(self, work: Callable[[], T], num_chars: int = 0) -> T:
-        """The result of `work` with this tokenizer, in one of its few threads.
+        """Runs `work` with this tokenizer in a thread and returns its result.
 
-        `num_chars`: of the texts to encode. Large ones have a single thread, and others do not wait
-        for it.
+        `num_chars`: length of the texts to encode. Large texts share a single thread, so that other
+        work
+        does not wait for them.
         """
         threads = self._thread_of_large if num_chars > _LARGE_CHARS else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, work)
@@ -238,7 +244,7 @@ def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token` and so on; each is a text, or an object with its `content`."""
+    """Returns the special tokens (`bos_token`, `eos_token`, ...), each a text or an object with `content`."""
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""The values of the client's interface."""
+"""Values of the client's interface."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 _MAX_COMPLETIONS = 128
-# Output tokens of an earlier run; of several sequences a mapping from the index of each.
+# Output tokens of an earlier run; for several sequences a mapping by index.
 ResumeTokenIds = Sequence[int] | Mapping[int, Sequence[int]]
 
 
 class EarlyStopping(enum.Enum):
-    """When a beam search ends that has as many finished hypotheses as it is wide."""
+    """Rule that ends a beam search once it has as many finished hypotheses as its width."""
 
     HEURISTIC = "heuristic"
     ALWAYS = "always"
@@ -21,7 +21,7 @@ class EarlyStopping(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """Beam search over `width` hypotheses; None leaves the server its default."""
+    """Beam search over `width` hypotheses; None stands for the server's default."""
 
     width: int
     length_penalty: float | None = None
@@ -30,9 +30,9 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """The span that a request belongs to: the headers of W3C Trace Context.
+    """Parent span of a request: the headers of W3C Trace Context.
 
-    Servers that write traces go on with it; nobody is refused for it.
+    Servers that write traces continue it. An invalid value is no reason to refuse a request.
     """
 
     traceparent: str = ""
@@ -44,9 +44,9 @@ NO_TRACE = TraceContext()
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """The output is a JSON value that is valid for `schema`, which is JSON as well.
+    """Output is a JSON value that is valid for `schema`, a JSON text.
 
-    `{"type": "object"}` is any JSON object.
+    `{"type": "object"}` allows any JSON object.
     """
 
     schema: str
@@ -54,21 +54,21 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """The output as a whole is a match of `pattern`, in the syntax of the Rust crate regex."""
+    """Output as a whole matches `pattern`, in the syntax of the Rust crate regex."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class Lark:
-    """The output is what `grammar` accepts, in the dialect of Lark that llguidance reads."""
+    """Output is accepted by `grammar`, in the Lark dialect of llguidance."""
 
     grammar: str
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The output is one of `texts`."""
+    """Output is one of `texts`."""
 
     texts: tuple[str, ...]
 
@@ -78,11 +78,11 @@ Grammar = JsonSchema | Regex | Lark | Choices
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop; None leaves the server its default.
+    """Sampling and stop parameters; None stands for the server's default.
 
     Meanings and ranges: `SamplingParams` in scheduler.proto. The server checks them. Its defaults
-    are neutral, whatever the model; what the model's authors recommend is in
-    `Model.default_sampling_params`. `allowed_token_ids`: None for all.
+    are neutral for every model; `Model.default_sampling_params` holds the recommendation of the
+    model's authors. `allowed_token_ids`: None allows all.
     """
 
     temperature: float | None = None
@@ -108,9 +108,10 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def with_defaults(self, defaults: SamplingParams) -> SamplingParams:
-        """These, with the values of `defaults` where they are None.
+        """Returns these parameters with `defaults` in place of None.
 
-        A beam search stays as it is: nothing that shapes the distribution goes with it.
+        A beam search is returned unchanged: parameters that shape the distribution do not apply to
+        it.
         """
         if self.beam_search is not None:
             return self
@@ -119,7 +120,7 @@ class SamplingParams:
 
     @property
     def num_completions(self) -> int:
-        """How many completions come back; a server refuses an `n` that does not allow so many."""
+        """Number of completions returned; a server refuses an `n` beyond its limit."""
         return min(max(self.n or 1, 1), _MAX_COMPLETIONS)
 
     @property
@@ -129,17 +130,17 @@ class SamplingParams:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether tokens come as they are computed: not so where the best are chosen at the end."""
+        """Whether tokens are streamed; False if the best sequences are chosen at the end."""
         return (self.best_of or 1) <= self.num_completions and self.beam_search is None
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingParams:
-    """What a request asks of the scheduler, rather than of the model.
+    """Parameters for the scheduler rather than for the model.
 
     Meanings and ranges: `GenerateRequest` in scheduler.proto. `priority`: smaller is more urgent.
-    `deadline_s`: time from the first submission by which the last token is wanted; a request that
-    is submitted again sends what is left of it.
+    `deadline_s`: seconds from the first submission until the last token is wanted; a resubmission
+    sends the remaining time.
     """
 
     priority: int = 0
@@ -152,7 +153,7 @@ class SchedulingParams:
 
 
 class FinishReason(enum.Enum):
-    """Why a request, or one of its sequences, ended; one that failed raises RequestFailed."""
+    """Reason why a request or a sequence ended; a failed request raises RequestFailed instead."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -162,7 +163,7 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """One alternative to a token."""
+    """Alternative to a sampled token."""
 
     token_id: int
     logprob: float
@@ -170,7 +171,7 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The score of a token; `rank` 1 is the most probable; `top` has the best first."""
+    """Logprob of a token; `rank` 1 is the most probable token; `top`: alternatives, best first."""
 
     token_id: int
     logprob: float
@@ -180,10 +181,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinish:
-    """The end of one of several sequences.
+    """End of one of several sequences.
 
-    `cumulative_logprob`: with `best_of` and beam search, the sum of its tokens' logprobs. `score`:
-    with beam search, what decided.
+    `cumulative_logprob`: with `best_of` and beam search, the sum of the logprobs of its tokens.
+    `score`: with beam search, the value that ranked the hypothesis.
     """
 
     index: int
@@ -196,10 +197,10 @@ class SequenceFinish:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """New output tokens, in order; `logprobs` is parallel to them or empty.
+    """New output tokens, in order; `logprobs` is parallel to `token_ids` or empty.
 
-    `index`: which of several sequences. `finish`: how that sequence ended, if this is its end;
-    there may be no tokens with it. A request with one plain sequence has it None throughout.
+    `index`: number of the sequence. `finish`: set if the sequence ends here, possibly without
+    tokens; always None for a request with one plain sequence.
     """
 
     token_ids: tuple[int, ...]
@@ -213,7 +214,7 @@ class Tokens:
 class Usage:
     """Token counts of a request.
 
-    `num_output_tokens`: of all sequences returned, resumed ones included.
+    `num_output_tokens`: of all returned sequences, including resumed tokens.
     """
 
     num_prompt_tokens: int
@@ -224,7 +225,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a request; of several sequences, `reason` and stop token are the first one's."""
+    """End of a request; with several sequences, `reason` and stop token are those of the first."""
 
     reason: FinishReason
     stop_token_id: int | None
@@ -232,7 +233,10 @@ class Finish:
 
 
 class Readiness(enum.Enum):
-    """Whether a scheduler serves, and if not, why. UNKNOWN: it does not say, or a later reason."""
+    """Readiness of a scheduler, or why it does not serve.
+
+    UNKNOWN: not reported, or a newer reason.
+    """
 
     UNKNOWN = "UNKNOWN"
     READY = "READY"
@@ -244,12 +248,13 @@ class Readiness(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model that is served. Token ids are 0 .. vocab_size-1.
+    """Served model. Token ids are 0 .. vocab_size-1.
 
-    `default_sampling_params`: what its authors recommend, as far as they do. Requests do not get
-    them by themselves: `replace(model.default_sampling_params, max_tokens=100)` and
-    `params.with_defaults(model.default_sampling_params)` do. `readiness`: of the scheduler, when it
-    was asked.
+    `default_sampling_params`: recommendation of the model's authors, if any. Requests do not use it
+    by default: pass `replace(model.default_sampling_params, max_tokens=100)` or
+    `params.with_defaults(model.default_sampling_params)`. `readiness`: of the scheduler, at the
+    time
+    of the call.
     """
 
     name: str
@@ -264,12 +269,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """One executor as the scheduler sees it. `is_draining`: it is on its way out.
+    """One executor as the scheduler sees it. `is_draining`: the executor is leaving.
 
-    `compute`: which code computes, empty if it does not say; `slow_compute_reason`: why that is not
-    the fastest for its model, empty if it is.
-    `is_failing`: its steps or rows fail, whatever it is given; `is_withdrawn`: and so it gets no
-    requests.
+    `compute`: implementation that computes, empty if not reported; `slow_compute_reason`: why it is
+    not the fastest for the model, empty if it is. `is_failing`: steps or rows of the executor fail,
+    whatever it is given; `is_withdrawn`: it gets no requests for that reason.
     """
 
     address: str
@@ -301,9 +305,9 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class DrainedExecutor:
-    """An executor that was sent away is gone; `is_lost`: before all was done.
+    """Result of draining an executor; `is_lost`: the executor was lost before it had finished.
 
-    `num_moved_requests`: those that go on elsewhere, or wait for that.
+    `num_moved_requests`: requests that continue on, or wait for, other executors.
     """
 
     num_moved_requests: int
@@ -312,10 +316,10 @@ class DrainedExecutor:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose a credential is.
+    """Owner of a credential.
 
-    `knows_callers`: whether the server asks for credentials at all; the rest is what it says of
-    this one. `may_use_model`: whether its tenant may use what is served now.
+    `knows_callers`: whether the server asks for credentials at all; the other fields describe this
+    credential. `may_use_model`: whether its tenant may use the served model.
     """
 
     knows_callers: bool
@@ -327,10 +331,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorList:
-    """All executors, in order of registration, and the requests that none of them can be given.
+    """All executors in order of registration, and requests that no executor can be given.
 
-    `num_unfitting_requests`: those of them that none that takes requests could ever run. `now_s`:
-    the clock of the scheduler, since 1970; earlier ones say neither that nor their version.
+    `num_unfitting_requests`: requests that no available executor could ever run. `now_s`: clock of
+    the scheduler, seconds since 1970; earlier versions report neither clock nor version.
     """
 
     executors: tuple[Executor, ...]

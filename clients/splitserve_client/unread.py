@@ -1,29 +1,29 @@
-"""How much may lie unread: by one reader, and by all of them together (ADR 12)."""
+"""Limits of unread bytes, per reader and for all readers together (ADR 12)."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 DEFAULT_UNREAD_BYTES = 16 * 2**20
-# So many readers' worth may lie unread in all.
+# Total limit, as a multiple of the limit of one reader.
 _NUM_UNREAD = 16
 
 
 class Holder(Protocol):
-    """What is not read yet lies here."""
+    """Reader with unread bytes."""
 
     @property
     def num_unread_bytes(self) -> int:
-        """What it holds."""
+        """Number of unread bytes."""
         ...
 
     def drop_unread(self) -> None:
-        """Ends it with StreamNotRead; what it held is given back."""
+        """Ends the stream with StreamNotRead and releases its unread bytes."""
         ...
 
 
 class UnreadBudget:
-    """Bounds what each of its holders may hold, and all of them together."""
+    """Limits the unread bytes of each holder, and of all holders together."""
 
     def __init__(self, max_bytes: int = DEFAULT_UNREAD_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -32,7 +32,7 @@ class UnreadBudget:
         self._holders: set[Holder] = set()
 
     def count(self, holder: Holder, num_bytes: int) -> None:
-        """Counts what `holder` got; below 0: what was read there, or dropped."""
+        """Adds `num_bytes` of `holder`; negative for bytes that were read or dropped."""
         self.num_bytes += num_bytes
         if not holder.num_unread_bytes:
             self._holders.discard(holder)
@@ -40,6 +40,6 @@ class UnreadBudget:
             self._holders.add(holder)
 
     def enforce(self) -> None:
-        """While all hold too much together, whoever holds most is dropped."""
+        """Drops the holders with the most unread bytes until the total is within its limit."""
         while self.num_bytes > self.max_total_bytes:
             max(self._holders, key=lambda holder: holder.num_unread_bytes).drop_unread()

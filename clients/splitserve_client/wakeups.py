@@ -1,28 +1,28 @@
-"""When those who wait for a session's tokens are woken."""
+"""Batched wake-ups of the readers of a session."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Protocol
 
-# Rounds that take no longer than this are not noticed by anybody.
+# Delay that no reader notices.
 _SHORT_ROUND_S = 0.01
 _MAX_PAUSE_S = 0.1
 
 
 class Reader(Protocol):
-    """Somebody may wait here."""
+    """Reader that may wait for events."""
 
     def wake(self) -> None:
-        """Lets whoever waits go on."""
+        """Wakes the waiting reader, if any."""
         ...
 
 
 class Wakeups:
-    """Wakes readers, each once for all that has come.
+    """Wakes readers, once each for all events that have arrived.
 
-    While a round of readers takes long, the next one waits about as long: more has come by then for
-    each of them, and to handle it together costs little more than to handle one token.
+    After a slow round of readers, the next round is delayed by about as long: more events have then
+    arrived for each reader, and handling them together costs little more than one token.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Wakeups:
         self._round_s = 0.0
 
     def add(self, reader: Reader) -> None:
-        """Something has come for `reader`."""
+        """Notes that `reader` has new events."""
         self._readers[reader] = None
 
     def flush(self) -> None:
-        """Wakes all that were added, now or soon."""
+        """Wakes all noted readers, now or after a pause."""
         if not self._readers or self._timer is not None:
             return
         if self._round_s <= _SHORT_ROUND_S:
@@ -51,7 +51,7 @@ class Wakeups:
         readers, self._readers = self._readers, {}
         for reader in readers:
             reader.wake()
-        # Runs when they have run.
+        # Runs after the readers have run.
         loop.call_soon(self._end_round, start_s)
 
     def _end_round(self, start_s: float) -> None:
