@@ -95,7 +95,10 @@ class _Parts:
         self.finish = tokens.finish or self.finish
 
     def completion(self, index: int, end: Finish) -> Completion:
-        """Builds the completion; `end`, of the request, applies to a request with one plain sequence."""
+        """Builds the completion.
+
+        `end`: end of the request, which also is that of its only plain sequence.
+        """
         finish = self.finish
         content = (index, tuple(self.token_ids), tuple(self.logprobs))
         if finish is None:

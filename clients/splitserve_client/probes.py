@@ -20,7 +20,10 @@ IsServing = Callable[[str], Awaitable[bool]]
 
 @dataclass(slots=True)
 class Answers:
-    """What they said. `serving`: one that serves; `idle`: the first that says that it does not."""
+    """Answers of the probed schedulers.
+
+    `serving`: one that serves; `idle`: the first that does not.
+    """
 
     serving: str | None = None
     idle: str | None = None

@@ -46,7 +46,7 @@ _LEAST_DEADLINE_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What a caller asks for; see `AsyncClient.generate`."""
+    """Arguments of a request; see `AsyncClient.generate`."""
 
     prompt_token_ids: Sequence[int]
     params: SamplingParams | None = None

@@ -78,7 +78,10 @@ class Backoff:
         return max(delay_s, error.retry_delay_s or 0.0)
 
     def lasts(self, delay_s: float) -> bool:
-        """Returns whether the retry policy permits another `delay_s`, counted from the first failure."""
+        """Returns whether the retry policy permits a further delay of `delay_s`.
+
+        Counts from the first failure since the last progress.
+        """
         now = self._timing.clock()
         if self._lost_at is None:
             self._lost_at = now

@@ -17,7 +17,7 @@ from splitserve_client.errors import ServerUnreachable, SplitserveError
 from splitserve_client.probes import Answers, ask
 from splitserve_rpc.discovery import Discovery
 
-# What a scheduler said of itself holds for so long.
+# Validity of a scheduler's last health status.
 _FRESH_S = 1.0
 _PROBE_TIMEOUT_S = 2.0
 
@@ -63,7 +63,10 @@ class Target(Protocol):
 
     @property
     def elsewhere(self) -> Elsewhere | None:
-        """Function that tells, for the stubs of a call, whether their scheduler does not serve and another does; None if there is no other scheduler."""
+        """Function that looks for a better scheduler; None if no other scheduler is known.
+
+        Takes the stubs of a call; returns whether their scheduler does not serve and another does.
+        """
 
 
 class Schedulers:
@@ -101,7 +104,7 @@ class Schedulers:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a connection to the one that it has."""
+        """Whether the current scheduler is connected."""
         return self._current is not None and self._channels[self._current].is_ready
 
     @property
@@ -119,7 +122,10 @@ class Schedulers:
 
     @asynccontextmanager
     async def call(self, timeout_s: float) -> AsyncGenerator[Stubs, None]:
-        """The stubs for one call. Raises ServerUnreachable if none of them can be reached."""
+        """Yields the stubs for one call.
+
+        Raises ServerUnreachable if no scheduler can be reached.
+        """
         channels = await self._choose(timeout_s)
         address = self._current
         try:

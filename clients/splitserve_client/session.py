@@ -96,7 +96,7 @@ class Session:
 
     @property
     def num_open(self) -> int:
-        """Requests that have not ended."""
+        """Number of unfinished requests."""
         return len(self._open.all)
 
     def submit(

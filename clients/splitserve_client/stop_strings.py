@@ -93,7 +93,7 @@ class StopStrings:
         return held
 
     def _num_to_hold(self) -> int:
-        """Returns the length of the longest end of the text that may be the start of a stop string."""
+        """Returns the length of the text's end to hold back: it may start a stop string."""
         state: _Prefix | None = self._state
         while state is not None:
             # The last stop string with this prefix is longer than it, unless it is the only one.

@@ -1,4 +1,4 @@
-"""Watch over the streams of one connection: detects a dead connection or an unresponsive scheduler."""
+"""Watch over the streams of one connection: finds dead connections and silent schedulers."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Budget:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Looks at the time at each call, and each line of a template. Raises LimitPassed."""
+        """Checks the time at calls and template lines within the context. Raises LimitPassed."""
         clock, end = self._limits.clock, self._end
         num_events = 0
 
@@ -163,7 +163,7 @@ class Budget:
         return made
 
     def charge_each(self, made: Iterator[T]) -> Iterator[T]:
-        """Returns `made` as an iterator that charges each item, as the template may keep the items."""
+        """Returns an iterator that charges each item of `made`, as the template may keep it."""
         return map(self.charge, made)
 
     def collect(self, items: Iterable[object]) -> list[Any]:

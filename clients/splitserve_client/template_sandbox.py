@@ -93,7 +93,10 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _CodeGenerator(jinja2.compiler.CodeGenerator):
-    """Generates code that reports composed values to the environment, as they involve no operator or call that it would intercept."""
+    """Generates code that reports composed values to the environment.
+
+    Such values involve no operator or call that the environment would intercept.
+    """
 
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
         self.write("environment.concat_texts((")

@@ -117,7 +117,7 @@ def _with_bad_words(
 
 @dataclass(frozen=True, slots=True)
 class ModelTokenizer:
-    """The tokenizer of the model with this digest; None if it has none."""
+    """Tokenizer, None if the model has none, and the digest of its model."""
 
     tokenizer: Tokenizer | None
     model_digest: str

@@ -32,7 +32,7 @@ _NUM_WAITING_EACH = 4
 
 @dataclass(frozen=True, slots=True)
 class MapResult:
-    """Of the prompt with this number: what it brought, or the error with which it alone failed."""
+    """Result of the prompt number `index`: its generation, or the error of this prompt alone."""
 
     index: int
     generation: TextGeneration | None = None
@@ -40,7 +40,7 @@ class MapResult:
 
     @property
     def text(self) -> str:
-        """The text of its first completion. Raises its error."""
+        """Text of the first completion. Raises the prompt's error."""
         if self.error is not None:
             raise self.error
         assert self.generation is not None, "there is one or the other"
@@ -49,7 +49,11 @@ class MapResult:
 
 @dataclass(frozen=True, slots=True)
 class MapConfig:
-    """`max_running`: requests at a time. `in_order`: results as the prompts, or as they come."""
+    """Options of `map_prompts`.
+
+    `max_running`: limit of running requests. `in_order`: yield results in the order of prompts,
+    otherwise as they complete.
+    """
 
     max_running: int
     in_order: bool
@@ -100,7 +104,7 @@ class _SessionCall:
         model_digest: str = "",
         **_: object,
     ) -> AsyncGenerator[Tokens | Finish, None]:
-        """As `AsyncClient.generate`; ids and timeouts are none of a batch."""
+        """Makes a request like `AsyncClient.generate`; ignores request ids and timeouts."""
         request = self.session.submit(
             prompt_token_ids, params, scheduling=scheduling, model_digest=model_digest
         )

@@ -21,10 +21,10 @@ from splitserve_client.types import (
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New text with the tokens received since the last piece; the text may lag behind them.
+    """New text, with the tokens received since the last piece; the text may lag behind them.
 
-    `index`: which of several completions. `finish`: how that one ended, if this is its last piece;
-    `stop_string`: what ended it, if it was one.
+    `index`: number of the completion. `finish`: set if this is the completion's last piece;
+    `stop_string`: the stop string that ended the completion, if any.
     """
 
     text: str

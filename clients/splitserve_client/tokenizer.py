@@ -106,7 +106,7 @@ class Tokenizer:
     # -- texts -------------------------------------------------------------------------------------
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Returns the token ids of `text`, by default with the special tokens that the model expects.
+        """Returns the token ids of `text`, by default with the model's special tokens around it.
 
         Raises InvalidRequest for text that is not Unicode (a lone surrogate). Releases Python's
         lock.
@@ -149,10 +149,10 @@ class Tokenizer:
         )
 
     def bad_words_token_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """What `SamplingParams.bad_words_token_ids` takes to keep `words` out of the output.
+        """Returns the value of `SamplingParams.bad_words_token_ids` that keeps `words` out of the output.
 
-        Each word as it is tokenised at the beginning of a text, and after a space. A model can
-        still spell one with other tokens, or within a longer word. Empty words are left out.
+        Each word as tokenized at the start of a text and after a space. A model can still produce a
+        word with other tokens, or inside a longer word. Empty words are ignored.
         """
         bare = [word.lstrip() for word in words if word.strip()]
         texts = [text for word in bare for text in (word, f" {word}")]
@@ -244,7 +244,10 @@ def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the special tokens (`bos_token`, `eos_token`, ...), each a text or an object with `content`."""
+    """Returns the special tokens in `config` (`bos_token`, `eos_token`, ...) by field name.
+
+    A field is a text, or an object with `content`.
+    """
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
