@@ -196,7 +196,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.charged(super().call_binop(context, operator, left, right))
 
     def call(
-        __self,  # a template may name its own argument `self`
+        __self,  # noqa: N805 - a template may name its own argument `self`
         __context: jinja2.runtime.Context,
         __obj: Any,  # noqa: ANN401
         *args: Any,  # noqa: ANN401

@@ -149,7 +149,7 @@ class Tokenizer:
         )
 
     def bad_words_token_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Returns the value of `SamplingParams.bad_words_token_ids` that keeps `words` out of the output.
+        """Returns a value of `SamplingParams.bad_words_token_ids` that keeps `words` out.
 
         Each word as tokenized at the start of a text and after a space. A model can still produce a
         word with other tokens, or inside a longer word. Empty words are ignored.
