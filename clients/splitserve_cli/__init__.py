@@ -1,1 +1,4 @@
-"""The command `splitserve`: serves, asks, shows; a thin layer over the client and the services."""
+"""Command `splitserve`: serves, queries, inspects.
+
+A thin layer over the client and the services.
+"""

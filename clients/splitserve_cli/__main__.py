@@ -1,4 +1,4 @@
-"""`python -m splitserve_cli` is the command `splitserve`."""
+"""Entry point of `python -m splitserve_cli`, which is the command `splitserve`."""
 
 from __future__ import annotations
 

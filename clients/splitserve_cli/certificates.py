@@ -1,4 +1,4 @@
-"""A small certificate authority for a cluster, and the certificates of its processes."""
+"""Small certificate authority for a cluster, and the certificates of its processes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from splitserve_rpc.private_files import replace_file
 
 _CA_DAYS = 3650
-# Clocks of two machines differ.
+# Tolerance for clock differences between machines.
 _BEFORE = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate and its key."""
+    """Certificate and its private key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     def write(self, directory: Path, name: str) -> None:
-        """Writes `name`.crt, and `name`.key, which only its owner may read. Raises OSError."""
+        """Writes `name`.crt, and `name`.key with permissions for its owner only. Raises OSError."""
         key = self.key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -45,14 +45,14 @@ class Issued:
 
 
 class Authority:
-    """Issues certificates that live for `days`; `issued` is its own."""
+    """Issues certificates with a lifetime in days; `issued`: its own certificate and key."""
 
     def __init__(self, issued: Issued) -> None:
         self.issued = issued
 
     @classmethod
     def create(cls) -> Authority:
-        """A new one."""
+        """Creates a new authority with a key of its own."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _name("splitserve CA")
         constraints = x509.BasicConstraints(ca=True, path_length=0)
@@ -63,7 +63,7 @@ class Authority:
 
     @classmethod
     def read(cls, directory: Path) -> Authority:
-        """The one that was written to `directory`. Raises OSError, ValueError."""
+        """Reads the authority that was written to `directory`. Raises OSError, ValueError."""
         certificate = _read_certificate(directory / "ca.crt")
         key = _read_key(directory / "ca.key")
         if certificate.public_key() != key.public_key():
@@ -71,7 +71,10 @@ class Authority:
         return cls(Issued(certificate, key))
 
     def issue(self, name: str, hosts: Sequence[str], days: int) -> Issued:
-        """A certificate for `name`, of servers and clients; `hosts`: host names and addresses."""
+        """Issues a certificate for `name`, valid for servers and clients.
+
+        `hosts`: host names and addresses. `days`: lifetime.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = self.issued.certificate.subject
         usage = x509.ExtendedKeyUsage(
@@ -87,9 +90,11 @@ class Authority:
         return Issued(builder.sign(self.issued.key, hashes.SHA256()), key)
 
     def hosts_of(self, path: Path) -> list[str]:
-        """The host names and addresses in a certificate of ours; none if there is no such.
+        """Returns the host names and addresses in the certificate at `path`.
 
-        Raises OSError, ValueError.
+        Returns none if the certificate does not exist or another authority issued it. Raises
+        OSError,
+        ValueError.
         """
         if not path.exists():
             return []
@@ -98,7 +103,7 @@ class Authority:
             certificate.verify_directly_issued_by(self.issued.certificate)
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
-            # Of another authority: what it says is nothing that we said.
+            # Names in a certificate of another authority are not trusted.
             return []
         return [str(name.value) for name in names.value]
 
@@ -106,10 +111,10 @@ class Authority:
 def issue_all(
     directory: Path, names: Mapping[str, Sequence[str]], days: int, *, in_folders: bool
 ) -> None:
-    """Writes a certificate for each of `names`, or renews it, and the authority if there is none.
+    """Writes or renews a certificate for each of `names`; creates the authority if there is none.
 
-    `names`: of each the host names and addresses; those of the one that is renewed are kept.
-    `in_folders`: NAME/tls.crt rather than NAME.crt. Raises OSError, ValueError.
+    `names`: host names and addresses by certificate; a renewed certificate also keeps its earlier
+    ones. `in_folders`: writes NAME/tls.crt rather than NAME.crt. Raises OSError, ValueError.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (directory / "ca.key").exists():
@@ -120,7 +125,7 @@ def issue_all(
     places = {
         name: (directory / name, "tls") if in_folders else (directory, name) for name in names
     }
-    # All are read before the first is written, so one that cannot be read leaves all as it was.
+    # Reads all certificates before it writes one, so that an unreadable one changes nothing.
     kept = {name: authority.hosts_of(at / f"{file}.crt") for name, (at, file) in places.items()}
     for name, (folder, file) in places.items():
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -130,7 +135,7 @@ def issue_all(
 
 
 def _read_certificate(path: Path) -> x509.Certificate:
-    """Raises OSError, ValueError."""
+    """Reads a certificate. Raises OSError, ValueError."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
@@ -138,7 +143,7 @@ def _read_certificate(path: Path) -> x509.Certificate:
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Raises OSError, ValueError."""
+    """Reads a private key of an elliptic curve. Raises OSError, ValueError."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -1,4 +1,4 @@
-"""`splitserve certs`: certificates for a trial of mTLS."""
+"""Command `splitserve certs`: certificates for a trial of mTLS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from splitserve_rpc.cluster_identity import DOMAIN, Role
 
-# Has no role in the cluster: to the scheduler it is a client.
+# Has no role in the cluster: the scheduler sees the gateway as a client.
 _GATEWAY = "gateway"
 _SERVERS = (Role.SCHEDULER.value, _GATEWAY)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -27,7 +27,7 @@ take the new ones by themselves. Who wants a name gone removes NAME.crt first.
 
 
 def _check_names(clients: Sequence[str], hosts: Sequence[str], taken: Collection[str]) -> None:
-    """Raises ValueError for a name that is none, or that says more than a client or host is."""
+    """Raises ValueError for an invalid name, or a name that would grant more than a client or host."""
     for name in clients:
         if not _NAME.fullmatch(name) or name in {*taken, "ca"}:
             raise ValueError(f"--client {name!r} is taken, or not of letters, digits, '.-_'")
@@ -35,13 +35,13 @@ def _check_names(clients: Sequence[str], hosts: Sequence[str], taken: Collection
         if not _HOST.fullmatch(host) and not _is_address(host):
             raise ValueError(f"--host {host!r} is no host name, and no address")
     for name in (*clients, *hosts):
-        # As whoever compares host names does: without case, and without the dot of the root.
+        # Compared like host names: without case, and without the dot of the root domain.
         if name.lower().rstrip(".").endswith(DOMAIN):
             raise ValueError(f"{name!r} would be a role of the cluster")
 
 
 def _host_of(text: str) -> tuple[str | None, str]:
-    """Whose it is, None: all servers', and the host."""
+    """Splits the value of --host into the server it applies to, None for all servers, and the host."""
     name, is_given, host = text.partition("=")
     return (name, host) if is_given and name in _SERVERS else (None, text)
 
@@ -61,13 +61,13 @@ def _days(text: str) -> int:
 
 
 def _fail(problem: str) -> int:
-    """Returns the exit code."""
+    """Writes the problem to standard error; returns the exit code."""
     sys.stderr.write(f"splitserve certs: {problem}\n")
     return 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the command; returns the exit code."""
     arguments = _parser().parse_args(argv)
     try:
         from splitserve_cli.certificates import issue_all
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(clients: Sequence[str], hosts: Sequence[str]) -> dict[str, list[str]]:
-    """Of each certificate the names that it is for. Raises ValueError."""
+    """Returns the host names of each certificate. Raises ValueError."""
     named = [_host_of(text) for text in hosts]
     names = {role.value: [role.dns_name] for role in Role} | {_GATEWAY: []}
     for name in _SERVERS:

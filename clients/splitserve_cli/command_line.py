@@ -1,4 +1,4 @@
-"""What the client commands share: the address, and errors as one line."""
+"""Shared parts of the client commands: flags of the server, errors, and output to a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TLS_FILES = {
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """Adds `--address`, and the options of `client_config`."""
+    """Adds `--address` and the flags that `client_config` reads."""
     add_address(parser, "--address", DEFAULT_ADDRESS, "the server, or several")
     for flag, text in _TLS_FILES.items():
         add_file(parser, flag, text)
@@ -40,7 +40,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 
 class _RefuseKey(argparse.Action):
-    """A key here is no abbreviation of the file's name, and its value is not repeated."""
+    """Refuses `--api-key`, which would abbreviate `--api-key-file`, without repeating the key."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         parser.error(
@@ -50,7 +50,7 @@ class _RefuseKey(argparse.Action):
 
 
 def add_file(parser: argparse.ArgumentParser, flag: str, text: str) -> None:
-    """Adds the path of a file, None if it is not given."""
+    """Adds a flag for the path of a file; None if it is not given."""
     env = _variable(flag)
     default = os.environ.get(env) or None
     parser.add_argument(
@@ -59,7 +59,7 @@ def add_file(parser: argparse.ArgumentParser, flag: str, text: str) -> None:
 
 
 def add_address(parser: argparse.ArgumentParser, flag: str, default: str, text: str) -> None:
-    """Adds the address of a server."""
+    """Adds a flag for the address of a server."""
     env = _variable(flag)
     parser.add_argument(
         flag,
@@ -70,12 +70,12 @@ def add_address(parser: argparse.ArgumentParser, flag: str, default: str, text: 
 
 
 def _variable(flag: str) -> str:
-    """Of the environment, which says what the flag would."""
+    """Returns the environment variable that is equivalent to `flag`."""
     return f"SPLITSERVE_{flag[2:].replace('-', '_').upper()}"
 
 
 def client_config(arguments: argparse.Namespace) -> ClientConfig:
-    """How to connect. Raises SecurityUnusable."""
+    """Returns the configuration of a client. Raises SecurityUnusable."""
     files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
     check_pair(files.cert, files.key)
     file = arguments.api_key_file
@@ -87,12 +87,15 @@ def client_config(arguments: argparse.Namespace) -> ClientConfig:
 
 
 def environment_key() -> str | None:
-    """The key of whoever runs us, if it is set."""
+    """Returns the API key in the environment; None if it is not set."""
     return os.environ.get(API_KEY_ENV) or None
 
 
 def run(name: str, command: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Runs a command; SplitserveError and SecurityUnusable are one line and exit code 1."""
+    """Runs a command.
+
+    Reports SplitserveError and SecurityUnusable in one line, with exit code 1.
+    """
     try:
         return asyncio.run(command())
     except SplitserveError as error:
@@ -104,13 +107,13 @@ def run(name: str, command: Callable[[], Coroutine[Any, Any, int]]) -> int:
     return 1
 
 
-# -- What the commands of operators share: where they ask, and as whom -----------------------------
+# -- commands of operators -------------------------------------------------------------------------
 
 _Answer = TypeVar("_Answer")
 
 
 def add_operators_server(parser: argparse.ArgumentParser) -> None:
-    """Adds the addresses of a server, and the options of `operators_config`."""
+    """Adds the addresses of a server and the flags that `operators_config` reads."""
     add_server(parser)
     text = "for operators, where the server has no such address itself"
     add_address(parser, "--cluster-address", DEFAULT_CLUSTER_ADDRESS, text)
@@ -118,7 +121,7 @@ def add_operators_server(parser: argparse.ArgumentParser) -> None:
 
 
 def operators_config(arguments: argparse.Namespace) -> ClientConfig:
-    """How to connect. Raises SecurityUnusable."""
+    """Returns the configuration of an operator's client. Raises SecurityUnusable."""
     token = read_token(arguments.cluster_token_file)
     return replace(client_config(arguments), cluster_token=token)
 
@@ -128,7 +131,10 @@ async def ask(
     config: ClientConfig,
     question: Callable[[AsyncClient], Awaitable[_Answer]],
 ) -> _Answer:
-    """The answer from the server, or from its address for operators. Raises SplitserveError."""
+    """Returns the answer of the server, or of its address for operators. Raises SplitserveError.
+
+    Asks the address for operators if the server does not offer the method.
+    """
     async with AsyncClient(arguments.address, config) as client:
         try:
             return await question(client)
@@ -139,25 +145,26 @@ async def ask(
         return await question(operators)
 
 
-# -- Text of a model on a terminal: a model may have been talked into speaking to that -------------
+# -- model output on a terminal --------------------------------------------------------------------
 
-# All control characters, also those of 8 bits, but the tab and the end of a line. Others that move
-# nothing but text, as marks of direction do, belong to languages.
+# Model output may contain terminal escape sequences. Matches all control characters, including
+# 8-bit ones, except tab and newline. Other invisible characters, such as direction marks, are part
+# of languages.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class TextFile(Protocol):
-    """Where text goes."""
+    """Destination of text."""
 
     def write(self, text: str, /) -> object:
-        """Writes it."""
+        """Writes `text`."""
 
     def flush(self) -> object:
-        """Lets it be seen."""
+        """Flushes the written text."""
 
 
 class _Terminal:
-    """Escapes control characters, so that they are seen and do nothing."""
+    """Writes control characters escaped, so that they are visible and have no effect."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -170,5 +177,5 @@ class _Terminal:
 
 
 def as_seen_by_people(file: TextIO) -> TextFile:
-    """`file` as it is, unless it is a terminal: then control characters are written escaped."""
+    """Returns `file`; if it is a terminal, wrapped so that control characters are escaped."""
     return _Terminal(file) if file.isatty() else file

@@ -1,7 +1,7 @@
-"""`splitserve doctor`: what is wrong here, what that means, and what to do.
+"""Command `splitserve doctor`: finds problems, their consequences and remedies.
 
-What it is asked about first is whether packages are there and fit each other; so whatever needs
-them is imported late, and that this fails is a finding like any other.
+It first checks that packages are installed and compatible. So modules that need packages are
+imported late, and a failed import is a finding like any other.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _PACKAGES = "pip install --force-reinstall splitserve, into a venv of its own"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the command; returns the exit code."""
     try:
         from splitserve_cli.examination import examine
-    except Exception as error:  # whatever packages raise that are not there, broken or too old
+    except Exception as error:  # packages that are missing, broken or too old may raise anything
         return tell(_of_packages(error), is_json="--json" in argv, shows_all="--verbose" in argv)
     return examine(argv)
 
 
 def _of_packages(error: Exception) -> list[Finding]:
-    """Why not even this command can be loaded."""
+    """Returns findings that explain why the command's own modules cannot be imported."""
     text = " ".join(str(error).split())
     meaning = f"no process and no command starts with this Python, {sys.executable}"
     findings = [wrong("imports", f"{type(error).__name__}: {text}", meaning, _PACKAGES)]

@@ -1,4 +1,4 @@
-"""`splitserve drain`: sends executors away, so that they can be stopped, or takes them back."""
+"""Command `splitserve drain`: drains executors, so that they can be stopped, or takes them back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from splitserve_rpc.printable import printable
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 0 once all are gone."""
+    """Runs the command; returns the exit code: 0 once all executors are gone."""
     parser = argparse.ArgumentParser(
         prog="splitserve drain",
         description="Sends executors away: what they run ends or moves, and then they are gone.",

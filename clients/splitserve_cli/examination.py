@@ -1,4 +1,4 @@
-"""What `splitserve doctor` looks at, once its packages are known to be there."""
+"""Checks of `splitserve doctor`, run once its packages are known to be installed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ exit code: 0 nothing is wrong, though there may be warnings; 1 something is. Wit
 
 
 def examine(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the command; returns the exit code."""
     arguments = _parse(argv)
     findings = [*local_findings(arguments, os.environ), *asyncio.run(_remote_findings(arguments))]
     return tell(findings, is_json=arguments.json, shows_all=arguments.verbose)
@@ -71,7 +71,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         epilog=_EPILOG,
     )
     add_operators_server(parser)
-    # Only who names a server wants it to be asked.
+    # No default server: the user must name the server to be asked.
     parser.set_defaults(address=os.environ.get("SPLITSERVE_ADDRESS") or None)
     parser.add_argument("--gateway", metavar="URL", help="a gateway, as http://localhost:8000")
     parser.add_argument(
@@ -88,7 +88,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def local_findings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Of this machine, and of the options of a process that is to run on it."""
+    """Yields findings about this machine, and about the options of a process to be run on it."""
     command: Command = arguments.command or command_installed()
     findings, values = check_settings(command, arguments.config, environ)
     yield check_python()
@@ -114,11 +114,14 @@ def local_findings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
 def _findings_of_computing(
     values: Mapping[str, Value], environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Of what only executors need. `values`: their options; empty if these cannot be used."""
+    """Yields findings about requirements of executors.
+
+    `values`: their options; empty if invalid.
+    """
     device = values.get("device")
     torch = check_torch(device, has_gpu(), installed_version("torch"))
     yield from [] if torch is None else [torch]
-    # A torch that cannot use the GPU computes on the CPU.
+    # Without CUDA support, torch computes on the CPU despite a GPU.
     is_on_gpu = device != "cpu" and has_gpu() and torch is None
     yield from check_compilers(compiler_problems(), is_on_gpu=is_on_gpu)
     yield check_instructions()
@@ -129,7 +132,7 @@ def _findings_of_computing(
         yield check_threads(environ, num_cores(), num_executors, threads)
 
 
-# What a gateway and its clients are told to speak TLS.
+# Instructions for enabling TLS of a gateway and its clients.
 _OF_HTTP = TlsWords(
     "start it with --http-tls-cert and --http-tls-key", "give https://", "give http://"
 )
@@ -164,7 +167,7 @@ async def _scheduler_findings(
         lambda: ask(arguments, config, lambda operators: operators.list_executors()), model
     )
     if any(each.name == "executors" and each.state is State.WRONG for each in executors):
-        # They may have been asked for at the other address.
+        # The executors may have been listed at the address for operators.
         found, _ = await _connection_findings(arguments, arguments.cluster_address)
         findings += [each for each in found if each.state is State.WRONG]
     return [*findings, *executors], model
@@ -173,7 +176,7 @@ async def _scheduler_findings(
 async def _connection_findings(
     arguments: argparse.Namespace, address: str
 ) -> tuple[list[Finding], bool]:
-    """Of all schedulers that the address stands for, and whether one of them can be asked."""
+    """Returns findings about all schedulers at `address`, and whether one of them can be asked."""
     files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
     wants_tls = files != TlsFiles()
     try:

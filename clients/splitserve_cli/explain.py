@@ -1,4 +1,4 @@
-"""`splitserve explain`: why a request waited, was preempted, moved or refused."""
+"""Command `splitserve explain`: why a request waited, was preempted, moved or refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ of requests that were refused, nor of what happened before its file begins.
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="splitserve explain",
         description="Says what happened to a request, and what it waits for.",
@@ -74,7 +74,10 @@ async def _explain_live(arguments: argparse.Namespace) -> int:
 
 
 def _explain_journal(arguments: argparse.Namespace) -> int:
-    """The scheduler's own program decides again what the file says; this one does not import it."""
+    """Explains a request from a journal.
+
+    A program of the scheduler replays the file; this package does not import the scheduler.
+    """
     program = [sys.executable, "-P", "-m", "scheduler_service.watching.explain_journal"]
     command = [*program, str(arguments.journal), arguments.request]
     answer = subprocess.run(command, stdout=subprocess.PIPE, check=False)
@@ -94,7 +97,7 @@ def _show(arguments: argparse.Namespace, explanation: Explanation) -> int:
     return 0 if explanation.lives else 1
 
 
-# -- The life of a request for people: what it comes down to, then what happened when --------------
+# -- history of a request as text ------------------------------------------------------------------
 
 _NUM_FIRST = 16
 _NEARLY_ALL_RATIO = 0.95
@@ -110,7 +113,7 @@ _NOT_RECORDED = "not_recorded"
 def describe_explanation(
     request_id: str, explanation: Explanation, *, is_of_journal: bool = False
 ) -> str:
-    """All lives, or what is known instead."""
+    """Returns a text about all matching requests, or about the record if none matches."""
     if not explanation.lives:
         unknown = _unknown_to_journal if is_of_journal else _unknown
         return "\n".join(unknown(request_id, explanation)) + "\n"
@@ -119,7 +122,7 @@ def describe_explanation(
 
 
 def describe_queue(queue: QueueExplanation) -> str:
-    """Why the first wait."""
+    """Returns a text that says why the first requests of the waiting queue wait."""
     if not queue.first:
         return "nobody waits for an executor\n"
     number = queue.num_unassigned_requests
@@ -132,7 +135,7 @@ def describe_queue(queue: QueueExplanation) -> str:
 
 
 def summary(life: RequestLife) -> str:
-    """What it comes down to, in a sentence or two."""
+    """Returns a summary of a request's history in one or two sentences."""
     clauses = [*_clauses(life)]
     text = "; ".join(clauses) or f"it took {seconds(life.duration_s)}"
     return f"{text[0].upper()}{text[1:]}."
@@ -209,7 +212,7 @@ def _life(life: RequestLife) -> list[str]:
 
 
 def _more_tokens(life: RequestLife) -> Iterator[str]:
-    """Guessed, right, run on; and what came of it for each step that brought any."""
+    """Yields counts of draft and further tokens, and the output tokens per step that had output."""
     if life.num_draft_tokens:
         right = life.num_accepted_draft_tokens
         yield f"{life.num_draft_tokens} guessed, {right} of them right"
@@ -269,9 +272,9 @@ def _date(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-# -- What the names in a life of a request mean, in words ------------------------------------------
+# -- names in a history as text --------------------------------------------------------------------
 
-# Of why a request does not go on; `{}` is the executor.
+# Reasons why a request does not proceed; `{}` is the executor.
 _BECAUSE: Mapping[str, str] = MappingProxyType(
     {
         "": "nothing kept it",
@@ -306,7 +309,7 @@ _BECAUSE: Mapping[str, str] = MappingProxyType(
         "again": "tokens that were known had to be computed again at {}",
     }
 )
-# Of why it was given to `{}` and to no other.
+# Reasons why a request was assigned to the executor `{}`.
 _GIVEN_AS: Mapping[str, str] = MappingProxyType(
     {
         "only_one": "no other than {} could begin it soon",
@@ -373,19 +376,19 @@ _NUMBERS: Mapping[str, Callable[[int], str]] = MappingProxyType(
 
 
 def because(reason: str, executor: str) -> str:
-    """Why it did not go on; a name that is not known here stands for itself."""
+    """Returns why a request did not proceed; an unknown name is returned unchanged."""
     where = printable(executor) or "every executor"
     known = _BECAUSE.get(reason)
     return printable(reason) if known is None else known.format(where)
 
 
 def kind_of(event: LifeEvent) -> str:
-    """What happened."""
+    """Returns the kind of an event as text."""
     return _KINDS.get(event.kind, printable(event.kind))
 
 
 def details_of(event: LifeEvent) -> str:
-    """Where, why, and numbers."""
+    """Returns the executor, the reason and the numbers of an event."""
     if event.kind == "given":
         return "; ".join(_given(event))
     parts = []
@@ -407,12 +410,12 @@ def details_of(event: LifeEvent) -> str:
 
 
 def ending(reason: str) -> str:
-    """How it ended, or why it was refused."""
+    """Returns how a request ended, or why it was refused."""
     return _ENDS.get(reason, printable(reason))
 
 
 def _given(event: LifeEvent) -> Iterator[str]:
-    """Why this executor, and the numbers that were compared."""
+    """Yields why this executor was chosen, and the numbers that were compared."""
     where, numbers = printable(event.executor), event.numbers
     known = _GIVEN_AS.get(event.reason)
     if known is None and event.reason:
@@ -431,7 +434,7 @@ def _given(event: LifeEvent) -> Iterator[str]:
 
 
 def doing(part: LifePart) -> str:
-    """What an unfinished request is doing."""
+    """Returns the current activity of an unfinished request."""
     match part.phase:
         case "prompt":
             return f"{printable(part.executor)} computes its prompt"
@@ -444,7 +447,7 @@ def doing(part: LifePart) -> str:
 
 
 def seconds(duration_s: float) -> str:
-    """In few digits."""
+    """Formats a duration with few digits."""
     if duration_s < 1:
         return f"{duration_s * 1000:.3g} ms"
     return f"{duration_s:.1f} s" if duration_s < 600 else f"{duration_s / 60:.0f} min"

@@ -1,4 +1,4 @@
-"""Extras of the package `splitserve`: what processes need that a base install has not."""
+"""Extras of the package `splitserve`: modules that some processes need beyond a base install."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# By extra, the modules of its packages. `pyproject.toml` names the packages.
+# Modules by extra. `pyproject.toml` names the packages.
 MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "gateway": (
@@ -23,7 +23,10 @@ MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def missing_modules(extra: str) -> str:
-    """Returns the modules of `extra` that are not installed, as text; empty: all are."""
+    """Returns the modules of `extra` that are not installed, as text.
+
+    Empty if all are installed.
+    """
     names = [name for name in MODULES[extra] if not _is_installed(name)]
     return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 

@@ -1,4 +1,4 @@
-"""`splitserve generate`: streams a completion from a running server."""
+"""Command `splitserve generate`: streams a completion from a running server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from splitserve_client.types import (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the command; returns the exit code."""
     parser = _build_parser()
     arguments = parser.parse_args(argv)
     if arguments.stream and not arguments.json:
@@ -90,12 +90,12 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def _token_ids(text: str) -> tuple[int, ...]:
-    """Raises ValueError, which the parser reports, for anything but 32-bit integers."""
+    """Parses 32-bit integers. Raises ValueError, which the parser reports."""
     return tuple(int32(number) for number in text.replace(",", " ").split())
 
 
 def _prompt(arguments: argparse.Namespace) -> Prompt:
-    """Raises OSError, or ValueError if there is none, or several."""
+    """Returns the prompt. Raises OSError; ValueError if no prompt or several are given."""
     if arguments.token_ids is None:
         return Prompt(_read_prompt(arguments), arguments.system, arguments.raw)
     if arguments.prompt is not None or arguments.file is not None:
@@ -108,7 +108,7 @@ def _prompt(arguments: argparse.Namespace) -> Prompt:
 
 
 def _read_prompt(arguments: argparse.Namespace) -> str:
-    """The prompt's text. Raises OSError, or ValueError where there is none or it is not UTF-8."""
+    """Returns the prompt's text. Raises OSError; ValueError if it is missing or not UTF-8."""
     if arguments.file is not None:
         if arguments.prompt is not None:
             raise ValueError("give PROMPT or --file, not both")
@@ -166,7 +166,8 @@ async def _tokenizer(client: AsyncClient) -> Tokenizer:
 
 def _output(arguments: argparse.Namespace, num_completions: int) -> Output:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character
+        # for characters that the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="replace")
     if arguments.json:
         kind = JsonLinesOutput if arguments.stream else JsonOutput
         return kind(sys.stdout, num_completions)
@@ -174,27 +175,27 @@ def _output(arguments: argparse.Namespace, num_completions: int) -> Output:
     return SeveralTextsOutput(file, num_completions) if num_completions > 1 else TextOutput(file)
 
 
-# -- How `splitserve generate` writes completions: text, one JSON object, or JSON lines ------------
+# -- output: text, one JSON object, or JSON lines --------------------------------------------------
 
 
 class Output(Protocol):
-    """Gets the pieces in order, then the end."""
+    """Output format: receives the pieces in order, then the end."""
 
     def piece(self, piece: Piece) -> None:
-        """New text and tokens."""
+        """Handles new text and tokens."""
 
     def end(self, end: End) -> None:
-        """All is there."""
+        """Handles the end of the request."""
 
 
 class TextOutput:
-    """The text as it comes, and a newline."""
+    """Writes the text as it arrives, then a newline."""
 
     def __init__(self, file: TextFile) -> None:
         self._file = file
 
     def piece(self, piece: Piece) -> None:
-        """Writes the text."""
+        """Writes the text of the piece."""
         if piece.text:
             self._file.write(piece.text)
             self._file.flush()
@@ -206,7 +207,7 @@ class TextOutput:
 
 
 class SeveralTextsOutput:
-    """One text after the other, each under a heading; the first that is not whole as it comes."""
+    """Writes several texts in order, each below a heading; streams the first unfinished text."""
 
     def __init__(self, file: TextFile, num_completions: int) -> None:
         self._file = file
@@ -215,7 +216,7 @@ class SeveralTextsOutput:
         self._shown = -1
 
     def piece(self, piece: Piece) -> None:
-        """Writes the text if it is its turn, keeps it otherwise."""
+        """Writes the text if its completion is the shown one, otherwise stores it."""
         if self._shown < 0:
             self._show(0)
         if piece.index == self._shown:
@@ -228,7 +229,7 @@ class SeveralTextsOutput:
         self._file.flush()
 
     def end(self, end: End) -> None:
-        """Writes what was kept, and ends the line."""
+        """Writes the stored texts, and ends the line."""
         while self._shown + 1 < len(self._texts):
             self._show(self._shown + 1)
         self._file.write("\n")
@@ -242,7 +243,7 @@ class SeveralTextsOutput:
 
 
 class JsonOutput:
-    """One object, at the end. Of several completions it has a list, by index."""
+    """Writes one JSON object at the end, with a list by index if there are several completions."""
 
     def __init__(self, file: TextIO, num_completions: int = 1) -> None:
         self._file = file
@@ -250,12 +251,12 @@ class JsonOutput:
         self._prompt_logprobs: list[TokenLogprob] = []
 
     def piece(self, piece: Piece) -> None:
-        """Collects."""
+        """Collects the piece."""
         self._completions[piece.index].add(piece)
         self._prompt_logprobs.extend(piece.prompt_logprobs)
 
     def end(self, end: End) -> None:
-        """Writes all of it."""
+        """Writes the object."""
         if len(self._completions) == 1:
             content = _content(self._completions[0])
         else:
@@ -284,14 +285,14 @@ def _ending(text: GrowingText) -> dict[str, Any]:
 
 
 class JsonLinesOutput:
-    """A line for each piece, and one for the end. Of several completions each has its index."""
+    """Writes a JSON line for each piece, with its index if there are several, and one for the end."""
 
     def __init__(self, file: TextIO, num_completions: int = 1) -> None:
         self._file = file
         self._num_completions = num_completions
 
     def piece(self, piece: Piece) -> None:
-        """Writes a line."""
+        """Writes a line for the piece."""
         content: dict[str, Any] = {"index": piece.index} if self._num_completions > 1 else {}
         content["text"] = piece.text
         content["token_ids"] = piece.token_ids
@@ -321,7 +322,7 @@ def _reason(reason: FinishReason, stop_string: str | None) -> dict[str, Any]:
 
 
 def _ranking(finish: SequenceFinish | None) -> dict[str, Any]:
-    """What made it one of the best, if it had to be."""
+    """Returns the values that ranked the completion, if any."""
     if finish is None:
         return {}
     ranking = {"cumulative_logprob": finish.cumulative_logprob, "score": finish.score}

@@ -1,4 +1,4 @@
-"""`splitserve info`: the model, the executors and their pools."""
+"""Command `splitserve info`: the model, the executors and their KV pools."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from splitserve_client.errors import CallerNotAllowed, CallerUnknown, ModelNotRe
 from splitserve_client.types import Executor, ExecutorList, Model, SamplingParams
 from splitserve_rpc.printable import printable
 
-# In place of the model.
+# Texts shown in place of the model.
 _NONE_YET = "none yet; no executor has registered"
 _NOT_SHOWN = "not shown; that takes a credential which may generate or operate"
 
 
 def state_of(executor: Executor) -> str:
-    """In a word."""
+    """Returns the state of an executor as one word."""
     if not executor.is_connected:
         return "lost"
     if executor.is_withdrawn:
@@ -32,7 +32,7 @@ def state_of(executor: Executor) -> str:
     return "draining" if executor.is_draining else "connected"
 
 
-# The columns of the table, each with what it says of an executor; numbers stand right.
+# Columns of the table, with functions that return their values; numbers are right-aligned.
 _TEXTS: Mapping[str, Callable[[Executor], str]] = MappingProxyType(
     {
         "EXECUTOR": lambda executor: printable(executor.address),
@@ -60,7 +60,7 @@ _NUMBERS: Mapping[str, Callable[[Executor], object]] = MappingProxyType(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="splitserve info", description="Shows the model, the executors and their KV pools."
     )
@@ -80,7 +80,7 @@ async def _show(arguments: argparse.Namespace) -> int:
 
 
 async def _model(client: AsyncClient) -> Model | str:
-    """What is served, or why that is not shown: a certificate alone shows the executors."""
+    """Returns the served model, or why it is not shown: a certificate alone permits only executors."""
     try:
         return await client.get_model()
     except ModelNotReady:
@@ -115,7 +115,7 @@ def _model_entry(model: Model) -> dict[str, Any]:
 
 
 def _recommended(model: Model) -> dict[str, float]:
-    """Only what the model's authors say something about."""
+    """Returns the sampling parameters that the model's authors recommend."""
     params = asdict(model.default_sampling_params)
     neutral = asdict(SamplingParams())
     return {name: value for name, value in params.items() if value != neutral[name]}
@@ -143,7 +143,7 @@ def _table(model: Model | str, executors: ExecutorList) -> str:
 
 
 def _rows(executors: Sequence[Executor]) -> list[str]:
-    """The headings and a line for each executor."""
+    """Returns the headings and a line for each executor."""
     columns = [
         _aligned([heading, *map(str, map(value, executors))], alignment)
         for values, alignment in ((_TEXTS, "<"), (_NUMBERS, ">"))
@@ -153,7 +153,7 @@ def _rows(executors: Sequence[Executor]) -> list[str]:
 
 
 def _slow(executors: Sequence[Executor]) -> list[str]:
-    """A line for each executor whose code is not the fastest for its model."""
+    """Returns a line for each executor whose implementation is not the fastest for its model."""
     return [
         printable(f"{each.address} computes slowly: {each.slow_compute_reason}")
         for each in executors

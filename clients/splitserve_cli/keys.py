@@ -1,4 +1,4 @@
-"""`splitserve keys`: the API keys that a scheduler knows."""
+"""Command `splitserve keys`: the API keys that a scheduler accepts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the command; returns the exit code."""
     now = datetime.now(UTC)
     arguments = _parser(now).parse_args(argv)
     try:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Refused(Exception):
-    """What was asked for cannot be done; one line for people."""
+    """Reports that a command cannot be done; the message is one line for users."""
 
 
 def _parser(now: datetime) -> argparse.ArgumentParser:
@@ -138,7 +138,7 @@ def _list(arguments: argparse.Namespace, now: datetime) -> int:
 
 
 def _as_json(entry: KeyEntry, now: datetime) -> dict[str, object]:
-    """What the file has, without the digest."""
+    """Returns the fields of a key in the file, without the digest."""
     fields = entry.to_json()
     del fields["sha256"]
     return fields | {"state": entry.state_at(now)}

@@ -1,4 +1,4 @@
-"""The command `splitserve`; each subcommand lives in a module of its own."""
+"""Command `splitserve`; each subcommand is a module of its own."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ commands:
 
 `splitserve COMMAND --help` tells the options of a command.
 """
-# Modules of this package.
+# Subcommands that are modules of this package.
 _COMMANDS = ("serve", "generate", "info", "top", "explain", "doctor", "drain", "certs", "keys")
-# Commands that are programs of the other packages, which this one does not import.
+# Subcommands that are programs of other packages, which this package does not import.
 _PROGRAMS = MappingProxyType(
     {
         "scheduler": "scheduler_service",
@@ -51,14 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else ""
-    # gRPC's own notes on connections that come and go are no news to whoever runs a command.
+    # Hides gRPC's messages about connections, which are no use to the user of a command.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         return _run(command, arguments[1:])
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has left. Python flushes at exit, which must not fail again.
+        # The reader of our output has exited. Python flushes at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
@@ -69,11 +69,11 @@ def _run(command: str, arguments: list[str]) -> int:
             install = f"pip install 'splitserve[{command}]'"
             sys.stderr.write(f"splitserve {command}: needs {missing}: {install}\n")
             return 2
-        # -P: what lies in the working directory is not to shadow a module.
+        # -P: files in the working directory must not shadow a module.
         program = [sys.executable, "-P", "-m", _PROGRAMS[command], *arguments]
         os.execv(sys.executable, program)
     if command in _COMMANDS:
-        # Only this one is imported: some need what others do not.
+        # Imports only the module of this command, as commands need different packages.
         code: int = importlib.import_module(f"splitserve_cli.{command}").main(arguments)
         return code
     if command in ("-h", "--help", "help"):

@@ -1,4 +1,4 @@
-"""The parameters of a request as flags of a command, and back."""
+"""Command-line flags for the parameters of a request."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from splitserve_client.types import (
 )
 
 _INT32_MAX = 2**31 - 1
-_MAX_DEADLINE_S = 315_576_000_000  # what a protobuf Duration holds
+_MAX_DEADLINE_S = 315_576_000_000  # limit of a protobuf Duration
 
 
 # -- values ----------------------------------------------------------------------------------------
 
 
 def int32(text: str) -> int:
-    """Raises ValueError where `text` is no 32-bit integer."""
+    """Parses a 32-bit integer. Raises ValueError for any other text."""
     value = int(text)
     if not -_INT32_MAX - 1 <= value <= _INT32_MAX:
         raise ValueError(text)
@@ -49,7 +49,7 @@ def _token_ids(text: str) -> tuple[int, ...]:
     return tuple(int32(token_id) for token_id in text.split(","))
 
 
-# argparse shows these where a value does not parse.
+# Names that argparse shows if a value cannot be parsed.
 int32.__name__ = "integer"
 _int64.__name__ = "integer"
 _bias.__name__ = "ID=X"
@@ -61,7 +61,7 @@ _token_ids.__name__ = "ID,ID,..."
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """A parameter with one value; the server knows its range and default."""
+    """Flag of a parameter with one value; the server knows its range and default."""
 
     name: str
     field: str
@@ -163,7 +163,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
-    """What was given. Raises ValueError where flags do not go together."""
+    """Returns the sampling parameters given by flags. Raises ValueError for conflicting flags."""
     return SamplingParams(
         **{flag.field: getattr(arguments, flag.field) for flag in _FLAGS},
         logit_bias=dict(arguments.logit_bias),
@@ -232,7 +232,10 @@ def add_scheduling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def scheduling_params(arguments: argparse.Namespace) -> SchedulingParams:
-    """What was given. Raises ValueError for a deadline that cannot be sent."""
+    """Returns the scheduling parameters given by flags.
+
+    Raises ValueError for an invalid deadline.
+    """
     deadline_s = arguments.deadline_s
     if deadline_s is not None and not 0 < deadline_s < _MAX_DEADLINE_S:
         raise ValueError(f"argument --deadline-s: {deadline_s:g} is no time from now")

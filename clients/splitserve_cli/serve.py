@@ -1,6 +1,6 @@
-"""`splitserve serve`: a scheduler and executors on this machine, as processes that end with us.
+"""Command `splitserve serve`: a scheduler, executors and a gateway as child processes.
 
-This module is on the way to the first process: it imports no gRPC.
+This module is imported before the first process starts: it imports no gRPC.
 """
 
 from __future__ import annotations
@@ -37,17 +37,20 @@ from splitserve_options.options import Value
 from splitserve_rpc.addresses import CannotListen, claim_address, is_loopback, listen_at
 from splitserve_rpc.grpc_threads import with_fewer_threads
 
-# What each process of ours gets told otherwise than by the options of the same name.
+# Options that child processes get with values of their own.
 _OWN = (
     *("listen", "cluster_listen", "scheduler", "advertise_address", "http", "metrics_listen"),
     *("live_listen", "live_schedulers"),
 )
-# Of the live page, if nobody says where.
+# Default address of the live page.
 _LIVE = "127.0.0.1:8001"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 0 after Ctrl-C or SIGTERM, 1 if serving was impossible."""
+    """Runs the command.
+
+    Returns the exit code: 0 after Ctrl-C or SIGTERM, 1 if serving is impossible.
+    """
     started_at = time.monotonic()
     values = options.parse("serve", argv, os.environ)
     errors = _json_errors(values)
@@ -73,17 +76,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _json_errors(values: Mapping[str, Value]) -> TextIO | None:
-    """Where children are to log: what is written to standard error here becomes JSON."""
+    """Returns the log file of child processes: their standard error is converted to JSON.
+
+    None for text logs.
+    """
     if values["log_format"] == "text":
         return None
-    from splitserve_rpc.process_log import start_logging  # most people need it not
+    from splitserve_rpc.process_log import start_logging  # slow import, rarely needed
 
     errors = start_logging(str(values["log_level"]), str(values["log_format"]))
     return None if errors is None else errors.file
 
 
 def _claim_cluster(cluster: Value, listen: str) -> str:
-    """The address for executors and operators, by default one that only this machine reaches."""
+    """Claims the address for executors and operators; by default only this machine can reach it."""
     if cluster is None and is_loopback(listen):
         return listen
     return claim_address(str(cluster or DEFAULT_CLUSTER_ADDRESS))
@@ -96,14 +102,14 @@ def _claim_http(http: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """Where the live page is. `listening`: there already, for the gateway."""
+    """Address of the live page. `listening`: bound socket that the gateway inherits, if any."""
 
     address: str
     listening: socket.socket | None = None
 
     @property
     def flags(self) -> list[str]:
-        """What the gateway is told."""
+        """Flags of the gateway for the live page."""
         flags = [f"--live-listen={self.address}"]
         if self.listening is not None:
             flags.append(f"--live-socket={self.listening.fileno()}")
@@ -111,7 +117,10 @@ class _Live:
 
 
 def claim_live(live: Value) -> _Live:
-    """Where it is said, or where there is room: which is kept, as others look for some, too."""
+    """Claims the given address of the live page, or a free one.
+
+    Keeps the socket of a free address, as other processes also search for free addresses.
+    """
     if live is not None:
         return _Live(claim_address(str(live)))
     try:
@@ -124,7 +133,7 @@ def claim_live(live: Value) -> _Live:
 
 @dataclass(frozen=True, slots=True)
 class _Addresses:
-    """Where processes listen; None where none does."""
+    """Addresses on which the processes listen; None for a process that does not run."""
 
     listen: str
     cluster: str
@@ -140,16 +149,18 @@ def _supervisor(
 ) -> Supervisor:
     listen, cluster = addresses.listen, addresses.cluster
     http, live = addresses.http, addresses.live
-    # Everything is passed on as flags; a variable would be read a second time, by the wrong one.
+    # All options are passed as flags; environment variables would be read again by child processes
+    # that they are not meant for.
     told = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     environ = with_fewer_threads(told)
     address = reachable_address(listen)
     listens = [f"--listen={listen}", f"--cluster-listen={cluster}"]
-    # Our executors listen on this machine alone, from whichever address they register.
+    # The executors listen on this machine only, from whichever address they register.
     near = "--executor-addresses=127.0.0.1"
-    # Of these processes alone: any other that registered would be sent everybody's prompts.
+    # Cluster token of these processes alone: any other executor that registered would receive the
+    # prompts.
     token = secrets.token_urlsafe(32) if values["cluster_token_file"] is None else None
-    # The token that nobody else can have is not asked of operators.
+    # Operators cannot know this token, so it is not required of them.
     operators = [] if token is None else ["--no-operator-token"]
     metrics = metrics_flags(values)
     scheduler_options = [*listens, near, *operators, *next(metrics), *_flags("scheduler", values)]
@@ -208,7 +219,7 @@ def _supervisor(
 
 
 def _flags(command: Command, values: Mapping[str, Value]) -> list[str]:
-    """The options of `command` as they were given to us."""
+    """Returns the given options of `command` as flags."""
     flags = []
     for option in options.options_of(command):
         value = values.get(option.key)

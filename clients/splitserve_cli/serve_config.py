@@ -1,4 +1,4 @@
-"""What `splitserve serve` knows, and can find out, before anything slow starts."""
+"""Configuration of `splitserve serve`, and its checks before slow work starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
 class HttpTls(enum.Enum):
-    """How the gateway is spoken to. `MUTUAL`: clients need certificates, too."""
+    """Encryption of the gateway. `MUTUAL`: clients need certificates too."""
 
     NONE = enum.auto()
     SERVER = enum.auto()
@@ -27,11 +27,13 @@ class HttpTls(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """What the supervisor itself has to know.
+    """Configuration of the supervisor.
 
-    `address` and `http`: under which scheduler and gateway are reached from here; None without a
-    gateway. `started_at`: monotonic seconds. `needs_key`: whether callers are known. `live`: where
-    the live page is, None without it. `operators`: where they ask, None if at `address`.
+    `address` and `http`: addresses of scheduler and gateway as reachable from this machine; `http`
+    is
+    None without a gateway. `started_at`: monotonic seconds. `needs_key`: whether callers need
+    credentials. `live`: address of the live page, None without it. `operators`: address for
+    operators, None if it equals `address`.
     """
 
     address: str
@@ -47,21 +49,21 @@ class ServeConfig:
 
 
 class CannotServe(Exception):
-    """Serving is impossible; the message is one line for people."""
+    """Reports that serving is impossible; the message is one line for users."""
 
 
 def check_loopback(
     option: str, address: Value, problem: str = "not everything is encrypted and checked"
 ) -> None:
-    """Raises CannotServe if others could reach `address`. `problem`: why they are not to."""
+    """Raises CannotServe if other machines could reach `address`. `problem`: why they must not."""
     if address is not None and not is_loopback(str(address)):
         raise CannotServe(exposed(option, address, problem))
 
 
 def check_http(values: Mapping[str, Value], option: str = "http") -> None:
-    """Raises CannotServe if others could reach the gateway, and it is not to know its clients.
+    """Raises CannotServe if other machines could reach the gateway, and it does not identify clients.
 
-    `option`: of its addresses.
+    `option`: name of the address option.
     """
     tls = http_tls(values)
     missing = missing_for_http(
@@ -73,7 +75,7 @@ def check_http(values: Mapping[str, Value], option: str = "http") -> None:
 
 
 def check_callers(values: Mapping[str, Value]) -> None:
-    """Raises CannotServe if scheduler and gateway would not agree whether callers are known."""
+    """Raises CannotServe if scheduler and gateway disagree on whether callers need credentials."""
     has_gateway_key = values["gateway_key_file"] is not None
     if values["no_http"] or needs_key(values) == has_gateway_key:
         return
@@ -88,21 +90,21 @@ def check_callers(values: Mapping[str, Value]) -> None:
 
 
 def needs_key(values: Mapping[str, Value]) -> bool:
-    """Whether the scheduler knows callers."""
+    """Returns whether the scheduler requires credentials of callers."""
     return values["api_keys"] is not None or values["jwt_issuer"] is not None
 
 
 def http_tls(values: Mapping[str, Value]) -> HttpTls:
-    """What the options say."""
+    """Returns the encryption of the gateway that the options select."""
     if values["http_tls_cert"] is None:
         return HttpTls.NONE
     return HttpTls.SERVER if values["http_tls_client_ca"] is None else HttpTls.MUTUAL
 
 
 def check_model(model: str, option: str = "model") -> None:
-    """Raises CannotServe if `model` is clearly no checkpoint; the executor looks closer.
+    """Raises CannotServe if `model` is obviously no checkpoint; the executor checks it in full.
 
-    `option`: what names it.
+    `option`: name of the option that gave it.
     """
     missing = missing_modules("executor")
     if missing:
@@ -116,7 +118,7 @@ def check_model(model: str, option: str = "model") -> None:
 
 
 def check_draft_model(values: Mapping[str, Value]) -> None:
-    """Raises CannotServe if there is a draft model that is no checkpoint, or may do nothing."""
+    """Raises CannotServe if the draft model is no checkpoint, or could not be used."""
     draft_model, max_run_ahead = values["draft_model"], values["max_run_ahead"]
     if draft_model is None:
         return
@@ -139,16 +141,16 @@ def check_gateway() -> None:
 
 
 def on_gpus_of_their_own(flags: Sequence[str], num_executors: int) -> list[list[str]]:
-    """The flags of each executor. How many GPUs there are, only they find out.
+    """Returns the flags of each executor. Only executors find out how many GPUs there are.
 
-    All of them share the memory of this machine.
+    All executors share the memory of this machine.
     """
     shared = [*flags, f"--host-executors={num_executors}"]
     return [[*shared, f"--device-index={index}"] for index in range(num_executors)]
 
 
 def metrics_flags(values: Mapping[str, Value]) -> Iterator[list[str]]:
-    """The flag of one process after the other; each has an address of its own."""
+    """Yields the metrics flag of each process in turn; each gets an address of its own."""
     listen = values["metrics_listen"]
     if listen is None:
         yield from itertools.repeat([])
@@ -158,6 +160,6 @@ def metrics_flags(values: Mapping[str, Value]) -> Iterator[list[str]]:
 
 
 def reachable_address(listen: str) -> str:
-    """The address under which a server that listens on `listen` is reached from here."""
+    """Returns the address under which this machine reaches a server that listens on `listen`."""
     host, _, port = listen.rpartition(":")
     return f"{_WILDCARDS.get(host, host)}:{port}"

@@ -1,4 +1,4 @@
-"""Starts the processes of `splitserve serve`, watches them, restarts them, and stops them."""
+"""Supervisor of the child processes of `splitserve serve`, one child process, and its progress line."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import TextIO
 from splitserve_cli.serve_config import ServeConfig
 
 _EXECUTOR_GRACE_S = 5.0
-# Beyond the time that these give unfinished requests.
+# In addition to the time for unfinished requests.
 _SCHEDULER_GRACE_S = 3.0
 _GATEWAY_GRACE_S = 3.0
 _FIRST_RESTART_S = 0.5
 _MAX_RESTART_S = 30.0
-# A process that ran for this long did not fail because of how it was started.
+# A process that ran for this long did not fail because of its options.
 _STABLE_AFTER_S = 60.0
 
 
 class Supervisor:
-    """Owns the processes from start to stop; `run` is its whole life."""
+    """Starts, watches, restarts and stops the child processes; `run` covers the whole time."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Supervisor:
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Serves until Ctrl-C or SIGTERM; a second one kills. Returns the exit code.
+        """Serves until Ctrl-C or SIGTERM; a second signal kills. Returns the exit code.
 
-        0 after a stop; 1 if a process ended before the server could take requests.
+        Returns 0 after a stop, 1 if a process ended before the server could take requests.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -69,8 +69,11 @@ class Supervisor:
         self._stop.set()
 
     async def _wait_until_serving(self) -> str:
-        """Returns why it will never serve; empty once it does, or if it is to stop."""
-        from splitserve_cli.welcome import wait_until_serving  # gRPC takes its time
+        """Waits until the server takes requests.
+
+        Returns why it never will, or "" if it does or is stopped.
+        """
+        from splitserve_cli.welcome import wait_until_serving  # slow import of gRPC
 
         stop = asyncio.create_task(self._stop.wait())
         serving = asyncio.create_task(wait_until_serving(self._config))
@@ -101,7 +104,7 @@ class Supervisor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep_alive(self, child: Child) -> None:
-        """Starts `child` again whenever it ends, with pauses that grow while it keeps failing."""
+        """Restarts `child` whenever it ends, with a backoff that grows while it keeps failing."""
         delay_s = _FIRST_RESTART_S
         while True:
             started_at = time.monotonic()
@@ -118,26 +121,29 @@ class Supervisor:
             await child.start()
 
     async def _stop_children(self) -> None:
-        """From the outside in: what one still has to finish needs the next."""
+        """Stops the gateway, then the scheduler, then the executors: each finishes with the next's help."""
         grace_s = self._config.drain_timeout_s + _GATEWAY_GRACE_S
         await asyncio.gather(*(child.stop(grace_s) for child in self._gateways))
         await self._scheduler.stop(self._config.drain_timeout_s + _SCHEDULER_GRACE_S)
         await asyncio.gather(*(child.stop(_EXECUTOR_GRACE_S) for child in self._executors))
 
 
-# -- One process that the supervisor of `splitserve serve` owns ------------------------------------
+# -- child process ---------------------------------------------------------------------------------
 
 
 class Child:
-    """A service process. It holds the read end of a pipe of ours and stops when that closes.
+    """Child process that holds the read end of a pipe, and stops when the pipe closes.
 
-    So it ends with this process however this process ends. It runs in a session of its own: a
-    Ctrl-C in the terminal reaches only us, and we decide in which order to stop.
+    So the child ends with this process, however this process ends. The child runs in a session of
+    its
+    own: Ctrl-C in the terminal reaches only the supervisor, which decides the order of stopping.
 
-    `cluster_token` reaches it through a pipe, each time that it starts: what is on a disk or in an
-    environment outlives its use, and command lines are read by everybody (`ps`). `errors`: where
-    its output goes; None: to our standard error. `listening`: a socket that it gets under our
-    number, each time that it starts.
+    `cluster_token`: passed through a pipe at each start, as files and environments outlive its use
+    and
+    `ps` shows command lines to everybody. `errors`: destination of the child's output; None for the
+    standard error of this process. `listening`: a socket that the child inherits with the same
+    number
+    at each start.
     """
 
     def __init__(
@@ -152,7 +158,7 @@ class Child:
     ) -> None:
         self.name = name
         self._cluster_token = cluster_token
-        # -P: what lies in the working directory is not to shadow a module.
+        # -P: files in the working directory must not shadow a module.
         self._command = (
             sys.executable, "-P", "-m", module, *options, "--exit-on-stdin-eof",
         )  # fmt: skip
@@ -186,11 +192,11 @@ class Child:
         )
 
     async def wait(self) -> int:
-        """Waits for its end; returns the exit code, negative after a signal."""
+        """Waits for the end of the process; returns its exit code, negative after a signal."""
         return await self._process.wait() if self._process is not None else 0
 
     async def stop(self, grace_s: float) -> None:
-        """Asks it to end, and kills it after `grace_s`."""
+        """Sends SIGTERM to the process, and kills it after `grace_s`."""
         if self._process is None or self._process.returncode is not None:
             return
         self._send(signal.SIGTERM)
@@ -201,7 +207,7 @@ class Child:
             await self._process.wait()
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills the process immediately."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
@@ -211,15 +217,15 @@ class Child:
 
 
 def _pipe_with(text: str) -> int:
-    """The end to read of a pipe that holds `text` and nothing more."""
+    """Returns the read end of a pipe that holds `text` and nothing else."""
     reading, writing = os.pipe()
     with open(writing, "w", encoding="ascii") as pipe:
-        pipe.write(text)  # far less than a pipe holds
+        pipe.write(text)  # far less than the capacity of a pipe
     return reading
 
 
 def describe_exit(code: int) -> str:
-    """An exit code as people say it."""
+    """Returns an exit code as text."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -228,7 +234,7 @@ def describe_exit(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-# -- What a terminal shows while something takes longer than a second ------------------------------
+# -- progress of slow operations -------------------------------------------------------------------
 
 _FIRST_S = 1
 _LINE_EVERY_S = 10
@@ -236,9 +242,9 @@ _LINE_EVERY_S = 10
 
 @asynccontextmanager
 async def showing_progress(what: str) -> AsyncIterator[None]:
-    """Shows `what` and the seconds on standard error, from the first second on.
+    """Shows `what` and the elapsed seconds on standard error, from the first second on.
 
-    On a terminal one line is rewritten; in a log there is a line every ten seconds.
+    On a terminal one line is rewritten; a log gets a line every ten seconds.
     """
     task = asyncio.create_task(_show(what))
     try:
@@ -257,7 +263,7 @@ async def _show(what: str) -> None:
         await asyncio.sleep(1)
         seconds = round(time.monotonic() - start)
         if is_terminal:
-            # The cursor stays in front: what a child logs then takes the place of this line.
+            # The cursor stays at the start, so that a log line of a child replaces this line.
             sys.stderr.write(f"\r\x1b[K{what} ... {seconds} s\r")
         elif seconds == _FIRST_S or seconds % _LINE_EVERY_S == 0:
             sys.stderr.write(f"{what} ... {seconds} s\n")

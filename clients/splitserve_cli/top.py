@@ -1,4 +1,4 @@
-"""`splitserve top`: what a scheduler does, in a terminal."""
+"""Command `splitserve top`: activity of a scheduler in a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDTH = 100
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="splitserve top", description="Shows what a scheduler does, as it does it."
     )
@@ -56,7 +56,7 @@ async def _watch(client: AsyncClient, arguments: argparse.Namespace) -> None:
 
 
 async def _draw_once(frames: AsyncIterator[WatchSchedulerResponse]) -> None:
-    """The first frame says what is the case, the second what was done since."""
+    """Prints one screen after two frames: the first has the state, the second the recent activity."""
     state, num_frames = LiveState(), 0
     async for frame in frames:
         state.take(frame)

@@ -1,4 +1,4 @@
-"""What `splitserve serve` says once it serves: a first completion, and how to call it."""
+"""Output of `splitserve serve` once it serves: a first completion, and example calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HTTP_TIMEOUT_S = 5.0
 
 
 async def wait_until_serving(config: ServeConfig) -> None:
-    """Waits until the server takes requests, however long that takes."""
+    """Waits without limit until the server takes requests."""
     await _wait_for_scheduler(config.address)
     http = config.http
     while http is not None:
@@ -47,7 +47,7 @@ def _is_ready(http: str, tls: HttpTls) -> bool:
     connection = local_http(http, _HTTP_TIMEOUT_S, is_tls=tls is not HttpTls.NONE)
     try:
         if tls is HttpTls.MUTUAL:
-            # It answers nobody without a certificate.
+            # It answers only clients with a certificate.
             connection.connect()
             return True
         connection.request("GET", "/health/ready")
@@ -67,8 +67,8 @@ async def _wait_for_scheduler(address: str) -> None:
     ]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        # Asked again and again rather than watched: a call that is open while the server is told to
-        # stop makes it log a traceback now and then.
+        # Polled rather than watched: an open call while the server stops sometimes makes it log a
+        # traceback.
         while True:
             with suppress(grpc.aio.AioRpcError):
                 response = await stub.Check(health_pb2.HealthCheckRequest())
@@ -78,7 +78,7 @@ async def _wait_for_scheduler(address: str) -> None:
 
 
 async def welcome(config: ServeConfig) -> None:
-    """Says that the server is ready, streams a first completion, and tells how to call it."""
+    """Reports that the server is ready, streams a first completion, and shows example calls."""
     has_tokenizer, key = True, environment_key()
     if config.needs_key and key is None:
         _say_ready(config, "; callers need keys")
@@ -93,7 +93,7 @@ async def welcome(config: ServeConfig) -> None:
             if tokenizer is not None and config.with_demo:
                 await _demo(client, tokenizer)
     except SplitserveError as error:
-        # The server lives on; a first completion is not worth more than a line.
+        # The server keeps running; a failed first completion is reported in one line.
         missing = "first completion" if config.with_demo else "look at the model"
         sys.stderr.write(f"splitserve serve: no {missing}: {error}\n")
     _write(_how_to_call(config, has_tokenizer=has_tokenizer))
@@ -105,11 +105,11 @@ def _say_ready(config: ServeConfig, details: str) -> None:
 
 
 async def _served(client: AsyncClient) -> str:
-    """As much of what is served as we may see."""
-    # Executors are for operators, who may have an address of their own.
+    """Returns a description of the served model, as far as our credential permits."""
+    # Executors are visible to operators only, perhaps at another address.
     with suppress(SplitserveError, IndexError):
         executor = (await client.list_executors()).executors[0]
-        compute = [executor.compute] if executor.compute else []  # others do not say
+        compute = [executor.compute] if executor.compute else []  # not all executors report it
         blocks = f"{executor.num_device_blocks} KV blocks of {executor.block_size} tokens"
         slow = f"; slow: {executor.slow_compute_reason}" if executor.slow_compute_reason else ""
         return f": {', '.join([executor.model_name, executor.dtype, *compute, blocks])}{slow}"
@@ -120,7 +120,7 @@ async def _served(client: AsyncClient) -> str:
 
 
 async def _tokenizer(client: AsyncClient) -> Tokenizer | None:
-    """None, with a line that says why, if prompts have to be token ids."""
+    """Returns the tokenizer; None, with a line that says why, if prompts have to be token ids."""
     try:
         return await client.get_tokenizer()
     except (TokenizerUnavailable, ChatTemplateFailed) as error:
@@ -172,7 +172,7 @@ def _curl(config: ServeConfig, *, has_tokenizer: bool) -> str:
 
 
 def _what_else_it_takes(config: ServeConfig, *, shows_curl: bool) -> str:
-    # Lines of their own: a comment behind a command is an argument to some shells.
+    # Separate lines, as some shells take a comment after a command for an argument.
     lines = []
     if config.live is not None:
         scheme = "http" if config.http_tls is HttpTls.NONE else "https"
@@ -191,7 +191,7 @@ def _what_else_it_takes(config: ServeConfig, *, shows_curl: bool) -> str:
 
 
 def _program() -> str:
-    """How this command was called, as far as it can be called again."""
+    """Returns the name under which this command can be called again."""
     program = sys.argv[0]
     if os.path.basename(program) == "splitserve":
         return "splitserve" if shutil.which("splitserve") else os.path.relpath(program)

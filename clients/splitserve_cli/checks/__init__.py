@@ -1,1 +1,1 @@
-"""What may be wrong with a machine, settings and processes: one function for each question."""
+"""Checks of a machine, of settings and of processes: one function per question."""

@@ -1,4 +1,4 @@
-"""Whether a scheduler and its executors are well, and fit each other."""
+"""Checks of a scheduler, its executors, their compatibility and their clocks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _DIGEST_CHARS = 12
 
 
 class AsksScheduler(Protocol):
-    """As `AsyncClient` does."""
+    """Client of a scheduler, such as `AsyncClient`."""
 
     async def get_model(self) -> Model:
-        """What is served."""
+        """Returns the served model."""
         ...
 
 
 async def check_model(scheduler: AsksScheduler) -> tuple[list[Finding], Model | None]:
-    """Whether something is served, and what."""
+    """Checks that a model is served; returns findings and the model."""
     try:
         model = await scheduler.get_model()
     except ModelNotReady:
@@ -48,7 +48,7 @@ async def check_executors(
     model: Model | None,
     now_s: Callable[[], float] = time.time,
 ) -> list[Finding]:
-    """Whether executors are there and well, and speak and compute the same; and the clocks."""
+    """Checks the executors: their health, contract, software versions, models, clocks and KV pools."""
     asked_s = now_s()
     try:
         executors = await list_executors()
@@ -75,7 +75,7 @@ async def check_executors(
 
 
 def of_error(name: str, error: SplitserveError) -> Finding:
-    """What an answer says that was none."""
+    """Returns the finding for a failed call."""
     found = f"{error.message} [{error.reason}]" if error.reason else error.message
     if isinstance(error, CallerUnknown):
         remedy = (
@@ -123,9 +123,10 @@ def _check_executor(each: Executor, model: Model | None, now_s: float | None) ->
 
 
 def _check_start(name: str, started_s: float, now_s: float) -> Finding:
-    """Executors say no time but that of their start, so one that is behind looks only older.
+    """Checks the clock of an executor by its start time.
 
-    One that is far behind is not here: it refuses a scheduler that is an hour ahead of it.
+    Executors report no other time, so a clock that is behind only makes the executor look older. An
+    executor far behind does not get here: it refuses a scheduler that is an hour ahead.
     """
     if started_s > now_s:
         found = f"it says that it started {started_s - now_s:.0f} s from now"
@@ -158,7 +159,7 @@ def _check_versions(executors: ExecutorList) -> Iterator[Finding]:
         yield ok("software", known[0])
 
 
-# -- Whether a clock elsewhere agrees with ours ----------------------------------------------------
+# -- clocks of other machines ----------------------------------------------------------------------
 
 _MUCH_S = 60.0
 _LITTLE_S = 1.0
@@ -167,7 +168,10 @@ _LITTLE_S = 1.0
 def check_clock(
     name: str, theirs_s: float, asked_s: float, answered_s: float, resolution_s: float = 0.0
 ) -> Finding:
-    """`theirs_s` was read between both times of ours; it may be `resolution_s` later than that."""
+    """Compares a clock with ours. `theirs_s` was read between `asked_s` and `answered_s` of ours.
+
+    The true time may be up to `resolution_s` later than `theirs_s`.
+    """
     early_s = theirs_s - answered_s
     late_s = theirs_s + resolution_s - asked_s
     if early_s <= 0 <= late_s:

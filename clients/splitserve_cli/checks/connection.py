@@ -1,4 +1,4 @@
-"""Why a server cannot be reached: whether somebody listens, with TLS, and is believed."""
+"""Checks of a connection: whether a server listens, uses TLS, and has a trusted certificate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from splitserve_cli.checks.finding import Finding, ok, wrong
 from splitserve_rpc.tls import TlsFiles
 
 TIMEOUT_S = 5.0
-# A server that wants a certificate of ours hangs up at once; others may wait for us to speak.
+# A server that requires a client certificate closes the connection immediately; other servers may
+# wait for the client to speak.
 _HANGS_UP_S = 0.5
 _TLS = "TLS of {}"
 _OTHER_AUTHORITY = "give --tls-ca with the authority that signed its certificate"
@@ -22,7 +23,7 @@ _OTHER_NAME = (
     "give the address by a name that its certificate has; or it needs one with this name:"
     " splitserve certs --host"
 )
-# By OpenSSL's numbers, X509_V_ERR_...
+# By OpenSSL's error numbers, X509_V_ERR_...
 _REMEDIES: Mapping[int, str] = MappingProxyType(
     {
         9: "look at the clocks of that machine and of this: it has not begun by ours",
@@ -42,7 +43,7 @@ class _Server:
 
 @dataclass(frozen=True, slots=True)
 class TlsWords:
-    """What a server, and whoever asks it, is told to speak TLS: for remedies."""
+    """Instructions for enabling TLS of a server and its clients, used in remedies."""
 
     server: str = "start it with --tls-cert and --tls-key"
     with_tls: str = "give --tls-ca"
@@ -57,10 +58,11 @@ async def check_connection(
     tls_name: str | None = None,
     words: TlsWords | None = None,
 ) -> list[Finding]:
-    """`address`: `host:port`. `wants_tls`: whether we would speak TLS.
+    """Checks the connection to `address` (`host:port`).
 
-    `files`: whom we believe, without any: as this machine, and our own certificate, if we have one;
-    `tls_name`: whom we expect, None: the host.
+    `wants_tls`: whether the client would use TLS. `files`: trusted authorities, by default those of
+    this machine, and the client's own certificate, if any. `tls_name`: expected name of the server;
+    None for the host.
     """
     host, _, port = address.rpartition(":")
     host, name = host.strip("[]"), f"connection to {address}"
@@ -71,7 +73,7 @@ async def check_connection(
     except TimeoutError:
         meaning = "a firewall drops what comes, or the machine is gone"
         return [wrong(name, "no answer", meaning, "look at both from that machine and from this")]
-    except (OSError, UnicodeError) as error:  # the latter for a label that is too long
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the host name is too long
         number = getattr(error, "errno", None) or 0
         problem = (
             os.strerror(number) if number > 0 else getattr(error, "strerror", "") or str(error)
@@ -104,7 +106,7 @@ async def _connect(server: _Server, context: ssl.SSLContext | None) -> None:
         server.host, server.port, ssl=context, server_hostname=name
     )
     writer.close()
-    with suppress(OSError):  # it is of no interest any more
+    with suppress(OSError):  # the result of closing does not matter
         await writer.wait_closed()
 
 
@@ -120,7 +122,10 @@ async def _speaks_tls(server: _Server) -> bool:
 
 
 async def _problem_of_tls(server: _Server, files: TlsFiles, address: str) -> Finding | None:
-    """Why its certificate is not believed, or ours not there; None if all is well."""
+    """Returns why the server's certificate is not trusted, or ours not accepted.
+
+    None if all is well.
+    """
     name = _TLS.format(address)
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -142,7 +147,7 @@ async def _problem_of_tls(server: _Server, files: TlsFiles, address: str) -> Fin
 
 
 async def _hangs_up(server: _Server, context: ssl.SSLContext) -> bool:
-    """Whether it ends the connection once it has seen who we are."""
+    """Returns whether the server closes the connection once it has seen the client's certificate."""
     reader, writer = await asyncio.open_connection(
         server.host, server.port, ssl=context, server_hostname=server.tls_name
     )
@@ -154,7 +159,7 @@ async def _hangs_up(server: _Server, context: ssl.SSLContext) -> bool:
     except OSError:
         return True
     finally:
-        # Without the farewell of TLS, which some do not return.
+        # Skips the closing handshake of TLS, which some servers do not answer.
         writer.transport.abort()
 
 

@@ -1,4 +1,4 @@
-"""What a check has found."""
+"""Findings of checks, their output, and the check of a process's options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from splitserve_rpc.printable import printable
 
 
 class State(Enum):
-    """WARNING: it works, and will not always, or not as well as it could. WRONG: it does not."""
+    """Result of a check.
+
+    WARNING: works now, but may fail later or could work better. WRONG: does not work.
+    """
 
     OK = "ok"
     WARNING = "warning"
@@ -24,7 +27,10 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`name`: what was looked at. `meaning`, `remedy`: what that leads to, and what to do."""
+    """Finding of a check.
+
+    `name`: the subject. `meaning`, `remedy`: consequence, and action to take.
+    """
 
     name: str
     state: State
@@ -34,27 +40,27 @@ class Finding:
 
 
 def ok(name: str, found: str) -> Finding:
-    """Nothing to do."""
+    """Returns a finding without a problem."""
     return Finding(name, State.OK, found)
 
 
 def warning(name: str, found: str, meaning: str, remedy: str) -> Finding:
-    """See State."""
+    """Returns a finding of the state WARNING; see State."""
     return Finding(name, State.WARNING, found, meaning, remedy)
 
 
 def wrong(name: str, found: str, meaning: str, remedy: str) -> Finding:
-    """See State."""
+    """Returns a finding of the state WRONG; see State."""
     return Finding(name, State.WRONG, found, meaning, remedy)
 
 
-# -- Findings for people and for programs ----------------------------------------------------------
+# -- output of findings ----------------------------------------------------------------------------
 
 
 def tell(findings: Sequence[Finding], *, is_json: bool, shows_all: bool = False) -> int:
-    """Writes them to standard output; returns the exit code: 1 if something is wrong.
+    """Writes findings to standard output; returns the exit code: 1 if something is wrong.
 
-    `shows_all`: also what is well.
+    `shows_all`: also findings without a problem.
     """
     sys.stdout.write(_json(findings) if is_json else _text(findings, shows_all=shows_all))
     return int(any(each.state is State.WRONG for each in findings))
@@ -66,7 +72,7 @@ def _json(findings: Sequence[Finding]) -> str:
 
 
 def _text(findings: Sequence[Finding], *, shows_all: bool) -> str:
-    """What is wrong comes first."""
+    """Returns findings as text, the wrong ones first."""
     lines: list[str] = []
     for state in (State.WRONG, State.WARNING, State.OK):
         for each in findings:
@@ -91,13 +97,13 @@ def _number(findings: Sequence[Finding], state: State) -> int:
     return sum(each.state is state for each in findings)
 
 
-# -- Whether the options of a process, from its file and the environment, can be used --------------
+# -- options of a process, from its file and the environment ---------------------------------------
 
 
 def check_settings(
     command: Command, config: Path | None, environ: Mapping[str, str]
 ) -> tuple[list[Finding], dict[str, Value]]:
-    """And what they are; nothing if they cannot be used."""
+    """Checks the options of a process; returns findings and the values, empty if invalid."""
     name = f"options of {command}"
     flags: Sequence[str] = [] if config is None else [f"--config={config}"]
     try:
@@ -111,7 +117,7 @@ def check_settings(
 
 
 def listened_at(command: Command, values: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
-    """The options that say where a process listens, and the addresses."""
+    """Yields the options that name an address to listen on, and the addresses."""
     for option in options_of(command):
         value = values.get(option.key)
         is_own = "listen" in option.name or option.name == "http"
@@ -123,13 +129,13 @@ def listened_at(command: Command, values: Mapping[str, Value]) -> Iterator[tuple
 def _addresses(
     command: Command, name: str, address: str, values: Mapping[str, Value]
 ) -> Iterator[str]:
-    """Where `serve` has its processes read, each has an address of its own."""
+    """Yields the addresses for one option; `serve` gives each process its own metrics address."""
     host, _, port = address.rpartition(":")
     if (command, name) != ("serve", "metrics-listen") or not int(port):
         yield address
         return
     num_executors = values.get("num_executors") or 1
     assert isinstance(num_executors, int)
-    # Scheduler, gateway, executors: as `serve_config.metrics_flags` has them.
+    # Order of `serve_config.metrics_flags`: scheduler, gateway, executors.
     for each in range(2 + num_executors):
         yield f"{host}:{int(port) + each}"

@@ -1,4 +1,4 @@
-"""Whether a gateway can be reached, and serves what its scheduler does."""
+"""Checks of a gateway: whether it is reachable and serves the model of its scheduler."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from splitserve_rpc.json_text import parse_json
 _MAX_BYTES = 1 << 20
 _DIGEST_CHARS = 12
 _MAX_SHOWN_CHARS = 200
-# A date has whole seconds, and servers write it anew once a second.
+# The Date header has whole seconds, and servers update it once a second.
 _DATE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayAddress:
-    """Of a gateway, from a URL without a path. `headers`: with our credential, if we have one."""
+    """Address of a gateway, from a URL without a path.
+
+    `headers`: include our credential, if any.
+    """
 
     scheme: str
     host: str
@@ -36,7 +39,7 @@ class GatewayAddress:
 
     @classmethod
     def parse(cls, url: str, ca: Path | None, headers: Mapping[str, str]) -> GatewayAddress:
-        """Raises ValueError."""
+        """Parses the URL of a gateway. Raises ValueError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"--gateway {url}: it takes http://HOST:PORT or https://HOST:PORT")
@@ -45,7 +48,7 @@ class GatewayAddress:
 
     @property
     def address(self) -> str:
-        """`host:port`."""
+        """Address as `host:port`."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
@@ -60,7 +63,10 @@ class _Answer:
 def check_gateway(
     gateway: GatewayAddress, model: Model | None, now_s: Callable[[], float] = time.time
 ) -> list[Finding]:
-    """`model`: what the scheduler serves, if that is known. Blocks for some seconds at most."""
+    """Checks a gateway.
+
+    `model`: the model of the scheduler, if known. Blocks for a few seconds at most.
+    """
     name = f"gateway {gateway.address}"
     asked_s = now_s()
     try:
@@ -110,7 +116,7 @@ def _check_models(gateway: GatewayAddress, model: Model | None) -> Finding:
 
 
 def _served(body: bytes) -> dict[str, str]:
-    """The digest of each model, empty if it is not said. Raises ValueError."""
+    """Returns the digest of each model, empty if not reported. Raises ValueError."""
     content = parse_json(body)
     models = content.get("data", []) if isinstance(content, dict) else None
     if not isinstance(models, list) or not all(isinstance(each, dict) for each in models):

@@ -1,6 +1,6 @@
-"""Whether the machine has what it takes: threads, instructions, memory, files.
+"""Checks of the machine: threads, instructions, compilers, memory, swap, files, GPU and KV pools.
 
-`root`: where /proc and /sys are, for tests.
+`root`: folder that holds /proc and /sys; tests use another one.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ _MUCH_SWAPPED_RATIO = 0.5
 _MUCH_IN_POOLS_RATIO = 0.8
 _RECLAIMABLE = ("active_file", "inactive_file")
 _GPU_PATHS = ("dev/nvidiactl", "dev/kfd")
-# From the best to the least; the CPU kernels are compiled for one of the first three.
+# Best first; CPU kernels are compiled for one of the first three.
 _INSTRUCTION_SETS = ("avx512_bf16", "avx512f", "avx2", "asimd")
 
 
 class Pools(Protocol):
-    """As `Executor` of the client says them."""
+    """KV pools of an executor, such as `Executor` of the client."""
 
     @property
     def block_bytes(self) -> int:
-        """Of one block; 0: that is not known."""
+        """Bytes of one block; 0 if unknown."""
         ...
 
     @property
     def num_device_blocks(self) -> int:
-        """Of the pool on the device."""
+        """Blocks in the device pool."""
         ...
 
     @property
     def num_host_blocks(self) -> int:
-        """Of the pool in memory."""
+        """Blocks in the host pool."""
         ...
 
 
 def num_cores(root: Path = ROOT) -> float:
-    """That this process may use: fewer than the machine has in a container."""
+    """Returns the number of CPU cores this process may use; a container may limit it."""
     number = float(len(os.sched_getaffinity(0)))
     quota, _, period = _text(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdecimal() and period.strip().isdecimal():
@@ -65,9 +65,9 @@ def check_threads(
     num_executors: int = 1,
     threads: int | None = None,
 ) -> Finding:
-    """Whether threads of torch, of all executors here, are more than cores.
+    """Checks that the torch threads of all executors here do not exceed the cores.
 
-    `threads`: what each is told by its option, which counts more than OMP_NUM_THREADS.
+    `threads`: option of each executor, which takes precedence over OMP_NUM_THREADS.
     """
     text = environ.get("OMP_NUM_THREADS", "") if threads is None else str(threads)
     named = f"{'OMP_NUM_THREADS' if threads is None else '--threads'} is {text}"
@@ -101,7 +101,7 @@ def check_threads(
 
 
 def check_instructions(root: Path = ROOT) -> Finding:
-    """Whether the CPU has what kernels are made for."""
+    """Checks that the CPU has an instruction set that kernels are written for."""
     flags: set[str] = set()
     for line in _text(root / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
@@ -119,9 +119,9 @@ def check_instructions(root: Path = ROOT) -> Finding:
 
 
 def compiler_problems() -> dict[str, str] | None:
-    """Returns what kernels cannot be compiled here and why, by name; None: that is not known.
+    """Returns by name which kernels cannot be compiled here, and why; None if unknown.
 
-    The names are those of `splitserve_kernels.toolchain`, which is asked in a process of its own.
+    Names are those of `splitserve_kernels.toolchain`, which runs in a process of its own.
     """
     command = [sys.executable, "-P", "-m", "splitserve_kernels.toolchain", "--json"]
     try:
@@ -133,9 +133,9 @@ def compiler_problems() -> dict[str, str] | None:
 
 
 def check_compilers(problems: Mapping[str, str] | None, *, is_on_gpu: bool) -> list[Finding]:
-    """Whether the kernels of an executor can be compiled; nothing where that is not known.
+    """Checks that an executor's kernels can be compiled; returns nothing if unknown.
 
-    `problems`: as of `compiler_problems`. `is_on_gpu`: whether the executor computes on a GPU.
+    `problems`: result of `compiler_problems`. `is_on_gpu`: whether the executor computes on a GPU.
     """
     if problems is None:
         return []
@@ -156,7 +156,7 @@ def check_compilers(problems: Mapping[str, str] | None, *, is_on_gpu: bool) -> l
 
 
 def check_memory(root: Path = ROOT) -> Finding:
-    """Whether there is some left, by the machine and by the limits of a container."""
+    """Checks the available memory of the machine, and of the container."""
     lines = (line.partition(":") for line in _text(root / "proc/meminfo").splitlines())
     values = {name: int(text.split()[0]) * 1024 for name, _, text in lines if text.split()}
     if "MemAvailable" not in values:
@@ -177,7 +177,7 @@ def check_memory(root: Path = ROOT) -> Finding:
 
 
 def check_swap(root: Path = ROOT) -> Finding:
-    """Whether what should be in memory is on a disk."""
+    """Checks that not much memory is swapped to disk."""
     lines = (line.partition(":") for line in _text(root / "proc/meminfo").splitlines())
     values = {name: int(text.split()[0]) * 1024 for name, _, text in lines if text.split()}
     total = values.get("SwapTotal", 0)
@@ -193,7 +193,7 @@ def check_swap(root: Path = ROOT) -> Finding:
 
 
 def check_shared_memory(path: Path = ROOT / "dev/shm") -> Finding:
-    """Whether torch may share memory between processes."""
+    """Checks that torch has enough shared memory to share between processes."""
     try:
         usage = shutil.disk_usage(path)
     except OSError as error:
@@ -211,7 +211,7 @@ def check_shared_memory(path: Path = ROOT / "dev/shm") -> Finding:
 
 
 def check_file_limit(soft: int | None = None) -> Finding:
-    """Whether many connections may be open. `soft`: None for that of this process."""
+    """Checks that many connections may be open. `soft`: limit; None for that of this process."""
     if soft is None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
@@ -225,14 +225,14 @@ def check_file_limit(soft: int | None = None) -> Finding:
 
 
 def has_gpu(root: Path = ROOT) -> bool:
-    """Whether a driver of one is loaded."""
+    """Returns whether a GPU driver is loaded."""
     return any((root / path).exists() for path in _GPU_PATHS)
 
 
 def check_pools(pools: Sequence[Pools], root: Path = ROOT) -> Finding | None:
-    """Whether the KV pools of executors on this machine fit its memory; None: there are none.
+    """Checks that the KV pools of executors on this machine fit its memory; None without pools.
 
-    Where there is no GPU, blocks of the device are in that memory, too.
+    Without a GPU, device blocks are in that memory too.
     """
     if not pools or not any(each.block_bytes for each in pools):
         return None
@@ -262,7 +262,10 @@ def check_pools(pools: Sequence[Pools], root: Path = ROOT) -> Finding | None:
 
 
 def _cgroup_left(root: Path) -> int | None:
-    """As executors count it: files in the page cache make room when it is needed."""
+    """Returns the bytes left of the container's limit; None without a limit.
+
+    Counts like executors do: page cache of files is reclaimable.
+    """
     folder = root / "sys/fs/cgroup"
     limit, used = (_text(folder / name).strip() for name in ("memory.max", "memory.current"))
     if not (limit.isdecimal() and used.isdecimal()):
@@ -277,7 +280,7 @@ def _cgroup_left(root: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """Empty if it cannot be read."""
+    """Returns the content of a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether Python and the packages are those that this software was made for."""
+"""Checks of Python and of the packages that this software requires."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from splitserve_options.option import Command
 VersionOf = Callable[[str], str | None]
 RequirementsOf = Callable[[str], Iterable[str]]
 WhyNotImported = Callable[[str], str | None]
-# What processes need beside what all do.
+# Extras that each process needs.
 _EXTRAS: Mapping[Command, tuple[str, ...]] = MappingProxyType(
     {
         "serve": ("", "gateway", "executor"),
@@ -32,7 +32,7 @@ _EXTRAS: Mapping[Command, tuple[str, ...]] = MappingProxyType(
     }
 )
 _TRACES = "otel"
-# Whoever wants an extra has these of it; its other packages come with many programs.
+# Packages that indicate an extra was installed; its other packages come with many programs.
 _MAIN_PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"gateway": ("fastapi", "uvicorn"), "executor": ("torch", "transformers")}
 )
@@ -42,7 +42,7 @@ _WITHOUT_GPU = re.compile(r"\+cpu\b")
 
 
 def installed_version(name: str) -> str | None:
-    """None if it is not there."""
+    """Returns the version of a package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -50,7 +50,7 @@ def installed_version(name: str) -> str | None:
 
 
 def installed_requirements(name: str) -> list[str]:
-    """What a package that is here says that it needs."""
+    """Returns the requirements that an installed package declares; none if it is not installed."""
     try:
         return metadata.requires(name) or []
     except metadata.PackageNotFoundError:
@@ -58,9 +58,9 @@ def installed_requirements(name: str) -> list[str]:
 
 
 def why_not_imported(extra: str) -> str | None:
-    """Returns why the modules of `extra` cannot be imported; None: a process of its own could.
+    """Returns why the modules of `extra` cannot be imported; None if a separate process can.
 
-    Those of a base install can: this module needs them.
+    Modules of a base install can be imported: this module needs them.
     """
     modules = MODULES.get(extra, ())
     command = [sys.executable, "-P", "-c", _IMPORT, *modules]
@@ -85,7 +85,10 @@ def command_installed(version_of: VersionOf = installed_version) -> Command:
 def check_python(
     version: tuple[int, ...] = sys.version_info[:3], needed: str | None = None
 ) -> Finding:
-    """`needed`: None for what this software says of itself."""
+    """Checks the Python version.
+
+    `needed`: required versions; None for those this package declares.
+    """
     if needed is None:
         needed = metadata.metadata("splitserve")["Requires-Python"]
     text = ".".join(map(str, version))
@@ -103,11 +106,11 @@ def check_packages(
     *,
     has_traces: bool = False,
 ) -> list[Finding]:
-    """Those that a process needs, one finding for each extra of the package.
+    """Checks the packages that a process needs; returns one finding for each extra.
 
-    `command`: the process; None: nobody says which, so an extra may be missing. `requirements`:
-    None for what this software says of itself. `requirements_of`: what others say. `has_traces`:
-    whether the process is to send some.
+    `command`: the process; None if unknown, so that extras may be missing. `requirements`: None for
+    those this package declares. `requirements_of`: returns those of other packages. `has_traces`:
+    whether the process is to export traces.
     """
     if requirements is None:
         requirements = installed_requirements("splitserve")
@@ -118,9 +121,9 @@ def check_packages(
 
 
 def check_torch(device: object, has_gpu: bool, version: str | None) -> Finding | None:
-    """Whether torch can use what the executor is to compute on; None: nothing is to be said.
+    """Checks that torch can use the executor's device; None if there is nothing to report.
 
-    `version`: of torch, whose build is part of it.
+    `version`: version of torch, including its build.
     """
     if version is None or not _WITHOUT_GPU.search(version):
         return None
@@ -138,7 +141,7 @@ def check_torch(device: object, has_gpu: bool, version: str | None) -> Finding |
 
 @dataclass(frozen=True, slots=True)
 class _Installed:
-    """What this software requires, and what is here."""
+    """Requirements of this software, and installed packages."""
 
     requirements: list[Requirement]
     version_of: VersionOf
@@ -146,7 +149,10 @@ class _Installed:
     why_not_imported: WhyNotImported
 
     def check(self, extra: str, *, is_needed: bool) -> Finding:
-        """`is_needed`: whether a process is to run that takes `extra`."""
+        """Checks the packages of `extra`.
+
+        `is_needed`: whether a process that needs `extra` will run.
+        """
         name = f"packages of {extra or 'all'}"
         what = f"'splitserve[{extra}]'" if extra else "splitserve"
         remedy = f"pip install {what}, into a venv of its own"
@@ -175,16 +181,16 @@ class _Installed:
         if problems or any(demanded in own for demanded, _ in demands):
             return wrong(name, told, "processes end at once, or fail in strange ways", remedy)
         if demands:
-            # Only who tries it knows whether that part of a package is used.
+            # Only an import shows whether the affected part of a package is used.
             if (why := self.why_not_imported(extra)) is not None:
                 return wrong(name, f"{told}: {why}", "processes end at once", remedy)
             return warning(name, told, "all that processes import is there even so", remedy)
         return ok(name, ", ".join(f"{each.name} {version}" for each, version in versions.items()))
 
     def _demands(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """What packages that are here demand of others, and these of others again, and is not met.
+        """Yields unmet requirements of installed packages and of the packages that they require.
 
-        Yields the package that is demanded, and who demands which version.
+        Yields the required package, and a text with the requiring package and version.
         """
         todo = deque(names)
         seen = set(todo)

@@ -1,4 +1,4 @@
-"""Whether addresses to listen on are free, and who has them."""
+"""Checks of the addresses to listen on, of certificates, and of other files of a process."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from splitserve_rpc.printable import printable
 from splitserve_rpc.secret_files import is_readable_by_others
 from splitserve_rpc.tls import TlsFiles
 
-# Of a line of /proc/net/tcp: what says that a socket listens, and the column of its inode.
+# In a line of /proc/net/tcp: state of a listening socket, and the column of its inode.
 _LISTENS, _INODE = "0A", 9
-# By these a scheduler is told to have one address for all.
+# Both options may name the same address of a scheduler.
 _MAY_BE_ONE = {"listen", "cluster-listen"}
 _OURS = "splitserve"
 _TAKEN = f"taken by {_OURS}"
-# In a command line; wherever the interpreter lies, and whatever it is told to run.
+# Matched in a command line, wherever the interpreter is and whatever it runs.
 _PROGRAMS = {
     "scheduler_service": "splitserve scheduler",
     "executor_service": "splitserve executor",
@@ -38,9 +38,9 @@ _PROGRAMS = {
 
 
 def check_port(option: str, address: str, *, is_running: bool = False) -> Finding:
-    """Whether a process could listen at `address`, as `option` says.
+    """Checks that a process could listen at `address`, the value of `option`.
 
-    `is_running`: splitserve is known to run, so that it is no news if it has the port.
+    `is_running`: splitserve is known to run, so that it may occupy the port.
     """
     name = f"{option} {address}"
     try:
@@ -69,7 +69,7 @@ def _refused(name: str, option: str, address: str, number: int | None, problem: 
 
 
 def check_twice(addresses: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Options that name the same address, and whose processes cannot both have it."""
+    """Yields a finding for each pair of options with the same address that cannot share it."""
     first: dict[str, str] = {}
     for option, address in addresses:
         other = first.setdefault(address, option)
@@ -80,7 +80,7 @@ def check_twice(addresses: Iterable[tuple[str, str]]) -> Iterator[Finding]:
 
 
 def owner_of(port: int, proc: Path = Path("/proc")) -> str:
-    """Who listens at a port, as far as that can be known: others' processes are not shown."""
+    """Returns the process that listens at a port; processes of other users are not visible."""
     inodes = {
         fields[_INODE]
         for table in ("tcp", "tcp6")
@@ -105,7 +105,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _name_of(process: Path) -> str:
-    """Not its whole command line, in which there may be secrets."""
+    """Returns the name of a process without its command line, which may contain secrets."""
     command = (process / "cmdline").read_bytes().decode(errors="replace")
     for program, name in _PROGRAMS.items():
         if program in command:
@@ -113,19 +113,19 @@ def _name_of(process: Path) -> str:
     return printable((process / "comm").read_text().strip())
 
 
-# -- Whether the files that options of a process name are of use to it -----------------------------
+# -- files of a process ----------------------------------------------------------------------------
 
 _ROLES: Mapping[Command, Role] = MappingProxyType(
     {"scheduler": Role.SCHEDULER, "executor": Role.EXECUTOR}
 )
 _NO_START = "splitserve {} does not start"
-# Of these, others on this machine are to read none.
+# Files that other users of this machine must not read.
 _SECRETS = ("cluster_token_file", "gateway_key_file")
 _READ = ("api_keys", "tenants")
 
 
 def check_process_files(command: Command, values: Mapping[str, Value]) -> Iterator[Finding]:
-    """Certificates, keys, tokens and the model. `values`: what its options say."""
+    """Checks certificates, keys, tokens and the model. `values`: options of the process."""
     yield from _check_own_tls(command, values)
     http = _files(values, "http_tls_cert", "http_tls_key", "http_tls_client_ca")
     yield from check_tls_files(http, prefix="http-tls", is_of_authority=False)
@@ -181,7 +181,7 @@ def _path(values: Mapping[str, Value], name: str) -> Path | None:
     return Path(str(value)) if value else None
 
 
-# -- Whether certificates, keys and authorities are of use -----------------------------------------
+# -- certificates, keys and authorities ------------------------------------------------------------
 
 _NO_TLS = "nobody can connect with it"
 _RENEW = "renew it: running processes read the files again by themselves"
@@ -196,10 +196,11 @@ def check_tls_files(
     *,
     is_of_authority: bool = True,
 ) -> list[Finding]:
-    """Those that are given. `names`: DNS names of which the certificate is to have one.
+    """Checks the given TLS files. `names`: DNS names, one of which the certificate must have.
 
-    `prefix`: of their options. `is_of_authority`: whether the authority is that of our own
-    certificate, too, and not only of others'.
+    `prefix`: of the option names. `is_of_authority`: whether the authority must also have signed
+    our
+    own certificate.
     """
     given = [path for path in (files.cert, files.key, files.ca) if path is not None]
     unreadable = [finding for path in given if (finding := check_readable(path)) is not None]
@@ -220,7 +221,7 @@ def check_tls_files(
 
 
 def check_authority(ca: Path, now_s: float) -> list[Finding]:
-    """Whether others can be believed by it."""
+    """Checks that `ca` holds certificate authorities that are still valid."""
     name = f"authority {ca}"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
@@ -239,7 +240,7 @@ def check_authority(ca: Path, now_s: float) -> list[Finding]:
 
 
 def check_key_mode(key: Path) -> Finding:
-    """Whether others on this machine can read a private key."""
+    """Checks that other users of this machine cannot read a private key."""
     status = key.stat()
     if is_readable_by_others(status):
         return wrong(
@@ -252,7 +253,7 @@ def check_key_mode(key: Path) -> Finding:
 
 
 def check_readable(path: Path, meaning: str = _NO_TLS) -> Finding | None:
-    """Whether we can; None if so."""
+    """Returns a finding if the file cannot be read; None if it can."""
     try:
         path.read_bytes()
     except OSError as error:
@@ -291,7 +292,7 @@ def _check_pair(
 
 
 def _unusable(name: str, cert: Path, key: Path, problem: str) -> Finding:
-    """Why both cannot be loaded, as far as it can be told."""
+    """Returns the finding that explains why certificate and key cannot be loaded."""
     if problem == "KEY_VALUES_MISMATCH":
         remedy = "give the key that the certificate was made for"
         return wrong(name, f"{key} is the key of another certificate", _NO_TLS, remedy)
@@ -310,7 +311,7 @@ def _unusable(name: str, cert: Path, key: Path, problem: str) -> Finding:
 
 
 def _has(path: Path, what: bytes) -> bool:
-    """Whether a line that begins a part of a PEM file, or says how it is kept, names `what`."""
+    """Returns whether a BEGIN or Proc-Type line of a PEM file contains `what`."""
     marks = (b"-----BEGIN", b"Proc-Type:")
     return any(line.startswith(marks) and what in line for line in path.read_bytes().splitlines())
 
