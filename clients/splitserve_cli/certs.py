@@ -27,7 +27,7 @@ take the new ones by themselves. Who wants a name gone removes NAME.crt first.
 
 
 def _check_names(clients: Sequence[str], hosts: Sequence[str], taken: Collection[str]) -> None:
-    """Raises ValueError for an invalid name, or a name that would grant more than a client or host."""
+    """Checks the names. Raises ValueError for an invalid name, or one that names a role."""
     for name in clients:
         if not _NAME.fullmatch(name) or name in {*taken, "ca"}:
             raise ValueError(f"--client {name!r} is taken, or not of letters, digits, '.-_'")
@@ -41,7 +41,7 @@ def _check_names(clients: Sequence[str], hosts: Sequence[str], taken: Collection
 
 
 def _host_of(text: str) -> tuple[str | None, str]:
-    """Splits the value of --host into the server it applies to, None for all servers, and the host."""
+    """Splits a value of --host; returns the server, None for all servers, and the host."""
     name, is_given, host = text.partition("=")
     return (name, host) if is_given and name in _SERVERS else (None, text)
 

@@ -285,7 +285,10 @@ def _ending(text: GrowingText) -> dict[str, Any]:
 
 
 class JsonLinesOutput:
-    """Writes a JSON line for each piece, with its index if there are several, and one for the end."""
+    """Writes a JSON line for each piece and one for the end.
+
+    A piece has its index if there are several completions.
+    """
 
     def __init__(self, file: TextIO, num_completions: int = 1) -> None:
         self._file = file

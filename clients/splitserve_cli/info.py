@@ -80,7 +80,10 @@ async def _show(arguments: argparse.Namespace) -> int:
 
 
 async def _model(client: AsyncClient) -> Model | str:
-    """Returns the served model, or why it is not shown: a certificate alone permits only executors."""
+    """Returns the served model, or why it is not shown.
+
+    A certificate alone permits listing executors, but not the model.
+    """
     try:
         return await client.get_model()
     except ModelNotReady:

@@ -61,7 +61,9 @@ def check_loopback(
 
 
 def check_http(values: Mapping[str, Value], option: str = "http") -> None:
-    """Raises CannotServe if other machines could reach the gateway, and it does not identify clients.
+    """Raises CannotServe if other machines could reach a gateway that is not secured.
+
+    A gateway is secured if it uses TLS and identifies its clients.
 
     `option`: name of the address option.
     """

@@ -1,4 +1,4 @@
-"""Supervisor of the child processes of `splitserve serve`, one child process, and its progress line."""
+"""Supervisor of `splitserve serve`, its child processes, and its progress line."""
 
 from __future__ import annotations
 
@@ -121,7 +121,10 @@ class Supervisor:
             await child.start()
 
     async def _stop_children(self) -> None:
-        """Stops the gateway, then the scheduler, then the executors: each finishes with the next's help."""
+        """Stops the gateway, then the scheduler, then the executors.
+
+        Each needs the next one to finish its requests.
+        """
         grace_s = self._config.drain_timeout_s + _GATEWAY_GRACE_S
         await asyncio.gather(*(child.stop(grace_s) for child in self._gateways))
         await self._scheduler.stop(self._config.drain_timeout_s + _SCHEDULER_GRACE_S)

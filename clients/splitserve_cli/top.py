@@ -56,7 +56,7 @@ async def _watch(client: AsyncClient, arguments: argparse.Namespace) -> None:
 
 
 async def _draw_once(frames: AsyncIterator[WatchSchedulerResponse]) -> None:
-    """Prints one screen after two frames: the first has the state, the second the recent activity."""
+    """Prints one screen: the first frame has the state, the second the activity since."""
     state, num_frames = LiveState(), 0
     async for frame in frames:
         state.take(frame)

@@ -48,7 +48,7 @@ async def check_executors(
     model: Model | None,
     now_s: Callable[[], float] = time.time,
 ) -> list[Finding]:
-    """Checks the executors: their health, contract, software versions, models, clocks and KV pools."""
+    """Checks the executors' health, contract, versions, models, clocks and KV pools."""
     asked_s = now_s()
     try:
         executors = await list_executors()

@@ -147,7 +147,7 @@ async def _problem_of_tls(server: _Server, files: TlsFiles, address: str) -> Fin
 
 
 async def _hangs_up(server: _Server, context: ssl.SSLContext) -> bool:
-    """Returns whether the server closes the connection once it has seen the client's certificate."""
+    """Returns whether the server closes the connection once it has seen our certificate."""
     reader, writer = await asyncio.open_connection(
         server.host, server.port, ssl=context, server_hostname=server.tls_name
     )
