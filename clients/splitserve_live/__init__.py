@@ -1,1 +1,1 @@
-"""A scheduler at work, to be looked at: as a page, and in a terminal."""
+"""Live view of a scheduler, as a web page and in a terminal."""

@@ -1,4 +1,4 @@
-"""Streams of frames for those who look at the page."""
+"""Streams of frames for viewers of the live page."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from splitserve_live.frames import SharedLines
 from splitserve_rpc.discovery import Discovery
 from splitserve_rpc.domain_error import DomainError
 
-# That are open at a time, of all schedulers; each of these has a bound of its own.
+# Limit of open feeds for all schedulers together; each scheduler has a limit of its own.
 MAX_FEEDS = 16
 
 
 class Feeds:
-    """Asks schedulers as whoever looks: with their credential, and none of its own."""
+    """Asks schedulers with the viewer's credential; the page has no credential of its own."""
 
     def __init__(self, schedulers: Discovery, config: ClientConfig) -> None:
-        """`schedulers`: where they listen for operators. `config`: how they are reached."""
+        """Prepares the feeds.
+
+        `schedulers`: their addresses for operators. `config`: configuration of the connections.
+        """
         self._schedulers = schedulers
         self._config = replace(config, api_key=None, api_key_file=None, follows_peers=False)
         self._shared = SharedLines(MAX_FEEDS)
@@ -30,17 +33,18 @@ class Feeds:
         self._is_closed = asyncio.Event()
 
     async def addresses(self) -> list[str]:
-        """Of the schedulers. Raises OSError."""
+        """Returns the addresses of the schedulers. Raises OSError."""
         return sorted(await self._schedulers.addresses())
 
     @asynccontextmanager
     async def open(
         self, scheduler: str, credential: str, frames_per_second: int
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """The frames of one scheduler, a line each; the first is there.
+        """Opens a stream of frames of one scheduler, as JSON lines; the first frame has arrived.
 
-        Raises SplitserveError, OSError, DomainError(TOO_MANY_WATCHERS), and LookupError for a
-        scheduler that is none of them.
+        Raises SplitserveError, OSError, DomainError(TOO_MANY_WATCHERS), and LookupError for an
+        unknown
+        scheduler.
         """
         async with (
             self._asking(scheduler, credential) as client,
@@ -49,13 +53,13 @@ class Feeds:
             yield self._lines(await anext(frames), frames)
 
     async def life(self, scheduler: str, credential: str, request_id: str) -> dict[str, Any]:
-        """What its scheduler wrote down of a request. Raises as `open`."""
+        """Returns the recorded history of a request. Raises the errors of `open`."""
         async with self._asking(scheduler, credential) as client:
             return asdict(await client.explain(request_id))
 
     @asynccontextmanager
     async def _asking(self, scheduler: str, credential: str) -> AsyncIterator[AsyncClient]:
-        """A client of one of the schedulers; the first, if it has no name."""
+        """Yields a client of the scheduler at `scheduler`; of the first one if it is empty."""
         if self._num_open >= MAX_FEEDS:
             message = f"{self._num_open} look at the page already; allowed: {MAX_FEEDS}"
             raise DomainError("TOO_MANY_WATCHERS", message)
@@ -72,7 +76,7 @@ class Feeds:
             self._num_open -= 1
 
     def close(self) -> None:
-        """Ends all that are open."""
+        """Ends all open feeds."""
         self._is_closed.set()
 
     async def _lines(

@@ -1,4 +1,4 @@
-"""Frames as JSON: what the page and `splitserve top --json` are given."""
+"""Frames as JSON lines, for the live page and `splitserve top --json`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from splitserve_live.state import lack_word, state_word
 
 
 class SharedLines:
-    """Lines of the latest frames: one that several are sent is written once.
+    """Cache of encoded lines of the latest frames: a frame sent to several viewers is encoded once.
 
-    A scheduler sends the same to all who look at the same moments; each has a call of its own, as
-    each has to be let in.
+    A scheduler sends the same frame to all viewers at the same time, over one call for each viewer,
+    as it authorizes each of them.
     """
 
     def __init__(self, num_lines: int) -> None:
@@ -22,7 +22,7 @@ class SharedLines:
         self._lines: OrderedDict[bytes, bytes] = OrderedDict()
 
     def line(self, frame: live.WatchSchedulerResponse) -> bytes:
-        """As `frame_line`."""
+        """Returns `frame_line(frame)`, encoded once."""
         key = frame.SerializeToString()
         line = self._lines.get(key)
         if line is None:
@@ -33,7 +33,7 @@ class SharedLines:
 
 
 def frame_line(frame: live.WatchSchedulerResponse) -> bytes:
-    """One line, with its end."""
+    """Encodes a frame as one JSON line with a newline."""
     return json.dumps(_frame(frame), separators=(",", ":")).encode() + b"\n"
 
 
@@ -63,7 +63,7 @@ def _point(point: live.LivePoint) -> dict[str, Any]:
 
 
 def _latency(latency: live.LiveLatency) -> dict[str, int] | None:
-    """None if it is that of no request."""
+    """Encodes a latency; None if it covers no request."""
     if not latency.count:
         return None
     return {"count": latency.count, "p50_us": latency.p50_us, "p99_us": latency.p99_us}
@@ -94,7 +94,7 @@ def _request(request: live.LiveRequest) -> dict[str, Any]:
 def _executor(told: live.LiveExecutor) -> dict[str, Any]:
     return {
         "address": told.address,
-        # More than JavaScript's numbers hold.
+        # Beyond the integer range of JavaScript's numbers.
         "life": str(told.life),
         "state": state_word(told.state),
         "running": list(told.running),

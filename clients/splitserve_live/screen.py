@@ -1,4 +1,4 @@
-"""The state of a scheduler as text for a terminal."""
+"""State of a scheduler as text for a terminal."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from splitserve_live.state import (
 )
 from splitserve_rpc.printable import printable
 
-# By state and by kind: a letter, so that it is read without colour, and a colour.
+# By state and by kind: a letter, readable without colour, and a colour.
 _BLOCKS = (("·", "bright_black"), ("h", "blue"), ("S", "yellow"), ("c", "green"),
            ("g", "magenta"), ("M", "red"))  # fmt: skip
 _KINDS = (("", ""), ("P", "yellow"), ("d", "blue"), ("D", "magenta"), ("r", "green"))
 
 
-# Why the next waits, by executors.
+# Limit of shown reasons why the next request waits.
 _MAX_REASONS = 4
-# Of a bar in a chart, from none to all of its height.
+# Heights of a bar in a chart, from empty to full.
 _BARS = " ▁▂▃▄▅▆▇█"
 _POINT_S = 2
 _CHART_WIDTH = 26
@@ -40,14 +40,14 @@ _CHART_WIDTH = 26
 
 @dataclass(frozen=True, slots=True)
 class _Detail:
-    """How much is said of an executor: lines of a map (0: nothing of its pools), rows, steps."""
+    """Amount of detail per executor: lines of the block map (0: no pools at all), rows, steps."""
 
     num_map_lines: int
     num_rows: int
     num_steps: int
 
 
-# From the least; with more room than for the last of them there is more of each, up to the most.
+# Least detail first. With more room than the last needs, each amount grows up to the most.
 _DETAILS = (
     _Detail(num_map_lines=0, num_rows=0, num_steps=0),
     _Detail(num_map_lines=1, num_rows=0, num_steps=0),
@@ -55,15 +55,16 @@ _DETAILS = (
     _Detail(num_map_lines=1, num_rows=2, num_steps=1),
 )
 _MOST = _Detail(num_map_lines=6, num_rows=12, num_steps=10)
-# Without a terminal, whose height says what there is room for.
+# Detail without a terminal, whose height would limit it.
 _USUAL = _Detail(num_map_lines=6, num_rows=12, num_steps=3)
 
 
 def screen(state: LiveState, width: int, height: int | None = None) -> RenderableType:
-    """One picture of it, `width` characters wide; not higher than `height` lines, if that is given.
+    """Renders the state, `width` characters wide and at most `height` lines high, if given.
 
-    With less room less is said of each executor, in the end a line, and of no more than fit; with
-    more, more.
+    With less room, each executor gets less detail, down to one line, and executors beyond the
+    height
+    are only counted. With more room, executors get more detail.
     """
     executors = list(state.executors.values())
     head = [_title(state), *_totals(state), *_queue(state)]
@@ -90,7 +91,7 @@ def screen(state: LiveState, width: int, height: int | None = None) -> Renderabl
 
 
 def _grown(detail: _Detail, num_lines: Callable[[_Detail], int], room: int) -> _Detail:
-    """Returns `detail` with as much more of each as there is `room` for: of requests first."""
+    """Returns `detail` with as much more as `room` lines permit: rows first, then map lines, then steps."""
     for name in ("num_rows", "num_map_lines", "num_steps"):
         while getattr(detail, name) < getattr(_MOST, name):
             more = replace(detail, **{name: getattr(detail, name) + 1})
@@ -101,7 +102,7 @@ def _grown(detail: _Detail, num_lines: Callable[[_Detail], int], room: int) -> _
 
 
 def _line(text: str, style: str = "") -> Text:
-    """One line, which ends where the terminal does."""
+    """Returns a single line, cut at the width of the terminal."""
     return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
@@ -173,7 +174,7 @@ def _brief(executor: LiveExecutor) -> Text:
 def _executor(
     state: LiveState, executor: LiveExecutor, width: int, detail: _Detail
 ) -> Iterator[Text]:
-    """Lines, of which each fits or is cut."""
+    """Yields the lines of an executor; lines that do not fit the width are cut."""
     told = executor.told
     yield _line("")
     yield _line(f"{printable(told.address)}  {state_word(told.state)}", "bold")
@@ -205,12 +206,12 @@ def _pool(name: str, pool: Pool, width: int, num_map_lines: int) -> Iterator[Tex
     shown = bytes(pool.states[: pool.num_shown])
     first = f" (map: first {len(shown)})" if len(shown) < len(pool.states) else ""
     if name == "host" and counts[0] == len(pool.states):
-        # Few use it: there is nothing to see.
+        # The host pool is often unused: an empty map shows nothing.
         shown, first = b"", ""
     yield _line(
         f"{name}: {len(pool.states)} blocks of {pool.block_size} tokens{first}: " + ", ".join(parts)
     )
-    # Of many blocks a character stands for several: for what most of them are.
+    # In a map of many blocks a character stands for several, and shows their most common state.
     per_mark = max(1, -(-len(shown) // (width * num_map_lines)))
     if per_mark > 1:
         shown = bytes(
@@ -223,7 +224,7 @@ def _pool(name: str, pool: Pool, width: int, num_map_lines: int) -> Iterator[Tex
 
 def _rows(state: LiveState, told: live.LiveExecutor, most: int) -> Iterator[Text]:
     running = state.requests(told.running)
-    # The last line says how many more there are.
+    # The last line shows the number of further requests.
     num_shown = len(running) if len(running) <= most else most - 1
     names = [(printable(each.request_id), printable(each.tenant)) for each in running[:num_shown]]
     table: list[tuple[str, ...]] = [("REQUEST", "TENANT", "PROMPT", "TOKENS", "COMPUTED")]
@@ -263,7 +264,7 @@ def _legend() -> Text:
 
 
 def _add_marks(text: Text, marks: tuple[tuple[str, str], ...], numbers: bytes) -> Text:
-    """Adds a mark for each of `numbers` to `text`, which it returns."""
+    """Appends a mark for each of `numbers` to `text`, and returns `text`."""
     for number, alike in groupby(numbers):
         mark, style = marks[number] if number < len(marks) else ("?", "")
         text.append(mark * len(list(alike)), style)

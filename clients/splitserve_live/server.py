@@ -1,4 +1,4 @@
-"""The page as an ASGI application: its files, and the frames that it draws."""
+"""Live page as an ASGI application: its static files, and the frames that it draws."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HEADERS = (
 )  # fmt: skip
 _NDJSON = "application/x-ndjson"
 _DEFAULT_RATE = 10
-# Who takes no line for so long does not look, and keeps a place from somebody who would.
+# Seconds without reading after which a viewer loses its place to other viewers.
 _UNREAD_S = 30.0
 
 # Raises DomainError(CALLER_UNKNOWN or CALLER_NOT_ALLOWED), or UNAVAILABLE reasons.
@@ -48,12 +48,13 @@ def build_page(
     check: Check | None = None,
     unread_s: float = _UNREAD_S,
 ) -> ASGIApp:
-    """The application around `feeds`.
+    """Builds the application around `feeds`.
 
-    `hosts`: names by which it may be called, as a WebGuard has them; None where all callers need a
-    credential, and so no web page has to be refused.
-    `check`: whether a credential may watch; None to leave that to schedulers. `unread_s`: how long
-    a line may wait for its reader.
+    `hosts`: host names of the page, as for a WebGuard; None if all callers need a credential, so
+    that
+    no web page has to be refused. `check`: checks that a credential may watch; None leaves the
+    check
+    to the schedulers. `unread_s`: time that a line may wait for its reader.
     """
     page = _Page(feeds, check, unread_s)
     static = Path(str(resources.files("splitserve_live") / "static"))
@@ -73,7 +74,7 @@ def build_page(
 
 
 class _Page:
-    """What the page asks for."""
+    """Endpoints that the page calls."""
 
     def __init__(self, feeds: Feeds, check: Check | None, unread_s: float) -> None:
         self._feeds = feeds
@@ -81,7 +82,7 @@ class _Page:
         self._unread_s = unread_s
 
     async def schedulers(self, request: Request) -> Response:
-        """Their addresses, and whether somebody who looks needs a credential."""
+        """Returns the addresses of the schedulers; refuses viewers without a needed credential."""
         try:
             await self._may_watch(request)
             return JSONResponse({"schedulers": await self._feeds.addresses()})
@@ -89,7 +90,7 @@ class _Page:
             return _refusal(error)
 
     async def feed(self, request: Request) -> Response:
-        """Frames, until somebody leaves."""
+        """Streams frames until the viewer leaves."""
         stack = AsyncExitStack()
         try:
             credential = await self._may_watch(request)
@@ -102,7 +103,7 @@ class _Page:
         return _FeedResponse(stack, lines, self._unread_s)
 
     async def life(self, request: Request) -> Response:
-        """What was written down of a request."""
+        """Returns the recorded history of a request."""
         asked = request.query_params
         try:
             credential = await self._may_watch(request)
@@ -112,7 +113,7 @@ class _Page:
             return _refusal(error)
 
     async def _may_watch(self, request: Request) -> str:
-        """The credential that came along, empty for none. Raises DomainError."""
+        """Returns the viewer's credential, empty for none. Raises DomainError."""
         credential = split_bearer(request.headers.get("authorization", "")) or ""
         if credential and not is_credential(credential):
             raise DomainError("CALLER_UNKNOWN", "the credential is not usable")
@@ -122,7 +123,7 @@ class _Page:
 
 
 class _FeedResponse(StreamingResponse):
-    """Lines of a feed; however it ends, the feed is closed. Who does not read is cut off."""
+    """Streams the lines of a feed, closes the feed at the end, and cuts off viewers that do not read."""
 
     def __init__(self, stack: AsyncExitStack, lines: AsyncIterator[bytes], unread_s: float) -> None:
         super().__init__(_until_broken(lines), media_type=_NDJSON)
@@ -142,20 +143,20 @@ class _FeedResponse(StreamingResponse):
                 if cut is None:
                     raise
                 cut()
-                # The server is to know before this request ends.
+                # The server must notice the cut before this request ends.
                 while (await receive())["type"] != "http.disconnect":
                     pass
 
 
 async def _until_broken(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The page sees the end of the stream, begins anew, and is told why it cannot."""
+    """Yields lines until the feed breaks; the page then reconnects and is told the reason."""
     with suppress(SplitserveError):
         async for line in lines:
             yield line
 
 
 def _rate(text: str | None) -> int:
-    """Raises DomainError."""
+    """Parses the frame rate. Raises DomainError."""
     if text is None:
         return _DEFAULT_RATE
     if not (text.isascii() and text.isdigit() and len(text) < 3):
@@ -164,7 +165,7 @@ def _rate(text: str | None) -> int:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """There is nothing but pages to get. Also answers what OPTIONS asks."""
+    """Answers errors of routing, and OPTIONS: the page offers GET and HEAD only."""
     assert isinstance(error, HTTPException), "registered for it"
     is_for_all = request.method == "OPTIONS" and request.scope["path"] == "*"
     headers = {}
@@ -199,14 +200,14 @@ def _refusal(error: SplitserveError | DomainError | OSError | LookupError) -> Re
 
 
 class _Guarded:
-    """Answers those whom the guard lets pass."""
+    """Middleware that answers only requests that the guard permits."""
 
     def __init__(self, app: ASGIApp, guard: WebGuard) -> None:
         self._app = app
         self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on what is allowed."""
+        """Passes on permitted requests; refuses others."""
         if scope["type"] == "http":
             refusal = self._guard.refusal(scope["method"], scope["headers"])
             if refusal is not None:
@@ -217,13 +218,13 @@ class _Guarded:
 
 
 class _Headers:
-    """Adds what keeps a browser from doing more than it is to do."""
+    """Middleware that adds security headers for browsers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes everything on."""
+        """Passes on every request, and adds the headers to its response."""
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""Frames of a scheduler put together: what is the case now."""
+"""Current state of a scheduler, combined from its frames."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from types import MappingProxyType
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_rpc.printable import printable
 
-# Of an executor, the latest.
+# Limit of stored steps per executor.
 _MAX_STEPS = 120
-# Blocks that a map shows even if all are free.
+# Number of blocks that a map shows even if all are free.
 _LEAST_SHOWN = 64
-# Of a byte: a newer scheduler may tell states that have no word here.
+# One for each value of a byte: a newer scheduler may send states that have no word here.
 _NUM_STATES = 256
-# Of the scheduler: five minutes.
+# Points of the scheduler's history: five minutes.
 _MAX_POINTS = 150
 
 
 @dataclass(slots=True)
 class Pool:
-    """The blocks of one pool: what each is, as `LivePool.states` says it, and whose.
+    """Blocks of one pool: the state of each, as in `LivePool.states`, and its holder.
 
-    `counts`: how many are in each state. `num_touched`: up to which some are not free and blank.
+    `counts`: number of blocks in each state. `num_touched`: the blocks from here on are all free.
     """
 
     block_size: int = 0
@@ -35,15 +35,15 @@ class Pool:
 
     @property
     def num_shown(self) -> int:
-        """Returns how many blocks a map shows: all up to the last that is not free and blank.
+        """Number of blocks that a map shows: all up to the last block that is not free.
 
-        Rounded up to a power of two, so that a map seldom becomes larger; the rest is free.
+        Rounded up to a power of two, so that the map rarely grows; all further blocks are free.
         """
         wanted = max(self.num_touched, _LEAST_SHOWN)
         return min(len(self.states), 1 << (wanted - 1).bit_length())
 
     def take(self, told: live.LivePool) -> None:
-        """What has changed."""
+        """Applies the changes in `told`."""
         self.block_size = told.block_size
         missing = told.num_blocks - len(self.states)
         if missing > 0:
@@ -62,7 +62,7 @@ class Pool:
 
 @dataclass(slots=True)
 class LiveExecutor:
-    """One life of an executor. `told`: the latest of it. `steps`: the latest that it answered."""
+    """One life of an executor. `told`: its latest message. `steps`: its latest answered steps."""
 
     told: live.LiveExecutor
     device: Pool = field(default_factory=Pool)
@@ -71,9 +71,9 @@ class LiveExecutor:
 
 
 class LiveState:
-    """What a scheduler shows. `frame`: the latest; `executors`: those that it names, by address.
+    """State of a scheduler. `frame`: the latest; `executors`: its executors, by address.
 
-    `history`: points that are over, oldest first.
+    `history`: completed points, oldest first.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class LiveState:
         self._names: dict[int, live.LiveRequest] = {}
 
     def take(self, frame: live.WatchSchedulerResponse) -> None:
-        """The next one of a stream."""
+        """Applies the next frame of a stream."""
         self.frame = frame
         self.history.extend(frame.history)
         if frame.forgets_requests:
@@ -102,21 +102,21 @@ class LiveState:
         self.executors = executors
 
     def request(self, number: int) -> live.LiveRequest:
-        """Who has the number; one without a name, if nobody is known by it."""
+        """Returns the request with the number; one without an id if the number is unknown."""
         return self._names.get(number) or live.LiveRequest(number=number)
 
     def requests(self, numbers: Sequence[int]) -> list[live.LiveRequest]:
-        """The same of several."""
+        """Returns the requests with the numbers, like `request`."""
         return [self.request(number) for number in numbers]
 
 
-# -- What numbers of the contract are called, and why somebody waits, as a sentence ----------------
+# -- words for enum values, and sentences for reasons ----------------------------------------------
 
-# Executors of one reason; of more their number is said.
+# A reason names up to this many executors, otherwise their number.
 _MAX_NAMED = 2
-# As `LivePool.states` counts them.
+# Indexed by the values of `LivePool.states`.
 BLOCK_STATES = ("free", "held", "shared", "cached", "given back", "on the move")
-# As `LiveStep.kinds` does; there is no 0.
+# Indexed by the values of `LiveStep.kinds`, of which there is no 0.
 ROW_KINDS = ("", "prompt", "decode", "drafts", "run")
 
 _SENTENCES: Mapping[str, str] = MappingProxyType(
@@ -138,17 +138,17 @@ _SENTENCES: Mapping[str, str] = MappingProxyType(
 
 
 def state_word(state: int) -> str:
-    """Of an executor; one that we do not know is a number."""
+    """Returns the word for an executor's state; an unknown state is a number."""
     return _word(live.LiveState, "LIVE_STATE_", state)
 
 
 def lack_word(lack: int) -> str:
-    """What a request lacks; one that we do not know is a number."""
+    """Returns the word for what a request lacks; an unknown value is a number."""
     return _word(live.LiveLack, "LIVE_LACK_", lack)
 
 
 def why(reason: live.LiveReason) -> str:
-    """Why a request waits, wherever that is."""
+    """Returns a sentence that says why a request waits."""
     word = lack_word(reason.lack)
     sentence = _SENTENCES.get(word, f"it lacks {word}")
     if reason.num_needed:
@@ -158,7 +158,7 @@ def why(reason: live.LiveReason) -> str:
 
 
 def reasons_of_all(reasons: Iterable[live.LiveReason]) -> list[str]:
-    """A sentence for each reason that there is, with all executors that have it."""
+    """Returns a sentence for each distinct reason, with the executors that have it."""
     addresses: dict[str, list[str]] = {}
     for reason in reasons:
         where = addresses.setdefault(why(reason), [])

@@ -1,1 +1,1 @@
-"""Operations on a paged KV cache; `reference` is plain torch and the oracle of all others."""
+"""Operations on a paged KV cache; `reference`, in plain torch, is the oracle of all others."""

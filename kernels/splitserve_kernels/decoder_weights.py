@@ -1,4 +1,4 @@
-"""A decoder of the Llama kind as its sizes and matrices, for whoever computes it.
+"""Sizes and matrices of a decoder of the Llama family, independent of its implementation.
 
 Shape letters: D head size, W width of the model.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 class DecoderShape:
     """Sizes that all layers share.
 
-    The rotary embedding turns the first `rotary_dim` of D numbers of a head, in pairs
+    The rotary embedding rotates the first `rotary_dim` of D numbers of a head, in pairs
     (i, i + rotary_dim / 2). `scale` multiplies attention scores.
     """
 
@@ -30,7 +30,7 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class LinearWeights:
-    """`weight`: [outputs, inputs]. `bias`: [outputs] or None."""
+    """Weights of a linear layer. `weight`: [outputs, inputs]. `bias`: [outputs] or None."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -38,7 +38,7 @@ class LinearWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Norms: [W]; `query_norm`, `key_norm`: [D] or None."""
+    """Weights of one layer. Norms: [W]; `query_norm`, `key_norm`: [D] or None."""
 
     query: LinearWeights
     key: LinearWeights

@@ -1,4 +1,4 @@
-"""How the token of each row is chosen, as columns.
+"""Sampling parameters of each row, as columns.
 
 Shape letters: S rows that sample, V tokens of the vocabulary.
 """
@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class DrawRows:
-    """See `SamplingParams` in `executor.proto`; all [S], contiguous.
+    """Columns of sampling parameters, all [S] and contiguous.
 
-    `temperatures`: float32, 0 for the largest logit. `top_k`: int32, V or more for no limit.
-    `top_p`: float64, 1 for no limit. `min_p`: float32, 0 for no limit. `seeds`, `positions`: int64,
-    what the random number is a function of.
+    Meanings: `SamplingParams` in `executor.proto`. `temperatures`: float32, 0 for the largest
+    logit.
+    `top_k`: int32, V or more for no limit. `top_p`: float64, 1 for no limit. `min_p`: float32, 0
+    for
+    no limit. `seeds`, `positions`: int64, which determine the random number.
     """
 
     temperatures: npt.NDArray[np.float32]
@@ -28,15 +30,15 @@ class DrawRows:
     positions: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
-        """S."""
+        """Returns S."""
         return len(self.seeds)
 
     @property
     def is_random(self) -> bool:
-        """Whether any row is drawn."""
+        """Whether any row is sampled at a temperature."""
         return bool((self.temperatures > 0).any())
 
     def is_searched(self, vocab_size: int) -> bool:
-        """Whether the limit of any row that is drawn depends on all its tokens."""
+        """Returns whether top-k or top-p limit any sampled row, so that all its tokens matter."""
         is_limited = (self.top_k < vocab_size) | (self.top_p < 1)
         return bool((is_limited & (self.temperatures > 0)).any())

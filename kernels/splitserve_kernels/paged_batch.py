@@ -1,4 +1,4 @@
-"""What an attention operation needs to know about a flattened batch, and about a layer.
+"""Inputs of attention operations: a flattened batch, options of a layer, and layouts of rows.
 
 Shape letters: R rows, T tokens over all rows, M blocks of the longest block table, H query heads.
 """
@@ -18,21 +18,24 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """Rows laid end to end without padding, all tensors on the device of the pools.
+    """Batch of rows concatenated without padding; all tensors are on the device of the pools.
 
-    Token t of row r is input token `t - query_starts[r]` of that row and stands at position
+    Token t of row r is input token `t - query_starts[r]` of that row, at position
     `num_computed_tokens[r] + t - query_starts[r]` of its sequence.
 
-    `block_tables`: [R, M] int32, padded with any value that is a valid block id or -1; the padding
-    is never used as an index, nor is, in a layer with a sliding window, an entry whose positions
-    all lie behind the window of the row's first input token. `num_computed_tokens`: [R] int32,
-    tokens that were computed before this step. `query_starts`: [R + 1] int32. `slot_mapping`: [T]
-    int64, where the keys and values of each token go: `block_id * block_size + offset`; all
-    distinct. `max_num_new_tokens`, `max_num_tokens`: largest number of input tokens of a row, and
-    of tokens (computed and new) of a row; 0 without rows. `num_decodes`: so many rows at least, the
-    first ones, have one new token at most; a backend may compute these in another way than those
-    that follow. Fewer than there are is right, too, only slow. In a recorded step, whose numbers
-    stay, rows that are added have no token: their query starts are equal.
+    `block_tables`: [R, M] int32, padded with any valid block id or -1. The padding is never used as
+    an
+    index. In a layer with a sliding window, neither is an entry whose positions are all behind the
+    window of the row's first input token. `num_computed_tokens`: [R] int32, tokens computed before
+    this
+    step. `query_starts`: [R + 1] int32. `slot_mapping`: [T] int64, slot of the key and value of
+    each
+    token, `block_id * block_size + offset`; all distinct. `max_num_new_tokens`, `max_num_tokens`:
+    largest number of input tokens, and of all tokens (computed and new), of a row; 0 without rows.
+    `num_decodes`: at least the first `num_decodes` rows have one new token at most; a backend may
+    compute them in another way than later rows. Too small a number is valid, only slow. In a
+    recorded
+    step, whose numbers are fixed, padding rows have no token: their query starts are equal.
     """
 
     block_tables: Tensor
@@ -45,13 +48,13 @@ class PagedBatch:
 
     @property
     def num_rows(self) -> int:
-        """R."""
+        """Number R of rows."""
         return self.num_computed_tokens.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """How one layer attends.
+    """Attention options of one layer.
 
     `scale` multiplies the dot products. `sliding_window` w: the token at position i attends to
     position j only if i - j < w. `softcap` c: scores become c * tanh(score / c). `sinks`: [H], one
@@ -66,7 +69,7 @@ class AttentionOptions:
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """What a stored number is multiplied with to give the key, or the value, that it stands for."""
+    """Factors that convert stored numbers of keys and of values to actual ones."""
 
     key: float = 1.0
     value: float = 1.0
@@ -77,9 +80,9 @@ UNIT_SCALES = KVScales()
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Where the tokens of rows lie, in numpy. `row_of_token`, `positions`, `slots`: [T] int64.
+    """Layout of rows, in numpy. `row_of_token`, `positions`, `slots`: [T] int64.
 
-    The rest is as in PagedBatch; `query_starts`: [R + 1] int64.
+    Other fields: as in PagedBatch; `query_starts`: [R + 1] int64.
     """
 
     row_of_token: Int64Array
@@ -97,10 +100,10 @@ def lay_out_rows(
     num_new_tokens: Int64Array,
     block_size: int,
 ) -> RowLayout:
-    """Lays rows end to end.
+    """Concatenates rows.
 
-    `block_tables`: [R, M] integer. `num_computed_tokens`, `num_new_tokens`: [R]. Every block that a
-    row writes must be in its table.
+    `block_tables`: [R, M] integer. `num_computed_tokens`, `num_new_tokens`: [R]. The table of a row
+    must contain every block that the row writes.
     """
     num_rows = len(num_new_tokens)
     query_starts = np.zeros(num_rows + 1, np.int64)
@@ -123,7 +126,7 @@ def lay_out_rows(
 def lay_out_decodes(
     block_tables: npt.NDArray[Any], num_computed_tokens: Int64Array, block_size: int
 ) -> RowLayout:
-    """What `lay_out_rows` says of rows with one new token each, in fewer operations."""
+    """Returns the layout of rows with one new token each, in fewer operations than `lay_out_rows`."""
     num_rows = len(num_computed_tokens)
     starts = np.arange(num_rows + 1)
     rows = starts[:-1]
@@ -151,13 +154,15 @@ def build_paged_batch(
     block_size: int,
     device: torch.device | str = "cpu",
 ) -> PagedBatch:
-    """Derives query starts and slots from the description of the rows.
+    """Builds a batch: derives query starts and slots from tables and token counts.
 
-    `block_tables`: [R, M] integer. `num_computed_tokens`, `num_new_tokens`: [R] integer. All on the
-    CPU, where the arithmetic is done; the result is on `device`. Every block that a row writes must
-    be in its table.
+    `block_tables`: [R, M] integer. `num_computed_tokens`, `num_new_tokens`: [R] integer. All inputs
+    are
+    on the CPU, where the arithmetic runs; the result is on `device`. The table of a row must
+    contain
+    every block that the row writes.
     """
-    # In numpy: an operation on a handful of numbers takes torch ten times as long.
+    # Numpy, as torch takes ten times as long for an operation on a few numbers.
     tables = block_tables.numpy()
     computed, new = (
         tensor.numpy().astype(np.int64) for tensor in (num_computed_tokens, num_new_tokens)
@@ -179,7 +184,7 @@ def build_paged_batch(
 
 
 class AttentionBackend(Protocol):
-    """Paged attention on one kind of device; modules of `splitserve_kernels` satisfy it."""
+    """Paged attention on one kind of device; modules of `splitserve_kernels` implement it."""
 
     def write_kv(
         self,

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch: slow, obviously right, the oracle of every other backend.
+"""Paged attention in plain torch: slow, simple, and the oracle of every other backend.
 
 Shape letters: T tokens over all rows, H query heads, G key/value heads (H is a multiple of G),
 D size of a query or key head, E size of a value head, B block size, N blocks of the pool, C tokens
@@ -21,7 +21,7 @@ from splitserve_kernels.paged_batch import (
 )
 
 _SCORES_AT_A_TIME = 2**24
-# Below this many tokens, cutting a row into pieces costs more than the scores it saves.
+# Smallest piece of a row: smaller ones cost more than the scores that they save.
 _MIN_WINDOW_PIECE = 64
 
 
@@ -36,8 +36,9 @@ def write_kv(
     """Writes the keys and values of all input tokens into their slots.
 
     `key`: [T, G, D], `value`: [T, G, E]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E],
-    written in place; the blocks of a pool need not lie next to each other (stride(0) is free). What
-    is stored is number / scale; a float8 pool takes what is out of its range as its largest number.
+    written in place; the blocks of a pool need not be contiguous (stride(0) is free). Stores number
+    /
+    scale, clamped to the range of the dtype for a float8 pool.
     """
     block_size = key_pool.shape[1]
     blocks = batch.slot_mapping // block_size
@@ -59,13 +60,14 @@ def paged_attention(
     options: AttentionOptions,
     scales: KVScales = UNIT_SCALES,
 ) -> Tensor:
-    """Causal attention of every input token over the tokens of its row, itself included.
+    """Computes causal attention of every input token over the tokens of its row, itself included.
 
     `query`: [T, H, D]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E]; the slots of all input
     tokens are already written. Returns [T, H, E] in the dtype of `query`; scores, softmax and the
-    weighted sum are in float32. Slots that a row has not written are never read, nor those behind
-    the sliding window of its first input token: whatever they hold (NaN too) has no effect, and the
-    entries of blocks wholly behind the window may be anything.
+    weighted sum are float32. Slots that a row has not written are never read, nor slots behind the
+    sliding window of its first input token: their content (even NaN) has no effect, and table
+    entries
+    wholly behind the window may have any value.
     """
     output = query.new_empty(query.shape[0], query.shape[1], value_pool.shape[3])
     window = options.sliding_window
@@ -95,23 +97,23 @@ def paged_attention(
 
 
 def _first_in_sight(position: int, window: int | None) -> int:
-    """The first position that the token at `position` attends to."""
+    """Returns the first position that the token at `position` attends to."""
     return 0 if window is None else max(0, position - window + 1)
 
 
 def _piece_size(num_heads: int, num_tokens: int, window: int | None) -> int:
-    """Input tokens of a row that attend at once, so that memory for the scores stays bounded.
+    """Returns how many input tokens of a row attend at once, to bound the memory of scores.
 
-    With a window, so few that not many scores are computed for nothing.
+    With a window the number is small, so that few scores are computed in vain.
     """
     size = max(1, _SCORES_AT_A_TIME // (num_heads * num_tokens))
     return size if window is None else min(size, max(window, _MIN_WINDOW_PIECE))
 
 
 def _gather(pool: Tensor, table: Tensor, first: int, end: int, scale: float) -> Tensor:
-    """The tokens of a row at positions `first` .. `end` - 1, times `scale`. `pool`: [N, B, G, D].
+    """Returns the tokens of a row at positions `first` .. `end` - 1, times `scale`: [C, G, D].
 
-    Returns [C, G, D].
+    `pool`: [N, B, G, D].
     """
     block_size = pool.shape[1]
     first_block = first // block_size
@@ -123,12 +125,12 @@ def _gather(pool: Tensor, table: Tensor, first: int, end: int, scale: float) -> 
 
 
 def _indexable(numbers: Tensor) -> Tensor:
-    """`numbers`, or their bits: float8 has no indexing."""
+    """Returns `numbers`, or their bits as uint8 for float8, which cannot be indexed."""
     return numbers.view(torch.uint8) if numbers.dtype.itemsize == 1 else numbers
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-    """The last S of C tokens attend to all before them.
+    """Computes attention of the last S of C tokens over all tokens up to each of them.
 
     `query`: [S, H, D], `key`: [C, G, D], `value`: [C, G, E]. Returns [S, H, E].
     """

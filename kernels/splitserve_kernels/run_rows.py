@@ -1,4 +1,4 @@
-"""How far the rows of a decode run on, as columns.
+"""Limits of the rows of a multi-token decode run, as columns.
 
 Shape letter: R rows.
 """
@@ -16,11 +16,12 @@ from splitserve_kernels.draw_rows import DrawRows
 
 @dataclass(frozen=True, slots=True)
 class RunRows:
-    """Rows that get token after token, each of which is the next input of its row.
+    """Rows that generate several tokens, each of which is the next input of its row.
 
-    `draws`: R of them, how each token is chosen; `draws.positions` are those of the first ones, and
-    each that follows is one further. `num_tokens`: [R] int32, so many at most, 1 or more.
-    `stop_offsets`: [R + 1] int32, where the tokens that end each row are in `stop_token_ids` int32.
+    `draws`: R sampling parameters; `draws.positions` are those of the first tokens, and each
+    further
+    token is one position later. `num_tokens`: [R] int32, most tokens of each row, 1 or more.
+    `stop_offsets`: [R + 1] int32, start of the stop tokens of each row in `stop_token_ids` int32.
     """
 
     draws: DrawRows
@@ -35,17 +36,17 @@ class RunRows:
         num_tokens: npt.NDArray[np.int32],
         stop_token_ids: Sequence[Collection[int]],
     ) -> RunRows:
-        """`stop_token_ids`: R collections."""
+        """Builds the columns. `stop_token_ids`: R collections."""
         offsets = np.zeros(len(stop_token_ids) + 1, np.int32)
         np.cumsum([len(tokens) for tokens in stop_token_ids], out=offsets[1:])
         stops = np.fromiter((t for tokens in stop_token_ids for t in tokens), np.int32, offsets[-1])
         return cls(draws, np.ascontiguousarray(num_tokens, np.int32), offsets, stops)
 
     def __len__(self) -> int:
-        """R."""
+        """Returns R."""
         return len(self.num_tokens)
 
     @property
     def max_num_tokens(self) -> int:
-        """Of the row that may get most."""
+        """Largest `num_tokens` of all rows."""
         return int(self.num_tokens.max())

@@ -1,9 +1,9 @@
-"""Whether this machine has the compilers that kernels need. Needs no torch and no Triton.
+"""Check for the compilers that kernels need. Imports neither torch nor Triton.
 
 Triton compiles small C modules at run time, one for a GPU's driver and one for each kernel: that
-takes a C compiler and the headers of Python. The CPU kernels take a C++ compiler, unless they are
-compiled already. `python -m splitserve_kernels.toolchain` tries both and ends with 1 if one fails;
-`--json` prints what fails as one object and ends with 0.
+takes a C compiler and the headers of Python. The CPU kernels need a C++ compiler, unless they are
+compiled already. `python -m splitserve_kernels.toolchain` tries both, with exit code 1 if one
+fails; `--json` prints the failures as one object, with exit code 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from splitserve_kernels.cpu.build import BuildFailed, best_variant, check_builda
 
 _TIMEOUT_S = 60
 _NAME = "splitserve_toolchain_probe"
-# What a launcher of Triton has: Python's interface, and a module that can be imported.
+# Like a launcher of Triton: uses Python's C API, and can be imported.
 _SOURCE = f"""\
 #include <Python.h>
 #include <stdint.h>
@@ -38,8 +38,8 @@ PyMODINIT_FUNC PyInit_{_NAME}(void) {{ return PyModule_Create(&module); }}
 
 
 def why_no_c_modules() -> str | None:
-    """Returns why no C module for Python can be compiled and imported here; None: it can."""
-    # As Triton chooses: `triton/runtime/build.py`.
+    """Returns why no C module for Python can be compiled and imported here; None if one can."""
+    # Same choice as `triton/runtime/build.py`.
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return "there is no C compiler (gcc or clang, or what CC names)"
@@ -66,9 +66,9 @@ def why_no_c_modules() -> str | None:
 
 
 def why_no_cpu_kernels() -> str | None:
-    """Returns why the CPU kernels for this processor cannot be had; None: they can.
+    """Returns why the CPU kernels for this processor are not available; None if they are.
 
-    Compiles nothing: they are compiled already, or there is a compiler.
+    Compiles nothing: checks that they are compiled already or that there is a compiler.
     """
     try:
         check_buildable(best_variant())
@@ -82,7 +82,7 @@ CHECKS = MappingProxyType({"c_modules": why_no_c_modules, "cpu_kernels": why_no_
 
 def _python_headers() -> str:
     scheme = sysconfig.get_default_scheme()
-    # Debian's own scheme names a folder that its headers are not in.
+    # Debian's own scheme names a folder without the headers.
     return sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
 
 
@@ -92,7 +92,7 @@ def _first_error(text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the checks; returns the exit code."""
     parser = argparse.ArgumentParser(prog="splitserve_kernels.toolchain", description=__doc__)
     parser.add_argument("--json", action="store_true", help="what fails, as one JSON object")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Paged attention on the CPU: the interface of `splitserve_kernels.reference`, natively.
+"""Native paged attention on the CPU, with the interface of `splitserve_kernels.reference`.
 
 Shape letters: T tokens over all rows, H query heads, G key/value heads, D size of a query or key
 head, E size of a value head, B block size, N blocks of the pool.
@@ -28,10 +28,11 @@ from splitserve_kernels.paged_batch import (
 
 
 class NativeAttention:
-    """Attends with compiled kernels.
+    """Attention backend with compiled CPU kernels.
 
-    Blocks are theirs alone: how they hold keys and values is not what the shapes of the pools say
-    (kv_blocks.h).
+    Only these kernels can read its blocks: the layout of keys and values inside a block differs
+    from
+    the shape of the pools (kv_blocks.h).
     """
 
     def __init__(self, library: NativeLibrary) -> None:
@@ -115,7 +116,7 @@ class NativeAttention:
 
 
 def why_not_native_attention(layer_dims: tuple[int, int], dtype: torch.dtype) -> str | None:
-    """What keeps heads of such sizes (key, value) from NativeAttention; None if nothing does."""
+    """Returns why NativeAttention cannot run heads of sizes (key, value); None if it can."""
     if dtype not in DTYPES:
         return f"{dtype}: allowed are float32 and bfloat16"
     if layer_dims[0] * dtype.itemsize % 4:
@@ -124,7 +125,7 @@ def why_not_native_attention(layer_dims: tuple[int, int], dtype: torch.dtype) ->
 
 
 def rows_as_c(batch: PagedBatch) -> CAttentionRows:
-    """The rows of a batch as kernels take them; `batch` keeps the tensors alive."""
+    """Returns the rows of a batch as a C structure; `batch` must stay alive."""
     tables = batch.block_tables
     return CAttentionRows(
         pointer(tables),

@@ -1,9 +1,8 @@
-"""Compiles the native CPU kernels, once for each state of the source and each instruction set.
+"""Compilation of the native CPU kernels, once for each version of the source and instruction set.
 
-The result is kept in a cache directory and found again by a hash of all that went into it. An image
-can be given it ahead of time: `python -m splitserve_kernels.cpu.build DIRECTORY` compiles every
-variant for this architecture, or ends with 1, and `SPLITSERVE_KERNEL_CACHE=DIRECTORY` makes it be
-used.
+The result is stored in a cache directory, under a hash of source and flags. An image can contain
+it: `python -m splitserve_kernels.cpu.build DIRECTORY` compiles every variant for this
+architecture, with exit code 1 if one fails, and `SPLITSERVE_KERNEL_CACHE=DIRECTORY` uses them.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ _FLAGS = (
     "-Wall",
     "-Wextra",
 )
-# All variants but the portable one are for these, as `platform.machine` names them.
+# Architectures of all variants but the portable one, as named by `platform.machine`.
 _X86 = ("x86_64", "amd64")
 _CPUINFO = Path("/proc/cpuinfo")
 _TIMEOUT_S = 600
 
 
 class BuildFailed(Exception):
-    """There are no native kernels here; the text says why."""
+    """Reports that the native kernels are not available here; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Code for one instruction set. `cpu_flags`: what a processor must have, as Linux names it."""
+    """Build for one instruction set. `cpu_flags`: required processor flags, as named by Linux."""
 
     name: str
     cpu_flags: frozenset[str]
@@ -60,7 +59,7 @@ class Variant:
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma")
 _AVX512_CPU = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"})
 
-# The best first; the last runs on every processor.
+# Best first; the last one runs on every processor.
 VARIANTS = (
     Variant("avx512_bf16", _AVX512_CPU | {"avx512_bf16"}, (*_AVX512, "-mavx512bf16")),
     Variant("avx512", _AVX512_CPU, _AVX512),
@@ -70,15 +69,15 @@ VARIANTS = (
 
 
 def best_variant() -> Variant:
-    """The first variant that this processor can run."""
+    """Returns the best variant that this processor can run."""
     flags = _cpu_flags()
     return next(variant for variant in VARIANTS if variant.cpu_flags <= flags)
 
 
 def library_path(variant: Variant, openmp: Path | None) -> Path:
-    """The compiled kernels; compiles them if they are not in the cache.
+    """Returns the path of the compiled kernels; compiles them if they are not in the cache.
 
-    `openmp`: the OpenMP library to link with, None for the compiler's own. Raises BuildFailed.
+    `openmp`: the OpenMP library to link with; None for the compiler's own. Raises BuildFailed.
     """
     path = _cached_path(variant)
     if path.is_file():
@@ -101,7 +100,7 @@ def _compiler() -> str:
 
 
 def _cached_path(variant: Variant) -> Path:
-    """Returns where `variant` is kept once it is compiled. Raises BuildFailed."""
+    """Returns the cache path of the compiled `variant`. Raises BuildFailed."""
     digest = hashlib.sha256()
     for source in sorted(_SOURCE_DIRECTORY.iterdir()):
         digest.update(source.read_bytes())
@@ -115,7 +114,7 @@ def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            # Several executors may start at once: whoever is last replaces a file by its equal.
+            # Several executors may compile at once: each replaces the file with an equal one.
             output = Path(scratch) / target.name
             linked = [] if openmp is None else [str(openmp)]
             source = str(_SOURCE_DIRECTORY / _MAIN_SOURCE)
@@ -134,7 +133,7 @@ def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path)
 
 
 def _cache_directory() -> Path:
-    """Where compiled kernels are kept. Raises BuildFailed."""
+    """Returns the directory of compiled kernels. Raises BuildFailed."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         return Path(given)
@@ -157,7 +156,7 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _main() -> int:
-    """Returns the exit code: 1 if a variant for this architecture could not be compiled."""
+    """Compiles all variants; returns the exit code: 1 if a variant could not be compiled."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     os.environ[CACHE_VARIABLE] = sys.argv[1]
     is_x86 = platform.machine().lower() in _X86

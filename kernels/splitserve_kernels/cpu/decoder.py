@@ -1,8 +1,8 @@
-"""A decoder of the Llama kind, run natively in one call per step.
+"""Native decoder of the Llama family: one call per step.
 
 Shape letters: T input tokens, H query heads, G key/value heads, D head size, W width of the model,
 I width of the MLP, S rows of logits, V vocabulary, B block size, N blocks of the pool, M blocks of
-the longest block table, R rows that run on, m tokens that a row of these may get, K places
+the longest block table, R rows of a multi-token run, m most tokens of such a row, K positions
 between layers.
 """
 
@@ -35,10 +35,10 @@ from splitserve_kernels.run_rows import RunRows
 
 
 class DecoderPools:
-    """The KV pools of all layers, [N, B, G, D] for keys and for values, as a step is given them."""
+    """KV pools of all layers, [N, B, G, D] for keys and for values, as C arrays of pointers."""
 
     def __init__(self, key_pools: Sequence[Tensor], value_pools: Sequence[Tensor]) -> None:
-        """All have the same stride(0). Whoever uses this keeps them."""
+        """Stores pointers only: the caller keeps the pools alive. All have the same stride(0)."""
         self.keys = _pointers(key_pools)
         self.values = _pointers(value_pools)
         self.block_stride = key_pools[0].stride(0)
@@ -60,9 +60,10 @@ class RunInput:
 
 @dataclass(frozen=True, slots=True)
 class RevealedStates:
-    """Where a step is to leave the residual stream as it is before some layers.
+    """Output buffer for the residual stream before some layers.
 
-    `layers`: [K] int32, indexes of layers; the number of layers for what is behind the last.
+    `layers`: [K] int32, layer indices; the number of layers stands for the state after the last
+    one.
     `states`: [K, T, W] float32, contiguous, written.
     """
 
@@ -71,10 +72,10 @@ class RevealedStates:
 
 
 class NativeDecoder:
-    """Weights, packed: float32, bfloat16 or integers. Norms, sums and the residual are float32.
+    """Decoder with packed weights: float32, bfloat16 or int8. Norms, sums and residual are float32.
 
-    A sequence's logits are the same bits whatever shares its batch and however its tokens are cut
-    into steps. `num_bytes`: what the weights take. `embedding`: [V, W].
+    The logits of a sequence are bit-identical whatever shares its batch and however its tokens are
+    divided into steps. `num_bytes`: size of the weights. `embedding`: [V, W].
     """
 
     def __init__(
@@ -88,20 +89,20 @@ class NativeDecoder:
         *,
         is_int8: bool = False,
     ) -> None:
-        """Copies everything; layers are taken one by one. `embedding`: [V, W].
+        """Copies all weights; takes the layers one by one. `embedding`: [V, W].
 
-        `is_int8`: matrices are rounded, see `linear.pack`.
+        `is_int8`: rounds the matrices to integers, see `linear.pack`.
         """
         self._library = library
         self._is_int8 = is_int8
         self._shape = shape
         self._logits = torch.empty(0)
-        self._kept: list[object] = []  # what the C structures point to
+        self._kept: list[object] = []  # objects that the C structures point to
         self.num_bytes = embedding.nbytes
         self.embedding = embedding.detach().clone(memory_format=torch.contiguous_format)
         if head.weight.data_ptr() == embedding.data_ptr() and head.weight.shape == embedding.shape:
-            head = LinearWeights(self.embedding, head.bias)  # tied: it is in memory already
-        # Layers last: what they were copied from is given back one by one, and the rest with the
+            head = LinearWeights(self.embedding, head.bias)  # tied: already in memory
+        # Layers last: their source is freed layer by layer, and that of the other weights with the
         # first of them.
         self._head = self._packed(*_joined([head]))
         c_layers = [self._layer(layer) for layer in layers]
@@ -136,8 +137,9 @@ class NativeDecoder:
         """Computes all tokens of `batch`, writes their keys and values, returns logits [S, V].
 
         `token_ids`, `positions`: [T] int64. `rotation`: cosines and sines of all positions up to
-        the last one of the batch, [P, rotary_dim / 2] float32 each. `logits_index`: [S] int64,
-        tokens of the batch. The result is float32, and overwritten by the next call.
+        the last
+        one of the batch, [P, rotary_dim / 2] float32 each. `logits_index`: [S] int64, tokens of the
+        batch. The result is float32; the next call overwrites it.
         """
         logits = self._logits_buffer(len(logits_index))
         step = CDecoderStep(
@@ -174,11 +176,13 @@ class NativeDecoder:
         rows: RunRows,
         vocab_size: int,
     ) -> npt.NDArray[np.int32]:
-        """The tokens of all `rows`, each computed from the one before, in one call: [R, m] int32.
+        """Generates several tokens of all `rows` in one call: [R, m] int32, padded with -1.
 
-        Behind the last token of a row stands -1. A row ends with a token that ends it, and before
-        logits that are NaN, +inf or -inf alone. `rotation`: as for `run`, up to the last position
-        that a row may come to. `vocab_size`: so many logits, the first ones, are drawn from.
+        Each token is computed from the one before. A row ends after a stop token, and before logits
+        with
+        NaN, with +inf, or of -inf only. `rotation`: as for `run`, up to the last position that a
+        row may
+        reach. `vocab_size`: tokens are drawn from the first `vocab_size` logits.
         """
         tokens = np.full((len(rows), rows.max_num_tokens), -1, np.int32)
         step = CDecoderStep(
@@ -213,7 +217,7 @@ class NativeDecoder:
         return tokens
 
     def _logits_buffer(self, count: int) -> Tensor:
-        # Fresh memory of this size would be zeroed page by page by the system in each step.
+        # Fresh memory of this size would be zeroed by the system, page by page, in each step.
         if count > self._logits.shape[0] or self._logits.dim() == 1:
             self._logits = torch.empty(count, self._head.num_outputs)
         return self._logits[:count]
@@ -244,7 +248,7 @@ class NativeDecoder:
 
 
 def _joined(parts: list[LinearWeights]) -> tuple[WeightRows, Tensor | None]:
-    """Several matrices with the same input as one, outputs one after the other; and their bias."""
+    """Concatenates the outputs of matrices with the same input; returns their rows and biases."""
     rows = [WeightRows.of(part.weight) for part in parts]
     sources = tuple(source for each in rows for source in each.sources)
     joined = WeightRows(np.concatenate([each.addresses for each in rows]), sources)
@@ -256,7 +260,7 @@ def _joined(parts: list[LinearWeights]) -> tuple[WeightRows, Tensor | None]:
 def _interleaved(
     gate: LinearWeights, up: LinearWeights, half: int
 ) -> tuple[WeightRows, Tensor | None]:
-    """Alternately `half` outputs of the gate and the same ones of the up projection."""
+    """Interleaves the rows of gate and up projection, `half` outputs of each in turn."""
     gate_rows, up_rows = WeightRows.of(gate.weight), WeightRows.of(up.weight)
     padding = -len(gate_rows.addresses) % half
 
@@ -272,7 +276,7 @@ def _interleaved(
 
 
 def _bias(weights: LinearWeights) -> Tensor:
-    """[outputs] float32."""
+    """Returns the bias, zeros if there is none: [outputs] float32."""
     if weights.bias is None:
         return torch.zeros(weights.weight.shape[0])
     return weights.bias.detach().float()

@@ -1,6 +1,6 @@
-"""The compiled kernels and the structures they are called with.
+"""Library of compiled kernels, and the C structures of its calls.
 
-Each structure mirrors the one of the same name in `native`; what the fields mean stands there.
+Each structure mirrors the one of the same name in `native`, which documents the fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _F32 = ctypes.c_float
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 DTYPES = frozenset(_SUFFIXES)
 
-# What a step of the decoder consists of: `StepPart` in step_clock.h.
+# Parts of a decoder step: `StepPart` in step_clock.h.
 STEP_PARTS = (
     "plan",
     "norms",
@@ -38,7 +38,7 @@ STEP_PARTS = (
 
 
 class CLinear(ctypes.Structure):
-    """`Linear` in gemm.h."""
+    """Mirrors `Linear` in gemm.h."""
 
     _fields_ = (
         ("panels", _Pointer),
@@ -50,7 +50,7 @@ class CLinear(ctypes.Structure):
 
 
 class CKVBlocks(ctypes.Structure):
-    """`KVBlocks` in kv_blocks.h."""
+    """Mirrors `KVBlocks` in kv_blocks.h."""
 
     _fields_ = (
         ("block_size", _I32),
@@ -61,7 +61,7 @@ class CKVBlocks(ctypes.Structure):
 
 
 class CAttentionLayer(ctypes.Structure):
-    """`AttentionLayer` in attention.h."""
+    """Mirrors `AttentionLayer` in attention.h."""
 
     _fields_ = (
         ("query", _Pointer),
@@ -84,7 +84,7 @@ class CAttentionLayer(ctypes.Structure):
 
 
 class CAttentionRows(ctypes.Structure):
-    """`AttentionRows` in attention.h."""
+    """Mirrors `AttentionRows` in attention.h."""
 
     _fields_ = (
         ("block_tables", _Pointer),
@@ -96,7 +96,7 @@ class CAttentionRows(ctypes.Structure):
 
 
 class CDecoderLayer(ctypes.Structure):
-    """`DecoderLayer` in decoder.h."""
+    """Mirrors `DecoderLayer` in decoder.h."""
 
     _fields_ = (
         ("qkv", CLinear),
@@ -114,7 +114,7 @@ class CDecoderLayer(ctypes.Structure):
 
 
 class CDecoder(ctypes.Structure):
-    """`Decoder` in decoder.h."""
+    """Mirrors `Decoder` in decoder.h."""
 
     _fields_ = (
         ("embedding", _Pointer),
@@ -134,7 +134,7 @@ class CDecoder(ctypes.Structure):
 
 
 class CDecoderStep(ctypes.Structure):
-    """`DecoderStep` in decoder.h."""
+    """Mirrors `DecoderStep` in decoder.h."""
 
     _fields_ = (
         ("token_ids", _Pointer),
@@ -160,7 +160,7 @@ class CDecoderStep(ctypes.Structure):
 
 
 class CSamplingRows(ctypes.Structure):
-    """`SamplingRows` in sampling.h."""
+    """Mirrors `SamplingRows` in sampling.h."""
 
     _fields_ = (
         ("temperatures", _Pointer),
@@ -173,7 +173,7 @@ class CSamplingRows(ctypes.Structure):
 
 
 class CDecoderRun(ctypes.Structure):
-    """`DecoderRun` in decoder_run.h."""
+    """Mirrors `DecoderRun` in decoder_run.h."""
 
     _fields_ = (
         ("draws", CSamplingRows),
@@ -187,32 +187,36 @@ class CDecoderRun(ctypes.Structure):
 
 
 class NativeLibrary:
-    """A compiled library. Its functions come in one kind for each of DTYPES.
+    """Compiled library, with one version of each function per dtype in DTYPES.
 
-    `part_ns`: [STEP_PARTS] int64; steps of decoders add to it what each part takes. None, as it is
-    at first: that is not measured.
+    `part_ns`: [STEP_PARTS] int64, to which decoder steps add the nanoseconds of each part; None,
+    the
+    initial value, turns the measurement off.
     """
 
     def __init__(self, path: Path, variant: str) -> None:
-        """Raises OSError if it cannot be loaded. `variant`: the name of its instruction set."""
+        """Loads the library.
+
+        Raises OSError if that fails. `variant`: name of its instruction set.
+        """
         self.variant = variant
         self.part_ns: Tensor | None = None
         self._library = ctypes.CDLL(str(path))
         self.panel = int(self._library.splitserve_panel())
 
     def call(self, name: str, dtype: torch.dtype, *arguments: object) -> None:
-        """Calls splitserve_<name>_<dtype>; other Python threads run meanwhile."""
+        """Calls splitserve_<name>_<dtype>; releases Python's lock meanwhile."""
         getattr(self._library, f"splitserve_{name}_{_SUFFIXES[dtype]}")(*arguments)
 
 
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
-    """Where the data of `tensor` begins; null for None. The caller keeps it alive."""
+    """Returns the address of the data of `tensor`, null for None. The caller keeps it alive."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
 @cache
 def load_library() -> NativeLibrary:
-    """The library for this machine, compiled if need be. Raises BuildFailed."""
+    """Returns the library for this machine; compiles it if needed. Raises BuildFailed."""
     variant = best_variant()
     path = library_path(variant, _torch_openmp())
     try:
@@ -222,6 +226,6 @@ def load_library() -> NativeLibrary:
 
 
 def _torch_openmp() -> Path | None:
-    """The OpenMP library that torch uses: with it, kernels and torch share one pool of threads."""
+    """Returns torch's OpenMP library: with it, kernels and torch share one thread pool."""
     directory = Path(torch.__file__).parent / "lib"
     return next(iter(sorted(directory.glob("libgomp*"))), None)

@@ -33,12 +33,12 @@ class PackedLinear:
 
     @property
     def num_bytes(self) -> int:
-        """What panels, bias and scales take."""
+        """Total bytes of panels, bias and scales."""
         tensors = (self.panels, self.bias, self.scales)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def as_c(self) -> CLinear:
-        """The structure that kernels take; it does not keep the tensors alive."""
+        """Returns the C structure of the matrix; the structure does not keep the tensors alive."""
         return CLinear(
             pointer(self.panels),
             pointer(self.bias),
@@ -50,10 +50,10 @@ class PackedLinear:
 
 @dataclass(frozen=True, slots=True)
 class WeightRows:
-    """The rows of a weight matrix [N, K], wherever they lie.
+    """Rows of a weight matrix [N, K], at arbitrary addresses.
 
-    `addresses`: [N] int64, 0 for a row of zeros. `sources`: the matrices, contiguous, that they are
-    rows of; of one dtype and with as many inputs.
+    `addresses`: [N] int64, 0 for a row of zeros. `sources`: the contiguous matrices that hold the
+    rows; all of one dtype and with K inputs.
     """
 
     addresses: npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ class WeightRows:
 
     @classmethod
     def of(cls, weight: Tensor) -> WeightRows:
-        """The rows of `weight` [N, K]."""
+        """Returns the rows of `weight` [N, K]."""
         weight = weight.detach().contiguous()
         row_bytes = weight.shape[1] * weight.itemsize
         addresses = weight.data_ptr() + np.arange(weight.shape[0], dtype=np.int64) * row_bytes
@@ -75,10 +75,10 @@ def pack(
     *,
     is_int8: bool = False,
 ) -> PackedLinear:
-    """Packs `rows` [N, K], float32 or bfloat16, and `bias` [N]; both are copied.
+    """Packs `rows` [N, K], float32 or bfloat16, and `bias` [N]; copies both.
 
-    K must be even for bfloat16. `is_int8`: weights are rounded to integers from -127 to 127, times
-    one scale for each output. An output with a weight that is not finite will be NaN then.
+    K must be even for bfloat16. `is_int8`: rounds weights to integers from -127 to 127, times one
+    scale per output. An output with a weight that is not finite then becomes NaN.
     """
     num_outputs, source = len(rows.addresses), rows.sources[0]
     num_inputs = source.shape[1]
@@ -103,9 +103,9 @@ def pack(
 
 
 def linear(library: NativeLibrary, weights: PackedLinear, rows: Tensor) -> Tensor:
-    """`rows` [M, K] times the weights, plus the bias: [M, N], in the dtype of the weights.
+    """Multiplies `rows` [M, K] with the weights and adds the bias: [M, N], in the weights' dtype.
 
-    Sums are float32. A row's result does not depend on the other rows, not even in its last bit.
+    Sums are float32. The result of a row is bit-identical whatever the other rows are.
     """
     rows = rows.contiguous()
     output = rows.new_empty(rows.shape[0], weights.num_outputs)

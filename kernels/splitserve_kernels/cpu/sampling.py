@@ -1,4 +1,4 @@
-"""Logits to tokens.
+"""Native sampling: logits to token ids.
 
 Shape letters: S rows, V vocabulary.
 """
@@ -15,7 +15,7 @@ from splitserve_kernels.draw_rows import DrawRows
 
 
 def choose_tokens(library: NativeLibrary, logits: Tensor, rows: DrawRows) -> Tensor:
-    """One token for each row, [S] int32; -1 where logits hold NaN or +inf, or -inf alone.
+    """Chooses one token per row, [S] int32; -1 if logits hold NaN or +inf, or only -inf.
 
     `logits`: [S, V] float32, not changed. The arithmetic is that of `SamplingParams` in
     `executor.proto`.
@@ -36,7 +36,7 @@ def choose_tokens(library: NativeLibrary, logits: Tensor, rows: DrawRows) -> Ten
 
 
 def draws_as_c(rows: DrawRows) -> CSamplingRows:
-    """`rows` as the library is given them; the caller keeps them alive."""
+    """Returns `rows` as a C structure; the caller keeps `rows` alive."""
     return CSamplingRows(
         rows.temperatures.ctypes.data,
         rows.top_k.ctypes.data,

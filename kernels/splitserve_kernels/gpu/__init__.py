@@ -1,1 +1,1 @@
-"""The operations of `splitserve_kernels` in Triton; `availability` says whether they can run."""
+"""Operations of `splitserve_kernels` in Triton; `availability` tells whether they can run."""

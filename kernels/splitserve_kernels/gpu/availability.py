@@ -1,6 +1,6 @@
-"""Whether the kernels of this package can run here; needs no Triton itself.
+"""Availability of the kernels of this package; imports no Triton itself.
 
-Whoever wants a module that does asks `why_unavailable()` before it is imported.
+Call `why_unavailable()` before importing a module that needs Triton.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import torch
 
 
 def why_unavailable() -> str | None:
-    """None if the kernels can run, otherwise the reason in words.
+    """Returns why the kernels cannot run; None if they can.
 
     Without a CUDA device they run in Triton's interpreter, if TRITON_INTERPRET=1 was set before
-    Triton was first imported.
+    Triton
+    was first imported.
     """
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -25,5 +26,5 @@ def why_unavailable() -> str | None:
 
 
 def is_interpreted() -> bool:
-    """Whether kernels run on the CPU, one program after the other, to be tested."""
+    """Returns whether kernels run on the CPU, one program after the other, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"

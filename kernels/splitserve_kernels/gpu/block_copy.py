@@ -3,10 +3,10 @@
 Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
 PagedAttention", SOSP 2023, section 4.3 (copy-on-write).
 
-Shape letters: N blocks of a pool, W numbers of a block, P blocks that are copied.
+Shape letters: N blocks of a pool, W numbers of a block, P copied blocks.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ _TILE_SIZE = 4096
 
 
 def copy_blocks(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
-    """Copies blocks `sources` [P] of `pool` [N, W] over blocks `destinations` [P], integers.
+    """Copies the blocks `sources` [P] of `pool` [N, W] to the blocks `destinations` [P], integers.
 
-    The last stride of `pool` is 1. A source may feed several destinations. No block may be both,
-    nor a destination twice: then the order of the copies does not matter, and all reads come before
-    all writes.
+    The last stride of `pool` is 1. A source may have several destinations. No block may be both
+    source
+    and destination, and none may be a destination twice: so the order of copies does not matter,
+    and
+    all reads come before all writes.
     """
     num_blocks, block_elements = sources.shape[0], pool.shape[1]
     if num_blocks * block_elements == 0:
@@ -53,7 +55,7 @@ def _copy_kernel(
     stride: tl.tensor,
     TILE_SIZE: tl.constexpr,
 ) -> None:
-    """One tile of one block."""
+    """Copies one tile of one block."""
     index = tl.program_id(0) // num_tiles
     elements = tl.program_id(0) % num_tiles * TILE_SIZE + tl.arange(0, TILE_SIZE)
     source = pool + tl.load(sources + index).to(tl.int64) * stride

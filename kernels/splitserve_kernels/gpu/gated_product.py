@@ -1,12 +1,12 @@
-"""SiLU of a gate times what it gates, in one kernel.
+"""SiLU of the gate times the up projection, in one kernel.
 
-Source: Shazeer, "GLU Variants Improve Transformer", 2020. Rounded is where Hugging Face's Llama
-rounds: the SiLU, and the product.
+Source: Shazeer, "GLU Variants Improve Transformer", 2020. Rounds where Hugging Face's Llama rounds:
+the SiLU, and the product.
 
 Shape letters: T tokens, I width of the MLP.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _BLOCK = 1024
 
 
 def gated_product(gate_up: Tensor) -> Tensor:
-    """SiLU(gate) * up, [T, I], in the dtype of `gate_up`: [T, 2I], gates first, contiguous."""
+    """Returns SiLU(gate) * up, [T, I], in the dtype of `gate_up`.
+
+    `gate_up`: [T, 2I], gates first, contiguous.
+    """
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     product = gate_up.new_empty(num_tokens, width)
     if num_tokens:
@@ -35,7 +38,7 @@ def gated_product(gate_up: Tensor) -> Tensor:
 def _gated_product_kernel(
     gate_up: tl.tensor, product: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
-    """A part of one token."""
+    """Computes some outputs of one token."""
     token = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = dims < WIDTH
@@ -43,7 +46,7 @@ def _gated_product_kernel(
     loaded = tl.load(gates, mask=mask, other=0.0)
     gate = loaded.to(tl.float32)
     up = tl.load(gates + WIDTH, mask=mask, other=0.0).to(tl.float32)
-    # Of the absolute value, so that it does not overflow.
+    # The exponential of the negative absolute value cannot overflow.
     small = tl.exp(-tl.abs(gate))
     sigmoid = tl.where(gate >= 0.0, 1.0, small) / (1.0 + small)
     silu = (gate * sigmoid).to(loaded.dtype).to(tl.float32)

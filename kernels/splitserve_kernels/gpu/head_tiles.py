@@ -1,9 +1,9 @@
-"""What the kernels that write keys and values share: heads of one token, several at a time.
+"""Shared code of the kernels that write keys and values: several heads of one token at a time.
 
 Shape letters: h heads of a tile, D size of a head.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from torch import Tensor
 from splitserve_kernels.gpu.integers import next_power_of_2
 from splitserve_kernels.gpu.layer_pools import FLOAT8_MAX
 
-# Numbers that a program moves at a time.
+# Numbers that a program processes at a time.
 _TILE_SIZE = 1024
 _FLOAT8_MAX = tl.constexpr(FLOAT8_MAX)
 
 
 def heads_per_tile(num_heads: int, head_dim: int) -> int:
-    """A power of two, at most `num_heads` rounded up to one."""
+    """Returns a power of two, at most `num_heads` rounded up to a power of two."""
     most = max(1, _TILE_SIZE // next_power_of_2(head_dim))
     count: int = min(most, next_power_of_2(num_heads))
     return count
 
 
 def with_dense_heads(heads: Tensor) -> Tensor:
-    """`heads`: [.., D]; a copy if the numbers of a head do not lie next to each other."""
+    """Returns `heads` [.., D], copied if the numbers of a head are not contiguous."""
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
 @triton.jit
 def store_rounded(destination: tl.tensor, numbers: tl.tensor, mask: tl.tensor) -> None:
-    """Stores float32 numbers in the dtype of `destination`; float8 keeps to its range.
+    """Stores float32 numbers in the dtype of `destination`; clamps to the range of float8.
 
     NaN stays NaN.
     """
@@ -58,7 +58,7 @@ def copy_heads(
 ) -> None:
     """Copies dimensions FIRST_DIM .. HEAD_DIM - 1 of `heads` [h], times `scale`.
 
-    `destination` has heads next to each other.
+    The heads of `destination` are contiguous.
     """
     dims = FIRST_DIM + tl.arange(0, BLOCK)
     mask = (heads < NUM_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]

@@ -1,4 +1,4 @@
-"""Scatters new keys and values into the slots of a paged cache.
+"""Scatter of new keys and values into the slots of a paged cache.
 
 Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
 PagedAttention", SOSP 2023, section 4.
@@ -7,7 +7,7 @@ Shape letters: T tokens over all rows, G key/value heads, D size of a key head, 
 head.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from splitserve_kernels.gpu.layer_pools import LayerPools
 def kv_write(key: Tensor, value: Tensor, pools: LayerPools, slot_mapping: Tensor) -> None:
     """Writes `key` [T, G, D] and `value` [T, G, E] into their slots, in the dtype of the pools.
 
-    Stored is number / scale; float8 takes what is out of its range as its largest number.
-    `slot_mapping`: [T] int64; a token whose slot is negative is not written.
+    Stores number / scale, clamped to the range of float8 for a float8 pool. `slot_mapping`: [T]
+    int64;
+    a token with a negative slot is not written.
     """
     num_tokens, num_heads, head_dim = key.shape
     if num_tokens == 0:
@@ -81,7 +82,7 @@ def _write_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ) -> None:
-    """Some heads of one token."""
+    """Writes some heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token).to(tl.int64)
     if slot < 0:

@@ -1,4 +1,4 @@
-"""The pools of one layer as the kernels see them.
+"""KV pools of one layer in the form that kernels take.
 
 Shape letters: N blocks of the pool, B block size, G key/value heads, D size of a key head, E size
 of a value head.
@@ -13,16 +13,17 @@ from torch import Tensor
 
 from splitserve_kernels.paged_batch import UNIT_SCALES, KVScales
 
-# The largest number that float8_e4m3fn holds.
+# Largest finite number of float8_e4m3fn.
 FLOAT8_MAX = 448.0
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPools:
-    """`key`: [N, B, G, D], `value`: [N, B, G, E], in bf16, fp16, fp32 or float8_e4m3fn.
+    """KV pools of one layer, in bf16, fp16, fp32 or float8_e4m3fn.
 
-    The tokens of a block lie next to each other, the blocks need not: stride(0) is free. Raises
-    ValueError for other strides.
+    `key`: [N, B, G, D]. `value`: [N, B, G, E]. The tokens of a block are contiguous, blocks need
+    not
+    be: stride(0) is free. Raises ValueError for other strides.
     """
 
     key: Tensor
@@ -30,7 +31,7 @@ class LayerPools:
     scales: KVScales = UNIT_SCALES
 
     def __post_init__(self) -> None:
-        """Checks the layout."""
+        """Checks the layout. Raises ValueError."""
         for name, pool in (("key", self.key), ("value", self.value)):
             _, _, num_heads, head_dim = pool.shape
             if pool.stride()[1:] != (num_heads * head_dim, head_dim, 1):
@@ -41,15 +42,15 @@ class LayerPools:
 
     @property
     def block_size(self) -> int:
-        """B."""
+        """Block size B."""
         return self.key.shape[1]
 
     @property
     def num_kv_heads(self) -> int:
-        """G."""
+        """Number G of key/value heads."""
         return self.key.shape[2]
 
     @property
     def is_float8(self) -> bool:
-        """Whether the numbers need a scale."""
+        """Whether the pool is float8, whose numbers need a scale."""
         return self.key.dtype == torch.float8_e4m3fn

@@ -1,4 +1,4 @@
-"""The random numbers of `SamplingParams` in a kernel: Philox4x32-10.
+"""Random numbers of `SamplingParams` in a kernel: Philox4x32-10.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -19,9 +19,11 @@ _UNIT = tl.constexpr(2.0**-53)
 
 @triton.jit
 def uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
-    """A float64 in [0, 1) with 53 random bits. `seed`, `position`: int64, bits taken as unsigned.
+    """Returns a float64 in [0, 1) with 53 random bits.
 
-    Words of 32 bits are kept in uint64, where a product of two of them fits.
+    `seed`, `position`: int64, with bits taken as unsigned. Words of 32 bits are kept in uint64,
+    which
+    holds the product of two words.
     """
     key_0 = seed.to(tl.uint64) & _WORD
     key_1 = seed.to(tl.uint64) >> 32

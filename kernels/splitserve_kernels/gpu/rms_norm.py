@@ -1,12 +1,12 @@
-"""RMSNorm, with the addition before it in the same kernel; each number is read once.
+"""RMSNorm, fused with the addition before it; each number is read once.
 
-Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019. Rounded is where Hugging
-Face's Llama rounds: the sum, what is normalised, and that times the weight.
+Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019. Rounds where Hugging
+Face's Llama rounds: the sum, the normalised number, and its product with the weight.
 
 Shape letters: T tokens, N norms of a token (1, or one for each head), W numbers of a norm.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 
 from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
 
-# Numbers that a program normalises at a time, if those of a norm are fewer.
+# Numbers that a program normalises at a time, unless one norm has more.
 _TILE_SIZE = 2048
 _NUMBERS_PER_WARP = 1024
 _MAX_NUM_WARPS = 16
 
 
 def rms_norm(numbers: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Normalises the last dimension of `numbers`, in float32, and multiplies it with `weight`.
+    """Normalises the last dimension of `numbers` in float32, and multiplies it with `weight`.
 
-    `numbers`: [T, W] or [T, N, W], those of a token next to each other; `weight`: the same without
-    T, contiguous, in the same dtype. Returns a new tensor, contiguous.
+    `numbers`: [T, W] or [T, N, W], those of a token contiguous; `weight`: the same shape without T,
+    contiguous, in the same dtype. Returns a new tensor, contiguous.
     """
     normed = numbers.new_empty(numbers.shape)
     _launch(numbers, None, weight, normed, numbers, epsilon)
@@ -37,7 +37,7 @@ def rms_norm(numbers: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 def add_rms_norm(
     numbers: Tensor, addend: Tensor, weight: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """The sum of `numbers` and `addend`, and its `rms_norm`.
+    """Returns the sum of `numbers` and `addend`, and its `rms_norm`.
 
     `addend`: shaped as `numbers`, contiguous. Returns new tensors, contiguous.
     """
@@ -54,7 +54,7 @@ def _launch(
     total: Tensor,
     epsilon: float,
 ) -> None:
-    """`total` is not written if `addend` is None."""
+    """Launches the kernel; `total` is not written if `addend` is None."""
     width = numbers.shape[-1]
     num_norms = numbers[0].numel() // width if len(numbers) else 0
     num_rows = len(numbers) * num_norms
@@ -97,7 +97,7 @@ def _rms_norm_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ) -> None:
-    """Some norms, of one token or of several."""
+    """Computes some norms, of one or several tokens."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     dims = tl.arange(0, BLOCK_W)
     mask = (rows < num_rows)[:, None] & (dims < WIDTH)[None, :]

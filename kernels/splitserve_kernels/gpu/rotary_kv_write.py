@@ -1,13 +1,13 @@
-"""`kv_write` that first turns queries and keys by their rotary position embedding.
+"""Rotary position embedding of queries and keys, fused with `kv_write`.
 
 Source: Su et al., "RoFormer: Enhanced transformer with rotary position embedding", 2021. The two
-numbers that are turned together stand half the turned dimensions apart, as in Hugging Face's Llama.
+numbers that are rotated together are half the rotated dimensions apart, as in Hugging Face's Llama.
 
 Shape letters: T tokens over all rows, H query heads, G key/value heads, D size of a query or key
-head, E size of a value head, R turned dimensions, the first ones of D.
+head, E size of a value head, R rotated dimensions, the first ones of D.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def rotary_kv_write(
     pools: LayerPools,
     slot_mapping: Tensor,
 ) -> Tensor:
-    """Turns query and key, writes key and value as `kv_write` does; returns the turned query.
+    """Rotates query and key, writes key and value as `kv_write` does; returns the rotated query.
 
     `heads`: query [T, H, D], key [T, G, D] and value [T, G, E], not changed. `slot_mapping`: [T]
-    int64. Returns [T, H, D] in the dtype of the query. All arithmetic is float32, and what is
-    written or returned is rounded once.
+    int64. Returns [T, H, D] in the dtype of the query. All arithmetic is float32; each written or
+    returned number is rounded once.
     """
     query, key, value = (with_dense_heads(tensor) for tensor in heads)
     num_tokens, num_heads, head_dim = query.shape
@@ -110,7 +110,7 @@ def _turn_heads(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ) -> None:
-    """Copies `heads`, their first 2 HALF dimensions turned, times `scale`."""
+    """Copies `heads` with their first 2 HALF dimensions rotated, times `scale`."""
     dims = tl.arange(0, BLOCK_HALF)
     is_dim = dims < HALF
     cos = tl.load(cosine + dims, mask=is_dim, other=0.0)[None, :]
@@ -169,7 +169,7 @@ def _rotary_write_kernel(
     BLOCK_REST: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ) -> None:
-    """Some query heads, or some key/value heads, of one token."""
+    """Processes some query heads, or some key/value heads, of one token."""
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     cosine += token * HALF

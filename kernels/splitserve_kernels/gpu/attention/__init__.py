@@ -1,1 +1,1 @@
-"""Paged attention on GPUs: in Triton, and by the package flash-attn."""
+"""Paged attention on GPUs: in Triton, and with the package flash-attn."""

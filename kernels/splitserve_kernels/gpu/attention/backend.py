@@ -1,4 +1,4 @@
-"""Writes to the KV cache and paged attention on a GPU: `reference`, in Triton.
+"""KV-cache writes and paged attention on a GPU: the operations of `reference` in Triton.
 
 Shape letters: T tokens over all rows, H query heads, G key/value heads, D size of a query or key
 head, E size of a value head, B block size, N blocks of the pool.
@@ -40,13 +40,15 @@ def paged_attention(
     options: AttentionOptions,
     scales: KVScales = UNIT_SCALES,
 ) -> Tensor:
-    """Causal attention of every input token over the tokens of its row, itself included.
+    """Computes causal attention of every input token over the tokens of its row, itself included.
 
     `query`: [T, H, D]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E], see LayerPools.
-    Returns [T, H, E] in the dtype of `query`. Raises ValueError for a pool of another layout.
+    Returns
+    [T, H, E] in the dtype of `query`. Raises ValueError for a pool of another layout.
 
-    What is read and what is not is as in `reference`. Scores, softmax and the weighted sum are
-    float32, but weights are rounded to the dtype of the query before they meet the values.
+    Reads the same slots as `reference`. Scores, softmax and the weighted sum are float32, but
+    weights
+    are rounded to the dtype of the query before they are multiplied with values.
     """
     query = with_dense_heads(query)
     pools = LayerPools(key_pool, value_pool, scales)
@@ -54,7 +56,7 @@ def paged_attention(
     if batch.max_num_new_tokens <= 1:
         paged_decode(query, pools, batch, options, output, num_rows=batch.num_rows)
         return output
-    # A decode that took part in a tile of prompts would have all its keys read by one program.
+    # In a prefill tile, one program would read all keys of a decode.
     paged_decode(query, pools, batch, options, output, num_rows=batch.num_decodes)
     attend = paged_split_prefill if leaves_room(query, pools, batch, options) else paged_prefill
     attend(query, pools, batch, options, output, first_row=batch.num_decodes)

@@ -1,4 +1,4 @@
-"""Paged attention by flash-attn 3; keys and values are written by our own kernel.
+"""Paged attention with flash-attn 3; our own kernel writes keys and values.
 
 Source: Shah et al., "FlashAttention-3", 2024; its `flash_api.cpp`.
 
@@ -21,18 +21,19 @@ from splitserve_kernels.gpu.kv_write import kv_write
 from splitserve_kernels.gpu.layer_pools import FLOAT8_MAX, LayerPools
 from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 
-# Into how many parts the keys of a decode are cut at most. The operator would choose by itself, by
-# shapes alone; a number of our own bounds what a recording keeps for the parts, and a build that
-# cannot cut keys shows it when it is tried.
+# Limit of the parts into which the keys of a decode are split. By default the operator chooses by
+# shapes alone; a fixed limit bounds the memory that a CUDA graph keeps for the parts, and a build
+# that cannot split keys fails in its trial.
 _MAX_NUM_SPLITS = 32
 
 _Found = TypeVar("_Found")
 
 
 class FlashAttention3:
-    """An attention backend. `flash_attention_3_rules` says what it can do.
+    """Attention backend with flash-attn 3; `flash_attention_3_rules` lists its limits.
 
-    What the operator is told about the rows of a batch is found once for all layers that are alike.
+    The operator's inputs about the rows of a batch are computed once for all layers with equal
+    shapes.
     """
 
     def __init__(self, op: FlashAttention3Op) -> None:
@@ -60,18 +61,19 @@ class FlashAttention3:
         options: AttentionOptions,
         scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
-        """Causal attention of every input token over the tokens of its row, itself included.
+        """Computes causal attention of every input token over the tokens of its row, itself included.
 
         `query`: [T, H, D]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E]. Returns [T, H, E]
-        in the dtype of `query`. One launch for decodes and prompts: which program takes what is
-        decided on the device. Over float8 pools, queries and weights are rounded to float8, too.
+        in the
+        dtype of `query`. One launch covers decodes and prompts: the device divides the work among
+        programs. Over float8 pools, queries and weights are rounded to float8 too.
         """
         if query.shape[0] == 0:
             return query.new_empty(0, query.shape[1], value_pool.shape[3])
         self._pass = self._pass.with_layer(batch, key_pool)
         shape = {
             "max_seqlen_q": batch.max_num_new_tokens,
-            # Of the table, not of the rows: a recording is replayed for longer ones.
+            # From the table's width, not from the rows: a CUDA graph is replayed for longer rows.
             "max_seqlen_k": batch.block_tables.shape[1] * key_pool.shape[1],
             "num_splits": _MAX_NUM_SPLITS if batch.max_num_new_tokens <= 1 else 0,
             **_mask(options.sliding_window),
@@ -98,7 +100,7 @@ class FlashAttention3:
     def _rows(
         self, batch: PagedBatch, block_size: int, window: int | None
     ) -> tuple[Tensor, Tensor]:
-        """See `rows_in_sight`."""
+        """Returns lengths and block tables of the rows; see `rows_in_sight`."""
         return self._pass.once(
             ("rows", block_size, window), lambda: rows_in_sight(batch, block_size, window)
         )
@@ -112,7 +114,7 @@ class FlashAttention3:
         options: AttentionOptions,
         shape: dict[str, Any],
     ) -> Tensor:
-        """For all layers with such heads, in such a dtype, such a window and a softcap or none."""
+        """Returns the scheduler metadata for all layers with the same heads, dtype, window and softcap."""
         _, block_size, num_kv_heads, key_dim = key_pool.shape
         arguments = {
             "batch_size": batch.num_rows,
@@ -136,12 +138,13 @@ class FlashAttention3:
     def _descales(
         self, key_pool: Tensor, num_rows: int, scales: KVScales
     ) -> dict[str, Tensor | None]:
-        """What float8 numbers are multiplied with, [R, G] float32; of queries it is 1."""
+        """Returns the factors of float8 queries (1), keys and values, [R, G] float32 each."""
         names = ("q_descale", "k_descale", "v_descale")
         if key_pool.dtype.itemsize != 1:
             return dict.fromkeys(names)
         if scales not in self._scales:
-            # For good, by the first pass, which nobody records: it comes from the host.
+            # Cached permanently by the first pass, which no CUDA graph records: a copy from the
+            # host.
             numbers = torch.tensor((1.0, scales.key, scales.value), device=key_pool.device)
             self._scales[scales] = numbers
         expanded = self._scales[scales][:, None, None].expand(3, num_rows, key_pool.shape[2])
@@ -149,12 +152,13 @@ class FlashAttention3:
 
 
 class _Pass:
-    """What was found in one forward pass, for the layers that come after.
+    """Cache of values computed in one forward pass, for later layers of the pass.
 
-    A pass has its own batch, and each of its layers has its own pool: where a batch comes again
-    with a pool that it had, another pass has begun, and what the batch's tensors hold may be new.
-    So what is found while a CUDA graph is recorded is recorded with it, and found anew when that is
-    replayed.
+    A pass has its own batch, and each of its layers has its own pool: if a batch comes again with a
+    pool it had before, another pass has begun, and the batch's tensors may hold new values. So
+    values
+    computed while a CUDA graph is recorded become part of the graph, and a replay computes them
+    again.
     """
 
     def __init__(self, batch: PagedBatch | None) -> None:
@@ -163,7 +167,7 @@ class _Pass:
         self._found: dict[tuple[Any, ...], Any] = {}
 
     def with_layer(self, batch: PagedBatch, key_pool: Tensor) -> _Pass:
-        """This pass, if the layer can be one of it; otherwise the next."""
+        """Returns this pass if the layer can belong to it; otherwise a new pass."""
         pool = key_pool.data_ptr()
         current = self
         if batch is not self._batch or pool in self._pools:
@@ -184,7 +188,7 @@ def _mask(window: int | None) -> dict[str, Any]:
 
 
 def _rounded(query: Tensor, pool_dtype: torch.dtype) -> Tensor:
-    """The operator wants queries in the dtype of keys."""
+    """Converts queries to the dtype of keys, as the operator requires."""
     if pool_dtype == query.dtype:
         return query
     return query.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(pool_dtype)

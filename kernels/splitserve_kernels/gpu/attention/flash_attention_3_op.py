@@ -1,8 +1,8 @@
-"""The operator of flash-attn 3, whoever built it: called by the names that its schema has.
+"""Operator of flash-attn 3, from any build: called by the argument names of its schema.
 
-Builds differ in their arguments (what vLLM builds has sinks and parallel contexts, and no
-defaults), and so do versions. So the schema of what is here is asked, not a version: what we pass
-must be in it, and what it wants beside that must be something that can be left out.
+Arguments differ between builds (vLLM's build has sinks and parallel contexts, and no defaults) and
+between versions. So this module checks the schema, not a version: the schema must contain all
+arguments we pass, and any other required argument must have a neutral value.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _METADATA_ARGUMENTS = frozenset(
         "num_splits",
     }
 )
-# What stands for "not asked for", of arguments that have no default in some builds.
+# Neutral values of arguments that have no default in some builds.
 _NEUTRAL: dict[str, bool | int] = {
     "is_rotary_interleaved": True,
     "attention_chunk": 0,
@@ -67,31 +67,36 @@ _NEUTRAL: dict[str, bool | int] = {
 
 
 class FlashAttention3Unusable(ValueError):
-    """An operator that we cannot call, or none; the message says what is wrong with it."""
+    """Reports that the operator is missing or cannot be called; the message says why."""
 
 
 class FlashAttention3Op:
-    """The operators of one namespace of `torch.ops`."""
+    """Operators of flash-attn 3 in one namespace of `torch.ops`."""
 
     def __init__(self, namespace: Any) -> None:  # noqa: ANN401
-        """Raises FlashAttention3Unusable if they are missing, or are to be called otherwise."""
+        """Checks the operators.
+
+        Raises FlashAttention3Unusable if one is missing or incompatible.
+        """
         self._forward = _operator(namespace, _FORWARD)
         self._forward_rest = _rest(self._forward, _FORWARD_ARGUMENTS)
         self._metadata = _operator(namespace, _METADATA)
         self._metadata_rest = _rest(self._metadata, _METADATA_ARGUMENTS)
 
     def forward(self, **arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-        """All of _FORWARD_ARGUMENTS. Returns [T, H, E], and the log of each softmax's sum [H, T].
+        """Computes attention. Returns [T, H, E], and the log of each softmax's sum, [H, T].
 
-        The output is bfloat16 where queries are float8.
+        Takes all of _FORWARD_ARGUMENTS. The output is bfloat16 if queries are float8.
         """
         output, log_sums, *_ = self._forward(**self._forward_rest, **arguments)
         return output, log_sums
 
     def scheduler_metadata(self, **arguments: Any) -> Tensor:  # noqa: ANN401
-        """All of _METADATA_ARGUMENTS. What `forward` would find out about the rows by itself.
+        """Computes the scheduler metadata that `forward` would otherwise compute itself.
 
-        It is good for all calls whose arguments of the same names are the same.
+        Takes all of _METADATA_ARGUMENTS. The result is valid for all calls of `forward` with the
+        same
+        values of these arguments.
         """
         metadata: Tensor = self._metadata(**self._metadata_rest, **arguments)
         return metadata
@@ -106,7 +111,10 @@ def _operator(namespace: Any, name: str) -> Any:  # noqa: ANN401
 
 
 def _rest(operator: Any, passed: frozenset[str]) -> dict[str, bool | int | None]:  # noqa: ANN401
-    """What is to be given beside `passed`. Raises FlashAttention3Unusable."""
+    """Returns neutral values of required arguments beyond `passed`.
+
+    Raises FlashAttention3Unusable.
+    """
     schema: torch.FunctionSchema = operator._schema
     missing = sorted(passed - {argument.name for argument in schema.arguments})
     if missing:

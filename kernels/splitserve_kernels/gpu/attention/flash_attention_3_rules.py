@@ -1,4 +1,4 @@
-"""What flash-attn 3 can do; needs neither it nor Triton.
+"""Limits of flash-attn 3; imports neither flash-attn nor Triton.
 
 Source: flash-attn 3 (the folder `hopper` of its repository, 2026), the checks of `mha_fwd` in
 `flash_api.cpp`, and `tile_size.h`.
@@ -11,7 +11,8 @@ import torch
 _MAX_HEAD_DIM = 256
 _DTYPES = (torch.float16, torch.bfloat16)
 _FLOAT8 = torch.float8_e4m3fn
-# From so many tokens on, pages are read whole, with what nobody has written yet: it may be NaN.
+# From this block size on, flash-attn reads whole pages, including unwritten slots, which may hold
+# NaN.
 _MIN_WHOLE_PAGE = 64
 # Prompts in windowed layers differed from float32 by 0.14 to 0.15 with heads of 128 and 256, and by
 # 0.013 with heads of 64 (`make gpu-check`, part `correct`, the build of vLLM 0.33).
@@ -25,7 +26,7 @@ def why_not_flash_attention_3(
     block_size: int,
     window: int | None,
 ) -> str | None:
-    """What keeps flash-attn 3 from heads of such sizes (key, value); None if nothing does.
+    """Returns why flash-attn 3 cannot run heads of sizes (key, value); None if it can.
 
     `dtype`: of queries. `kv_dtype`: of keys and values.
     """
@@ -49,7 +50,7 @@ def why_not_flash_attention_3(
 
 
 def _why_not_heads(key_dim: int, value_dim: int, *, is_float8: bool) -> str | None:
-    # Copies of 16 bytes.
+    # Copies are 16 bytes wide.
     unit = 16 if is_float8 else 8
     if key_dim % unit or value_dim % unit or key_dim > _MAX_HEAD_DIM:
         return (

@@ -1,6 +1,6 @@
-"""Where flash-attn 3 comes from: a package that is installed, the kernels hub, or a file.
+"""Sources of flash-attn 3: an installed package, the kernels hub, or a library file.
 
-Needs neither it nor Triton. All that a source has to do is to register operators with torch.
+Imports neither flash-attn nor Triton. A source only has to register operators with torch.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from splitserve_kernels.gpu.attention.flash_attention_3_op import (
 )
 
 INSTALLED, HUB = "installed", "hub"
-# Those of the repository's builds, by their versions; the namespace of all is the same.
+# Modules of the repository's builds, by version; all use the same namespace.
 _MODULES = ("flash_attn_3._C", "flash_attn_interface")
 _NAMESPACE = "flash_attn_3"
 _HUB_REPOSITORY, _HUB_VERSION = "kernels-community/flash-attn3", 1
-# Hopper; what there is for others is slower than Triton or missing.
+# Hopper; builds for other GPUs are slower than Triton or missing.
 _CAPABILITY = (9, 0)
 
 
 class FlashAttention3Missing(Exception):
-    """It is not there, or cannot be loaded; the message is one line for people."""
+    """Reports that flash-attn 3 is missing or cannot be loaded.
+
+    The message is one line for users.
+    """
 
 
 def load_flash_attention_3(source: str) -> FlashAttention3Op:
-    """The operators of `source`: INSTALLED, HUB (which may download them), or a library's path.
+    """Loads the operators of `source`: INSTALLED, HUB (may download them), or a library's path.
 
     Raises FlashAttention3Missing.
     """
@@ -48,7 +51,7 @@ def load_flash_attention_3(source: str) -> FlashAttention3Op:
 
 
 def why_no_hopper() -> str | None:
-    """None if the device is flash-attn 3's; otherwise the reason."""
+    """Returns why the device cannot run flash-attn 3; None if it can."""
     if not torch.cuda.is_available():
         return "there is no CUDA device"
     if torch.cuda.get_device_capability() != _CAPABILITY:
@@ -63,7 +66,7 @@ def _of_package() -> Any:  # noqa: ANN401
         except ModuleNotFoundError:
             continue
         except (ImportError, OSError) as error:
-            # Built for another torch, mostly; the first line names the symbol.
+            # Usually built for another torch version; the first line names the symbol.
             raise FlashAttention3Missing(
                 f"flash-attn 3 cannot be imported: {_first_line(error)}"
             ) from error
@@ -77,13 +80,13 @@ def _of_hub() -> Any:  # noqa: ANN401
     try:
         get_kernel = importlib.import_module("kernels").get_kernel
     except (ImportError, AttributeError) as error:
-        # Any folder of that name is a module, too, though an empty one.
+        # Any folder of that name is importable as an empty module.
         raise FlashAttention3Missing(
             f"flash-attn 3 from the hub needs the package kernels: {_first_line(error)}"
         ) from error
     try:
         module = get_kernel(_HUB_REPOSITORY, version=_HUB_VERSION)
-        # Each build has a namespace of its own, and says so in this module.
+        # Each build has a namespace of its own, which this module holds.
         return importlib.import_module(f"{module.__name__}._ops").ops
     except Exception as error:  # hub, HTTP and file errors share no base class
         raise FlashAttention3Missing(
@@ -95,7 +98,8 @@ def _of_file(path: Path) -> Any:  # noqa: ANN401
     if not path.is_file():
         raise FlashAttention3Missing(f"flash-attn 3: there is no file {path}")
     registered = _registered_by(path.resolve())
-    # Loaded by somebody else before, it registers nothing now; then its name or its folder tells.
+    # A library loaded earlier registers nothing now; then its file or folder name gives the
+    # namespace.
     for name in registered or (path.name.split(".")[0], path.parent.name, _NAMESPACE):
         if name.isidentifier() and hasattr(getattr(torch.ops, name), "fwd"):
             return getattr(torch.ops, name)
@@ -124,7 +128,7 @@ def _registered_by(path: Path) -> tuple[str, ...]:
 
 
 def _namespaces() -> set[str]:
-    """Namespaces of all operators that torch has."""
+    """Returns the namespaces of all operators registered with torch."""
     names: list[str] = torch._C._dispatch_get_all_op_names()
     return {name.partition("::")[0] for name in names}
 

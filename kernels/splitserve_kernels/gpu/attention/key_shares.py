@@ -1,19 +1,18 @@
-"""Which keys a program attends to: all programs get equally many, whoever's they are.
+"""Division of keys among programs: every program attends to equally many keys.
 
-The keys that the rows of a batch have in sight are laid end to end, in tiles; a row begins a tile.
-A row with more new tokens than a tile of queries holds is there once for each of its tiles of
-queries, each time with all the keys that its last token sees. Program p has the p-th of as many
-equal parts as there are programs. So one long row among short ones is shared by many programs, a
-program has several short rows, and the device is full whatever the lengths are. Each program, and
-whoever puts its sums together, finds its rows by itself from what lies on the device: nothing that
-is launched depends on the lengths, and a CUDA graph that is replayed for other rows shares their
-keys anew. Source: Sanovar et al., "Lean Attention", 2024, section 4; Osama et al., "Stream-K",
-PPoPP 2023.
+The keys in sight of the rows of a batch are concatenated, in tiles; a row starts a new tile. A row
+with more new tokens than a tile of queries holds occurs once for each of its tiles of queries, each
+time with all keys that its last token sees. Program p takes the p-th of `num_programs` equal parts.
+So many programs share a long row among short ones, a program takes several short rows, and the
+device is full whatever the lengths are. Each program, and the merge of their sums, finds its rows
+from data on the device: no launch depends on the lengths, and a CUDA graph replayed for other rows
+divides their keys anew. Source: Sanovar et al., "Lean Attention", 2024, section 4; Osama et al.,
+"Stream-K", PPoPP 2023.
 
 Shape letters: R rows, Q tokens of a tile of queries.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Fewer tiles are not worth a program: it costs a microsecond or two until the first keys come.
+# Fewest tiles of a program: a program takes a microsecond or two until its first keys arrive.
 MIN_TILES = tl.constexpr(2)
 _ROWS_AT_A_TIME = tl.constexpr(512)
 _QUERY_ROWS_AT_A_TIME = tl.constexpr(128)
@@ -36,7 +35,7 @@ def key_tiles_in_sight(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
-    """Tiles of keys that each of `rows` attends to, and its new tokens; 0 beyond the last row.
+    """Returns the number of key tiles of each of `rows`, and its new tokens; 0 beyond the last row.
 
     A row without a token has no tile.
     """
@@ -59,7 +58,7 @@ def tiles_in_sight(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
-    """Tiles of keys of each of `rows`, over all its tiles of queries."""
+    """Returns the number of key tiles of each of `rows`, summed over its tiles of queries."""
     key_tiles, num_new = key_tiles_in_sight(
         rows, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
     )
@@ -76,7 +75,7 @@ def first_tile_of_row(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
-    """Tiles of all rows before `row`."""
+    """Returns the number of tiles of all rows before `row`."""
     row_tile = 0
     for first in range(0, num_rows, _ROWS_AT_A_TIME):
         rows = first + tl.arange(0, _ROWS_AT_A_TIME)
@@ -97,8 +96,11 @@ def tiles_of_a_program(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
-    """Tiles of each program, and of all rows; the last program may have fewer, or none."""
-    # As if there were one more row.
+    """Returns the tiles of each program, and of all rows.
+
+    The last programs may have fewer or none.
+    """
+    # The first tile of a row after the last one is the number of all tiles.
     num_tiles = first_tile_of_row(
         num_rows, num_rows, num_computed_tokens, query_starts, BLOCK_Q, BLOCK_N, WINDOW
     )
@@ -115,7 +117,7 @@ def row_of_tile(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
-    """The row that `tile` belongs to, and that row's first tile."""
+    """Returns the row that `tile` belongs to, and the first tile of that row."""
     row = 0
     row_tile = 0
     num_before = 0
@@ -134,7 +136,10 @@ def row_of_tile(
 
 @triton.jit
 def row_of_token(query_starts: tl.tensor, num_rows: tl.tensor, token: tl.tensor) -> tl.tensor:
-    """Finds the row of a token; the last row for tokens behind all, -1 for tokens before all."""
+    """Returns the row of a token.
+
+    The last row for tokens after all rows, -1 for tokens before all.
+    """
     num_before = 0
     for first in range(0, num_rows, _QUERY_ROWS_AT_A_TIME):
         rows = first + tl.arange(0, _QUERY_ROWS_AT_A_TIME)
@@ -147,7 +152,7 @@ def row_of_token(query_starts: tl.tensor, num_rows: tl.tensor, token: tl.tensor)
 def place_in_row(
     tile: tl.tensor, num_key_tiles: tl.tensor, IS_DECODE: tl.constexpr, BLOCK_Q: tl.constexpr
 ) -> tl.tensor:
-    """Finds the tile of keys of the `tile`-th tile of a row, and the first token of its queries."""
+    """Returns the key tile of the `tile`-th tile of a row, and the first token of its queries."""
     key_tile = tile
     first_token = 0
     if not IS_DECODE:
@@ -168,10 +173,13 @@ def keys_of_share(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
-    """Positions that a tile of queries sees in the tiles of keys `begin` .. `stop` - 1 of its row.
+    """Returns the positions that a tile of queries sees in key tiles `begin` ..
 
-    The tile begins with the `first_token`-th of `num_new` tokens. Returns the first position, one
-    up to which all its queries see all keys, and the end.
+    `stop` - 1 of its row.
+
+    The tile starts at the `first_token`-th of `num_new` tokens. Returns the first position, a
+    position
+    up to which all queries of the tile see all keys, and the end.
     """
     first = num_computed * 0
     if WINDOW > 0:
@@ -185,7 +193,8 @@ def keys_of_share(
     end = tl.minimum(first + stop * BLOCK_N, end)
     if not IS_DECODE:
         if WINDOW > 0:
-            # Keys behind the window of all these queries are of use to a tile before.
+            # Keys behind the window of all queries of this tile are visible to an earlier tile
+            # only.
             behind = tl.maximum(position - WINDOW + 1, 0) - first
             start = tl.maximum(start, first + behind // BLOCK_N * BLOCK_N)
             seam = start

@@ -1,4 +1,4 @@
-"""What a GPU is, and how many programs of a kernel it runs at a time."""
+"""Properties of a GPU, and the number of programs of a kernel that run at a time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from splitserve_kernels.gpu.attention.tile_sizes import TileSizes
 from splitserve_kernels.gpu.attention.tiles import AttentionConstants, is_float32
 from splitserve_kernels.gpu.availability import is_interpreted
 
-# What is known of no device: that of an A100, the smallest that attention is made for.
+# Values for an unknown device: those of an A100, the smallest GPU that attention is made for.
 _SHARED_MEMORY_BYTES = 164 * 1024
 _CAPABILITY = 80
-# What a multiprocessor keeps for itself, of each program.
+# Shared memory that a multiprocessor reserves for each program.
 _RESERVED_BYTES = 1024
 
 
 def num_programs_at_once(
     device: torch.device, constants: AttentionConstants, sizes: TileSizes
 ) -> int:
-    """Programs of a decode that the device runs at a time."""
+    """Returns how many programs of a decode the device runs at a time."""
     programs = programs_per_multiprocessor(shared_memory_bytes(device), constants, sizes)
     return num_multiprocessors(device) * programs
 
@@ -29,9 +29,11 @@ def num_programs_at_once(
 def programs_per_multiprocessor(
     shared_bytes: int, constants: AttentionConstants, sizes: TileSizes
 ) -> int:
-    """Of a decode, by shared memory and registers; rather one too few, which costs less.
+    """Returns the programs of a decode per multiprocessor, limited by shared memory and registers.
 
-    `tests/kernels/gpu/compiled` holds it against what compiled kernels take.
+    Rather one too few than one too many, which costs more. `tests/kernels/gpu/compiled` compares
+    the
+    estimate with the usage of compiled kernels.
     """
     itemsize = 4 if is_float32(constants) else 2
     head_dims = constants["BLOCK_D"] + constants["BLOCK_E"]
@@ -44,7 +46,7 @@ def programs_per_multiprocessor(
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Of a GPU; 1 where kernels are interpreted."""
+    """Returns the number of multiprocessors of a GPU; 1 if kernels are interpreted."""
     if device.type != "cuda":
         return 1
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
@@ -53,7 +55,7 @@ def num_multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def shared_memory_bytes(device: torch.device) -> int:
-    """Of a multiprocessor."""
+    """Returns the bytes of shared memory of a multiprocessor."""
     if device.type != "cuda":
         return _SHARED_MEMORY_BYTES
     size: int = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
@@ -62,7 +64,10 @@ def shared_memory_bytes(device: torch.device) -> int:
 
 @functools.cache
 def compute_capability(device: torch.device) -> int:
-    """80 for 8.0; without a GPU that of the one that is compiled for, if kernels are compiled."""
+    """Returns the compute capability: 80 for 8.0.
+
+    Without a GPU, returns that of the compilation target, or 80 if kernels are interpreted.
+    """
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return 10 * major + minor

@@ -1,18 +1,18 @@
-"""Paged attention of few queries: all programs have equally many keys, whoever's they are.
+"""Paged attention for few queries, with the keys divided equally among programs.
 
-A program may have some keys of a tile of queries only. Then it leaves an unnormalised sum, its
-softmax total and its largest score, and a second kernel merges those of the tile; what one program
-saw whole it finishes itself. So a decode, or a few new tokens, behind a long context is computed by
-as many programs as the device runs. Sources: Dao et al., "Flash-Decoding for long-context
-inference", 2023; Kwon et al., "Efficient Memory Management for Large Language Model Serving with
-PagedAttention", SOSP 2023; of the shares, `key_shares`.
+If a program has only some keys of a tile of queries, it stores an unnormalised sum, its softmax
+total and its largest score, and a second kernel merges these per tile. A tile that one program sees
+as a whole is finished by that program. So a decode, or a few new tokens, behind a long context is
+computed by as many programs as the device runs. Sources: Dao et al., "Flash-Decoding for
+long-context inference", 2023; Kwon et al., "Efficient Memory Management for Large Language Model
+Serving with PagedAttention", SOSP 2023; for the division of keys, `key_shares`.
 
 Shape letters: R rows, T tokens over all rows, H query heads, G key/value heads, D size of a query
 or key head, E size of a value head, P programs of a key/value head, M queries of a tile, padded:
 Q tokens times heads of a group.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -59,12 +59,15 @@ def paged_decode(
     num_rows: int,
     num_programs: int | None = None,
 ) -> None:
-    """`reference.paged_attention` for the first `num_rows` rows, of one new token each, or none.
+    """Computes `reference.paged_attention` for the first `num_rows` rows, of at most one new token.
 
     `query`: [T, H, D], last stride 1. Writes the tokens of these rows in `output` [T, H, E], which
-    is contiguous. What is launched depends on shapes and on the device only, so that a CUDA graph
-    can record it. `num_programs`: how many share the keys of each key/value head; None for as many
-    as the device runs at a time.
+    is
+    contiguous. Launches depend on shapes and on the device only, so that a CUDA graph can record
+    them.
+    `num_programs`: number of programs that share the keys of each key/value head; None for as many
+    as
+    the device runs at a time.
     """
     if num_rows == 0:
         return
@@ -84,9 +87,11 @@ def paged_split_prefill(
     first_row: int = 0,
     num_programs: int | None = None,
 ) -> None:
-    """The same for the rows from `first_row` on, of any number of new tokens; as `paged_prefill`.
+    """Computes the rows from `first_row` on, of any number of new tokens, with shared keys.
 
-    Better than that where its tiles of queries are fewer than the device has room for.
+    Arguments and output are those of `paged_prefill`, which it outperforms if the tiles of queries
+    do
+    not fill the device.
     """
     num_rows, num_tokens = batch.num_rows - first_row, query.shape[0]
     if num_rows == 0 or num_tokens == 0:
@@ -198,10 +203,12 @@ def _decode_kernel(
     HAS_SINKS: tl.constexpr,
     COMPUTE_DTYPE: tl.constexpr,
 ) -> None:
-    """The p-th share of the keys, some heads of one group, one tile of queries after the other.
+    """Attends with the p-th share of keys for some heads of a group, one tile of queries at a time.
 
-    Writes `output` [T, H, E] for tiles that the share holds whole, and for others `parts`
-    [P, 2, Q, H, E], `largest_of_parts` and `total_of_parts` [P, 2, Q, H], as `ShareSums` says. A
+    Writes `output` [T, H, E] for tiles whose keys are all in the share; for other tiles writes
+    `parts`
+    [P, 2, Q, H, E], `largest_of_parts` and `total_of_parts` [P, 2, Q, H], as `ShareSums` describes.
+    A
     sink is part of the first tile of keys. IS_DECODE: no row has more than one token.
     """
     program = tl.program_id(0)
@@ -262,7 +269,7 @@ def _decode_kernel(
                 BLOCK_N,
                 WINDOW,
             )
-            # Up to the seam, all queries see all keys.
+            # Before the seam, all queries see all keys.
             for is_masked in tl.static_range(1 if IS_DECODE or WINDOW > 0 else 0, 2):
                 attended, total, largest = attend_to_keys(
                     q,
@@ -286,17 +293,17 @@ def _decode_kernel(
                     VALUE_DIM,
                     BLOCK_D,
                     BLOCK_E,
-                    0 if IS_DECODE else WINDOW,  # a decode's `first` is within the window
+                    0 if IS_DECODE else WINDOW,  # the `first` of a decode is within the window
                     SOFTCAP,
                 )
             if stop - begin == num_key_tiles:
                 places = tokens * (NUM_KV_HEADS * GROUP) + heads
-                # What pads the tile may have seen no key.
+                # Padding lines of the tile may have seen no key.
                 total = tl.where(is_query, total, 1.0)
                 attended = attended / total[:, None] * value_scale
                 _store(output, places, attended, is_query, VALUE_DIM, BLOCK_E)
             else:
-                # The share's first tile of queries, or else its last.
+                # The first tile of queries of the share, or its last.
                 line = (program * 2 + (tile > first_tile).to(tl.int32)) * BLOCK_Q + token_of_tile
                 places = line.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
                 tl.store(largest_of_parts + places, largest, mask=is_query)
@@ -317,10 +324,10 @@ def _queries_of_tile(
     num_new: tl.tensor,
     IS_DECODE: tl.constexpr,
 ) -> tl.tensor:
-    """Finds the lines of a tile that hold queries, and their positions; both [M]."""
+    """Returns which lines of a tile hold queries, and the positions of the queries; both [M]."""
     is_query = is_line
     positions = tl.zeros_like(token_of_tile) + num_computed
-    # A decode is told nothing that it does not need: this decides how many run at a time.
+    # Decodes skip this arithmetic: its registers limit how many programs run at a time.
     if not IS_DECODE:
         is_query = is_line & (first_token + token_of_tile < num_new)
         positions += first_token + token_of_tile
@@ -337,7 +344,7 @@ def _nothing_attended(
     BLOCK_E: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ) -> tl.tensor:
-    """The state of `attend_to_keys` before the tile of keys `begin` of a row."""
+    """Returns the state of `attend_to_keys` before the key tile `begin` of a row."""
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if HAS_SINKS:
@@ -356,7 +363,7 @@ def _store(
     VALUE_DIM: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ) -> None:
-    """Stores `numbers` [M, BLOCK_E], of the queries that there are, as the heads at `places`."""
+    """Stores the lines of `numbers` [M, BLOCK_E] that hold queries, as the heads at `places`."""
     dims = tl.arange(0, BLOCK_E)
     mask = is_query[:, None] & (dims < VALUE_DIM)[None, :]
     pointers = target + places[:, None] * VALUE_DIM + dims[None, :]

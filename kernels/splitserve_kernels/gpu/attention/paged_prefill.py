@@ -1,15 +1,15 @@
-"""Paged attention of rows with any number of new tokens, behind any number of computed ones.
+"""Paged attention of rows with any number of new tokens, after any number of computed ones.
 
-A program takes a tile of tokens of one row and, stacked with them, the query heads that share one
-key/value head: with M queries at a time, each key is loaded once for all of them. Sources: Dao,
-"FlashAttention-2", 2023, section 3; Kwon et al., "Efficient Memory Management for Large Language
-Model Serving with PagedAttention", SOSP 2023.
+A program takes a tile of tokens of one row, stacked with the query heads that share one key/value
+head: each key is loaded once for all M queries. Sources: Dao, "FlashAttention-2", 2023, section 3;
+Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
+SOSP 2023.
 
 Shape letters: R rows, T tokens over all rows, H query heads, G key/value heads, D size of a query
 or key head, E size of a value head, M queries of a tile, Q = M // (H / G) tokens of a tile.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ _LOG2_E = tl.constexpr(LOG2_E)
 def leaves_room(
     query: Tensor, pools: LayerPools, batch: PagedBatch, options: AttentionOptions
 ) -> bool:
-    """Whether `paged_prefill` would leave half of the device idle, or more.
+    """Returns whether `paged_prefill` would leave half of the device idle, or more.
 
-    A few tokens behind a long context are faster then where programs share their keys. Told by
-    shapes alone: of rows that are recorded, only the device knows the lengths. `query`: [T, H, D].
+    A few tokens after a long context are then faster if programs share their keys. Decided by
+    shapes
+    alone: while a CUDA graph is recorded, only the device knows the lengths. `query`: [T, H, D].
     """
     constants = attention_constants(query, pools, options)
     capability = compute_capability(query.device)
@@ -60,11 +61,13 @@ def paged_prefill(
     *,
     first_row: int = 0,
 ) -> None:
-    """`reference.paged_attention` for the rows from `first_row` on, of any number of new tokens.
+    """Computes `reference.paged_attention` for the rows from `first_row` on.
 
-    The rows before have one new token at most. `query`: [T, H, D], last stride 1. Writes the tokens
-    of its rows in `output` [T, H, E], which is contiguous. What is launched depends on shapes, on
-    `first_row` and on `batch.max_num_new_tokens` only.
+    These rows have any number of new tokens, earlier rows at most one. `query`: [T, H, D], last
+    stride
+    1. Writes the tokens of these rows in `output` [T, H, E], which is contiguous. Launches depend
+    only
+    on shapes, on `first_row` and on `batch.max_num_new_tokens`.
     """
     num_rows, num_tokens = batch.num_rows - first_row, query.shape[0]
     if num_rows == 0 or num_tokens == 0:
@@ -74,7 +77,7 @@ def paged_prefill(
     sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens, capability)
     block_q = sizes.num_queries // sizes.num_heads
     num_head_tiles = ceil_div(constants["GROUP"], sizes.num_heads)
-    # No row begins more tiles than this, whatever the lengths: see `_find_row`.
+    # Upper bound of the tiles of all rows, whatever the lengths: see `_find_row`.
     num_tiles = num_tokens // block_q + num_rows
     _prefill_kernel[(num_tiles, pools.num_kv_heads * num_head_tiles)](
         query,
@@ -113,11 +116,13 @@ def _find_row(
     tile: tl.tensor,
     BLOCK_Q: tl.constexpr,
 ) -> tl.tensor:
-    """The row that the `tile`-th tile of queries belongs to; rows begin at `first_start`.
+    """Returns the row that the `tile`-th tile of queries belongs to; rows begin at `first_start`.
 
-    The r-th row, from the s-th of all tokens on, has the tiles from s // Q + r on. That leaves room
-    for its tiles, of which only the last has fewer than Q tokens, so a tile may belong to no token
-    of its row.
+    The r-th row, whose first token is the s-th of all tokens, has the tiles from s // Q + r on.
+    These
+    are enough for its tiles, of which only the last has fewer than Q tokens, so a tile may contain
+    no
+    token of its row.
     """
     num_before = 0
     for first in range(0, num_rows, _ROWS_AT_A_TIME):
@@ -164,11 +169,11 @@ def _prefill_kernel(
     HAS_SINKS: tl.constexpr,
     COMPUTE_DTYPE: tl.constexpr,
 ) -> None:
-    """Q tokens of one row, some heads of one group. Writes `output` [T, H, E]."""
-    # The last tiles of a row see the most keys: they begin first.
+    """Attends with Q tokens of one row for some heads of a group. Writes `output` [T, H, E]."""
+    # The last tiles of a row see the most keys: they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1) // HEAD_TILES
-    # Of the rows before some may have no token: how many have one is known on the device.
+    # Earlier rows may have no token: only the device knows how many tokens they have.
     first_start = tl.load(query_starts + first_row)
     index = _find_row(query_starts + first_row, first_start, num_rows, tile, BLOCK_Q)
     row = first_row + index
@@ -206,7 +211,7 @@ def _prefill_kernel(
         largest = tl.load(sinks + heads, mask=is_query, other=0.0).to(tl.float32) * _LOG2_E
         total = tl.full([BLOCK_M], 1.0, tl.float32)
     attended = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    # Up to the seam, all queries see all keys.
+    # Before the seam, all queries see all keys.
     for is_masked in tl.static_range(2):
         attended, total, largest = attend_to_keys(
             q,
@@ -236,7 +241,7 @@ def _prefill_kernel(
 
     value_dims = tl.arange(0, BLOCK_E)
     places = (row_start + tokens).to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
-    # What pads the tile may have seen no key.
+    # Padding lines of the tile may have seen no key.
     total = tl.where(is_query, total, 1.0)
     attended = attended / total[:, None] * value_scale
     tl.store(

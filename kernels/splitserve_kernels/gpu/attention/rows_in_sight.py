@@ -1,9 +1,9 @@
-"""What libraries want to know of rows that our batches do not say: their lengths, tidy tables.
+"""Inputs that attention libraries need and batches lack: lengths of rows, cleaned block tables.
 
 Shape letters: R rows, M blocks of the longest block table, B block size.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ _BLOCK_M = 256
 
 
 def rows_in_sight(batch: PagedBatch, block_size: int, window: int | None) -> tuple[Tensor, Tensor]:
-    """Tokens of each row, those of this step included, [R] int32; and block tables [R, M] int32.
+    """Returns the tokens of each row, including new ones, [R] int32, and block tables [R, M] int32.
 
-    With a sliding window, which is no shorter than a block, entries that lie wholly behind it name
-    the first block in sight instead. Whoever reads keys and values a tile at a time may read them,
-    and finds numbers that the row wrote itself: what was named may be another row's by now, and
-    NaN there would be NaN here, even where its weight is 0.
+    With a sliding window, which is at least a block long, entries wholly behind the window are
+    replaced
+    by the first block in sight. A library that reads whole tiles may read such entries, and then
+    finds
+    numbers of the row itself: the replaced block may belong to another row by now, and a NaN in it
+    would become NaN in the result, even with a weight of 0.
 
-    On the device, at each call, so that a CUDA graph that is replayed does it anew.
+    Computed on the device at each call, so that a replayed CUDA graph computes it again.
     """
     num_rows, width = batch.block_tables.shape
     lengths = torch.empty_like(batch.num_computed_tokens)
@@ -66,7 +68,7 @@ def _rows_kernel(
     WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ) -> None:
-    """Some entries of one row's table, and the row's length."""
+    """Writes some entries of the table of one row, and the row's length."""
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(num_computed_tokens + row)
     num_new = tl.load(query_starts + row + 1) - tl.load(query_starts + row)

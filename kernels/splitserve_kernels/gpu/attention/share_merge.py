@@ -1,4 +1,4 @@
-"""Merges what programs leave of queries whose keys they shared.
+"""Merge of the partial sums of queries whose keys programs shared.
 
 Source: Dao et al., "Flash-Decoding for long-context inference", 2023.
 
@@ -6,7 +6,7 @@ Shape letters: R rows, T tokens over all rows, H query heads, E size of a value 
 a key/value head, Q tokens of a tile of queries.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from splitserve_kernels.gpu.attention.key_shares import (
 from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
 from splitserve_kernels.paged_batch import PagedBatch
 
-# Numbers of a program's tile, of so many parts: what the registers of four warps hold.
+# Numbers in a program's tile, and the limit of parts in it: what the registers of four warps hold.
 _TILE_SIZE = 8192
 _MAX_PARTS_AT_A_TIME = 16
 
@@ -47,11 +47,12 @@ class SharedRows:
 
 @dataclass(frozen=True, slots=True)
 class ShareSums:
-    """Partial softmax sums of each program for tiles that it shares: its first tile and its last.
+    """Partial softmax sums of each program for tiles that it shares: its first and its last tile.
 
-    `parts`: [P, 2, Q, H, E], weighted sums of values, `total`, `largest`: [P, 2, Q, H], the
-    weights' sums and the largest scores; all float32. Weights are powers of two of score - largest.
-    Of a program, 0 is the tile that its share begins with, 1 another, that its share ends with.
+    `parts`: [P, 2, Q, H, E], weighted sums of values; `total`, `largest`: [P, 2, Q, H], sums of
+    weights
+    and largest scores; all float32. Weights are 2 ** (score - largest). Index 0 of a program is the
+    tile that its share starts with, index 1 another tile that its share ends with.
     """
 
     parts: Tensor
@@ -77,9 +78,9 @@ def merge_shares(
     tile_size: int,
     window: int | None,
 ) -> None:
-    """Writes the tokens of `output` [T, H, E] that no program has whole, times `value_scale`.
+    """Writes the tokens of `output` [T, H, E] that programs share, times `value_scale`.
 
-    `rows`, `tile_size`, `window`: by which the programs shared the keys.
+    `rows`, `tile_size`, `window`: the values with which the programs divided the keys.
     """
     num_programs, _, block_q, num_heads, value_dim = sums.parts.shape
     block_e = next_power_of_2(value_dim)
@@ -146,7 +147,7 @@ def _merge_kernel(
         row, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
     )
     tile_of_row, token_of_tile = token_of_row // BLOCK_Q, token_of_row % BLOCK_Q
-    # A single tile is one program's.
+    # One program has all keys of a single tile.
     if (num_key_tiles <= 1) | (token_of_row >= num_new):
         return
     share, _ = tiles_of_a_program(
@@ -168,7 +169,7 @@ def _merge_kernel(
     for start in range(first, last + 1, BLOCK_P):
         programs = start + tl.arange(0, BLOCK_P)
         is_part = (programs <= last)[:, None] & (heads < NUM_HEADS)[None, :]
-        # Only the first program may have begun with other queries.
+        # Only the first program may have started with other queries.
         is_second = (programs == first) & (first_tile > first * share)
         lines = (programs * 2 + is_second.to(tl.int32)) * BLOCK_Q + token_of_tile
         places = lines.to(tl.int64)[:, None] * NUM_HEADS + heads
@@ -180,7 +181,7 @@ def _merge_kernel(
             other=0.0,
         )
         new_largest = tl.maximum(largest, tl.max(part_largest, 0))
-        # Heads that pad the tile would subtract infinities.
+        # Avoids subtracting infinities for padding heads.
         shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         weights = tl.exp2(part_largest - shift[None, :])
         correction = tl.exp2(largest - shift)

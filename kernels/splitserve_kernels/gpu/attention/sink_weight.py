@@ -1,12 +1,12 @@
-"""Attention sinks for attention that has none: outputs lose what the sinks would have taken.
+"""Attention sinks for an attention operator without them: rescales its outputs.
 
-A sink is one more score in a head's softmax, without a value. So with it each output is what it was
-without, times S / (S + exp(sink)), where S is the sum of exp(score) over the keys: exactly that.
+A sink is one more score in a head's softmax, without a value. So the output with a sink equals the
+output without it times S / (S + exp(sink)), exactly, where S is the sum of exp(score) over keys.
 
 Shape letters: T tokens over all rows, H query heads, E size of a value head.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
 
 
 def weigh_with_sinks(output: Tensor, log_sums: Tensor, sinks: Tensor) -> None:
-    """Changes `output` [T, H, E], contiguous, in place.
+    """Rescales `output` [T, H, E], contiguous, in place.
 
     `log_sums`: [H, T] float32, the natural logarithm of S. `sinks`: [H].
     """
@@ -52,7 +52,7 @@ def _sink_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ) -> None:
-    """Some heads of one token."""
+    """Rescales some heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     is_head = heads < NUM_HEADS

@@ -1,7 +1,7 @@
-"""How large the tiles of attention are, so that they fit into registers and shared memory.
+"""Tile sizes of attention that fit into registers and shared memory.
 
-Compiled for three generations of GPUs, by `tests/kernels/gpu/compiled`, which holds what these
-sizes promise; timed on an H100 only.
+`tests/kernels/gpu/compiled` compiles them for three generations of GPUs and checks the limits of
+these sizes; timed on an H100 only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TileSizes:
 
 
 def decode_tile_sizes(constants: AttentionConstants) -> TileSizes:
-    """For one token of a row: M is the heads of a group."""
+    """Returns the tile sizes for rows of one token: M is the number of heads of a group."""
     head_dim = _head_dim(constants)
     most = 128 if head_dim <= 128 else 32 if head_dim <= 256 else 16
     num_queries = min(most, max(MIN_DOT_SIZE, next_power_of_2(constants["GROUP"])))
@@ -50,12 +50,14 @@ def decode_tile_sizes(constants: AttentionConstants) -> TileSizes:
 def prefill_tile_sizes(
     constants: AttentionConstants, max_num_new_tokens: int, capability: int
 ) -> TileSizes:
-    """For rows of up to so many tokens: M is a power of two that holds the longest, if any does.
+    """Returns the tile sizes for rows of up to `max_num_new_tokens` tokens.
 
-    `capability`: of the GPU, 90 for 9.0.
+    M is a power of two that holds the longest row, up to a limit. `capability`: compute capability
+    of
+    the GPU, 90 for 9.0.
     """
     head_dim = _head_dim(constants)
-    # Before Hopper, operands of matrix products lie in registers and not in shared memory.
+    # Before Hopper, operands of matrix products are in registers rather than in shared memory.
     is_narrow = capability < _HOPPER
     if is_float32(constants):
         most = 32 if head_dim <= 64 else MIN_DOT_SIZE
@@ -83,7 +85,7 @@ def _head_dim(constants: AttentionConstants) -> int:
 
 
 def _num_keys(constants: AttentionConstants) -> int:
-    """Keys of a tile: of keys and values there are two tiles at a time in shared memory."""
+    """Returns the keys of a tile: shared memory holds two tiles of keys and values at a time."""
     itemsize = 4 if is_float32(constants) else 2
     bytes_of_key = (constants["BLOCK_D"] + constants["BLOCK_E"]) * itemsize
     if bytes_of_key <= 512 and not is_float32(constants):

@@ -1,6 +1,6 @@
-"""What decode and prefill share: one tile of queries attends to a range of keys.
+"""Shared code of decode and prefill: a tile of queries attends to a range of keys.
 
-Softmax goes along with the keys (online), in powers of two, and the accumulators are float32.
+The softmax is computed online, along with the keys, in powers of two; accumulators are float32.
 Sources: Dao, "FlashAttention-2", 2023, section 3.1; Kwon et al., "Efficient Memory Management for
 Large Language Model Serving with PagedAttention", SOSP 2023, section 4.1.
 
@@ -8,7 +8,7 @@ Shape letters: T tokens over all rows, H query heads, G key/value heads, B block
 query or key head, E size of a value head, M queries of a tile (tokens times the heads of a group).
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.paged_batch import AttentionOptions
 
 LOG2_E = 1.4426950408889634
-# tl.dot wants at least this many rows and columns.
+# Smallest number of rows and columns that tl.dot accepts.
 MIN_DOT_SIZE = 16
 
 _TRITON_DTYPES = {
@@ -72,8 +72,8 @@ def attend_to_keys(
     key_dims = tl.arange(0, BLOCK_D)
     value_dims = tl.arange(0, BLOCK_E)
     lanes = tl.arange(0, BLOCK_N)
-    # Block ids are read a tile ahead: where they are read by the tile that needs them, its keys and
-    # values wait for them, and the compiler lets no load overlap the computing.
+    # Block ids are loaded one tile ahead. Otherwise the loads of keys and values would wait for
+    # them, and the compiler would overlap no load with the computation.
     next_blocks = tl.load(table + (first + lanes) // BLOCK_SIZE, mask=first + lanes < end, other=0)
     for start in range(first, end, BLOCK_N):
         positions = start + lanes
@@ -92,7 +92,7 @@ def attend_to_keys(
         key = tl.load(keys + key_places[:, None] + key_dims[None, :], mask=key_mask, other=0.0)
         scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * score_scale
         if SOFTCAP > 0:
-            # tanh(x), of which `scores` is 2 x log2(e).
+            # tanh(x), where `scores` is 2 x log2(e).
             scores = SOFTCAP * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
         if IS_MASKED:
             distances = query_positions[:, None] - positions[None, :]
@@ -102,7 +102,7 @@ def attend_to_keys(
             scores = tl.where(is_visible, scores, float("-inf"))
 
         new_largest = tl.maximum(largest, tl.max(scores, 1))
-        # A query that has seen no key yet would subtract infinities.
+        # Avoids subtracting infinities for a query that has seen no key yet.
         shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         weights = tl.exp2(scores - shift[:, None])
         correction = tl.exp2(largest - shift)
@@ -121,7 +121,7 @@ def attend_to_keys(
 
 
 class AttentionConstants(TypedDict):
-    """What is the same for all calls of a layer, as compile-time constants of the kernels."""
+    """Compile-time constants of the kernels that are the same for all calls of a layer."""
 
     GROUP: int
     NUM_KV_HEADS: int
@@ -139,8 +139,11 @@ class AttentionConstants(TypedDict):
 def attention_constants(
     query: Tensor, pools: LayerPools, options: AttentionOptions
 ) -> AttentionConstants:
-    """`query`: [T, H, D]. Window and softcap 0 stand for none. Not to be changed."""
-    # Products are exact in float32, whichever two of the dtypes meet; float8 fits into all.
+    """Returns the constants of a layer; do not modify them. `query`: [T, H, D].
+
+    Window and softcap 0 stand for none.
+    """
+    # Products of any two of the other dtypes are exact in float32; float8 fits into all of them.
     is_narrow = pools.is_float8 or pools.key.dtype == pools.value.dtype == query.dtype
     return _constants(
         query.shape[1],
@@ -165,9 +168,9 @@ def _constants(
     softcap: float,
     has_sinks: bool,
 ) -> AttentionConstants:
-    """Cached: each layer of each step asks, and the host may be what a step waits for.
+    """Builds the constants; cached, as each layer asks in each step and the host may be critical.
 
-    `block_shape`: block size and key/value heads.
+    `block_shape`: block size and number of key/value heads.
     """
     block_size, num_kv_heads = block_shape
     return AttentionConstants(
@@ -186,11 +189,11 @@ def _constants(
 
 
 def is_float32(constants: AttentionConstants) -> bool:
-    """Whether products are computed in float32, without tensor cores."""
+    """Returns whether products are computed in float32, without tensor cores."""
     return bool(constants["COMPUTE_DTYPE"] == tl.float32)
 
 
 def score_scale(pools: LayerPools, options: AttentionOptions) -> float:
-    """What `attend_to_keys` multiplies dot products with: scores in units of log 2."""
+    """Returns the factor of dot products in `attend_to_keys`: scores in units of log 2."""
     scale = options.scale * pools.scales.key * LOG2_E
     return scale if options.softcap is None else 2 * scale / options.softcap

@@ -1,1 +1,1 @@
-"""Logits to token ids in a chain of launches: nobody on the host looks at what one has found."""
+"""Sampling on a GPU as a chain of launches: logits to token ids without waiting on the host."""

@@ -1,14 +1,14 @@
-"""What changes logits before tokens are drawn: masks, biases and penalties, in one launch.
+"""Adjustment of logits before sampling: masks, biases and penalties, in one launch.
 
 The definitions are steps 1 and 2 of `SamplingParams` in `executor.proto`. Each number is computed
-by the same operations, in the same order, as in plain torch, so it has the same bits. Every row has
-its own parameters, and rows without any are copied.
+by the same operations, in the same order, as in plain torch, so that it is bit-identical. Every row
+has its own parameters; rows without parameters are copied.
 
 Shape letters: S rows that sample, V tokens of the vocabulary, G masks, W words of a mask, 32 W >=
 V, E biases over all rows, N lines of counts.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ _BLOCK_V = 1024
 
 @dataclass(frozen=True, slots=True)
 class AdjustColumns:
-    """What rows ask for, on the device of the logits.
+    """Adjustments that rows request, on the device of the logits.
 
-    `mask_lines`: [S] int32, which mask a row has, -1 for none. `mask_words`: [G, W] int32; bit
-    t % 32, from the lowest, of word t // 32 says whether token t is allowed. `bias_starts`: [S + 1]
-    int32, where the biases of a row begin in `biased_tokens` [E] int32, rising in each row, and
-    `biases` [E] float32, of which -inf forbids a token. `count_lines`: [S] int32, which line of
-    `counts` [N, V] int32 a row has, -1 for no penalties: how often a token is in the output, and
-    more than `output_bits` if it is in the prompt. `penalties`: [S, 3] float32, repetition,
-    frequency, presence.
+    `mask_lines`: [S] int32, mask of each row, -1 for none. `mask_words`: [G, W] int32; bit t % 32,
+    from
+    the lowest, of word t // 32 tells whether token t is allowed. `bias_starts`: [S + 1] int32,
+    start of
+    the biases of a row in `biased_tokens` [E] int32, ascending in each row, and `biases` [E]
+    float32,
+    where -inf forbids a token. `count_lines`: [S] int32, line of each row in `counts` [N, V] int32,
+    -1
+    for no penalties; a count is the number of occurrences in the output, and more than
+    `output_bits`
+    if the token occurs in the prompt. `penalties`: [S, 3] float32, repetition, frequency, presence.
     """
 
     mask_lines: Tensor
@@ -50,7 +54,7 @@ class AdjustColumns:
 
 
 def adjust(logits: Tensor, columns: AdjustColumns) -> Tensor:
-    """`logits` [S, V] float32, last stride 1, V < 2^31, as the rows want them: a copy."""
+    """Returns an adjusted copy of `logits` [S, V] float32, last stride 1, V < 2^31."""
     num_rows, vocab_size = logits.shape
     adjusted = torch.empty(num_rows, vocab_size, dtype=logits.dtype, device=logits.device)
     if num_rows:
@@ -70,7 +74,7 @@ def adjust(logits: Tensor, columns: AdjustColumns) -> Tensor:
             columns.mask_words.shape[1],
             OUTPUT_BITS=columns.output_bits,
             BLOCK_V=_BLOCK_V,
-            # A product and a difference are rounded one after the other.
+            # A product and a difference are rounded separately.
             enable_fp_fusion=False,
         )
     return adjusted
@@ -78,7 +82,7 @@ def adjust(logits: Tensor, columns: AdjustColumns) -> Tensor:
 
 @triton.jit
 def _num_below(numbers: tl.tensor, count: tl.tensor, bound: tl.tensor) -> tl.tensor:
-    """How many of `count` rising `numbers`, 1 at least, are below `bound`; of each of its shape."""
+    """Returns how many of the first `count` >= 1 ascending `numbers` are below each of `bound`."""
     below = bound * 0
     while count > 1:
         half = count // 2
@@ -105,7 +109,7 @@ def adjust_kernel(
     OUTPUT_BITS: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ) -> None:
-    """A block of a row."""
+    """Adjusts one block of a row."""
     row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_V
     tokens = first + tl.arange(0, BLOCK_V)
     is_token = tokens < vocab_size
@@ -119,7 +123,7 @@ def adjust_kernel(
     start = tl.load(bias_starts + row)
     count = tl.load(bias_starts + row + 1) - start
     if count > 0:
-        # Those of this block, as a rule a few.
+        # Biases of this block, usually a few.
         before = _num_below(biased_tokens + start, count, first)
         end = _num_below(biased_tokens + start, count, first + BLOCK_V)
         start += before

@@ -1,10 +1,10 @@
-"""Between which edges a row is cut, and the tokens that lie there.
+"""Bracket of a row's cut: the two edges around the cut, and the tokens between them.
 
 Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the vocabulary, E edges,
-C tokens that there is room for.
+C limit of listed tokens.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from splitserve_kernels.gpu.sampling.weights import (
 
 @triton.jit
 def _at(values: tl.tensor, index: tl.tensor) -> tl.tensor:
-    """Of `values` [E] that with an index; 0 for -1."""
+    """Returns the element of `values` [E] at `index`; 0 for -1."""
     return tl.sum(tl.where(tl.arange(0, NUM_EDGES) == index, values, 0), 0)
 
 
@@ -38,11 +38,13 @@ def find_bracket(
     num_blocks: tl.tensor,
     MAX_BLOCKS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """The cut of a row that is searched lies after edge `low` and not after edge `high`.
+    """Returns the edges `low` and `high` between which the cut of a searched row lies.
 
-    So do all that decide where: what top-k leaves ends after edge `high` - 1. Returns low (perhaps
-    -1), high, how many tokens there are up to low and up to high, what weigh those up to low, and
-    what all tokens weigh.
+    The cut is after edge `low` and not after edge `high`. This also holds for every cut that
+    decides
+    it: the tokens that top-k keeps end after edge `high` - 1. Returns low (may be -1), high, the
+    number
+    of tokens up to low and up to high, the weight of those up to low, and the weight of all tokens.
     """
     edges = tl.arange(0, NUM_EDGES)[:, None]
     blocks = tl.arange(0, MAX_BLOCKS)[None, :]
@@ -51,7 +53,7 @@ def find_bracket(
     counts = tl.sum(tl.load(edge_counts + at, mask=is_block, other=0), 1)
     sums = tl.sum(tl.load(edge_sums + at, mask=is_block, other=0.0), 1)
     total = _at(sums, NUM_EDGES - 1)
-    # What top-k leaves weighs something between these two.
+    # The weight of the tokens that top-k keeps is between these two.
     has_top_k = top_k < vocab_size
     high_of_k = tl.sum((counts < top_k).to(tl.int32), 0)
     least = tl.where(has_top_k, _at(sums, high_of_k - 1), total)
@@ -81,10 +83,10 @@ def gather_kernel(
     MAX_BLOCKS: tl.constexpr,
     MAX_LISTED: tl.constexpr,
 ) -> None:
-    """A block of a row that is searched.
+    """Lists the tokens of one block of a searched row that are between the row's edges.
 
-    Lists the tokens between the row's edges in the order of their ids, with their keys, if there is
-    room for all of the row: `listed_keys`, `listed_tokens`: [S, C] int32.
+    Writes tokens and keys, in order of token ids, if all of the row's fit: `listed_keys`,
+    `listed_tokens`: [S, C] int32.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     most = row_largest(largest, row, num_blocks, MAX_BLOCKS)

@@ -1,6 +1,6 @@
-"""What says how rows are drawn, on the device: all columns in one copy.
+"""Sampling parameters on the device, copied as a whole.
 
-Shape letters: S rows that sample, N rows that there is room for.
+Shape letters: S rows that sample, N capacity in rows.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from splitserve_kernels.draw_rows import DrawRows
 
-# 64-bit words for each row.
+# 64-bit words per row.
 _NUM_WORDS = 5
-# Columns begin where loads of any width are aligned: a kernel is compiled again where they do not.
+# Columns start at addresses aligned for loads of any width: Triton compiles a kernel again for
+# unaligned ones.
 _ALIGNED_ROWS = 4
 
 
@@ -42,12 +43,12 @@ class DrawColumns:
 
 
 def num_words(num_rows: int) -> int:
-    """How many words `pack` may fill for so many rows: 5 N."""
+    """Returns the number of words that `pack` needs for `num_rows` rows: 5 N."""
     return _NUM_WORDS * (num_rows // _ALIGNED_ROWS + 1) * _ALIGNED_ROWS
 
 
 def pack(rows: DrawRows, words: npt.NDArray[np.int64]) -> None:
-    """Writes `rows` into `words` [5 N] int64, N >= S; rows beyond are greedy."""
+    """Writes `rows` into `words` [5 N] int64, N >= S; further rows are greedy."""
     words[:] = 0
     seeds, positions, top_p, floats, integers = words.reshape(_NUM_WORDS, -1)
     count, room = len(rows), len(seeds)

@@ -1,13 +1,13 @@
-"""Where a row is cut by top-k and top-p: the key, and which of the tokens that have it stay.
+"""Cut of a row by top-k and top-p: the cut key, and which tokens with that key stay.
 
-Keys are searched as numbers: each turn divides the keys that are left into NUM_BOUNDS parts, and
-counts or weighs what lies up to the end of each. So it ends after a few turns whatever the weights
-are, and every sum has one order.
+The search treats keys as numbers: each iteration divides the remaining keys into NUM_BOUNDS parts,
+and counts or weighs the tokens up to the end of each part. So it ends after a few iterations
+whatever the weights are, and every sum has a fixed order.
 
-Shape letters: S rows that sample, V tokens of the vocabulary, C tokens that there is room for.
+Shape letters: S rows that sample, V tokens of the vocabulary, C limit of listed tokens.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _tally(
     BY_WEIGHT: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ) -> tl.tensor:
-    """Of the keys above `low_key` how many, or how much weight, is up to each of `bounds`; float64.
+    """Returns the number or weight of keys above `low_key` and up to each of `bounds`; float64.
 
     `source`: see `_load_tile`.
     """
@@ -59,10 +59,11 @@ def _load_tile(
     source: tl.tuple,
     BLOCK_C: tl.constexpr,
 ) -> tl.tensor:
-    """Keys of BLOCK_C tokens.
+    """Loads the keys of BLOCK_C tokens.
 
-    `source`: how many there are, their keys if these are listed, whether they are; and if there was
-    no room for that, what keys are made of: the logits of the row, the largest, the temperature.
+    `source`: number of tokens; their keys, if listed; whether they are listed; and, if they did not
+    fit
+    the list, the inputs of keys: logits of the row, largest logit, temperature.
     """
     num_tokens, listed_keys, is_listed, logits, largest, temperature = source
     places = start + tl.arange(0, BLOCK_C)
@@ -84,16 +85,16 @@ def _search(
     BY_WEIGHT: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ) -> tl.tensor:
-    """The smallest key above `low`, at most `high`, up to which there is `target` or more.
+    """Returns the smallest key above `low`, at most `high`, up to which the sum reaches `target`.
 
-    `before`: what there is up to `low_key`.
+    `before`: sum up to `low_key`.
     """
     while high - low > 1:
         step = (high - low + _NUM_BOUNDS - 1) // _NUM_BOUNDS
         bounds = tl.minimum(low + (tl.arange(0, _NUM_BOUNDS) + 1) * step, high)
         reached = before + _tally(bounds, source, low_key, BY_WEIGHT, BLOCK_C)
         num_below = tl.sum((reached < target).to(tl.int32), 0)
-        # Rounding may say that even `high` is too low.
+        # Rounding may make even the sum up to `high` too small.
         low += tl.minimum(num_below, (high - low - 1) // step) * step
         high = tl.minimum(low + step, high)
     return high
@@ -101,7 +102,7 @@ def _search(
 
 @triton.jit
 def _count_of_equals(before: tl.tensor, weight: tl.tensor, target: tl.tensor) -> tl.tensor:
-    """How many of equal tokens stay: those before which there is less than `target`."""
+    """Returns how many tokens of equal weight stay: those before which the sum is below `target`."""
     count = ((target - before) / tl.maximum(weight, 1e-300)).to(tl.int32)
     count += (before + count * weight < target).to(tl.int32)
     count -= ((count > 0) & (before + (count - 1) * weight >= target)).to(tl.int32)
@@ -128,9 +129,10 @@ def cut_kernel(
     MAX_LISTED: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ) -> None:
-    """One row that is searched. `cut_keys`, `last_tokens`: [S] int32.
+    """Finds the cut of one searched row. `cut_keys`, `last_tokens`: [S] int32.
 
-    Kept are keys below the cut key and, of those equal to it, those of tokens up to the last.
+    Keeps the keys below the cut key and, of the tokens with the cut key, those up to the last
+    token.
     """
     row = tl.program_id(0).to(tl.int64)
     most = row_largest(row_largest_of_blocks, row, num_blocks, MAX_BLOCKS)
@@ -158,7 +160,7 @@ def cut_kernel(
                 False,
                 BLOCK_C,
             )
-        # All that equal the k-th stay.
+        # All tokens equal to the k-th stay.
         last_token = vocab_size
         if p < 1.0:
             bounds = tl.full([_NUM_BOUNDS], 0, tl.int32) + cut_key
@@ -166,7 +168,7 @@ def cut_kernel(
                 total = before + tl.max(_tally(bounds, source, low_key, True, BLOCK_C), 0)
             target = p * total
             cut_key = _search(low_key, cut_key, before, target, source, low_key, True, BLOCK_C)
-            # Of equals the smaller ids stay.
+            # Of tokens with equal keys, those with smaller ids stay.
             bounds = tl.full([_NUM_BOUNDS], -1, tl.int32) + cut_key
             before += tl.max(_tally(bounds, source, low_key, True, BLOCK_C), 0)
             num_kept = _count_of_equals(before, weights_of(cut_key).to(tl.float64), target)

@@ -1,11 +1,13 @@
-"""Launches what turns logits into token ids: greedy, and at a temperature, cut or whole.
+"""Launches that turn logits into token ids: greedy or at a temperature, with or without a cut.
 
-The definitions are those of `SamplingParams` in `executor.proto`. No launch depends on what another
-has found, so nobody waits, and a CUDA graph can record them. The vocabulary is cut into blocks, one
-program each, and every sum has one order, so a row's token is the same in any batch.
+The definitions are those of `SamplingParams` in `executor.proto`. No launch depends on a result of
+another, so the host never waits, and a CUDA graph can record them. The vocabulary is divided into
+blocks, one program each, and every sum has a fixed order, so the token of a row is the same in any
+batch.
 
-Sums are in another order than torch's and exp is another approximation, so where u, or a limit of
-top-p, hits a boundary between two tokens but for these errors (1e-6 or so), it may be the other.
+Sums have another order than torch's, and exp is another approximation. So if u, or a limit of
+top-p, is within these errors (about 1e-6) of the boundary between two tokens, the result may be the
+other token.
 
 Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the vocabulary, E edges.
 """
@@ -27,28 +29,30 @@ from splitserve_kernels.gpu.sampling.weigh import NUM_EDGES, weigh_kept_kernel, 
 
 _BLOCK_V = 4096
 _BLOCK_C = 1024
-# Of a row, between its edges: where there are more, the whole row is searched, which takes longer.
+# Limit of listed tokens of a row; a row with more between its edges is searched as a whole, which
+# takes longer.
 _MAX_LISTED = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class _Survey:
-    """`largest`: [S, L] float32. `tokens`: [S, L] int32, the first that has it."""
+    """Largest logit of each block: `largest` [S, L] float32, `tokens` [S, L] int32, its first token."""
 
     largest: Tensor
     tokens: Tensor
 
     @property
     def max_blocks(self) -> int:
-        """A power of 2, as many as L or more."""
+        """Smallest power of 2 that is at least L."""
         return next_power_of_2(self.largest.shape[1])
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The largest logit of each row, the smallest id among equals.
+    """Returns the token with the largest logit of each row; the smallest id among equals.
 
-    `logits`: [S, V] float32, last stride 1, V < 2^31. Returns [S] int32; a row with NaN or +inf, or
-    with -inf alone, gets -1.
+    `logits`: [S, V] float32, last stride 1, V < 2^31. Returns [S] int32; -1 for a row with NaN or
+    +inf,
+    or with -inf only.
     """
     token_ids = logits.new_empty(logits.shape[0], dtype=torch.int32)
     if not len(logits):
@@ -68,10 +72,11 @@ def greedy(logits: Tensor) -> Tensor:
 def draw(
     logits: Tensor, columns: DrawColumns, *, may_cut: bool = True, max_listed: int = _MAX_LISTED
 ) -> Tensor:
-    """Draws a token of each row, or takes the largest where the temperature is 0.
+    """Samples a token of each row, or takes the largest logit at temperature 0.
 
-    `logits`, and what is returned: see `greedy`. `may_cut`: whether any row has a top_k below V
-    or a top_p below 1. `max_listed`: how many tokens of a row are searched fast.
+    `logits`, and the result: see `greedy`. `may_cut`: whether any row has a top_k below V or a
+    top_p
+    below 1. `max_listed`: limit of listed tokens of a row, up to which the search is fast.
     """
     num_rows, vocab_size = logits.shape
     token_ids = logits.new_empty(num_rows, dtype=torch.int32)

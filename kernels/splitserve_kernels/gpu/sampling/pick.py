@@ -1,9 +1,9 @@
-"""The token of each row: the largest logit, or where the running sum of weights passes u.
+"""Choice of the token of each row: the largest logit, or where the sum of weights passes u.
 
 Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the vocabulary.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _largest_token(
     num_blocks: tl.tensor,
     MAX_BLOCKS: tl.constexpr,
 ) -> tl.tensor:
-    """The first token whose logit is the largest of the row, -1 if no token can be told."""
+    """Returns the first token with the largest logit of the row; -1 if the row is invalid."""
     blocks = tl.arange(0, MAX_BLOCKS)
     is_block = blocks < num_blocks
     parts = tl.load(largest + row * num_blocks + blocks, mask=is_block, other=float("-inf"))
@@ -50,7 +50,7 @@ def pick_largest_kernel(
     num_blocks: tl.tensor,
     MAX_BLOCKS: tl.constexpr,
 ) -> None:
-    """One row, of which all are greedy. `token_ids`: [S] int32."""
+    """Picks the token of one row if all rows are greedy. `token_ids`: [S] int32."""
     row = tl.program_id(0).to(tl.int64)
     most = row_largest(largest, row, num_blocks, MAX_BLOCKS)
     token_id = _largest_token(largest, block_tokens, row, most, vocab_size, num_blocks, MAX_BLOCKS)
@@ -78,7 +78,7 @@ def pick_kernel(
     BLOCK_V: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
 ) -> None:
-    """One row. `sums`: [S, L] float64, what those of a block weigh that are kept."""
+    """Picks the token of one row. `sums`: [S, L] float64, weight of the kept tokens of a block."""
     row = tl.program_id(0).to(tl.int64)
     most = row_largest(largest, row, num_blocks, MAX_BLOCKS)
     token_id = _largest_token(largest, block_tokens, row, most, vocab_size, num_blocks, MAX_BLOCKS)
@@ -90,7 +90,7 @@ def pick_kernel(
         u = uniform(tl.load(seeds + row).to(tl.int64), tl.load(positions + row).to(tl.int64))
         target = u * tl.max(running, 0)
         # The block in which the running sum passes the target; if rounding leaves none, the last
-        # one with any weight.
+        # block with any weight.
         last_block = tl.max(tl.where(block_sums > 0.0, blocks, 0), 0)
         block = tl.minimum(tl.sum((running <= target).to(tl.int32), 0), last_block)
         before = tl.max(tl.where(blocks < block, running, 0.0), 0)

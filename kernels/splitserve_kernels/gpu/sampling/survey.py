@@ -1,9 +1,9 @@
-"""The largest logit of each block of the vocabulary, and the first token that has it.
+"""Largest logit of each block of the vocabulary, and the first token with that logit.
 
 Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the vocabulary.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def survey_kernel(
     num_blocks: tl.tensor,
     BLOCK_V: tl.constexpr,
 ) -> None:
-    """A block of a row. `largest`, `token_ids`: [S, L]; a block with NaN has +inf."""
+    """Surveys one block of a row. `largest`, `token_ids`: [S, L]; a block with NaN has +inf."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tokens = block * BLOCK_V + tl.arange(0, BLOCK_V)
     is_token = tokens < vocab_size
     x = tl.load(logits + row * row_stride + tokens, mask=is_token, other=float("-inf"))
-    # Either makes a row invalid.
+    # NaN and +inf both make a row invalid.
     x = tl.where(x == x, x, float("inf"))
     most = tl.max(x, 0)
     tl.store(largest + row * num_blocks + block, most)

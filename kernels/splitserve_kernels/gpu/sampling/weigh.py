@@ -1,9 +1,9 @@
-"""Sums of weights by blocks of the vocabulary, before rows are cut and after.
+"""Sums of weights by block of the vocabulary, before and after the cut of a row.
 
 Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the vocabulary, E edges.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from splitserve_kernels.gpu.sampling.weights import (
     weights_of,
 )
 
-# Where a row may be cut is looked for between two of so many keys first, and then among those
-# tokens that lie between.
+# The search first brackets the cut between two of so many keys, and then searches among the tokens
+# between them.
 NUM_EDGES = tl.constexpr(16)
-# The distances of edges are squares of whole numbers times this: close together where models
-# leave most of what top-p cuts, a few of them very close, for high temperatures.
+# The distance of an edge is a squared integer times this: dense where most models' top-p cuts are,
+# with a few far edges for high temperatures.
 _EDGE_UNIT = tl.constexpr(0.08)
 
 
@@ -54,11 +54,12 @@ def weigh_kernel(
     BLOCK_V: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
 ) -> None:
-    """A block of a row that is drawn.
+    """Weighs one block of a row that is sampled at a temperature.
 
-    Where it is searched, `edge_counts` [S, E, L] int32 and `edge_sums` [S, E, L] float64 get how
-    many tokens lie up to each edge and what they weigh; otherwise `sums` [S, L] float64 gets what
-    all that are kept weigh.
+    For a searched row, writes the number of tokens up to each edge to `edge_counts` [S, E, L] int32
+    and
+    their weight to `edge_sums` [S, E, L] float64; otherwise writes the weight of all kept tokens to
+    `sums` [S, L] float64.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     most = row_largest(largest, row, num_blocks, MAX_BLOCKS)
@@ -72,7 +73,7 @@ def weigh_kernel(
             for edge in range(NUM_EDGES):
                 bound = edge_key(block * 0 + edge)
                 at = (row * NUM_EDGES + edge) * num_blocks + block
-                # In most blocks nothing is as probable as the first edges say.
+                # Most blocks have no token up to the first edges.
                 if smallest <= bound:
                     is_inside = keys <= bound
                     tl.store(edge_counts + at, tl.sum(is_inside.to(tl.int32), 0))
@@ -102,7 +103,7 @@ def weigh_kept_kernel(
     BLOCK_V: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
 ) -> None:
-    """A block of a row that was searched: `sums` [S, L] gets what weighs what is kept."""
+    """Writes the weight of the kept tokens of one block of a searched row to `sums` [S, L]."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     most = row_largest(largest, row, num_blocks, MAX_BLOCKS)
     temperature = tl.load(temperatures + row)

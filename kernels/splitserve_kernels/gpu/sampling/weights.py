@@ -1,12 +1,12 @@
-"""What all kernels that draw make of a logit: its distance from the largest, and its weight.
+"""Shared definitions of the sampling kernels: distance of a logit from the largest, and weight.
 
 The distance of a token is (largest - logit) / temperature, never negative. Its bits, taken as an
-int32, are its *key*: they are ordered as distances are, the most probable token first.
+int32, are the *key* of the token: keys are ordered like distances, the most probable token first.
 
 Shape letters: L blocks of the vocabulary.
 """
 
-# Capital letters: what is known when a kernel is compiled.
+# Upper-case arguments are compile-time constants of a kernel.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# The key of an infinite distance: of a token that cannot be sampled. No token has a larger one.
+# Key of an infinite distance, of a token that cannot be sampled. No token has a larger key.
 LARGEST_KEY = tl.constexpr(0x7F800000)
-# Of what is no token.
+# Key of an index beyond the vocabulary.
 NO_KEY = tl.constexpr(0x7FFFFFFF)
 
 
@@ -24,7 +24,7 @@ NO_KEY = tl.constexpr(0x7FFFFFFF)
 def row_largest(
     largest: tl.tensor, row: tl.tensor, num_blocks: tl.tensor, MAX_BLOCKS: tl.constexpr
 ) -> tl.tensor:
-    """The largest logit of a row, of those of its blocks; infinite if no token can be told."""
+    """Returns the largest logit of a row from those of its blocks; infinite for an invalid row."""
     blocks = tl.arange(0, MAX_BLOCKS)
     is_block = blocks < num_blocks
     parts = tl.load(largest + row * num_blocks + blocks, mask=is_block, other=float("-inf"))
@@ -33,7 +33,7 @@ def row_largest(
 
 @triton.jit
 def is_finite(number: tl.tensor) -> tl.tensor:
-    """Whether it is neither infinite nor NaN."""
+    """Returns whether `number` is neither infinite nor NaN."""
     return (number > float("-inf")) & (number < float("inf"))
 
 
@@ -45,7 +45,7 @@ def load_keys(
     largest: tl.tensor,
     temperature: tl.tensor,
 ) -> tl.tensor:
-    """Keys of `tokens`; that of what is beyond the vocabulary is NO_KEY."""
+    """Returns the keys of `tokens`; NO_KEY for tokens beyond the vocabulary."""
     is_token = tokens < vocab_size
     x = tl.load(logits + tokens, mask=is_token, other=float("-inf"))
     distance = tl.abs(tl.div_rn(x - largest, temperature))
@@ -54,7 +54,7 @@ def load_keys(
 
 @triton.jit
 def weights_of(keys: tl.tensor) -> tl.tensor:
-    """Weights of tokens, rounded to float32: their probabilities over the largest one."""
+    """Returns the weights of tokens, rounded to float32: probabilities relative to the largest."""
     distance = tl.minimum(keys, LARGEST_KEY).to(tl.float32, bitcast=True)
     return tl.exp(-distance)
 
@@ -67,7 +67,10 @@ def kept_weights(
     last_token: tl.tensor,
     min_p: tl.tensor,
 ) -> tl.tensor:
-    """Weights as float64, 0 for what is cut: beyond `cut_key`, or there and after `last_token`."""
+    """Returns weights as float64.
+
+    0 for tokens cut off after `cut_key`, `last_token` or by min_p.
+    """
     weights = weights_of(keys)
     is_kept = (keys < cut_key) | ((keys == cut_key) & (tokens <= last_token))
     return tl.where(is_kept & (weights >= min_p), weights, 0.0).to(tl.float64)
@@ -75,5 +78,5 @@ def kept_weights(
 
 @triton.jit
 def is_searched(top_k: tl.tensor, top_p: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
-    """Whether where a row is cut depends on all its tokens; min_p needs the largest only."""
+    """Returns whether the cut of a row depends on all its tokens; min_p needs the largest only."""
     return (top_k < vocab_size) | (top_p < 1.0)
