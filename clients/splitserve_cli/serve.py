@@ -1,4 +1,4 @@
-"""Command `splitserve serve`: a scheduler, executors and a gateway as child processes.
+"""Command `splitserve serve`: scheduler, executors and gateway as processes that end with it.
 
 This module is imported before the first process starts: it imports no gRPC.
 """
