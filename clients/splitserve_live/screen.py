@@ -91,7 +91,7 @@ def screen(state: LiveState, width: int, height: int | None = None) -> Renderabl
 
 
 def _grown(detail: _Detail, num_lines: Callable[[_Detail], int], room: int) -> _Detail:
-    """Returns `detail` with as much more as `room` lines permit: rows first, then map lines, then steps."""
+    """Returns `detail` with as much more as fits into `room` lines; rows first."""
     for name in ("num_rows", "num_map_lines", "num_steps"):
         while getattr(detail, name) < getattr(_MOST, name):
             more = replace(detail, **{name: getattr(detail, name) + 1})

@@ -123,7 +123,7 @@ class _Page:
 
 
 class _FeedResponse(StreamingResponse):
-    """Streams the lines of a feed, closes the feed at the end, and cuts off viewers that do not read."""
+    """Streams the lines of a feed and closes the feed at the end; cuts off idle viewers."""
 
     def __init__(self, stack: AsyncExitStack, lines: AsyncIterator[bytes], unread_s: float) -> None:
         super().__init__(_until_broken(lines), media_type=_NDJSON)

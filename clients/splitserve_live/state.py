@@ -24,7 +24,9 @@ _MAX_POINTS = 150
 class Pool:
     """Blocks of one pool: the state of each, as in `LivePool.states`, and its holder.
 
-    `counts`: number of blocks in each state. `num_touched`: the blocks from here on are all free.
+    `counts`: number of blocks in each state. `num_touched`: all blocks from this one on are free
+    and
+    empty.
     """
 
     block_size: int = 0
@@ -35,7 +37,7 @@ class Pool:
 
     @property
     def num_shown(self) -> int:
-        """Number of blocks that a map shows: all up to the last block that is not free.
+        """Number of blocks that a map shows: all up to the last that is not free and empty.
 
         Rounded up to a power of two, so that the map rarely grows; all further blocks are free.
         """

@@ -126,7 +126,7 @@ def lay_out_rows(
 def lay_out_decodes(
     block_tables: npt.NDArray[Any], num_computed_tokens: Int64Array, block_size: int
 ) -> RowLayout:
-    """Returns the layout of rows with one new token each, in fewer operations than `lay_out_rows`."""
+    """Concatenates rows with one new token each, in fewer operations than `lay_out_rows`."""
     num_rows = len(num_computed_tokens)
     starts = np.arange(num_rows + 1)
     rows = starts[:-1]

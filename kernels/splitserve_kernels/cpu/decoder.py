@@ -47,10 +47,11 @@ class DecoderPools:
 
 @dataclass(frozen=True, slots=True)
 class RunInput:
-    """What rows that run on begin with. All contiguous.
+    """First input of the rows of a multi-token run. All arrays are contiguous.
 
-    `token_ids`: [R] int64, one input token each. `num_computed_tokens`: [R] int32, so many stand
-    before it. `block_tables`: [R, M] int32, with the slots of all tokens that are written.
+    `token_ids`: [R] int64, one input token each. `num_computed_tokens`: [R] int32, tokens before
+    it.
+    `block_tables`: [R, M] int32, with the slots of all tokens that are written.
     """
 
     token_ids: npt.NDArray[np.int64]

@@ -18,10 +18,10 @@ from splitserve_kernels.cpu.library import CLinear, NativeLibrary, pointer
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A weight matrix [N, K] in panels (see gemm.h); its bias and scales, padded to whole panels.
+    """Weight matrix [N, K] in panels (gemm.h), with bias and scales, padded to whole panels.
 
-    `dtype`: of the rows it is multiplied with. `scales`: None if the panels hold that dtype, too;
-    else they hold integers (see int8_weights.h).
+    `dtype`: of the rows it is multiplied with. `scales`: None if the panels have that dtype too;
+    otherwise the panels hold integers (int8_weights.h).
     """
 
     panels: Tensor

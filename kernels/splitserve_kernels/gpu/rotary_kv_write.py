@@ -30,7 +30,7 @@ from splitserve_kernels.gpu.layer_pools import LayerPools
 
 @dataclass(frozen=True, slots=True)
 class RotaryTables:
-    """Of each token's position: `cosine` and `sine`, [T, R / 2] float32, contiguous."""
+    """Rotation of each token's position: `cosine`, `sine`, [T, R / 2] float32, contiguous."""
 
     cosine: Tensor
     sine: Tensor

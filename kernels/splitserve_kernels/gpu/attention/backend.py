@@ -43,8 +43,7 @@ def paged_attention(
     """Computes causal attention of every input token over the tokens of its row, itself included.
 
     `query`: [T, H, D]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E], see LayerPools.
-    Returns
-    [T, H, E] in the dtype of `query`. Raises ValueError for a pool of another layout.
+    Returns [T, H, E] in the dtype of `query`. Raises ValueError for a pool of another layout.
 
     Reads the same slots as `reference`. Scores, softmax and the weighted sum are float32, but
     weights

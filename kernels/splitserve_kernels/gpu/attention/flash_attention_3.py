@@ -61,11 +61,12 @@ class FlashAttention3:
         options: AttentionOptions,
         scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
-        """Computes causal attention of every input token over the tokens of its row, itself included.
+        """Computes causal attention of every input token over its row's tokens, itself included.
 
         `query`: [T, H, D]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E]. Returns [T, H, E]
-        in the
-        dtype of `query`. One launch covers decodes and prompts: the device divides the work among
+        in
+        the dtype of `query`. One launch covers decodes and prompts: the device divides the work
+        among
         programs. Over float8 pools, queries and weights are rounded to float8 too.
         """
         if query.shape[0] == 0:
@@ -114,7 +115,10 @@ class FlashAttention3:
         options: AttentionOptions,
         shape: dict[str, Any],
     ) -> Tensor:
-        """Returns the scheduler metadata for all layers with the same heads, dtype, window and softcap."""
+        """Returns the scheduler metadata; computed once for layers of the same configuration.
+
+        Such layers have equal heads, dtype and window, and all or none of them have a softcap.
+        """
         _, block_size, num_kv_heads, key_dim = key_pool.shape
         arguments = {
             "batch_size": batch.num_rows,
@@ -138,7 +142,7 @@ class FlashAttention3:
     def _descales(
         self, key_pool: Tensor, num_rows: int, scales: KVScales
     ) -> dict[str, Tensor | None]:
-        """Returns the factors of float8 queries (1), keys and values, [R, G] float32 each."""
+        """Returns the factors of float8 queries (1), keys and values, [R, G] float32; else None."""
         names = ("q_descale", "k_descale", "v_descale")
         if key_pool.dtype.itemsize != 1:
             return dict.fromkeys(names)

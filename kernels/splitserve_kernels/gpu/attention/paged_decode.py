@@ -327,7 +327,8 @@ def _queries_of_tile(
     """Returns which lines of a tile hold queries, and the positions of the queries; both [M]."""
     is_query = is_line
     positions = tl.zeros_like(token_of_tile) + num_computed
-    # Decodes skip this arithmetic: its registers limit how many programs run at a time.
+    # A decode computes nothing that it does not need, which decides how many programs run at a
+    # time.
     if not IS_DECODE:
         is_query = is_line & (first_token + token_of_tile < num_new)
         positions += first_token + token_of_tile

@@ -34,7 +34,7 @@ _MAX_PARTS_AT_A_TIME = 16
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """Rows of a batch whose keys programs share, `num_rows` from `first_row` on.
+    """Rows of a batch whose keys programs share: `num_rows` rows from `first_row` on.
 
     `block_q`: Q. If `is_decode`, no row has more than one token.
     """
@@ -61,7 +61,7 @@ class ShareSums:
 
     @classmethod
     def empty(cls, num_programs: int, block_q: int, output: Tensor) -> ShareSums:
-        """For `output` [T, H, E]; nothing is written yet, and what nobody writes is not read."""
+        """Allocates sums for `output` [T, H, E], uninitialised; unwritten parts are never read."""
         shape = (num_programs, 2, block_q, output.shape[1])
         parts = output.new_empty(*shape, output.shape[2], dtype=torch.float32)
         largest, total = output.new_empty(2, *shape, dtype=torch.float32)

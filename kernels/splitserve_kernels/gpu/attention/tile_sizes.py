@@ -20,10 +20,12 @@ _HOPPER = 90
 
 @dataclass(frozen=True, slots=True)
 class TileSizes:
-    """`num_queries`: M, tokens of a tile times heads of it. `num_keys`: of a tile.
+    """Sizes of the tiles of an attention kernel.
 
-    `num_heads`: heads of a group that a program takes; the next program has the next ones.
-    `num_stages`: how many tiles of keys are in the making, as the compiler counts.
+    `num_queries`: M, tokens of a tile times its heads. `num_keys`: keys of a tile. `num_heads`:
+    heads
+    of a group per program; the next program takes the next heads. `num_stages`: key tiles in the
+    pipeline, as the compiler counts.
     """
 
     num_queries: int

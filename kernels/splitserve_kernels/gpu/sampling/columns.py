@@ -23,7 +23,7 @@ _ALIGNED_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class DrawColumns:
-    """`DrawRows` on the device of the logits: the same columns, [S] or more each."""
+    """Columns of `DrawRows` on the device of the logits, [S] or more each."""
 
     temperatures: Tensor
     top_k: Tensor
@@ -34,7 +34,7 @@ class DrawColumns:
 
     @classmethod
     def of_words(cls, words: Tensor) -> DrawColumns:
-        """`words`: [5 N] int64, what `pack` fills; the columns are views of it, [N] each."""
+        """Returns views of `words` [5 N] int64, filled by `pack`, as columns of [N] each."""
         num_rows = len(words) // _NUM_WORDS
         seeds, positions, top_p, floats, integers = words.view(_NUM_WORDS, num_rows)
         temperatures, min_p = floats.view(torch.float32).split(num_rows)

@@ -102,7 +102,7 @@ def _search(
 
 @triton.jit
 def _count_of_equals(before: tl.tensor, weight: tl.tensor, target: tl.tensor) -> tl.tensor:
-    """Returns how many tokens of equal weight stay: those before which the sum is below `target`."""
+    """Returns how many tokens of equal weight it takes to bring the sum to `target`."""
     count = ((target - before) / tl.maximum(weight, 1e-300)).to(tl.int32)
     count += (before + count * weight < target).to(tl.int32)
     count -= ((count > 0) & (before + (count - 1) * weight >= target)).to(tl.int32)

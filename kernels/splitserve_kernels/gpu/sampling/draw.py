@@ -36,7 +36,10 @@ _MAX_LISTED = 16384
 
 @dataclass(frozen=True, slots=True)
 class _Survey:
-    """Largest logit of each block: `largest` [S, L] float32, `tokens` [S, L] int32, its first token."""
+    """Largest logit of each block, `largest` [S, L] float32, and its first token.
+
+    `tokens`: [S, L] int32, token ids.
+    """
 
     largest: Tensor
     tokens: Tensor

@@ -24,14 +24,14 @@ from splitserve_kernels.gpu.sampling.weights import (
 # The search first brackets the cut between two of so many keys, and then searches among the tokens
 # between them.
 NUM_EDGES = tl.constexpr(16)
-# The distance of an edge is a squared integer times this: dense where most models' top-p cuts are,
-# with a few far edges for high temperatures.
+# The distance of an edge is a squared integer times this: edges are dense where top-p usually cuts,
+# and a few are very close to 0, for high temperatures.
 _EDGE_UNIT = tl.constexpr(0.08)
 
 
 @triton.jit
 def edge_key(edge: tl.tensor) -> tl.tensor:
-    """The largest key up to an edge; all keys are up to the last. -1 for edge -1."""
+    """Returns the largest key up to an edge; all keys are up to the last edge. -1 for edge -1."""
     root = (edge + 1).to(tl.float32)
     key = (root * root * _EDGE_UNIT).to(tl.int32, bitcast=True)
     return tl.where(edge < 0, -1, tl.where(edge >= NUM_EDGES - 1, LARGEST_KEY, key))
