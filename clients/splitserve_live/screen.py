@@ -116,7 +116,7 @@ def _title(state: LiveState) -> Text:
 
 
 def _totals(state: LiveState) -> Iterator[Text]:
-    """What all do together: now, and in the last minute."""
+    """Yields the totals of all executors: current values, and charts of the last minute."""
     told = [executor.told for executor in state.executors.values()]
     blocks = [executor.device.counts for executor in state.executors.values()]
     num_blocks = sum(map(sum, blocks))
@@ -142,13 +142,13 @@ def _totals(state: LiveState) -> Iterator[Text]:
 
 
 def _chart(values: Sequence[int]) -> str:
-    """A bar for each, the highest as high as a line."""
+    """Returns a bar for each value; the highest value fills the height of the line."""
     most, steps = max(values), len(_BARS) - 1
     return "".join(_BARS[-(-value * steps // most)] if most else _BARS[0] for value in values)
 
 
 def _share(part: int, whole: int) -> str:
-    """Nothing is 0 % but nothing, and nothing is 100 % but all."""
+    """Formats a percentage; shows 0 % and 100 % for exact values only."""
     percent = round(100 * part / whole) if whole else 0
     if part and not percent:
         return "<1 %"
