@@ -1,7 +1,7 @@
 """Python client of splitserve: `AsyncClient`, and `Client` for programs without asyncio.
 
-The API carries token ids, not text. The client fetches the model's tokenizer once, encodes
-prompts and decodes outputs itself.
+The API carries token ids, not text. The client fetches the model's tokenizer once, encodes prompts
+and decodes outputs itself.
 """
 
 from __future__ import annotations

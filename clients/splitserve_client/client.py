@@ -104,12 +104,10 @@ class AsyncClient:
 
         A broken stream is continued at the same token with the same randomness. With `best_of` or
         beam search no token arrives before the end, and the request starts over. Closing the
-        iterator
-        or cancelling the task aborts the request. `resume_token_ids`: output tokens of an earlier
-        run,
-        whose seed must be passed too. `model_digest`: raise ModelChanged if another model is served
-        at the start or when the stream is continued. `trace_context`: the parent span; default: the
-        current OpenTelemetry span, if the program uses OpenTelemetry.
+        iterator or cancelling the task aborts the request. `resume_token_ids`: output tokens of an
+        earlier run, whose seed must be passed too. `model_digest`: raise ModelChanged if another
+        model is served at the start or when the stream is continued. `trace_context`: the parent
+        span; default: the current OpenTelemetry span, if the program uses OpenTelemetry.
         """
         submission = Submission(
             prompt_token_ids,
@@ -151,9 +149,9 @@ class AsyncClient:
         """Streams the text of one or several completions; the last event is an End.
 
         `prompt`: a text to continue, the messages of a chat, or a Prompt. Options: those of the
-        function `stream_text`. Closing the iterator or cancelling the task aborts the request.
-        If the served model has changed, the prompt is encoded again; raises ModelChanged if output
-        had already arrived or the prompt was given as token ids.
+        function `stream_text`. Closing the iterator or cancelling the task aborts the request. If
+        the served model has changed, the prompt is encoded again; raises ModelChanged if output had
+        already arrived or the prompt was given as token ids.
         """
         prompt, params = as_prompt(prompt), params or SamplingParams()
         events = self._texts.stream(self, prompt, params, **options)
@@ -179,8 +177,8 @@ class AsyncClient:
     ) -> TextGeneration:
         """Returns the answer to a chat. Options: those of `complete_text` and of `TemplateOptions`.
 
-        To stream it: `stream_text(Prompt(messages=..., template={"tools": ...}))`.
-        Raises ChatTemplateFailed.
+        To stream it: `stream_text(Prompt(messages=..., template={"tools": ...}))`. Raises
+        ChatTemplateFailed.
         """
         prompt, text_options = chat_prompt(messages, options)
         return await self.complete_text(prompt, params, **text_options)
@@ -201,9 +199,8 @@ class AsyncClient:
         server that returns in time only causes a pause. Prompts are read on demand: at most
         `max_running` requests run, and at most four times as many results wait for their turn.
         `in_order`: False yields results as they complete. `show_progress`: a progress line on
-        standard
-        error; None: only if that is a terminal. `timeout_s`: for each prompt. Closing the iterator
-        aborts running requests. Raises ValueError, and the errors of `get_tokenizer`.
+        standard error; None: only if that is a terminal. `timeout_s`: for each prompt. Closing the
+        iterator aborts running requests. Raises ValueError, and the errors of `get_tokenizer`.
         """
         await self._texts.tokenizer()
         timing, retry = self._config.timing, self._config.retry

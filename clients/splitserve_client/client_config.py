@@ -24,16 +24,16 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 class ClientConfig:
     """Configuration of a client: timeouts, retries, credentials and security of its connection.
 
-    `connect_timeout_s`: for the first connection and for short calls. `retry`: for broken
-    streams. `tls`: files, read again for each new connection; `TlsFiles()` trusts the system's
-    certificate authorities. `tls_name`: the name expected in the server's certificate; None: the
-    host of the address. `credentials`: in place of `tls`; with neither, the connection is plain
-    text. `api_key`: an API key or a JWT, sent with every call; `api_key_file`: a file that holds
-    it, read again when it changes. Either is sent over plain text to other machines too, with a
-    warning. `cluster_token`: for calls of operators, such as `list_executors` and
-    `drain_executor`, if the server asks for one; other calls do not send it. `follows_peers`:
-    whether streams may continue at schedulers that a stopping scheduler names, with the same
-    security; docs/security.md says which of them are trusted.
+    `connect_timeout_s`: for the first connection and for short calls. `retry`: for broken streams.
+    `tls`: files, read again for each new connection; `TlsFiles()` trusts the system's certificate
+    authorities. `tls_name`: the name expected in the server's certificate; None: the host of the
+    address. `credentials`: in place of `tls`; with neither, the connection is plain text.
+    `api_key`: an API key or a JWT, sent with every call; `api_key_file`: a file that holds it, read
+    again when it changes. Either is sent over plain text to other machines too, with a warning.
+    `cluster_token`: for calls of operators, such as `list_executors` and `drain_executor`, if the
+    server asks for one; other calls do not send it. `follows_peers`: whether streams may continue
+    at schedulers that a stopping scheduler names, with the same security; docs/security.md says
+    which of them are trusted.
     """
 
     connect_timeout_s: float = 5.0

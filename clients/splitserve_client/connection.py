@@ -236,8 +236,7 @@ class Connection:
         """Makes a streaming call and yields its responses; closing the iterator ends the call.
 
         `brings`: tells whether a response shows that an executor computes. `metadata`: in addition
-        to
-        that of every call.
+        to that of every call.
         """
         target = self._target
         async with target.call(self._timeout_s) as stubs:
@@ -288,8 +287,7 @@ class Connection:
         """Returns `error`, or ServerUnreachable if calls continue at schedulers that `error` names.
 
         `target`: where the call ran. All streams of a target get the same error; together they
-        count
-        as one hop.
+        count as one hop.
         """
         if isinstance(error, ModelNotReady) and target.has_left_one:
             return ServerUnreachable(error.message, error.reason)

@@ -1,8 +1,8 @@
 """Incremental detokenization: the pieces of text add up to the text of all tokens decoded at once.
 
-Text that may still change is held back: the bytes of an incomplete character and, where a
-tokenizer joins runs of byte tokens, the whole run, since one invalid byte turns the run into
-replacement characters.
+Text that may still change is held back: the bytes of an incomplete character and, where a tokenizer
+joins runs of byte tokens, the whole run, since one invalid byte turns the run into replacement
+characters.
 """
 
 from __future__ import annotations

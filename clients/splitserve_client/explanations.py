@@ -49,8 +49,8 @@ class RequestLife:
     """History of a request.
 
     `began_at_s`: seconds since 1970, None if unknown. `parts`: longest first. `current`: the
-    current part, None if the request ended. `num_events_left_out`: number of
-    events missing in `events` after its first 16.
+    current part, None if the request ended. `num_events_left_out`: number of events missing in
+    `events` after its first 16.
     """
 
     request_id: str
