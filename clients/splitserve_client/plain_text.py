@@ -15,8 +15,8 @@ def warn_of_plain_text(address: str) -> None:
     """Logs a warning, once per server of another machine.
 
     Sending is not refused: only the operator of the client knows whether the connection is
-    protected
-    by other means, such as a tunnel. Without log handlers Python writes the line to stderr.
+    protected by other means, such as a tunnel. Without log handlers Python writes the line to
+    stderr.
     """
     if not is_loopback(address):
         _log.warning(

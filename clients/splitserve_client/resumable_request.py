@@ -62,9 +62,8 @@ class ResumableRequest:
     """A request and its output so far, by sequence.
 
     Draws the seed and the request id if they are not given: a resumption needs the same seed, and
-    an
-    abort needs the id. If the best sequences are chosen at the end, all output is held until it is
-    complete: a stream that breaks meanwhile starts over, and no output is returned twice.
+    an abort needs the id. If the best sequences are chosen at the end, all output is held until it
+    is complete: a stream that breaks meanwhile starts over, and no output is returned twice.
     """
 
     def __init__(self, submission: Submission, clock: Callable[[], float]) -> None:

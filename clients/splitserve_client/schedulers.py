@@ -189,8 +189,7 @@ class Schedulers:
         """Returns the channels of the current scheduler if it serves, or of another.
 
         Probes the current scheduler, then the others in random order, then stopping and silent
-        ones.
-        Raises SplitserveError.
+        ones. Raises SplitserveError.
         """
         await self._forget_others(addresses)
         probe = partial(self._is_serving, timeout_s=min(timeout_s, _PROBE_TIMEOUT_S))

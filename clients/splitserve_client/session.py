@@ -39,8 +39,7 @@ class Session:
 
     When the stream breaks, the session reopens it and resumes every unfinished request that was not
     aborted. A request fails if its resumption takes longer than the retry policy allows; the
-    session
-    stays usable. The same policy applies to a server that is not reachable yet.
+    session stays usable. The same policy applies to a server that is not reachable yet.
     """
 
     def __init__(
@@ -115,9 +114,8 @@ class Session:
         """Starts a request; see `AsyncClient.generate`. Its iterator raises the request's errors.
 
         `model_digest`: raise ModelChanged if another model is served at the start or when the
-        request
-        is resumed. `credential`: of the request's caller, if not the client's own; for gateways.
-        `trace_context`: as in `AsyncClient.generate`.
+        request is resumed. `credential`: of the request's caller, if not the client's own; for
+        gateways. `trace_context`: as in `AsyncClient.generate`.
         """
         handle = next(self._handles)
         submission = Submission(
@@ -138,7 +136,7 @@ class Session:
         self._has_work.set()
         return events
 
-    # -- the stream --------------------------------------------------------------------------------
+    # -- streams -----------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         backoff = Backoff(self._policy, self._timing)

@@ -101,7 +101,7 @@ class SessionRequest:
         self._has_ended = event.HasField("finish")
         return decode_event(event)
 
-    # -- for the session ---------------------------------------------------------------------------
+    # -- calls of the session ----------------------------------------------------------------------
 
     def put_token(self, token_id: int, response: int) -> None:
         """Adds a plain token; the caller then calls `wake`.

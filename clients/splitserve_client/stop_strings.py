@@ -11,11 +11,9 @@ class _Prefix:
     """Common prefix, of length `depth`, of the sorted stop strings `stops[start:end]`.
 
     State of an Aho-Corasick automaton (CACM 1975), created when a text first reaches it. So the
-    cost
-    depends on what texts have in common with stop strings, and is linear in the length of a text.
-    `shorter`: the longest proper suffix of this prefix that is a prefix too; None for the empty
-    one.
-    `found`: the longest stop string that is a suffix of this prefix.
+    cost depends on what texts have in common with stop strings, and is linear in the length of a
+    text. `shorter`: the longest proper suffix of this prefix that is a prefix too; None for the
+    empty one. `found`: the longest stop string that is a suffix of this prefix.
     """
 
     __slots__ = ("children", "depth", "end", "found", "shorter", "start")
@@ -56,8 +54,7 @@ class StopStrings:
         Sets `found` when a stop string ends it.
 
         `may_end`: whether a stop string that ends within `text` counts; False for the text of the
-        first
-        `min_tokens` tokens. Its start may lie in earlier text.
+        first `min_tokens` tokens. Its start may lie in earlier text.
         """
         if self._first is None:
             return text

@@ -23,8 +23,7 @@ class StreamWatch:
     """Cancels streams whose peer no longer answers; `problem` then holds the reason.
 
     If only new connections are answered, streams leave this one. If the scheduler does not answer
-    at
-    all, streams leave it if another scheduler serves; otherwise they stay and continue if the
+    at all, streams leave it if another scheduler serves; otherwise they stay and continue if the
     scheduler only paused.
     """
 

@@ -1,9 +1,9 @@
 """Limits of a chat template: CPU time, and the size of all values that it creates.
 
 A template is a program from a model's files that processes data of clients. It runs in this
-process, where a call of C code cannot be interrupted. So the time is checked between the steps of
-a template, and the size of a result is bounded before the result is made. Each result is charged
-by its size in bytes, and charges are never refunded: a template cannot hold more than the limit.
+process, where a call of C code cannot be interrupted. So the time is checked between the steps of a
+template, and the size of a result is bounded before the result is made. Each result is charged by
+its size in bytes, and charges are never refunded: a template cannot hold more than the limit.
 """
 
 from __future__ import annotations

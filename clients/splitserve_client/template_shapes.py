@@ -1,8 +1,8 @@
 """Message shapes that a chat template renders correctly, found by trial.
 
-The same message has several forms in use: an absent content is null, "" or a missing key; a text
-is a string or a list of parts; arguments of a tool call are JSON text or values. A template may
-render one form, drop another and print a third as "None".
+The same message has several forms in use: an absent content is null, "" or a missing key; a text is
+a string or a list of parts; arguments of a tool call are JSON text or values. A template may render
+one form, drop another and print a third as "None".
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _is_missing(mark: str, text: str, *, has_tools: bool) -> bool:
     return text.count(mark) < (2 if mark == _NAME and has_tools else 1)
 
 
-# -- forms of contents and calls ---------------------------------------------------------------
+# -- forms of contents and calls -------------------------------------------------------------------
 
 
 def _content_kind(message: Mapping[str, Any]) -> _Content:

@@ -1,8 +1,8 @@
 """Contribution of each vocabulary token to a text, by the kind of the tokenizer's decoder.
 
 `tokenizers` decodes whole lists of tokens: its stages map single tokens, join runs of bytes, or
-process the joined text. This module separates the stages, so that `detokenizer` can apply them to
-a stream. The library itself computes what a stage makes of a token, once per token.
+process the joined text. This module separates the stages, so that `detokenizer` can apply them to a
+stream. The library itself computes what a stage makes of a token, once per token.
 """
 
 from __future__ import annotations

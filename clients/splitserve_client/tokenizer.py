@@ -226,8 +226,7 @@ class Tokenizer:
         """Runs `work` with this tokenizer in a thread and returns its result.
 
         `num_chars`: length of the texts to encode. Large texts share a single thread, so that other
-        work
-        does not wait for them.
+        work does not wait for them.
         """
         threads = self._thread_of_large if num_chars > _LARGE_CHARS else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, work)

@@ -253,8 +253,7 @@ class Model:
     `default_sampling_params`: recommendation of the model's authors, if any. Requests do not use it
     by default: pass `replace(model.default_sampling_params, max_tokens=100)` or
     `params.with_defaults(model.default_sampling_params)`. `readiness`: of the scheduler, at the
-    time
-    of the call.
+    time of the call.
     """
 
     name: str
