@@ -93,8 +93,7 @@ class Authority:
         """Returns the host names and addresses in the certificate at `path`.
 
         Returns none if the certificate does not exist or another authority issued it. Raises
-        OSError,
-        ValueError.
+        OSError, ValueError.
         """
         if not path.exists():
             return []

@@ -30,8 +30,7 @@ class ServeConfig:
     """Configuration of the supervisor.
 
     `address` and `http`: addresses of scheduler and gateway as reachable from this machine; `http`
-    is
-    None without a gateway. `started_at`: monotonic seconds. `needs_key`: whether callers need
+    is None without a gateway. `started_at`: monotonic seconds. `needs_key`: whether callers need
     credentials. `live`: address of the live page, None without it. `operators`: address for
     operators, None if it equals `address`.
     """

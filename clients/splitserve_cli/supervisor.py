@@ -138,15 +138,13 @@ class Child:
     """Child process that holds the read end of a pipe, and stops when the pipe closes.
 
     So the child ends with this process, however this process ends. The child runs in a session of
-    its
-    own: Ctrl-C in the terminal reaches only the supervisor, which decides the order of stopping.
+    its own: Ctrl-C in the terminal reaches only the supervisor, which decides the order of
+    stopping.
 
     `cluster_token`: passed through a pipe at each start, as files and environments outlive its use
-    and
-    `ps` shows command lines to everybody. `errors`: destination of the child's output; None for the
-    standard error of this process. `listening`: a socket that the child inherits with the same
-    number
-    at each start.
+    and `ps` shows command lines to everybody. `errors`: destination of the child's output; None for
+    the standard error of this process. `listening`: a socket that the child inherits with the same
+    number at each start.
     """
 
     def __init__(

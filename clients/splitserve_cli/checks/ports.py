@@ -199,8 +199,7 @@ def check_tls_files(
     """Checks the given TLS files. `names`: DNS names, one of which the certificate must have.
 
     `prefix`: of the option names. `is_of_authority`: whether the authority must also have signed
-    our
-    own certificate.
+    our own certificate.
     """
     given = [path for path in (files.cert, files.key, files.ca) if path is not None]
     unreadable = [finding for path in given if (finding := check_readable(path)) is not None]
