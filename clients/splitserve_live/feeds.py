@@ -43,8 +43,7 @@ class Feeds:
         """Opens a stream of frames of one scheduler, as JSON lines; the first frame has arrived.
 
         Raises SplitserveError, OSError, DomainError(TOO_MANY_WATCHERS), and LookupError for an
-        unknown
-        scheduler.
+        unknown scheduler.
         """
         async with (
             self._asking(scheduler, credential) as client,

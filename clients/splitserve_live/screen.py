@@ -63,8 +63,7 @@ def screen(state: LiveState, width: int, height: int | None = None) -> Renderabl
     """Renders the state, `width` characters wide and at most `height` lines high, if given.
 
     With less room, each executor gets less detail, down to one line, and executors beyond the
-    height
-    are only counted. With more room, executors get more detail.
+    height are only counted. With more room, executors get more detail.
     """
     executors = list(state.executors.values())
     head = [_title(state), *_totals(state), *_queue(state)]

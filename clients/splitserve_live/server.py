@@ -51,10 +51,8 @@ def build_page(
     """Builds the application around `feeds`.
 
     `hosts`: host names of the page, as for a WebGuard; None if all callers need a credential, so
-    that
-    no web page has to be refused. `check`: checks that a credential may watch; None leaves the
-    check
-    to the schedulers. `unread_s`: time that a line may wait for its reader.
+    that no web page has to be refused. `check`: checks that a credential may watch; None leaves the
+    check to the schedulers. `unread_s`: time that a line may wait for its reader.
     """
     page = _Page(feeds, check, unread_s)
     static = Path(str(resources.files("splitserve_live") / "static"))

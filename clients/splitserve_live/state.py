@@ -25,8 +25,7 @@ class Pool:
     """Blocks of one pool: the state of each, as in `LivePool.states`, and its holder.
 
     `counts`: number of blocks in each state. `num_touched`: all blocks from this one on are free
-    and
-    empty.
+    and empty.
     """
 
     block_size: int = 0

@@ -14,8 +14,8 @@ from torch import Tensor
 class DecoderShape:
     """Sizes that all layers share.
 
-    The rotary embedding rotates the first `rotary_dim` of D numbers of a head, in pairs
-    (i, i + rotary_dim / 2). `scale` multiplies attention scores.
+    The rotary embedding rotates the first `rotary_dim` of D numbers of a head, in pairs (i, i +
+    rotary_dim / 2). `scale` multiplies attention scores.
     """
 
     width: int

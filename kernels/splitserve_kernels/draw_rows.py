@@ -16,10 +16,8 @@ class DrawRows:
     """Columns of sampling parameters, all [S] and contiguous.
 
     Meanings: `SamplingParams` in `executor.proto`. `temperatures`: float32, 0 for the largest
-    logit.
-    `top_k`: int32, V or more for no limit. `top_p`: float64, 1 for no limit. `min_p`: float32, 0
-    for
-    no limit. `seeds`, `positions`: int64, which determine the random number.
+    logit. `top_k`: int32, V or more for no limit. `top_p`: float64, 1 for no limit. `min_p`:
+    float32, 0 for no limit. `seeds`, `positions`: int64, which determine the random number.
     """
 
     temperatures: npt.NDArray[np.float32]

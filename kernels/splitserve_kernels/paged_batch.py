@@ -24,18 +24,15 @@ class PagedBatch:
     `num_computed_tokens[r] + t - query_starts[r]` of its sequence.
 
     `block_tables`: [R, M] int32, padded with any valid block id or -1. The padding is never used as
-    an
-    index. In a layer with a sliding window, neither is an entry whose positions are all behind the
-    window of the row's first input token. `num_computed_tokens`: [R] int32, tokens computed before
-    this
-    step. `query_starts`: [R + 1] int32. `slot_mapping`: [T] int64, slot of the key and value of
-    each
-    token, `block_id * block_size + offset`; all distinct. `max_num_new_tokens`, `max_num_tokens`:
-    largest number of input tokens, and of all tokens (computed and new), of a row; 0 without rows.
-    `num_decodes`: at least the first `num_decodes` rows have one new token at most; a backend may
-    compute them in another way than later rows. Too small a number is valid, only slow. In a
-    recorded
-    step, whose numbers are fixed, padding rows have no token: their query starts are equal.
+    an index. In a layer with a sliding window, neither is an entry whose positions are all behind
+    the window of the row's first input token. `num_computed_tokens`: [R] int32, tokens computed
+    before this step. `query_starts`: [R + 1] int32. `slot_mapping`: [T] int64, slot of the key and
+    value of each token, `block_id * block_size + offset`; all distinct. `max_num_new_tokens`,
+    `max_num_tokens`: largest number of input tokens, and of all tokens (computed and new), of a
+    row; 0 without rows. `num_decodes`: at least the first `num_decodes` rows have one new token at
+    most; a backend may compute them in another way than later rows. Too small a number is valid,
+    only slow. In a recorded step, whose numbers are fixed, padding rows have no token: their query
+    starts are equal.
     """
 
     block_tables: Tensor
@@ -157,10 +154,8 @@ def build_paged_batch(
     """Builds a batch: derives query starts and slots from tables and token counts.
 
     `block_tables`: [R, M] integer. `num_computed_tokens`, `num_new_tokens`: [R] integer. All inputs
-    are
-    on the CPU, where the arithmetic runs; the result is on `device`. The table of a row must
-    contain
-    every block that the row writes.
+    are on the CPU, where the arithmetic runs; the result is on `device`. The table of a row must
+    contain every block that the row writes.
     """
     # Numpy, as torch takes ten times as long for an operation on a few numbers.
     tables = block_tables.numpy()

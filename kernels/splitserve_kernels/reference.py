@@ -1,8 +1,8 @@
 """Paged attention in plain torch: slow, simple, and the oracle of every other backend.
 
-Shape letters: T tokens over all rows, H query heads, G key/value heads (H is a multiple of G),
-D size of a query or key head, E size of a value head, B block size, N blocks of the pool, C tokens
-of one row that are in sight, S input tokens of one row.
+Shape letters: T tokens over all rows, H query heads, G key/value heads (H is a multiple of G), D
+size of a query or key head, E size of a value head, B block size, N blocks of the pool, C tokens of
+one row that are in sight, S input tokens of one row.
 
 A step first calls `write_kv` for all rows of a layer and then `paged_attention` for all rows: a row
 may read a block that another row of the same step fills.
@@ -37,8 +37,7 @@ def write_kv(
 
     `key`: [T, G, D], `value`: [T, G, E]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E],
     written in place; the blocks of a pool need not be contiguous (stride(0) is free). Stores number
-    /
-    scale, clamped to the range of the dtype for a float8 pool.
+    / scale, clamped to the range of the dtype for a float8 pool.
     """
     block_size = key_pool.shape[1]
     blocks = batch.slot_mapping // block_size
@@ -66,8 +65,7 @@ def paged_attention(
     tokens are already written. Returns [T, H, E] in the dtype of `query`; scores, softmax and the
     weighted sum are float32. Slots that a row has not written are never read, nor slots behind the
     sliding window of its first input token: their content (even NaN) has no effect, and table
-    entries
-    wholly behind the window may have any value.
+    entries wholly behind the window may have any value.
     """
     output = query.new_empty(query.shape[0], query.shape[1], value_pool.shape[3])
     window = options.sliding_window

@@ -19,9 +19,9 @@ class RunRows:
     """Rows that generate several tokens, each of which is the next input of its row.
 
     `draws`: R sampling parameters; `draws.positions` are those of the first tokens, and each
-    further
-    token is one position later. `num_tokens`: [R] int32, most tokens of each row, 1 or more.
-    `stop_offsets`: [R + 1] int32, start of the stop tokens of each row in `stop_token_ids` int32.
+    further token is one position later. `num_tokens`: [R] int32, most tokens of each row, 1 or
+    more. `stop_offsets`: [R + 1] int32, start of the stop tokens of each row in `stop_token_ids`
+    int32.
     """
 
     draws: DrawRows

@@ -31,8 +31,7 @@ class NativeAttention:
     """Attention backend with compiled CPU kernels.
 
     Only these kernels can read its blocks: the layout of keys and values inside a block differs
-    from
-    the shape of the pools (kv_blocks.h).
+    from the shape of the pools (kv_blocks.h).
     """
 
     def __init__(self, library: NativeLibrary) -> None:

@@ -1,8 +1,8 @@
 """Compilation of the native CPU kernels, once for each version of the source and instruction set.
 
 The result is stored in a cache directory, under a hash of source and flags. An image can contain
-it: `python -m splitserve_kernels.cpu.build DIRECTORY` compiles every variant for this
-architecture, with exit code 1 if one fails, and `SPLITSERVE_KERNEL_CACHE=DIRECTORY` uses them.
+it: `python -m splitserve_kernels.cpu.build DIRECTORY` compiles every variant for this architecture,
+with exit code 1 if one fails, and `SPLITSERVE_KERNEL_CACHE=DIRECTORY` uses them.
 """
 
 from __future__ import annotations

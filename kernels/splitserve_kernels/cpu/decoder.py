@@ -50,8 +50,7 @@ class RunInput:
     """First input of the rows of a multi-token run. All arrays are contiguous.
 
     `token_ids`: [R] int64, one input token each. `num_computed_tokens`: [R] int32, tokens before
-    it.
-    `block_tables`: [R, M] int32, with the slots of all tokens that are written.
+    it. `block_tables`: [R, M] int32, with the slots of all tokens that are written.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -64,8 +63,7 @@ class RevealedStates:
     """Output buffer for the residual stream before some layers.
 
     `layers`: [K] int32, layer indices; the number of layers stands for the state after the last
-    one.
-    `states`: [K, T, W] float32, contiguous, written.
+    one. `states`: [K, T, W] float32, contiguous, written.
     """
 
     layers: npt.NDArray[np.int32]
@@ -138,9 +136,8 @@ class NativeDecoder:
         """Computes all tokens of `batch`, writes their keys and values, returns logits [S, V].
 
         `token_ids`, `positions`: [T] int64. `rotation`: cosines and sines of all positions up to
-        the last
-        one of the batch, [P, rotary_dim / 2] float32 each. `logits_index`: [S] int64, tokens of the
-        batch. The result is float32; the next call overwrites it.
+        the last one of the batch, [P, rotary_dim / 2] float32 each. `logits_index`: [S] int64,
+        tokens of the batch. The result is float32; the next call overwrites it.
         """
         logits = self._logits_buffer(len(logits_index))
         step = CDecoderStep(
@@ -180,10 +177,8 @@ class NativeDecoder:
         """Generates several tokens of all `rows` in one call: [R, m] int32, padded with -1.
 
         Each token is computed from the one before. A row ends after a stop token, and before logits
-        with
-        NaN, with +inf, or of -inf only. `rotation`: as for `run`, up to the last position that a
-        row may
-        reach. `vocab_size`: tokens are drawn from the first `vocab_size` logits.
+        with NaN, with +inf, or of -inf only. `rotation`: as for `run`, up to the last position that
+        a row may reach. `vocab_size`: tokens are drawn from the first `vocab_size` logits.
         """
         tokens = np.full((len(rows), rows.max_num_tokens), -1, np.int32)
         step = CDecoderStep(

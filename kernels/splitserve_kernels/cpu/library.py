@@ -190,8 +190,7 @@ class NativeLibrary:
     """Compiled library, with one version of each function per dtype in DTYPES.
 
     `part_ns`: [STEP_PARTS] int64, to which decoder steps add the nanoseconds of each part; None,
-    the
-    initial value, turns the measurement off.
+    the initial value, turns the measurement off.
     """
 
     def __init__(self, path: Path, variant: str) -> None:

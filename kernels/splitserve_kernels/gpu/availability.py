@@ -15,8 +15,7 @@ def why_unavailable() -> str | None:
     """Returns why the kernels cannot run; None if they can.
 
     Without a CUDA device they run in Triton's interpreter, if TRITON_INTERPRET=1 was set before
-    Triton
-    was first imported.
+    Triton was first imported.
     """
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"

@@ -24,10 +24,8 @@ def copy_blocks(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
     """Copies the blocks `sources` [P] of `pool` [N, W] to the blocks `destinations` [P], integers.
 
     The last stride of `pool` is 1. A source may have several destinations. No block may be both
-    source
-    and destination, and none may be a destination twice: so the order of copies does not matter,
-    and
-    all reads come before all writes.
+    source and destination, and none may be a destination twice: so the order of copies does not
+    matter, and all reads come before all writes.
     """
     num_blocks, block_elements = sources.shape[0], pool.shape[1]
     if num_blocks * block_elements == 0:

@@ -25,8 +25,7 @@ def kv_write(key: Tensor, value: Tensor, pools: LayerPools, slot_mapping: Tensor
     """Writes `key` [T, G, D] and `value` [T, G, E] into their slots, in the dtype of the pools.
 
     Stores number / scale, clamped to the range of float8 for a float8 pool. `slot_mapping`: [T]
-    int64;
-    a token with a negative slot is not written.
+    int64; a token with a negative slot is not written.
     """
     num_tokens, num_heads, head_dim = key.shape
     if num_tokens == 0:

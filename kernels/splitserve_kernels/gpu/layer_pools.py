@@ -22,8 +22,7 @@ class LayerPools:
     """KV pools of one layer, in bf16, fp16, fp32 or float8_e4m3fn.
 
     `key`: [N, B, G, D]. `value`: [N, B, G, E]. The tokens of a block are contiguous, blocks need
-    not
-    be: stride(0) is free. Raises ValueError for other strides.
+    not be: stride(0) is free. Raises ValueError for other strides.
     """
 
     key: Tensor

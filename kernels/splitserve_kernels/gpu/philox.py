@@ -22,8 +22,7 @@ def uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
     """Returns a float64 in [0, 1) with 53 random bits.
 
     `seed`, `position`: int64, with bits taken as unsigned. Words of 32 bits are kept in uint64,
-    which
-    holds the product of two words.
+    which holds the product of two words.
     """
     key_0 = seed.to(tl.uint64) & _WORD
     key_1 = seed.to(tl.uint64) >> 32

@@ -46,8 +46,7 @@ def paged_attention(
     Returns [T, H, E] in the dtype of `query`. Raises ValueError for a pool of another layout.
 
     Reads the same slots as `reference`. Scores, softmax and the weighted sum are float32, but
-    weights
-    are rounded to the dtype of the query before they are multiplied with values.
+    weights are rounded to the dtype of the query before they are multiplied with values.
     """
     query = with_dense_heads(query)
     pools = LayerPools(key_pool, value_pool, scales)

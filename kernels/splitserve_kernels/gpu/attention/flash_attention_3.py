@@ -64,10 +64,8 @@ class FlashAttention3:
         """Computes causal attention of every input token over its row's tokens, itself included.
 
         `query`: [T, H, D]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E]. Returns [T, H, E]
-        in
-        the dtype of `query`. One launch covers decodes and prompts: the device divides the work
-        among
-        programs. Over float8 pools, queries and weights are rounded to float8 too.
+        in the dtype of `query`. One launch covers decodes and prompts: the device divides the work
+        among programs. Over float8 pools, queries and weights are rounded to float8 too.
         """
         if query.shape[0] == 0:
             return query.new_empty(0, query.shape[1], value_pool.shape[3])
@@ -160,9 +158,8 @@ class _Pass:
 
     A pass has its own batch, and each of its layers has its own pool: if a batch comes again with a
     pool it had before, another pass has begun, and the batch's tensors may hold new values. So
-    values
-    computed while a CUDA graph is recorded become part of the graph, and a replay computes them
-    again.
+    values computed while a CUDA graph is recorded become part of the graph, and a replay computes
+    them again.
     """
 
     def __init__(self, batch: PagedBatch | None) -> None:

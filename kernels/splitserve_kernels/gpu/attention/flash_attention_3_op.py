@@ -95,8 +95,7 @@ class FlashAttention3Op:
         """Computes the scheduler metadata that `forward` would otherwise compute itself.
 
         Takes all of _METADATA_ARGUMENTS. The result is valid for all calls of `forward` with the
-        same
-        values of these arguments.
+        same values of these arguments.
         """
         metadata: Tensor = self._metadata(**self._metadata_rest, **arguments)
         return metadata

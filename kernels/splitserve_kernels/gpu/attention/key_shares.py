@@ -178,8 +178,7 @@ def keys_of_share(
     `stop` - 1 of its row.
 
     The tile starts at the `first_token`-th of `num_new` tokens. Returns the first position, a
-    position
-    up to which all queries of the tile see all keys, and the end.
+    position up to which all queries of the tile see all keys, and the end.
     """
     first = num_computed * 0
     if WINDOW > 0:

@@ -32,8 +32,7 @@ def programs_per_multiprocessor(
     """Returns the programs of a decode per multiprocessor, limited by shared memory and registers.
 
     Rather one too few than one too many, which costs more. `tests/kernels/gpu/compiled` compares
-    the
-    estimate with the usage of compiled kernels.
+    the estimate with the usage of compiled kernels.
     """
     itemsize = 4 if is_float32(constants) else 2
     head_dims = constants["BLOCK_D"] + constants["BLOCK_E"]

@@ -8,8 +8,8 @@ long-context inference", 2023; Kwon et al., "Efficient Memory Management for Lar
 Serving with PagedAttention", SOSP 2023; for the division of keys, `key_shares`.
 
 Shape letters: R rows, T tokens over all rows, H query heads, G key/value heads, D size of a query
-or key head, E size of a value head, P programs of a key/value head, M queries of a tile, padded:
-Q tokens times heads of a group.
+or key head, E size of a value head, P programs of a key/value head, M queries of a tile, padded: Q
+tokens times heads of a group.
 """
 
 # Upper-case arguments are compile-time constants of a kernel.
@@ -62,12 +62,9 @@ def paged_decode(
     """Computes `reference.paged_attention` for the first `num_rows` rows, of at most one new token.
 
     `query`: [T, H, D], last stride 1. Writes the tokens of these rows in `output` [T, H, E], which
-    is
-    contiguous. Launches depend on shapes and on the device only, so that a CUDA graph can record
-    them.
-    `num_programs`: number of programs that share the keys of each key/value head; None for as many
-    as
-    the device runs at a time.
+    is contiguous. Launches depend on shapes and on the device only, so that a CUDA graph can record
+    them. `num_programs`: number of programs that share the keys of each key/value head; None for as
+    many as the device runs at a time.
     """
     if num_rows == 0:
         return
@@ -90,8 +87,7 @@ def paged_split_prefill(
     """Computes the rows from `first_row` on, of any number of new tokens, with shared keys.
 
     Arguments and output are those of `paged_prefill`, which it outperforms if the tiles of queries
-    do
-    not fill the device.
+    do not fill the device.
     """
     num_rows, num_tokens = batch.num_rows - first_row, query.shape[0]
     if num_rows == 0 or num_tokens == 0:
@@ -206,10 +202,8 @@ def _decode_kernel(
     """Attends with the p-th share of keys for some heads of a group, one tile of queries at a time.
 
     Writes `output` [T, H, E] for tiles whose keys are all in the share; for other tiles writes
-    `parts`
-    [P, 2, Q, H, E], `largest_of_parts` and `total_of_parts` [P, 2, Q, H], as `ShareSums` describes.
-    A
-    sink is part of the first tile of keys. IS_DECODE: no row has more than one token.
+    `parts` [P, 2, Q, H, E], `largest_of_parts` and `total_of_parts` [P, 2, Q, H], as `ShareSums`
+    describes. A sink is part of the first tile of keys. IS_DECODE: no row has more than one token.
     """
     program = tl.program_id(0)
     kv_head = tl.program_id(1) // HEAD_TILES

@@ -40,8 +40,8 @@ def leaves_room(
     """Returns whether `paged_prefill` would leave half of the device idle, or more.
 
     A few tokens after a long context are then faster if programs share their keys. Decided by
-    shapes
-    alone: while a CUDA graph is recorded, only the device knows the lengths. `query`: [T, H, D].
+    shapes alone: while a CUDA graph is recorded, only the device knows the lengths. `query`: [T, H,
+    D].
     """
     constants = attention_constants(query, pools, options)
     capability = compute_capability(query.device)
@@ -64,10 +64,8 @@ def paged_prefill(
     """Computes `reference.paged_attention` for the rows from `first_row` on.
 
     These rows have any number of new tokens, earlier rows at most one. `query`: [T, H, D], last
-    stride
-    1. Writes the tokens of these rows in `output` [T, H, E], which is contiguous. Launches depend
-    only
-    on shapes, on `first_row` and on `batch.max_num_new_tokens`.
+    stride 1. Writes the tokens of these rows in `output` [T, H, E], which is contiguous. Launches
+    depend only on shapes, on `first_row` and on `batch.max_num_new_tokens`.
     """
     num_rows, num_tokens = batch.num_rows - first_row, query.shape[0]
     if num_rows == 0 or num_tokens == 0:
@@ -119,10 +117,8 @@ def _find_row(
     """Returns the row that the `tile`-th tile of queries belongs to; rows begin at `first_start`.
 
     The r-th row, whose first token is the s-th of all tokens, has the tiles from s // Q + r on.
-    These
-    are enough for its tiles, of which only the last has fewer than Q tokens, so a tile may contain
-    no
-    token of its row.
+    These are enough for its tiles, of which only the last has fewer than Q tokens, so a tile may
+    contain no token of its row.
     """
     num_before = 0
     for first in range(0, num_rows, _ROWS_AT_A_TIME):

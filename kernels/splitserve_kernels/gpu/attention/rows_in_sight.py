@@ -23,11 +23,9 @@ def rows_in_sight(batch: PagedBatch, block_size: int, window: int | None) -> tup
     """Returns the tokens of each row, including new ones, [R] int32, and block tables [R, M] int32.
 
     With a sliding window, which is at least a block long, entries wholly behind the window are
-    replaced
-    by the first block in sight. A library that reads whole tiles may read such entries, and then
-    finds
-    numbers of the row itself: the replaced block may belong to another row by now, and a NaN in it
-    would become NaN in the result, even with a weight of 0.
+    replaced by the first block in sight. A library that reads whole tiles may read such entries,
+    and then finds numbers of the row itself: the replaced block may belong to another row by now,
+    and a NaN in it would become NaN in the result, even with a weight of 0.
 
     Computed on the device at each call, so that a replayed CUDA graph computes it again.
     """

@@ -50,9 +50,8 @@ class ShareSums:
     """Partial softmax sums of each program for tiles that it shares: its first and its last tile.
 
     `parts`: [P, 2, Q, H, E], weighted sums of values; `total`, `largest`: [P, 2, Q, H], sums of
-    weights
-    and largest scores; all float32. Weights are 2 ** (score - largest). Index 0 of a program is the
-    tile that its share starts with, index 1 another tile that its share ends with.
+    weights and largest scores; all float32. Weights are 2 ** (score - largest). Index 0 of a
+    program is the tile that its share starts with, index 1 another tile that its share ends with.
     """
 
     parts: Tensor

@@ -23,9 +23,8 @@ class TileSizes:
     """Sizes of the tiles of an attention kernel.
 
     `num_queries`: M, tokens of a tile times its heads. `num_keys`: keys of a tile. `num_heads`:
-    heads
-    of a group per program; the next program takes the next heads. `num_stages`: key tiles in the
-    pipeline, as the compiler counts.
+    heads of a group per program; the next program takes the next heads. `num_stages`: key tiles in
+    the pipeline, as the compiler counts.
     """
 
     num_queries: int
@@ -55,8 +54,7 @@ def prefill_tile_sizes(
     """Returns the tile sizes for rows of up to `max_num_new_tokens` tokens.
 
     M is a power of two that holds the longest row, up to a limit. `capability`: compute capability
-    of
-    the GPU, 90 for 9.0.
+    of the GPU, 90 for 9.0.
     """
     head_dim = _head_dim(constants)
     # Before Hopper, operands of matrix products are in registers rather than in shared memory.

@@ -30,16 +30,12 @@ class AdjustColumns:
     """Adjustments that rows request, on the device of the logits.
 
     `mask_lines`: [S] int32, mask of each row, -1 for none. `mask_words`: [G, W] int32; bit t % 32,
-    from
-    the lowest, of word t // 32 tells whether token t is allowed. `bias_starts`: [S + 1] int32,
-    start of
-    the biases of a row in `biased_tokens` [E] int32, ascending in each row, and `biases` [E]
-    float32,
-    where -inf forbids a token. `count_lines`: [S] int32, line of each row in `counts` [N, V] int32,
-    -1
-    for no penalties; a count is the number of occurrences in the output, and more than
-    `output_bits`
-    if the token occurs in the prompt. `penalties`: [S, 3] float32, repetition, frequency, presence.
+    from the lowest, of word t // 32 tells whether token t is allowed. `bias_starts`: [S + 1] int32,
+    start of the biases of a row in `biased_tokens` [E] int32, ascending in each row, and `biases`
+    [E] float32, where -inf forbids a token. `count_lines`: [S] int32, line of each row in `counts`
+    [N, V] int32, -1 for no penalties; a count is the number of occurrences in the output, and more
+    than `output_bits` if the token occurs in the prompt. `penalties`: [S, 3] float32, repetition,
+    frequency, presence.
     """
 
     mask_lines: Tensor

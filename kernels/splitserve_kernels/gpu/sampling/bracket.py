@@ -41,10 +41,9 @@ def find_bracket(
     """Returns the edges `low` and `high` between which the cut of a searched row lies.
 
     The cut is after edge `low` and not after edge `high`. This also holds for every cut that
-    decides
-    it: the tokens that top-k keeps end after edge `high` - 1. Returns low (may be -1), high, the
-    number
-    of tokens up to low and up to high, the weight of those up to low, and the weight of all tokens.
+    decides it: the tokens that top-k keeps end after edge `high` - 1. Returns low (may be -1),
+    high, the number of tokens up to low and up to high, the weight of those up to low, and the
+    weight of all tokens.
     """
     edges = tl.arange(0, NUM_EDGES)[:, None]
     blocks = tl.arange(0, MAX_BLOCKS)[None, :]

@@ -62,8 +62,7 @@ def _load_tile(
     """Loads the keys of BLOCK_C tokens.
 
     `source`: number of tokens; their keys, if listed; whether they are listed; and, if they did not
-    fit
-    the list, the inputs of keys: logits of the row, largest logit, temperature.
+    fit the list, the inputs of keys: logits of the row, largest logit, temperature.
     """
     num_tokens, listed_keys, is_listed, logits, largest, temperature = source
     places = start + tl.arange(0, BLOCK_C)

@@ -54,8 +54,7 @@ def greedy(logits: Tensor) -> Tensor:
     """Returns the token with the largest logit of each row; the smallest id among equals.
 
     `logits`: [S, V] float32, last stride 1, V < 2^31. Returns [S] int32; -1 for a row with NaN or
-    +inf,
-    or with -inf only.
+    +inf, or with -inf only.
     """
     token_ids = logits.new_empty(logits.shape[0], dtype=torch.int32)
     if not len(logits):
@@ -78,8 +77,7 @@ def draw(
     """Samples a token of each row, or takes the largest logit at temperature 0.
 
     `logits`, and the result: see `greedy`. `may_cut`: whether any row has a top_k below V or a
-    top_p
-    below 1. `max_listed`: limit of listed tokens of a row, up to which the search is fast.
+    top_p below 1. `max_listed`: limit of listed tokens of a row, up to which the search is fast.
     """
     num_rows, vocab_size = logits.shape
     token_ids = logits.new_empty(num_rows, dtype=torch.int32)

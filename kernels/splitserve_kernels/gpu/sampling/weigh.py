@@ -57,9 +57,8 @@ def weigh_kernel(
     """Weighs one block of a row that is sampled at a temperature.
 
     For a searched row, writes the number of tokens up to each edge to `edge_counts` [S, E, L] int32
-    and
-    their weight to `edge_sums` [S, E, L] float64; otherwise writes the weight of all kept tokens to
-    `sums` [S, L] float64.
+    and their weight to `edge_sums` [S, E, L] float64; otherwise writes the weight of all kept
+    tokens to `sums` [S, L] float64.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     most = row_largest(largest, row, num_blocks, MAX_BLOCKS)
