@@ -90,12 +90,12 @@ class Channels:
 
     @property
     def elsewhere(self) -> None:
-        """None: a single address has no other scheduler to look for."""
+        """Always None: a single address has no other scheduler to look for."""
         return None
 
     @property
     def has_left_one(self) -> bool:
-        """False: a single address has no other scheduler."""
+        """Always False: a single address has no other scheduler."""
         return False
 
     def has(self, stubs: Stubs) -> bool:

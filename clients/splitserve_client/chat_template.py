@@ -121,7 +121,7 @@ class ChatTemplates:
 
 
 class _Template:
-    """One compiled template, with the message shapes that it accepts."""
+    """Compiled template, with the message shapes that it accepts."""
 
     def __init__(self, sandbox: Sandbox, source: str) -> None:
         self._sandbox = sandbox

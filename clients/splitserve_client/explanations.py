@@ -85,7 +85,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """One of the first requests of the waiting queue."""
+    """Request near the front of the waiting queue."""
 
     request_id: str
     tenant: str

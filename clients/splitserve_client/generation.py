@@ -34,7 +34,7 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One completion; `token_ids` excludes the tokens that the request was resumed with.
+    """Completion; `token_ids` excludes the tokens that the request was resumed with.
 
     `cumulative_logprob` and `score`: as in SequenceFinish.
     """

@@ -1,4 +1,4 @@
-"""One request of a session: its unread events in compact form."""
+"""Request of a session: its unread events in compact form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENTRY_BYTES = 64
 
 
 class SessionRequest:
-    """One request of a session: an iterator over its events; the last is a Finish.
+    """Request of a session: an iterator over its events; the last is a Finish.
 
     Unread events are stored, so that a slow reader of this request does not delay other requests:
     plain tokens as integers, of which many are read as one Tokens, all other events encoded. Beyond
@@ -139,7 +139,7 @@ class SessionRequest:
     def _takes(self, response: int) -> bool:
         """Returns whether an event may be added: the limit was not exceeded before this message.
 
-        A reader that keeps up thus accepts a message of any size.
+        A reader that keeps up can so receive a message of any size.
         """
         if response != self._last_response:
             self._last_response = response

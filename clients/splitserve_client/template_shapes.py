@@ -59,7 +59,7 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """One way to write a message.
+    """Shape in which a message is written.
 
     `is_split`: text and tool calls as two messages, for templates that render only one of both.
     """

@@ -42,7 +42,7 @@ def chat_prompt(messages: Sequence[Message], options: ChatOptions) -> tuple[Prom
 
 
 class Generates(Protocol):
-    """Anything that makes requests, such as an AsyncClient."""
+    """Client that makes requests, such as an AsyncClient."""
 
     def generate(
         self,

@@ -17,7 +17,7 @@ from splitserve_client.types import (
 
 @dataclass(frozen=True, slots=True)
 class TextCompletion:
-    """One completion. `stop_string`: the stop string that ended it, if any.
+    """Completion. `stop_string`: the stop string that ended it, if any.
 
     `cumulative_logprob` and `score`: as in SequenceFinish.
     """

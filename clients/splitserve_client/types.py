@@ -268,7 +268,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """One executor as the scheduler sees it. `is_draining`: the executor is leaving.
+    """Executor as the scheduler sees it. `is_draining`: the executor is leaving.
 
     `compute`: implementation that computes, empty if not reported; `slow_compute_reason`: why it is
     not the fastest for the model, empty if it is. `is_failing`: steps or rows of the executor fail,
@@ -330,7 +330,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorList:
-    """All executors in order of registration, and requests that no executor can be given.
+    """Executors in order of registration, and requests that no executor can be given.
 
     `num_unfitting_requests`: requests that no available executor could ever run. `now_s`: clock of
     the scheduler, seconds since 1970; earlier versions report neither clock nor version.

@@ -63,7 +63,7 @@ class Pool:
 
 @dataclass(slots=True)
 class LiveExecutor:
-    """One life of an executor. `told`: its latest message. `steps`: its latest answered steps."""
+    """State of one life of an executor. `told`: its latest message. `steps`: its latest answered steps."""
 
     told: live.LiveExecutor
     device: Pool = field(default_factory=Pool)
