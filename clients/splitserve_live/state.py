@@ -63,7 +63,10 @@ class Pool:
 
 @dataclass(slots=True)
 class LiveExecutor:
-    """State of one life of an executor. `told`: its latest message. `steps`: its latest answered steps."""
+    """State of one life of an executor.
+
+    `told`: its latest message. `steps`: the latest steps that it answered.
+    """
 
     told: live.LiveExecutor
     device: Pool = field(default_factory=Pool)

@@ -28,7 +28,7 @@ class DrawRows:
     positions: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Returns S."""
+        """Returns S, the number of rows."""
         return len(self.seeds)
 
     @property

@@ -43,7 +43,7 @@ class RunRows:
         return cls(draws, np.ascontiguousarray(num_tokens, np.int32), offsets, stops)
 
     def __len__(self) -> int:
-        """Returns R."""
+        """Returns R, the number of rows."""
         return len(self.num_tokens)
 
     @property

@@ -173,12 +173,11 @@ def keys_of_share(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the positions that a tile of queries sees in key tiles `begin` ..
+    """Returns the positions that a tile of queries sees in a range of key tiles of its row.
 
-    `stop` - 1 of its row.
-
-    The tile starts at the `first_token`-th of `num_new` tokens. Returns the first position, a
-    position up to which all queries of the tile see all keys, and the end.
+    The range is `begin` .. `stop` - 1. The tile starts at the `first_token`-th of `num_new` tokens.
+    Returns the first position, a position up to which all queries of the tile see all keys, and the
+    end of the positions.
     """
     first = num_computed * 0
     if WINDOW > 0:
