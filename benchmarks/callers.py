@@ -24,9 +24,7 @@ from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.intake import Intake
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_keys.api_key import ApiKey
-from splitserve_keys.key_entry import KeyEntry
-from splitserve_keys.scope import Scope
+from splitserve_keys.key_entry import ApiKey, KeyEntry, Scope
 from splitserve_rpc.access import Access
 
 METHOD = "/splitserve.scheduler.v1.SchedulerService/Generate"

@@ -26,8 +26,7 @@ from executor_service.steps.step import (
     StepInput,
     StepOutput,
 )
-from splitserve_rpc.access import Access
-from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity
+from splitserve_rpc.access import NOBODY, Access, ClusterIdentity
 from splitserve_rpc.server import ServerSecurity
 from tests.support.fakes.executor_server import start_executor
 from tests.support.security.cluster import Certificates

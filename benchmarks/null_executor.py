@@ -25,8 +25,7 @@ from executor_service.steps.step import FinishedStep, RowStatus, StepInput, Step
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_rpc.access import Access
-from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity
+from splitserve_rpc.access import NOBODY, Access, ClusterIdentity
 from splitserve_rpc.server import ServerSecurity, bind_server
 from tests.support.security.cluster import Certificates
 

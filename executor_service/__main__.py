@@ -36,19 +36,19 @@ from splitserve_options import options
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
-from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.discovery import Discovery, discovery
+from splitserve_rpc.files import FilesUnusable
 from splitserve_rpc.interceptors import ignore_refusal
-from splitserve_rpc.printable import printable
 from splitserve_rpc.process_log import say_why_not, start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
-from splitserve_rpc.watched_files import FilesUnusable
+from splitserve_rpc.text import printable
+from splitserve_rpc.tls import CertificateEnds
 
 if TYPE_CHECKING:
     from executor_service.engine_loader import LoadedEngine
     from executor_service.metrics.executor_metrics import ExecutorMetrics
-    from splitserve_rpc.standard_error import StandardError
+    from splitserve_rpc.process_log import StandardError
 
 _HEALTH_SERVICES = ("", SERVICE)
 _STOP_GRACE_S = 1.0

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from splitserve_metrics.address import MetricsAddress
-from splitserve_rpc.cluster_identity import Role
+from splitserve_metrics.listener import MetricsAddress
+from splitserve_rpc.access import Role
 from splitserve_rpc.security import Security, check_exposure
 
 

@@ -37,16 +37,15 @@ from splitserve.scheduler.v1 import (
     scheduler_pb2_grpc,
 )
 from splitserve_options import options
-from splitserve_rpc.access import Access
+from splitserve_rpc.access import Access, Role
 from splitserve_rpc.addresses import CannotListen, is_loopback
-from splitserve_rpc.certificate_ends import CertificateEnds
-from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.discovery import Discovery, discovery
+from splitserve_rpc.files import FilesUnusable
 from splitserve_rpc.interceptors import OnRefusal
 from splitserve_rpc.process_log import say_why_not, start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
-from splitserve_rpc.watched_files import FilesUnusable
+from splitserve_rpc.tls import CertificateEnds
 
 SERVICE = "splitserve.scheduler.v1.SchedulerService"
 _CLUSTER_SERVICES = (

@@ -16,10 +16,9 @@ from scheduler_service.scheduler.values.config import (
     PreemptionMode,
     Speculation,
 )
-from splitserve_metrics.address import MetricsAddress
-from splitserve_rpc.address_rules import AddressRules
-from splitserve_rpc.addresses import is_loopback
-from splitserve_rpc.cluster_identity import Role
+from splitserve_metrics.listener import MetricsAddress
+from splitserve_rpc.access import Role
+from splitserve_rpc.addresses import AddressRules, is_loopback
 from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
 from splitserve_tracing.trace_config import TraceConfig
 

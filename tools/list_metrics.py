@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from splitserve_metrics.executor_table import EXECUTOR_METRICS
-from splitserve_metrics.gateway_table import GATEWAY_METRICS
+from splitserve_metrics.executor_table import EXECUTOR_METRICS, GATEWAY_METRICS
 from splitserve_metrics.metric import Metric
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 

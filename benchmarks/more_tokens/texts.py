@@ -17,7 +17,7 @@ from pathlib import Path
 
 # Those before are for the beginning and the end of texts, and for bytes.
 FIRST_TOKEN_ID = 300
-SOURCE = Path(__file__).parents[2] / "scheduler_service" / "core" / "engine.py"
+SOURCE = Path(__file__).parents[2] / "scheduler_service" / "scheduler" / "engine" / "engine.py"
 _TOKEN = re.compile(r"\w+|[^\w\s]|\s+")
 _NAME = re.compile(r"[A-Za-z_]\w{3,}")
 # Of all names that occur several times, so many are given others.

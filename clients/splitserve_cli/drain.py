@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from splitserve_cli.command_line import add_operators_server, ask, operators_config, run
 from splitserve_client.errors import SplitserveError
-from splitserve_rpc.printable import printable
+from splitserve_rpc.text import printable
 
 
 def main(argv: Sequence[str]) -> int:

@@ -47,9 +47,9 @@ from splitserve_client.types import Model
 from splitserve_options.option import COMMANDS, Command
 from splitserve_options.options import Value
 from splitserve_rpc.discovery import discovery
+from splitserve_rpc.files import FilesUnusable
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.tls import TlsFiles
-from splitserve_rpc.watched_files import FilesUnusable
 
 _EPILOG = """\
 exit code: 0 nothing is wrong, though there may be warnings; 1 something is. Without --address and

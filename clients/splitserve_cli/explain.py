@@ -23,7 +23,7 @@ from splitserve_client.explanations import (
     RequestLife,
     decode_explanation,
 )
-from splitserve_rpc.printable import printable
+from splitserve_rpc.text import printable
 
 _EPILOG = """\
 exit code: 0 something is known of it; 1 nothing is, or nobody can be asked. A journal knows nothing

@@ -14,7 +14,7 @@ from splitserve_cli.command_line import add_operators_server, ask, operators_con
 from splitserve_client.client import AsyncClient
 from splitserve_client.errors import CallerNotAllowed, CallerUnknown, ModelNotReady
 from splitserve_client.types import Executor, ExecutorList, Model, SamplingParams
-from splitserve_rpc.printable import printable
+from splitserve_rpc.text import printable
 
 # Texts shown in place of the model.
 _NONE_YET = "none yet; no executor has registered"

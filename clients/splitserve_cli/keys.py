@@ -11,11 +11,17 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from splitserve_keys.api_key import ApiKey
-from splitserve_keys.key_entry import NOTES, KeyEntry, is_note, time_text
+from splitserve_keys.key_entry import (
+    NOTES,
+    TENANT_NAMES,
+    ApiKey,
+    KeyEntry,
+    Scope,
+    is_note,
+    is_tenant_name,
+    time_text,
+)
 from splitserve_keys.key_file import KeyFileUnusable, Keys, read_keys
-from splitserve_keys.scope import Scope
-from splitserve_keys.tenant_names import TENANT_NAMES, is_tenant_name
 
 _HELP = """\
 Adds, lists and revokes API keys in a file that schedulers read (--api-keys FILE); running ones
@@ -111,7 +117,7 @@ def _revoke(arguments: argparse.Namespace, now: datetime) -> int:
 
 def _change(file: Path, change: Callable[[Keys], Keys]) -> None:
     try:
-        from splitserve_keys.key_store import change_keys
+        from splitserve_keys.key_file import change_keys
     except ImportError as error:
         raise _Refused("files of keys can be changed on Linux and macOS only") from error
     change_keys(file, change)

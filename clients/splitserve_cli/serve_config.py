@@ -11,8 +11,7 @@ from splitserve_cli.extras import missing_modules
 from splitserve_options.model_folder import NoCheckpoint, find_checkpoint
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_options.options import Value
-from splitserve_rpc.addresses import is_loopback
-from splitserve_rpc.exposure import exposed, missing_for_http
+from splitserve_rpc.addresses import exposed, is_loopback, missing_for_http
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 

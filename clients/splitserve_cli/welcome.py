@@ -25,7 +25,7 @@ from splitserve_client.text_stream import Piece
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import SamplingParams
 from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS
-from splitserve_rpc.local_http import local_http
+from splitserve_rpc.web_guard import local_http
 
 _DEMO_PROMPT = "Tell me a story about a fox."
 _DEMO_PARAMS = SamplingParams(temperature=0.7, max_tokens=256)

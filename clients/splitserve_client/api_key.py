@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 from splitserve_client.errors import CredentialsUnusable
-from splitserve_rpc.bearer import MAX_CREDENTIAL_CHARS, is_credential
-from splitserve_rpc.secret_files import warn_if_readable
-from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
+from splitserve_rpc.access import MAX_CREDENTIAL_CHARS, is_credential
+from splitserve_rpc.files import FilesUnusable, WatchedFiles, read_bytes, warn_if_readable
 
 Metadata = tuple[tuple[str, str], ...]
 

@@ -14,8 +14,8 @@ from splitserve_client.api_key import ApiKey
 from splitserve_client.channels import Credentials
 from splitserve_client.errors import CredentialsUnusable
 from splitserve_client.resumption import RetryPolicy, Timing
+from splitserve_rpc.files import FilesUnusable
 from splitserve_rpc.tls import Tls, TlsFiles
-from splitserve_rpc.watched_files import FilesUnusable
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 

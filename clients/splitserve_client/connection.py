@@ -29,12 +29,11 @@ from splitserve_client.following import MAX_HOPS, allowed
 from splitserve_client.schedulers import Elsewhere, Schedulers, Target
 from splitserve_client.stream_watch import is_cancelled
 from splitserve_client.targets import open_channels, open_target
-from splitserve_rpc.bearer import bearer_credential
-from splitserve_rpc.cluster_identity import ClusterIdentity
+from splitserve_rpc.access import ClusterIdentity, bearer_credential
 from splitserve_rpc.discovery import Listed, names_several
 from splitserve_rpc.errors import duration_from_s, failure_of
-from splitserve_rpc.file_names import check_file_name
 from splitserve_rpc.peer_watch import is_answering
+from splitserve_rpc.text import check_file_name
 
 _TOKENIZER_TIMEOUT_S = 60.0
 # Time without a useful response after which the scheduler may be without executors.

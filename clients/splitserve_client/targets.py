@@ -14,8 +14,8 @@ from splitserve_client.plain_text import warn_of_plain_text
 from splitserve_client.schedulers import Schedulers, Target
 from splitserve_rpc.addresses import MAX_PORT
 from splitserve_rpc.discovery import discovery, names_several
+from splitserve_rpc.files import FilesUnusable
 from splitserve_rpc.server import channel_options
-from splitserve_rpc.watched_files import FilesUnusable
 
 _MAX_PORT_DIGITS = 20
 

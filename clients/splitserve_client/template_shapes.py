@@ -14,7 +14,7 @@ from enum import Enum, auto
 from typing import Any
 
 from splitserve_client.errors import ChatTemplateFailed
-from splitserve_rpc.json_text import parse_json
+from splitserve_rpc.text import parse_json
 
 _TEXT, _NAME, _KEY, _VALUE = "probetext", "probename", "probekey", "probevalue"
 _TOOL = {

@@ -14,7 +14,7 @@ from splitserve_client.chat_template import ChatTemplates, Message, TemplateOpti
 from splitserve_client.detokenizer import Detokenizer, make_detokenizer
 from splitserve_client.errors import ChatTemplateFailed, InvalidRequest, TokenizerUnavailable
 from splitserve_client.token_texts import TokenTexts
-from splitserve_rpc.json_text import parse_json
+from splitserve_rpc.text import parse_json
 
 T = TypeVar("T")
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from splitserve_metrics.address import MetricsAddress
-from splitserve_rpc.addresses import is_address, is_loopback
-from splitserve_rpc.exposure import missing_for_http
+from splitserve_metrics.listener import MetricsAddress
+from splitserve_rpc.addresses import is_address, is_loopback, missing_for_http
 from splitserve_rpc.security import SecurityUnusable, check_exposure, check_pair
 from splitserve_rpc.tls import TlsFiles
 from splitserve_rpc.web_guard import ANY, split_hosts

@@ -9,10 +9,9 @@ from prometheus_client import GCCollector, ProcessCollector
 from splitserve_gateway.http.exchange import Answered
 from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.upstreams.fleet import Fleet
-from splitserve_metrics.address import MetricsAddress
-from splitserve_metrics.gateway_table import GATEWAY_METRICS
+from splitserve_metrics.executor_table import GATEWAY_METRICS
 from splitserve_metrics.instruments import Instruments, LiveFamily, Page
-from splitserve_metrics.listener import MetricsListener
+from splitserve_metrics.listener import MetricsAddress, MetricsListener
 
 
 class GatewayMetrics:

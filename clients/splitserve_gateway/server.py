@@ -17,8 +17,7 @@ from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.http.connection import Connection
 from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.http.listener import Listener, connection_places
-from splitserve_rpc.https import https_context
-from splitserve_rpc.tls import TlsFiles
+from splitserve_rpc.tls import TlsFiles, https_context
 
 if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from splitserve_client import TraceContext as SentContext
-from splitserve_tracing.trace_context import TraceContext
+from splitserve_tracing.trace_config import TraceContext
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

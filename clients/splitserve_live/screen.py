@@ -22,7 +22,7 @@ from splitserve_live.state import (
     state_word,
     why,
 )
-from splitserve_rpc.printable import printable
+from splitserve_rpc.text import printable
 
 # By state and by kind: a letter, readable without colour, and a colour.
 _BLOCKS = (("·", "bright_black"), ("h", "blue"), ("S", "yellow"), ("c", "green"),

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitserve_client import CallerNotAllowed, CallerUnknown, SplitserveError
 from splitserve_live.feeds import Feeds
-from splitserve_rpc.bearer import is_credential, split_bearer
+from splitserve_rpc.access import is_credential, split_bearer
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.web_guard import WebGuard
 

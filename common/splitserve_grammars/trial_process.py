@@ -12,12 +12,16 @@ from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from splitserve_grammars.grammar_text import grammar_text, lark_of_gbnf
-from splitserve_grammars.lark_checks import GrammarInvalid
-from splitserve_grammars.limits import MAX_COMPILED_BYTES, PARSER_LIMITS
-from splitserve_grammars.messages import NO_TEXT, TOO_LARGE, error_message
+from splitserve_grammars.grammar_text import GrammarInvalid, grammar_text, lark_of_gbnf
+from splitserve_grammars.limits import (
+    MAX_COMPILED_BYTES,
+    NO_TEXT,
+    PARSER_LIMITS,
+    TOO_LARGE,
+    error_message,
+)
 from splitserve_grammars.trial import Verdict, encode_end, encode_verdict
-from splitserve_rpc.json_text import parse_json
+from splitserve_rpc.text import parse_json
 
 _NICENESS = 10  # open streams have precedence
 # Heap of schemas of 64 KiB, assumed if the C library cannot tell the size.

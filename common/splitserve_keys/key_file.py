@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from splitserve_keys.key_entry import EntryInvalid, KeyEntry, shown
-from splitserve_rpc.json_text import parse_json
-from splitserve_rpc.whole_files import read_whole
+from splitserve_rpc.files import read_whole, replace_file
+from splitserve_rpc.text import parse_json
 
 VERSION = 1
 MAX_KEYS = 100_000
@@ -72,3 +75,35 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         raise ValueError("an object has a field twice")
     return fields
+
+
+# -- Changes of a key file: one at a time, and atomic ----------------------------------------------
+
+_OWNER_ONLY = 0o600
+# O_NOFOLLOW: in a shared folder, nobody can redirect the lock file elsewhere.
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def change_keys(path: Path, change: Callable[[Keys], Mapping[str, KeyEntry]]) -> None:
+    """Replaces the keys in `path` by those that `change` returns for them.
+
+    A missing file counts as empty. Readers find the old keys or the new ones; concurrent changes
+    wait. Raises KeyFileUnusable, OSError, and whatever `change` raises; the file is then unchanged.
+    """
+    path = path.resolve()
+    with _locked(path):
+        keys = change(read_keys(path) if path.exists() else {})
+        if len(keys) > MAX_KEYS:
+            raise KeyFileUnusable(f"{path}: has {MAX_KEYS} keys; allowed: no more than that")
+        replace_file(path, format_keys(keys.values()))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    # Locks a file beside it, since the key file itself is replaced.
+    descriptor = os.open(path.with_name(f".{path.name}.lock"), _LOCK_FLAGS, _OWNER_ONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

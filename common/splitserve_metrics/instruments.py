@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
+import numpy as np
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.utils import floatToGoString
 
 from splitserve_metrics.metric import Kind, Metric
 
@@ -63,3 +66,83 @@ class Page:
         """Yields all families for `prometheus_client.generate_latest`. Thread-safe."""
         yield from self._registry.collect()
         yield from self._families
+
+
+# -- Prometheus histogram for many values, which are sorted into buckets when it is read -----------
+
+# Maximum number of buffered values: some hundred KiB, and less than a millisecond to count.
+_MOST_WAITING = 8192
+
+
+class BulkValues:
+    """Values of one series. Adding a value only buffers it, in a tenth of a microsecond."""
+
+    def __init__(self, bounds: Iterable[float], unit: float) -> None:
+        self._bounds = np.array(tuple(bounds))
+        self._unit = unit
+        self._waiting: list[float] = []
+        self._times: list[int] = []
+        self._counts = np.zeros(len(self._bounds) + 1, np.int64)
+        self._sum = 0.0
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of buffered values."""
+        return len(self._waiting)
+
+    def add(self, value: float) -> None:
+        """Adds one value."""
+        self.repeat(value, 1)
+
+    def repeat(self, value: float, times: int) -> None:
+        """Adds the same value `times` times."""
+        self._waiting.append(value)
+        self._times.append(times)
+        if len(self._waiting) >= _MOST_WAITING:
+            self._count()
+
+    def _count(self) -> None:
+        """Sorts the buffered values into buckets. A value equal to a bound is below the bound."""
+        values = np.array(self._waiting, np.float64) * self._unit
+        times = np.array(self._times, np.int64)
+        self._waiting.clear()
+        self._times.clear()
+        buckets = np.searchsorted(self._bounds, values)
+        # `bincount` adds weights as floats, which are exact up to 2**53.
+        counts = np.bincount(buckets, weights=times, minlength=len(self._counts))
+        self._counts += counts.astype(np.int64)
+        self._sum += float(values @ times)
+
+    def totals(self) -> tuple[list[int], float]:
+        """Returns the cumulative counts by bound, the last for all values, and the sum."""
+        self._count()
+        return np.cumsum(self._counts).tolist(), self._sum
+
+
+class BulkHistogram:
+    """Histogram for events of every step. prometheus_client's own takes microseconds per value.
+
+    Must be filled and read in the same thread.
+    """
+
+    def __init__(self, metric: Metric, unit: float = 1.0) -> None:
+        """`unit`: factor of all values, such as 1e-9 for values in nanoseconds."""
+        self._metric = metric
+        self._unit = unit
+        self._series: dict[tuple[str, ...], BulkValues] = {}
+
+    def labels(self, *labels: str) -> BulkValues:
+        """Returns the series with these labels; made at the first call."""
+        if labels not in self._series:
+            self._series[labels] = BulkValues(self._metric.buckets, self._unit)
+        return self._series[labels]
+
+    def family(self) -> HistogramMetricFamily:
+        """Returns the current state as a metric family."""
+        metric = self._metric
+        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        names = [*map(floatToGoString, metric.buckets), "+Inf"]
+        for labels, values in self._series.items():
+            totals, total = values.totals()
+            family.add_metric(list(labels), list(zip(names, totals, strict=True)), total)
+        return family

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from splitserve_metrics.address import MetricsAddress
 from splitserve_metrics.instruments import Page
-from splitserve_rpc.addresses import claim_address
-from splitserve_rpc.https import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, https_context
-from splitserve_rpc.web_guard import ANY, WebGuard
+from splitserve_rpc.addresses import claim_address, is_loopback
+from splitserve_rpc.security import check_exposure
+from splitserve_rpc.tls import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, TlsFiles, https_context
+from splitserve_rpc.web_guard import ANY, WebGuard, split_hosts
 
 PATH = "/metrics"
 # Maximum time from the connection of a reader to the end of the response.
@@ -127,3 +129,45 @@ def _response(code: int, body: bytes, has_body: bool) -> bytes:
         "Connection: close\r\nX-Content-Type-Options: nosniff\r\n\r\n"
     )
     return head.encode() + (body if has_body else b"")
+
+
+# --------------------------------------------------------------------------------------------------
+# Address at which the metrics of a process are read, checked before the process starts work.
+
+_PROBLEM = "without --tls-cert, --tls-key and --tls-ca whoever reaches it reads them"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsAddress:
+    """Address of the metrics listener. `listen`: `host:port`.
+
+    `tls`: TLS towards readers, who then need a certificate; None for plain text. `allowed_hosts`:
+    further host names that readers may use with plain text.
+    """
+
+    listen: str
+    tls: TlsFiles | None = None
+    allowed_hosts: tuple[str, ...] = ()
+
+    @classmethod
+    def from_options(cls, values: Mapping[str, Any]) -> MetricsAddress | None:
+        """Reads the address from the options of a process; None if metrics are off.
+
+        Listens in plain text on addresses of this machine, since its users may know everything in
+        there. Raises SecurityUnusable.
+        """
+        listen = values["metrics_listen"]
+        if listen is None:
+            return None
+        paths = [values[name] for name in ("tls_cert", "tls_key", "tls_ca")]
+        is_protected = all(paths)
+        check_exposure(
+            "metrics-listen",
+            listen,
+            is_protected=is_protected,
+            insecure=values["insecure"],
+            problem=_PROBLEM,
+        )
+        if is_loopback(listen) or not is_protected:
+            return cls(listen, allowed_hosts=split_hosts(values.get("allowed_hosts")))
+        return cls(listen, TlsFiles(*map(Path, paths)))

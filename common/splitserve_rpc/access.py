@@ -2,17 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import enum
+import hmac
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import grpc
 import grpc.aio
 
-from splitserve_rpc.bearer import Metadata, bearer_credential
-from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.tls import Tls
 
-# Returns the scopes of a credential, as named in `splitserve_keys.scope`. Raises
+# -- Bearer credential in the metadata of a call ---------------------------------------------------
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+# Limit of most servers for one header. A JWT is larger than an API key.
+MAX_CREDENTIAL_CHARS = 8192
+
+_KEY = "authorization"
+_SCHEME = "bearer"
+
+
+def is_credential(text: str) -> bool:
+    """Returns whether `text` may be a credential: visible ASCII (RFC 6750), not too long."""
+    is_visible = text.isascii() and text.isprintable() and " " not in text
+    return is_visible and 0 < len(text) <= MAX_CREDENTIAL_CHARS
+
+
+def split_bearer(value: str) -> str | None:
+    """Returns the credential after `Bearer`, possibly empty; None for another scheme."""
+    scheme, _, credential = value.partition(" ")
+    return credential.strip(" \t") if scheme.lower() == _SCHEME else None
+
+
+def bearer_credential(metadata: Metadata) -> str:
+    """Returns the credential of a call, empty if there is none.
+
+    Raises DomainError(CALLER_UNKNOWN) if `authorization` is repeated or has another scheme.
+    """
+    given = [value for key, value in metadata if key == _KEY]
+    if not given:
+        return ""
+    credential = split_bearer(str(given[0]))
+    if len(given) > 1 or credential is None:
+        raise DomainError(
+            "CALLER_UNKNOWN",
+            "the metadata `authorization` is not usable; allowed: once, `Bearer CREDENTIAL`",
+        )
+    return credential
+
+
+# --------------------------------------------------------------------------------------------------
+# Identity of the cluster's own processes: certificates that name a role, or a shared token.
+#
+# A certificate of the cluster's own CA names its roles as DNS names
+# (`executor.splitserve.internal`), so that each side of a connection checks the other, wherever it
+# runs.
+
+DOMAIN = "splitserve.internal"
+_TOKEN_KEY = "x-splitserve-cluster-token"
+
+
+class Role(enum.Enum):
+    """Role of a process in the cluster."""
+
+    SCHEDULER = "scheduler"
+    EXECUTOR = "executor"
+    OPERATOR = "operator"
+
+    @property
+    def dns_name(self) -> str:
+        """DNS name of the role in certificates."""
+        return f"{self.value}.{DOMAIN}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterIdentity:
+    """Identity that this process shows to its cluster, and checks of other processes.
+
+    `tls`: certificates, None for plain text. `token`: secret shared by all processes of the
+    cluster. If both are set, a caller needs both.
+    """
+
+    tls: Tls | None = None
+    token: str | None = None
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether callers have to prove their identity."""
+        return self.token is not None or (self.tls is not None and self.tls.checks_clients)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Metadata of each call to another process of the cluster."""
+        return () if self.token is None else ((_TOKEN_KEY, self.token),)
+
+    def channel(
+        self, address: str, role: Role, options: Sequence[tuple[str, int]]
+    ) -> grpc.aio.Channel:
+        """Returns a channel to the process with `role` at `address`.
+
+        With TLS, the process must have a certificate for that role.
+        """
+        if self.tls is None:
+            return grpc.aio.insecure_channel(address, options)
+        named = [*options, ("grpc.ssl_target_name_override", role.dns_name)]
+        return grpc.aio.secure_channel(address, self.tls.channel_credentials(), named)
+
+    def check_token(self, metadata: Metadata) -> None:
+        """Raises DomainError(CALLER_NOT_ALLOWED) if a token is set and the call lacks it."""
+        if self.token is None:
+            return
+        given = dict(metadata).get(_TOKEN_KEY, "")
+        if not hmac.compare_digest(str(given).encode(), self.token.encode()):
+            raise DomainError("CALLER_NOT_ALLOWED", "the call does not have the cluster's token")
+
+    def check_certificate(self, context: grpc.aio.ServicerContext, role: Role) -> None:
+        """Raises DomainError(CALLER_NOT_ALLOWED) if the caller's certificate is not for `role`."""
+        if self.tls is None or not self.tls.checks_clients:
+            return
+        if role not in roles_of(context):
+            message = f"the caller's certificate is not for {role.dns_name}"
+            raise DomainError("CALLER_NOT_ALLOWED", message)
+
+
+def roles_of(context: grpc.aio.ServicerContext) -> list[Role]:
+    """Returns the roles in the caller's verified certificate; none without a certificate."""
+    names = context.auth_context().get("peer_dns", ())
+    return [role for role in Role if role.dns_name.encode() in names]
+
+
+# Identity without TLS and token: plain text, and every caller is accepted.
+NOBODY = ClusterIdentity()
+
+
+# -- Access to the methods of a server -------------------------------------------------------------
+
+# Returns the scopes of a credential, as named in `splitserve_keys.key_entry`. Raises
 # DomainError(CALLER_UNKNOWN), also for an empty credential.
 ScopesOf = Callable[[str], Collection[str]]
 

@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from splitserve_rpc.secret_files import warn_if_readable
-from splitserve_rpc.watched_files import FilesUnusable, read_bytes
+from splitserve_rpc.files import FilesUnusable, read_bytes, warn_if_readable
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from splitserve_rpc.addresses import is_address
-from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
+from splitserve_rpc.files import FilesUnusable, WatchedFiles, read_bytes
 
 # A larger number is a mistake: each client connects to all schedulers.
 MAX_SCHEDULERS = 64

@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from splitserve_rpc.domain_error import DOMAIN, DomainError
-from splitserve_rpc.printable import printable
+from splitserve_rpc.text import printable
 
 CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
     {

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from splitserve_rpc.addresses import is_loopback
-from splitserve_rpc.cluster_identity import ClusterIdentity, Role
-from splitserve_rpc.exposure import exposed
-from splitserve_rpc.secret_files import warn_if_readable
+from splitserve_rpc.access import ClusterIdentity, Role
+from splitserve_rpc.addresses import exposed, is_loopback
+from splitserve_rpc.files import FilesUnusable, warn_if_readable
 from splitserve_rpc.tls import Tls, TlsFiles
-from splitserve_rpc.watched_files import FilesUnusable
 
 _MIN_TOKEN_CHARS = 16
 _MAX_TOKEN_CHARS = 1024

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -20,11 +20,74 @@ from grpc_reflection.v1alpha import reflection
 
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, claim_address
-from splitserve_rpc.connection_limits import LIMITS, ConnectionLimits
 from splitserve_rpc.health_service import HealthService
 from splitserve_rpc.interceptors import BoundaryInterceptor, OnRefusal, ignore_refusal
-from splitserve_rpc.open_handlers import OpenHandlers
 from splitserve_rpc.tls import Tls
+
+# -- Limits for the connections and calls that peers of a gRPC server may hold open ----------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of one server. gRPC cannot count by address; a proxy in front can.
+
+    `max_connections`: further connections are closed at once. `max_streams`: concurrent calls of
+    one connection; HTTP/2 clients hold the next call back. `handshake_s`: from the connection to
+    the end of the TLS handshake and of the HTTP/2 preface. `idle_s`: time without any call before
+    the connection is closed; gRPC clients connect again with the next call. `metadata_bytes`:
+    headers of a call as HTTP/2 counts them; a credential may have 8 KiB.
+    """
+
+    max_connections: int = 4096
+    max_streams: int = 4096
+    handshake_s: float = 20.0
+    idle_s: float = 300.0
+    metadata_bytes: int = 16 * 1024
+
+    def options(self) -> list[tuple[str, int]]:
+        """Returns the limits as gRPC server options."""
+        return [
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
+            ("grpc.max_concurrent_streams", self.max_streams),
+            ("grpc.server_handshake_timeout_ms", round(self.handshake_s * 1000)),
+            ("grpc.max_connection_idle_ms", round(self.idle_s * 1000)),
+            # Both are equal, since gRPC refuses sizes between the two at random.
+            ("grpc.max_metadata_size", self.metadata_bytes),
+            ("grpc.absolute_max_metadata_size", self.metadata_bytes),
+        ]
+
+
+LIMITS = ConnectionLimits()
+
+
+# -- Tracker of the handlers of a server that have not ended: `OpenHandlers` -----------------------
+
+
+class OpenHandlers(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Tracks the tasks that handle calls, from the start of a call to the end of its task."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        task = asyncio.current_task()
+        assert task is not None, "the library calls from the handler's task"
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await continuation(handler_call_details)
+
+    async def wait_ended(self, timeout_s: float) -> bool:
+        """Waits until no handler is open. Returns whether that happened within `timeout_s`."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        return not self._tasks
+
+
+# -- Server ----------------------------------------------------------------------------------------
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # A message larger than the limit by up to this is refused with a reason, a larger one by gRPC.

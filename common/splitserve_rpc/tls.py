@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
-from splitserve_rpc.certificate import load_authority, load_pair
-from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
+from splitserve_rpc.certificate import Certificate, load_authority, load_pair, warn_of_end
+from splitserve_rpc.files import FilesUnusable, WatchedFiles, read_bytes
 
 # Time for a started handshake to use its configuration: some microseconds, on a busy machine more.
 _BEGIN_S = 0.1
@@ -113,3 +115,94 @@ def _read(files: TlsFiles, name: str | None) -> _Contents:
     )
     load_files(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files, name)
     return _Contents(cert, key, ca, grpc.ssl_channel_credentials(ca, key, cert))
+
+
+# -- TLS of HTTP servers, from files that may change at run time -----------------------------------
+
+# The default of asyncio is a minute, during which an unfinished handshake holds a connection.
+HANDSHAKE_TIMEOUT_S = 15.0
+# TLS 1.2 ciphers with forward secrecy and authenticated encryption; CBC has had too many attacks.
+# All ciphers of TLS 1.3 are of this kind.
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+# Time for a client to confirm the end of a response.
+SHUTDOWN_TIMEOUT_S = 5.0
+
+
+def https_context(files: TlsFiles) -> ssl.SSLContext:
+    """Returns a server context that uses the current `files` for each new connection.
+
+    `files.ca`: authority of the client certificates that are required; None: none required. Raises
+    FilesUnusable.
+    """
+    paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
+    watched = WatchedFiles("https_files", paths, lambda: _read_context(files))
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
+        connection.context = watched.current()
+
+    # A context of its own, never one of `watched`: it only selects one for each connection.
+    context = _read_context(files)
+    context.sni_callback = choose
+    return context
+
+
+def _read_context(files: TlsFiles) -> ssl.SSLContext:
+    """Returns a new context with the contents of `files`. Raises FilesUnusable."""
+    assert files.cert is not None, "a server has one"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
+    load_files(context, files)
+    if files.ca is None:
+        return context
+    context.verify_mode = ssl.CERT_REQUIRED
+    # A resumed session is not asked for a certificate again, although its authority may have been
+    # removed. Resumption cannot be disabled before TLS 1.3.
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+    return context
+
+
+# -- Periodic check whether the certificates that a process shows expire soon ----------------------
+
+_PERIOD_S = 3600.0
+
+
+async def _pause() -> None:
+    await asyncio.sleep(_PERIOD_S)
+
+
+class CertificateEnds:
+    """Checks the certificates of `shown`, each once.
+
+    None and files without a certificate are skipped.
+    """
+
+    def __init__(
+        self, shown: Iterable[TlsFiles | None], now_s: Callable[[], float] = time.time
+    ) -> None:
+        """`now_s`: wall clock, in seconds since 1970."""
+        # Key by certificate, so that each certificate is checked once.
+        self._pairs = {
+            files.cert: files.key for files in shown if files is not None and files.cert is not None
+        }
+        self._now_s = now_s
+        self._last: dict[Path, Certificate] = {}
+
+    def look(self) -> None:
+        """Reads all certificates and warns of those that expire soon or have expired. Blocks."""
+        now_s = self._now_s()
+        for cert, key in self._pairs.items():
+            assert key is not None, "they are given together"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            # The user of the files reports the error and keeps using the last certificate.
+            with suppress(FilesUnusable):
+                self._last[cert] = load_pair(context, cert, key, now_s=now_s)
+            if cert in self._last:
+                warn_of_end(cert, self._last[cert], now_s)
+
+    async def keep_looking(self, pause: Callable[[], Awaitable[None]] = _pause) -> None:
+        """Checks the certificates at once and after each `pause`, until cancelled."""
+        while True:
+            await asyncio.to_thread(self.look)
+            await pause()

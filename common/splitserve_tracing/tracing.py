@@ -24,9 +24,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from splitserve_tracing.exporting import ToldExporter
-from splitserve_tracing.sampling import Sampling
-from splitserve_tracing.trace_config import TraceConfig
-from splitserve_tracing.trace_context import TraceContext
+from splitserve_tracing.trace_config import Sampling, TraceConfig, TraceContext
 
 Attributes = Mapping[str, str | int | float | bool]
 

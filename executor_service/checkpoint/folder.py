@@ -23,7 +23,7 @@ from splitserve_options.model_folder import (
     check_special_kind,
     find_checkpoint,
 )
-from splitserve_rpc.json_text import parse_json
+from splitserve_rpc.text import parse_json
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from executor_service.steps.executor_info import DefaultSampling
-from splitserve_rpc.json_text import parse_json
+from splitserve_rpc.text import parse_json
 
 _log = logging.getLogger(__name__)
 

@@ -20,9 +20,7 @@ from tokenizers import Tokenizer
 from executor_service.checkpoint.folder import Checkpoint
 from executor_service.errors import one_line
 from executor_service.steps.executor_info import TokenizerFile
-from splitserve_rpc.file_names import check_file_name
-from splitserve_rpc.json_text import parse_json
-from splitserve_rpc.printable import printable
+from splitserve_rpc.text import check_file_name, parse_json, printable
 
 _log = logging.getLogger(__name__)
 

@@ -12,10 +12,9 @@ from executor_service.service.step_worker import StepWorker
 from executor_service.speculation.draft_totals import DraftTotals
 from executor_service.steps.executor_info import ExecutorInfo
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_metrics.address import MetricsAddress
 from splitserve_metrics.executor_table import EXECUTOR_METRICS
 from splitserve_metrics.instruments import Instruments, LiveFamily, Page
-from splitserve_metrics.listener import MetricsListener
+from splitserve_metrics.listener import MetricsAddress, MetricsListener
 from splitserve_metrics.refused_calls import counted_refusals
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
 

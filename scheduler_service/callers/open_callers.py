@@ -16,7 +16,7 @@ from scheduler_service.callers.tenants_file import Tenants, read_tenants
 from scheduler_service.callers.tokens import CannotFetch, Fetched, Refreshed, fetch, fetch_keys_of
 from scheduler_service.config import CallersConfig, TokensConfig
 from splitserve_keys.key_file import Keys
-from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles
+from splitserve_rpc.files import FilesUnusable, WatchedFiles
 
 if TYPE_CHECKING:
     from scheduler_service.callers.tokens import TokenKeys

@@ -13,9 +13,9 @@ from typing import Any
 from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
 from scheduler_service.scheduler.values.request import Request
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_keys.tenant_names import TENANT_NAMES, is_tenant_name
+from splitserve_keys.key_entry import TENANT_NAMES, is_tenant_name
 from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.watched_files import FilesUnusable, read_bytes
+from splitserve_rpc.files import FilesUnusable, read_bytes
 
 _MAX_FILE_BYTES = 16 * 2**20
 _MAX_PRIORITY = 100

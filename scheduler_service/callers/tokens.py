@@ -30,10 +30,10 @@ from joserfc.jwt import JWTClaimsRegistry
 from scheduler_service.callers.authenticator import StrangerBudget, expired, no_tenant, not_valid
 from scheduler_service.callers.caller import Caller, Scope
 from scheduler_service.config import SAFE_URLS, is_safe_url
-from splitserve_keys.tenant_names import is_tenant_name
+from splitserve_keys.key_entry import is_tenant_name
 from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.json_text import parse_json
-from splitserve_rpc.watched_files import FilesUnusable, read_bytes
+from splitserve_rpc.files import FilesUnusable, read_bytes
+from splitserve_rpc.text import parse_json
 
 # Asymmetric algorithms only: with a symmetric key, every verifier could also sign.
 ALGORITHMS = (

@@ -8,10 +8,8 @@ from scheduler_service.callers.caller import Caller, Callers, Scope
 from scheduler_service.callers.tenants_file import check_model, may_use_model
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.access import ScopesOf, check_scopes
+from splitserve_rpc.access import ScopesOf, bearer_credential, check_scopes, roles_of
 from splitserve_rpc.addresses import peer_host
-from splitserve_rpc.bearer import bearer_credential
-from splitserve_rpc.cluster_identity import roles_of
 from splitserve_rpc.domain_error import DomainError
 
 

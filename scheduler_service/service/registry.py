@@ -20,8 +20,7 @@ from scheduler_service.service.admin import read_timeout_s
 from scheduler_service.service.open_calls import Places
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
-from splitserve_rpc.address_rules import AddressRules, IpAddress, read_ip
-from splitserve_rpc.addresses import peer_host
+from splitserve_rpc.addresses import AddressRules, IpAddress, peer_host, read_ip
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
 from splitserve_rpc.domain_error import DomainError
 

@@ -42,8 +42,7 @@ from scheduler_service.scheduler.values.plan import (
 )
 from scheduler_service.scheduler.values.request import FinishReason, Request
 from scheduler_service.watching.turn import Turn
-from splitserve_metrics.bulk_histogram import BulkHistogram, BulkValues
-from splitserve_metrics.instruments import Instruments
+from splitserve_metrics.instruments import BulkHistogram, BulkValues, Instruments
 from splitserve_rpc.errors import CODE_OF_REASON
 
 

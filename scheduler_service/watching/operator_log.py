@@ -15,7 +15,7 @@ from scheduler_service.scheduler.events import RequestSubmitted
 from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.watching.turn import RequestRefused, Submission, Turn
-from splitserve_rpc.log_context import LogContext, logging_about
+from splitserve_rpc.process_log import LogContext, logging_about
 
 # Finish reason of a request whose client left, or whose scheduler stopped, before the end.
 _ABANDONED = "abandoned"

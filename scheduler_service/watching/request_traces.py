@@ -41,7 +41,7 @@ from scheduler_service.scheduler.values.request import Int64Array, Request
 from scheduler_service.watching.request_trace import AnsweredStep, RequestTrace
 from scheduler_service.watching.turn import Turn
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_tracing.trace_context import NO_CONTEXT, TraceContext
+from splitserve_tracing.trace_config import NO_CONTEXT, TraceContext
 from splitserve_tracing.tracing import Attributes, Tracing
 
 _NO_STAY = -1

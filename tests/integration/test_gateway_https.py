@@ -16,7 +16,7 @@ from splitserve_gateway import healthcheck
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from splitserve_rpc import https as tls
-from splitserve_rpc.watched_files import FilesUnusable
+from splitserve_rpc.files import FilesUnusable
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.gateway import serving, trusting, url_of

@@ -12,8 +12,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from splitserve_rpc.connection_limits import ConnectionLimits
-from splitserve_rpc.server import bind_server
+from splitserve_rpc.server import ConnectionLimits, bind_server
 from tests.support.processes.patience import PATIENCE_S
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

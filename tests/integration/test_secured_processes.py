@@ -17,7 +17,7 @@ from splitserve_client import (
     ServerUnreachable,
     SplitserveError,
 )
-from splitserve_rpc.cluster_identity import Role
+from splitserve_rpc.access import Role
 from splitserve_rpc.server import channel_options
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.processes.addresses import reserve_address

@@ -11,9 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from splitserve_gateway.config import GatewayConfig
-from splitserve_metrics.address import MetricsAddress
 from splitserve_metrics.instruments import Page
-from splitserve_metrics.listener import MetricsListener
+from splitserve_metrics.listener import MetricsAddress, MetricsListener
 from splitserve_rpc.access import Access
 from splitserve_rpc.server import ServerSecurity, bind_server
 from splitserve_rpc.tls import Tls

@@ -16,9 +16,8 @@ from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from splitserve_live.feeds import Feeds
 from splitserve_live.server import build_page
-from splitserve_metrics.address import MetricsAddress
 from splitserve_metrics.instruments import Page
-from splitserve_metrics.listener import MetricsListener
+from splitserve_metrics.listener import MetricsAddress, MetricsListener
 from splitserve_rpc.discovery import Listed
 from tests.support.processes.gateway import serving as serving_gateway
 from tests.support.processes.live_page import serving as serving_page

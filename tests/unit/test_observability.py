@@ -14,8 +14,7 @@ import promql_parser
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from splitserve_metrics.executor_table import EXECUTOR_METRICS
-from splitserve_metrics.gateway_table import GATEWAY_METRICS
+from splitserve_metrics.executor_table import EXECUTOR_METRICS, GATEWAY_METRICS
 from splitserve_metrics.metric import Kind
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 

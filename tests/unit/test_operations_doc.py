@@ -10,8 +10,7 @@ from pathlib import Path
 
 from scheduler_service.scheduler.values.request import FinishReason
 from scheduler_service.service.readiness import Readiness
-from splitserve_metrics.executor_table import EXECUTOR_METRICS
-from splitserve_metrics.gateway_table import GATEWAY_METRICS
+from splitserve_metrics.executor_table import EXECUTOR_METRICS, GATEWAY_METRICS
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 from splitserve_rpc.errors import CODE_OF_REASON
 

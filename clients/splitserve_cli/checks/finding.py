@@ -11,7 +11,7 @@ from pathlib import Path
 
 from splitserve_options.option import Command, Kind
 from splitserve_options.options import OptionError, Value, options_of, resolve, unknown_variables
-from splitserve_rpc.printable import printable
+from splitserve_rpc.text import printable
 
 
 class State(Enum):

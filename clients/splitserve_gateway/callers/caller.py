@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from splitserve_gateway.http.errors import caller_unknown
 from splitserve_gateway.upstreams.upstream import Upstream
-from splitserve_rpc.bearer import MAX_CREDENTIAL_CHARS, is_credential, split_bearer
+from splitserve_rpc.access import MAX_CREDENTIAL_CHARS, is_credential, split_bearer
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from splitserve_gateway.http.errors import ApiError, api_error, invalid
 from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
 from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
 from splitserve_gateway.upstreams.upstream import Served, Upstream
-from splitserve_rpc.log_context import log_context
+from splitserve_rpc.process_log import log_context
 
 # Queue bound: events per running prompt of a batch that wait to be written.
 _MAX_WAITING = 4

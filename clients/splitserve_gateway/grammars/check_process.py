@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from splitserve_grammars.grammar_trials import GrammarTrials
-from splitserve_grammars.trial import Verdict, trial_command
+from splitserve_grammars.trial import GrammarTrials, Verdict, trial_command
 
 
 class CheckProcess:

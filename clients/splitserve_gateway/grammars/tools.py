@@ -18,7 +18,7 @@ from splitserve_gateway.schemas.sampling import (
     ChatToolName,
     FunctionDefinition,
 )
-from splitserve_grammars.lark_checks import OPTIONS_KEY
+from splitserve_grammars.grammar_text import OPTIONS_KEY
 
 
 @dataclass(frozen=True, slots=True)

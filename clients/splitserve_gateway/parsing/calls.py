@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitserve_gateway.parsing.reader import AnswerWriter, NotAsExpected, Reader, Reading, Stops
-from splitserve_rpc.json_text import parse_json
+from splitserve_rpc.text import parse_json
 
 # Schemas of the tools' parameters by the tools' names.
 ToolSchemas = Mapping[str, Mapping[str, Any]]

@@ -103,10 +103,13 @@ class FakeService:
         )
 
     async def wait_until_known(self, num_requests: int) -> None:
-        """Waits until just so many requests run or wait at the only executor."""
+        """Waits until just so many requests run, wait or are swapped out at the only executor."""
         await self.wait_for(
             lambda listed: (
-                sum(e.num_running_requests + e.num_waiting_requests for e in listed.executors)
+                sum(
+                    e.num_running_requests + e.num_waiting_requests + e.num_swapped_requests
+                    for e in listed.executors
+                )
                 == num_requests
             )
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from splitserve_rpc.access import Access
-from splitserve_rpc.bearer import Metadata
-from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity
+from splitserve_rpc.access import NOBODY, Access, ClusterIdentity, Metadata
 from splitserve_rpc.domain_error import DomainError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 
 from splitserve_cli.certs import main as make_certificates
-from splitserve_rpc.cluster_identity import ClusterIdentity
+from splitserve_rpc.access import ClusterIdentity
 from splitserve_rpc.tls import Tls, TlsFiles
 
 

@@ -9,10 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from splitserve_cli.main import main
-from splitserve_keys.api_key import ApiKey
-from splitserve_keys.key_entry import KeyEntry
-from splitserve_keys.key_file import Keys
-from splitserve_keys.key_store import change_keys
+from splitserve_keys.key_entry import ApiKey, KeyEntry
+from splitserve_keys.key_file import Keys, change_keys
 
 
 class KeyFile:

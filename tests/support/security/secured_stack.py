@@ -13,9 +13,9 @@ import grpc.aio
 import httpx2
 
 from splitserve_client import ClientConfig
-from splitserve_keys.api_key import ApiKey
+from splitserve_keys.key_entry import ApiKey
 from splitserve_options.option import BUNDLED_MODEL
-from splitserve_rpc.cluster_identity import Role
+from splitserve_rpc.access import Role
 from splitserve_rpc.server import channel_options
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address

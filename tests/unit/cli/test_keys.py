@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from splitserve_cli.main import main
-from splitserve_keys.api_key import ApiKey
+from splitserve_keys.key_entry import ApiKey, Scope
 from splitserve_keys.key_file import read_keys
-from splitserve_keys.scope import Scope
 
 Capture = pytest.CaptureFixture[str]
 

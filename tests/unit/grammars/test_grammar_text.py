@@ -8,8 +8,7 @@ import sys
 import llguidance
 import pytest
 
-from splitserve_grammars.grammar_text import grammar_text, lark_of_gbnf
-from splitserve_grammars.lark_checks import GrammarInvalid
+from splitserve_grammars.grammar_text import GrammarInvalid, grammar_text, lark_of_gbnf
 
 
 def matcher(kind: str, *texts: str) -> llguidance.LLMatcher:

@@ -8,8 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from splitserve_grammars.grammar_trials import GrammarTrials
-from splitserve_grammars.trial import MAX_LINE_BYTES, TrialUnavailable
+from splitserve_grammars.trial import MAX_LINE_BYTES, GrammarTrials, TrialUnavailable
 from tests.support.processes.patience import PATIENCE_S
 
 # More than a pipe holds.

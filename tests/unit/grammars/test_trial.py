@@ -10,8 +10,7 @@ import llguidance
 import pytest
 
 from splitserve_grammars import trial_process
-from splitserve_grammars.limits import MAX_COMPILED_BYTES
-from splitserve_grammars.messages import error_message
+from splitserve_grammars.limits import MAX_COMPILED_BYTES, error_message
 from splitserve_grammars.trial import (
     TrialTooSlow,
     TrialUnavailable,

@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_keys.api_key import ApiKey
-from splitserve_keys.key_entry import KeyEntry
-from splitserve_keys.key_file import KeyFileUnusable, Keys, read_keys
-from splitserve_keys.key_store import change_keys
-from splitserve_keys.scope import Scope
+from splitserve_keys.key_entry import ApiKey, KeyEntry, Scope
+from splitserve_keys.key_file import KeyFileUnusable, Keys, change_keys, read_keys
 from tests.support.processes.patience import PATIENCE_S
 
 ADD = """

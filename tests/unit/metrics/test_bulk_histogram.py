@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from splitserve_metrics.bulk_histogram import BulkHistogram
-from splitserve_metrics.instruments import Page
+from splitserve_metrics.instruments import BulkHistogram, Page
 from splitserve_metrics.metric import Kind, Metric
 from tests.support.metrics import Shown
 

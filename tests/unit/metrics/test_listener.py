@@ -12,9 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from splitserve_metrics.address import MetricsAddress
 from splitserve_metrics.instruments import Page
-from splitserve_metrics.listener import MAX_CONNECTIONS, MetricsListener
+from splitserve_metrics.listener import MAX_CONNECTIONS, MetricsAddress, MetricsListener
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.tls import TlsFiles
 from tests.support.processes.patience import PATIENCE_S

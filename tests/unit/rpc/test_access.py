@@ -8,8 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from splitserve_rpc.access import Access
-from splitserve_rpc.cluster_identity import ClusterIdentity, Role
+from splitserve_rpc.access import Access, ClusterIdentity, Role
 from splitserve_rpc.server import ServerSecurity, channel_options
 from tests.support.security.cluster import Certificates
 from tests.support.security.everything import METHODS, all_services, outcome, serve_everything

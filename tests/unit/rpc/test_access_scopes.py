@@ -8,9 +8,8 @@ from typing import TypeAlias
 import grpc.aio
 import pytest
 
-from splitserve_keys.scope import Scope
-from splitserve_rpc.access import RULES, Access
-from splitserve_rpc.cluster_identity import ClusterIdentity, Role
+from splitserve_keys.key_entry import Scope
+from splitserve_rpc.access import RULES, Access, ClusterIdentity, Role
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import ServerSecurity
 from tests.support.security.bearer import bearer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_rpc.address_rules import AddressRules, read_ip
+from splitserve_rpc.addresses import AddressRules, read_ip
 
 HERE = read_ip("10.1.0.7")
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_rpc.bearer import bearer_credential, is_credential
+from splitserve_rpc.access import bearer_credential, is_credential
 from splitserve_rpc.domain_error import DomainError
 
 

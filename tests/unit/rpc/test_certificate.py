@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from splitserve_rpc.certificate import Certificate, load_pair, read_certificate
+from splitserve_rpc.files import FilesUnusable
 from splitserve_rpc.tls import Tls
-from splitserve_rpc.watched_files import FilesUnusable
 from tests.support.security.cluster import Certificates
 
 BEGINS = datetime(2001, 2, 3, tzinfo=UTC)

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.security import Security
-from splitserve_rpc.tls import TlsFiles
+from splitserve_rpc.tls import CertificateEnds, TlsFiles
 from tests.support.security.cluster import Certificates
 
 HOUR_S = 3600

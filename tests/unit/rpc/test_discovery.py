@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from splitserve_rpc.discovery import MAX_SCHEDULERS, InFile, Listed, Named, discovery
-from splitserve_rpc.watched_files import FilesUnusable
+from splitserve_rpc.files import FilesUnusable
 from tests.support.processes.patience import PATIENCE_S
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_rpc.file_names import check_file_name
+from splitserve_rpc.text import check_file_name
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_rpc.json_lines import MAX_FIELD_CHARS, JsonFormatter
-from splitserve_rpc.log_context import LogContext, log_context
-from splitserve_rpc.log_lines import MAX_LINE_CHARS, LineFormatter
+from splitserve_rpc.process_log import (
+    MAX_FIELD_CHARS,
+    MAX_LINE_CHARS,
+    JsonFormatter,
+    LineFormatter,
+    LogContext,
+    log_context,
+)
 from tests.unit.test_log_events import log_calls
 
 texts = st.one_of(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_rpc.log_lines import (
+from splitserve_rpc.process_log import (
     CONTINUED,
     LOGGING_PACKAGES,
     MAX_LINE_CHARS,
@@ -21,7 +21,7 @@ from splitserve_rpc.log_lines import (
     MAX_TRACEBACK_LINES,
     LineFormatter,
 )
-from splitserve_rpc.printable import printable
+from splitserve_rpc.text import printable
 
 ROOT = Path(__file__).parents[3]
 # What a terminal, an editor or a reader of lines may take for something else than a character.

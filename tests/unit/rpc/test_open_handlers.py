@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from splitserve_rpc.open_handlers import OpenHandlers
+from splitserve_rpc.server import OpenHandlers
 from tests.support.processes.patience import PATIENCE_S
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_rpc.private_files import replace_file
+from splitserve_rpc.files import replace_file
 
 
 def _mode(path: Path) -> int:

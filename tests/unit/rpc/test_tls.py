@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from splitserve_rpc.access import Access
+from splitserve_rpc.files import FilesUnusable
 from splitserve_rpc.server import ServerSecurity, bind_server
 from splitserve_rpc.tls import Tls
-from splitserve_rpc.watched_files import FilesUnusable
 from tests.support.security.cluster import Certificates
 
 

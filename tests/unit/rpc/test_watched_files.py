@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles
+from splitserve_rpc.files import FilesUnusable, WatchedFiles
 
 
 def _read(path: Path) -> int:

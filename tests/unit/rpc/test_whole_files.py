@@ -11,9 +11,8 @@ import pytest
 from scheduler_service.callers.authenticator import read_key_file
 from scheduler_service.callers.tenants_file import read_tenants
 from scheduler_service.callers.tokens import read_token_keys
+from splitserve_rpc.files import FilesUnusable, read_bytes, read_whole
 from splitserve_rpc.tls import Tls, TlsFiles
-from splitserve_rpc.watched_files import FilesUnusable, read_bytes
-from splitserve_rpc.whole_files import read_whole
 
 READERS: dict[str, Callable[[Path], object]] = {
     "keys": read_key_file,

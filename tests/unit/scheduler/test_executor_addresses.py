@@ -10,7 +10,7 @@ import pytest
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.service.registry import ExecutorAddresses, Resolver
 from splitserve_options import options
-from splitserve_rpc.address_rules import AddressRules
+from splitserve_rpc.addresses import AddressRules
 from splitserve_rpc.domain_error import DomainError
 from tests.support.processes.patience import PATIENCE_S
 

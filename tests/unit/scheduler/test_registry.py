@@ -15,7 +15,7 @@ from scheduler_service.service.registry import (
     RegistryServicer,
 )
 from splitserve.scheduler.v1 import registry_pb2
-from splitserve_rpc.address_rules import AddressRules
+from splitserve_rpc.addresses import AddressRules
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.machines import Machine
 from tests.support.processes.patience import PATIENCE_S

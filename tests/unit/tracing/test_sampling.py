@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_tracing.sampling import Sampling
+from splitserve_tracing.trace_config import Sampling
 
 
 class Clock:

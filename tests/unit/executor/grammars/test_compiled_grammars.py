@@ -12,9 +12,8 @@ import pytest
 from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.grammars.compiler import GrammarCompiler
 from executor_service.steps.sampling_params import Grammar, TokenMasks
-from splitserve_grammars.grammar_trials import GrammarTrials
 from splitserve_grammars.limits import PARSER_LIMITS
-from splitserve_grammars.trial import Verdict
+from splitserve_grammars.trial import GrammarTrials, Verdict
 from tests.support.grammars.sampled_texts import (
     EOS,
     PROMPT,

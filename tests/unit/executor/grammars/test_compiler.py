@@ -13,9 +13,14 @@ from executor_service.grammars import compiler as compiler_module
 from executor_service.grammars import compiler as remembered
 from executor_service.grammars.compiler import Compiled, GrammarCompiler
 from executor_service.steps.sampling_params import Grammar
-from splitserve_grammars.grammar_trials import GrammarTrials
 from splitserve_grammars.limits import MAX_COMPILE_CPU_S, MAX_LEXER_BYTES
-from splitserve_grammars.trial import TrialTooSlow, TrialUnavailable, Verdict, trial_command
+from splitserve_grammars.trial import (
+    GrammarTrials,
+    TrialTooSlow,
+    TrialUnavailable,
+    Verdict,
+    trial_command,
+)
 from tests.support.grammars.failing_trials import failing_first
 from tests.support.grammars.sampled_texts import byte_level_texts, json_schema
 

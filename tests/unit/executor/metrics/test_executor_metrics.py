@@ -10,7 +10,7 @@ from executor_service.service.step_worker import StepWorker
 from executor_service.speculation.draft_totals import DraftTotals
 from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
 from executor_service.steps.step_executor import StepExecutor
-from splitserve_metrics.address import MetricsAddress
+from splitserve_metrics.listener import MetricsAddress
 from tests.support.fakes.fake_runner import FakeRunner
 from tests.support.metrics import Shown
 

@@ -22,8 +22,7 @@ from executor_service.steps.executor_info import SAMPLING_FEATURES, ExecutorInfo
 from executor_service.steps.step import RowStatus, StepOutput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_grammars.grammar_trials import GrammarTrials
-from splitserve_grammars.trial import Verdict
+from splitserve_grammars.trial import GrammarTrials, Verdict
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.grammars.sampled_texts import EOS, byte_level_texts
 from tests.support.models.tiny_models import make_tiny_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from splitserve_gateway.generation.choices import answer_id, upstream_id
-from splitserve_rpc.log_context import LogContext, log_context
+from splitserve_rpc.process_log import LogContext, log_context
 
 
 def test_ids_are_those_of_the_http_request_that_is_answered() -> None:

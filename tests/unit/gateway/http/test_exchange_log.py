@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from splitserve_gateway.http.exchange import Exchange
 from splitserve_gateway.tracing import GatewayTraces
-from splitserve_rpc.json_lines import JsonFormatter
+from splitserve_rpc.process_log import JsonFormatter
 from splitserve_tracing.trace_config import TraceConfig
 from splitserve_tracing.tracing import Tracing
 

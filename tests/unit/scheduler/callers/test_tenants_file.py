@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
 from scheduler_service.callers.tenants_file import Tenants, parse_tenants, read_tenants
-from splitserve_rpc.watched_files import FilesUnusable
+from splitserve_rpc.files import FilesUnusable
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
 EVERYTHING = """

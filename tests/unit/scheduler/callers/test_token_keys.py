@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_service.callers.tokens import parse_token_keys, read_token_keys
-from splitserve_rpc.watched_files import FilesUnusable
+from splitserve_rpc.files import FilesUnusable
 from tests.support.security.issuer import Issuer, ec_key, jwk, rsa_key
 
 GOOD = jwk(ec_key(), kid="good")

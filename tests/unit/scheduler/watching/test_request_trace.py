@@ -10,8 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from scheduler_service.watching.request_trace import MAX_CHILDREN, AnsweredStep, RequestTrace
-from splitserve_tracing.trace_config import TraceConfig
-from splitserve_tracing.trace_context import NO_CONTEXT
+from splitserve_tracing.trace_config import NO_CONTEXT, TraceConfig
 from splitserve_tracing.tracing import Tracing
 
 HAPPENINGS = st.sampled_from(

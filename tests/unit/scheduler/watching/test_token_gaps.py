@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_service.watching.metrics import TokenGaps
-from splitserve_metrics.bulk_histogram import BulkValues
+from splitserve_metrics.instruments import BulkValues
 
 KEYS = range(5)
 # Powers of two apart: each sum of gaps is of one set of them alone, as good as always.
