@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import assert_never
 
 from scheduler_service.audit import audit as audit_events
 from scheduler_service.audit.audit import Audit
@@ -19,13 +20,6 @@ from splitserve_rpc.process_log import LogContext, logging_about
 
 # Finish reason of a request whose client left, or whose scheduler stopped, before the end.
 _ABANDONED = "abandoned"
-_HEALTH_LEVELS = {
-    HealthChange.FAILING: logging.ERROR,
-    HealthChange.RECOVERED: logging.INFO,
-    HealthChange.PROBE_FAILED: logging.WARNING,
-    HealthChange.REINSTATED: logging.WARNING,
-}
-
 _log = logging.getLogger(__name__)
 
 
@@ -74,7 +68,7 @@ class OperatorLog:
             case effects.ExecutorGone():
                 self._gone(effect)
             case effects.ExecutorHealthChanged(address, change):
-                _log.log(_HEALTH_LEVELS[change], "%s address=%s", change.value, address)
+                _log_health(address, change)
             case effects.EngineFailed():
                 self._engine_failed(effect)
 
@@ -172,3 +166,17 @@ def _finish_reason(request: Request) -> str:
         reason, _ = request.error
         return reason
     return _ABANDONED if request.finish_reason is None else request.finish_reason.value
+
+
+def _log_health(address: str, change: HealthChange) -> None:
+    match change:
+        case HealthChange.FAILING:
+            _log.error("executor_failing address=%s", address)
+        case HealthChange.RECOVERED:
+            _log.info("executor_recovered address=%s", address)
+        case HealthChange.PROBE_FAILED:
+            _log.warning("executor_probe_failed address=%s", address)
+        case HealthChange.REINSTATED:
+            _log.warning("executor_reinstated address=%s", address)
+        case _:
+            assert_never(change)

@@ -15,7 +15,7 @@ import pytest
 from splitserve_gateway import healthcheck
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
-from splitserve_rpc import https as tls
+from splitserve_rpc import tls
 from splitserve_rpc.files import FilesUnusable
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
