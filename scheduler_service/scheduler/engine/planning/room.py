@@ -193,6 +193,9 @@ class Room:
     def find_lack(self, request: Request) -> AdmissionBlocker | None:
         """Returns what keeps a waiting or preempted request from a row; None if nothing does."""
         placement = self._placement
+        first = next(filter(self._may_return, placement.preempted), None)
+        if first not in (None, request) and not self._queue.may_go_before(request, first):
+            return AdmissionBlocker.OTHERS_FIRST
         if not placement.is_settled(request):
             return AdmissionBlocker.RESULTS
         if not self.has_adapter_slot(request):
@@ -205,6 +208,10 @@ class Room:
             return None
         leader = request.unfinished[0]
         return self.find_blocker(request, leader, placement.blocks.prefixes.find(leader))
+
+    def _may_return(self, preempted: Request) -> bool:
+        """Returns whether a preempted request does not wait for others of its tenant to leave."""
+        return not (self.is_divided and self.exceeds_share(preempted))
 
     def waits_for_its_own(self, request: Request) -> bool:
         """Returns whether the room that a queued request needs is held by others of its tenant.

@@ -153,6 +153,19 @@ def test_less_urgent_request_is_preempted_when_no_row_is_free() -> None:
     assert third in fleet.queue
 
 
+def test_engine_says_that_preempted_requests_go_first_when_there_is_room() -> None:
+    fleet = SharedQueue("fcfs", {"max_num_seqs": 2})
+    older, third = fleet.add(5, max_tokens=20), fleet.add(5, max_tokens=20)
+    fleet.step(0)
+    placement = fleet.engines[0].placement
+    placement.preempt(older, PreemptionCause.BLOCKS)
+    waiting = fleet.add(5)
+    assert fleet.engines[0].has_room
+    assert fleet.engines[0].find_blocker(waiting) is AdmissionBlocker.OTHERS_FIRST
+    assert fleet.engines[0].find_blocker(older) is None
+    assert third.status is RequestStatus.RUNNING
+
+
 def test_request_ends_when_it_was_resumed_with_all_its_tokens() -> None:
     fleet = SharedQueue()
     request = Request.create(
