@@ -213,12 +213,8 @@ def wrapper_class(config: Any, architectures: Sequence[str]) -> type | None:  # 
     if type(config) not in mapping:
         return None
     found: type = mapping[type(config)]
-    is_named = any(_plain_class_name(name) == _plain(found.__name__) for name in architectures)
+    is_named = any(_plain(name) == _plain(found.__name__) for name in architectures)
     return found if is_named or not architectures else None
-
-
-def _plain_class_name(name: str) -> str:
-    return name.replace("_", "").lower()
 
 
 def causal_classes(config: Any) -> dict[str, type]:  # noqa: ANN401

@@ -148,7 +148,6 @@ def views(memory: Tensor, numbers: Numbers) -> tuple[list[Tensor], list[Tensor]]
 # exceed a bound; the number of copies does not matter.
 
 _FIRST_BYTES = 2**20
-_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +181,7 @@ class PinnedRing:
         while self._unread and self._unread[0].read.is_over:
             self._unread.popleft()
         # Rounded up so that the next part is aligned, too.
-        room = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        room = aligned(num_bytes)
         start = self._free_start(room)
         while start is None:
             if len(self._memory) < self._max_bytes:

@@ -40,7 +40,7 @@ from scheduler_service.scheduler.values.plan import (
 )
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.watching.life import NO_NUMBERS, Life, LifeEvent, LifeKind, Phase, StepRows
-from scheduler_service.watching.turn import RequestRefused, Submission, Turn
+from scheduler_service.watching.turn import RequestRefused, Submission, Turn, end_of
 
 
 class SharedPlaces:
@@ -93,7 +93,6 @@ Head: TypeAlias = tuple[Request, Sequence[tuple[str, str]]]
 # Reasons of this module; all other reasons come from the scheduler.
 BEHIND_OTHERS = "behind_others"
 NO_EXECUTOR = "no_executor"
-ABANDONED = "abandoned"
 # Reason of a request that waited before the first event of a journal.
 NOT_RECORDED = "not_recorded"
 # Minimum time between two inspections of the head of the waiting queue.
@@ -354,7 +353,7 @@ class LifeRecorder:
         life.end(self._now_ns)
         self._ended.add(life)
         detail = "" if request.error is None else request.error[1]
-        self._add(life, LifeKind.ENDED, _end_of(request), _end_numbers(life), detail)
+        self._add(life, LifeKind.ENDED, end_of(request), _end_numbers(life), detail)
 
     # -- Helpers -------------------------------------------------------------------------------
 
@@ -439,13 +438,6 @@ def _nearest(reasons: Sequence[tuple[str, str]]) -> tuple[str, str]:
     found = found or next((name for name in names if name != _FARTHEST), _FARTHEST)
     about = [address for address, reason in reasons if reason == found]
     return found, about[0] if len(about) == 1 else ""
-
-
-def _end_of(request: Request) -> str:
-    """Returns the constant name of how a request ended: error, finish reason or ABANDONED."""
-    if request.error is not None:
-        return request.error[0]
-    return ABANDONED if request.finish_reason is None else request.finish_reason.value
 
 
 def _numbers_of(assignment: Assignment) -> dict[str, int]:

@@ -15,11 +15,9 @@ from scheduler_service.scheduler.effects import HealthChange
 from scheduler_service.scheduler.events import RequestSubmitted
 from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.values.request import Request
-from scheduler_service.watching.turn import RequestRefused, Submission, Turn
+from scheduler_service.watching.turn import RequestRefused, Submission, Turn, end_of
 from splitserve_rpc.process_log import LogContext, logging_about
 
-# Finish reason of a request whose client left, or whose scheduler stopped, before the end.
-_ABANDONED = "abandoned"
 _log = logging.getLogger(__name__)
 
 
@@ -103,7 +101,7 @@ class OperatorLog:
         if known is None:
             return
         num_tokens = num_computed_outputs(request) - known.num_resumed
-        tenant, reason = request.scheduling.tenant, _finish_reason(request)
+        tenant, reason = request.scheduling.tenant, end_of(request)
         self._audit.record(
             audit_events.RequestEnded(tenant, known.context.request_id, reason, num_tokens)
         )
@@ -159,13 +157,6 @@ class OperatorLog:
             self._journal.position,
             exc_info=failed.error,
         )
-
-
-def _finish_reason(request: Request) -> str:
-    if request.error is not None:
-        reason, _ = request.error
-        return reason
-    return _ABANDONED if request.finish_reason is None else request.finish_reason.value
 
 
 def _log_health(address: str, change: HealthChange) -> None:

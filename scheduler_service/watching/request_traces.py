@@ -39,7 +39,7 @@ from scheduler_service.scheduler.values.plan import (
 )
 from scheduler_service.scheduler.values.request import Int64Array, Request
 from scheduler_service.watching.request_trace import AnsweredStep, RequestTrace
-from scheduler_service.watching.turn import Turn
+from scheduler_service.watching.turn import Turn, finish_reason_of
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_tracing.trace_config import NO_CONTEXT, TraceContext
 from splitserve_tracing.tracing import Attributes, Tracing
@@ -205,8 +205,6 @@ class TracedRows:
 
 
 SERVICE = "splitserve-scheduler"
-# Finish reason of a request whose client left before the end.
-_ABANDONED = "abandoned"
 
 
 class RequestTraces:
@@ -315,10 +313,9 @@ class RequestTraces:
             rows.ended(trace)
         if not self._traces:
             self._rows.clear()
-        finish = _ABANDONED if request.finish_reason is None else request.finish_reason.value
         attributes: Attributes = {
             "gen_ai.usage.output_tokens": num_computed_outputs(request),
-            "splitserve.finish_reason": finish,
+            "splitserve.finish_reason": finish_reason_of(request),
             "splitserve.num_cached_tokens": request.num_cached_tokens,
             "splitserve.num_preemptions": request.num_preemptions,
         }

@@ -12,6 +12,10 @@ from scheduler_service.scheduler.effects import Effect, ExecutorGone
 from scheduler_service.scheduler.events import Event, StepCompleted
 from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler.values.request import Request
+
+# Finish reason of a request whose client left, or whose scheduler stopped, before the end.
+ABANDONED = "abandoned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +101,13 @@ class Watcher(Protocol):
     def see(self, turn: Turn) -> None:
         """Processes a turn. Raises nothing, and returns soon because the event loop waits."""
         ...
+
+
+def finish_reason_of(request: Request) -> str:
+    """Returns the finish reason of a request that ended; ABANDONED if it has none."""
+    return ABANDONED if request.finish_reason is None else request.finish_reason.value
+
+
+def end_of(request: Request) -> str:
+    """Returns the reason of the error of a request that ended, else its finish reason."""
+    return finish_reason_of(request) if request.error is None else request.error[0]
