@@ -15,7 +15,7 @@ from splitserve_rpc.security import Security, check_exposure
 
 @dataclass(frozen=True, slots=True)
 class ExecutorConfig:
-    """Everything the executor process reads. None leaves the choice to the executor.
+    """Configuration of the executor process. None leaves a value to the executor's choice.
 
     `model`: a checkpoint directory, or a model id of the Hugging Face hub. `draft_model`: likewise;
     None for no draft model. `device_index`: index among the GPUs that the process sees, modulo

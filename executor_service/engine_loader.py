@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """A runner with its pools, and the description of the executor (its address is not known yet).
+    """Loaded model runner with KV pools, and executor info without an address.
 
     `grammars`: None if grammars cannot be followed with the model's tokenizer. `drafts`: None
     without a draft model.

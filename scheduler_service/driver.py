@@ -241,7 +241,7 @@ class Driver:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the scheduler is shutting down, and takes no more requests."""
+        """True during shutdown: the scheduler refuses new requests."""
         return self._draining is not None
 
     @property

@@ -52,7 +52,7 @@ class Authority:
 
     @classmethod
     def create(cls) -> Authority:
-        """Creates a new authority with a key of its own."""
+        """Creates a certificate authority with a fresh key."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _name("splitserve CA")
         constraints = x509.BasicConstraints(ca=True, path_length=0)

@@ -50,7 +50,7 @@ class _RefuseKey(argparse.Action):
 
 
 def add_file(parser: argparse.ArgumentParser, flag: str, text: str) -> None:
-    """Adds a flag for the path of a file; None if it is not given."""
+    """Adds a file path flag; the parsed value is None without the flag."""
     env = _variable(flag)
     default = os.environ.get(env) or None
     parser.add_argument(

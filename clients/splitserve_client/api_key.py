@@ -48,7 +48,7 @@ def _read(path: Path) -> Metadata:
 
 
 def _metadata(text: str | None, where: str) -> Metadata:
-    """Returns the metadata for a credential, or nothing for None.
+    """Returns call metadata for a credential; empty metadata for None.
 
     Raises CredentialsUnusable, whose message never contains the text, which may be a secret even if
     it is malformed.

@@ -69,7 +69,7 @@ class Channels:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the channel is connected, as far as is known."""
+        """True if the channel's last known state is connected."""
         return self._stubs.channel.get_state() is grpc.ChannelConnectivity.READY
 
     @property

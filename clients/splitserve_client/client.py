@@ -232,7 +232,7 @@ class AsyncClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the client is connected, as far as is known."""
+        """True if the client's last known state is connected."""
         return self._connection.is_ready
 
     @property

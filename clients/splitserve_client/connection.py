@@ -67,7 +67,7 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the target is connected, as far as is known."""
+        """True if the target's last known state is connected."""
         return self._target.is_ready
 
     @property

@@ -43,7 +43,7 @@ class SplitserveError(Exception):
 
 
 class ServerUnreachable(SplitserveError):
-    """Reports that there is no connection, or that it broke and did not return in time."""
+    """Failure to connect, or to reconnect in time after a lost connection."""
 
 
 class DeadlineExceeded(SplitserveError):

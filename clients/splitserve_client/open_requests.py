@@ -89,7 +89,7 @@ class OpenRequests:
         self.all[handle] = self.wanted[handle] = opened
 
     def abort(self, handle: int) -> OpenRequest | None:
-        """Marks a request as no longer wanted and returns it; None if it was not wanted."""
+        """Cancels an open request and returns it; None for a closed or cancelled handle."""
         opened = self.wanted.pop(handle, None)
         if opened is not None:
             opened.cancel_resubmission()

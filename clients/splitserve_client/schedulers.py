@@ -40,7 +40,7 @@ class Target(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the target is connected, as far as is known."""
+        """True if the target's last known state is connected."""
 
     @property
     def has_left_one(self) -> bool:
@@ -63,7 +63,7 @@ class Target(Protocol):
 
     @property
     def elsewhere(self) -> Elsewhere | None:
-        """Function that looks for a better scheduler; None if no other scheduler is known.
+        """Search function for a better scheduler; None without alternative schedulers.
 
         Takes the stubs of a call; returns whether their scheduler does not serve and another does.
         """

@@ -49,7 +49,7 @@ class StopStrings:
         return bool(self._stops)
 
     def push(self, text: str, *, may_end: bool = True) -> str:
-        """Returns the text that can be shown and was not yet.
+        """Returns newly displayable text.
 
         Sets `found` when a stop string ends it.
 

@@ -42,7 +42,7 @@ class TextGeneration:
 
     @property
     def text(self) -> str:
-        """Text of the first or only completion."""
+        """Text of completion 0."""
         return self.completions[0].text
 
 

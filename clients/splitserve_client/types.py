@@ -233,7 +233,7 @@ class Finish:
 
 
 class Readiness(enum.Enum):
-    """Readiness of a scheduler, or why it does not serve.
+    """Readiness states of a scheduler, with reasons for not serving.
 
     UNKNOWN: not reported, or a newer reason.
     """

@@ -73,7 +73,7 @@ class Security:
 
 
 def check_pair(cert: object, key: object, prefix: str = "tls") -> None:
-    """Raises SecurityUnusable if only one of certificate and key is given; None: not given.
+    """Raises SecurityUnusable for a certificate without a key, or a key without a certificate.
 
     `prefix`: common prefix of both options.
     """

@@ -103,7 +103,7 @@ NO_CONTEXT = TraceContext()
 
 
 class Sampling:
-    """Decides for each request, once, whether it has a trace.
+    """Samples requests for tracing, once per request.
 
     A caller who wants no trace gets none. A caller who wants one gets it, up to `most_asked_per_s`
     for all callers together: traces cost time, and no request may be slowed down by how many others

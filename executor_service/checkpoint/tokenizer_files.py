@@ -187,7 +187,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _content(token: object) -> str | None:
-    """Returns the text of a token, which is a string or an object; None if it has none."""
+    """Returns the content of a token entry (string or object); None for an empty entry."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

@@ -152,7 +152,7 @@ _FIRST_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """Part of the ring. `read`: mark after which the part may be written again."""
+    """Ring segment with a pending copy. `read`: event after which the segment is writable again."""
 
     start: int
     read: Mark

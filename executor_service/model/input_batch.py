@@ -101,7 +101,7 @@ class PassTensors:
 
 
 class InputBatch:
-    """One forward pass. Its tensors are created at their first use.
+    """Inputs of a forward pass. Tensors are created at first use.
 
     A model that can draw, and for which `draws` returns draws, writes the sampled tokens to
     `token_ids`, [S] int32, -1 for none. The next pass may overwrite them.

@@ -30,7 +30,7 @@ _MAX_NUM_TOKENS = 256
 
 
 class DecodeRuns:
-    """Runs the rows of a step on in one go, if the model can do that and the rows are plain."""
+    """Runs several decode turns of plain rows in a single call, if the model supports it."""
 
     def __init__(self, loaded: LoadedModel, model: PagedModel, batches: PassBatches) -> None:
         """Prepares runs of `model`, which computes what `loaded` describes.
@@ -43,7 +43,7 @@ class DecodeRuns:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the model can run on by itself."""
+        """True if the model supports several decode turns per call."""
         return self._model is not None and self._model.can_run
 
     def has_plain_rows(self, step: StepInput) -> bool:

@@ -246,7 +246,7 @@ def _score_prompts(logits: Tensor, tokens: ScoredTokens | None) -> tuple[Tensor,
 def _columns(
     tokens: ScoredTokens, scores: Sequence[Array], kept: BoolArray
 ) -> LogprobColumns | None:
-    """Returns the logprobs of those `tokens` that are `kept`; None if none are."""
+    """Returns logprob columns of the kept `tokens`; None for an empty selection."""
     if not kept.any():
         return None
     return make_columns(tokens.select(kept), tuple(column[kept] for column in scores))

@@ -48,7 +48,7 @@ class _Arrays:
 
     @property
     def numbers(self) -> Numbers:
-        """All arrays in copy order; tables come last, so that their width moves no other array."""
+        """Arrays in copy order; tables come last, so table width shifts no other array."""
         longs = [self.input_ids, self.positions, self.slots, self.logits_index]
         longs += [self.places, self.indexes, self.words, self.row_ids]
         ints = [self.num_computed, self.num_left, self.query_starts, self.tables]

@@ -225,7 +225,7 @@ class Membership:
             self._lives.begin_anew()
 
     async def _first_answering(self, schedulers: Sequence[str]) -> str | None:
-        """Returns the first of `schedulers` that takes executors; asks all of them at once."""
+        """Returns the first of `schedulers` that accepts executors; queries all concurrently."""
         asking = [asyncio.create_task(self._door(each).takes_executors()) for each in schedulers]
         try:
             for scheduler, asked in zip(schedulers, asking, strict=True):

@@ -298,7 +298,7 @@ _State = TypeVar("_State")
 
 
 class RowStates(Generic[_State]):
-    """One state for each row id; a row that replaces another gets a new state."""
+    """Draft states by row id; replacing a row creates a new state."""
 
     def __init__(self, make: Callable[[int], _State]) -> None:
         """Starts empty. `make`: returns the state of a row that is first seen at a position."""

@@ -65,7 +65,7 @@ class SpeculatingRunner:
         return execute_step(self._runner, step)
 
     def _take_turn(self, turn: StepInput) -> StepOutput:
-        """Brings rows some of the tokens that they may get, at least one each if possible."""
+        """Runs a draft-and-verify turn: each unfinished row gets at least one token if possible."""
         luck = [self._luck.of(turn, index) for index in range(turn.num_rows)]
         lengths = self._lengths.choose(luck, _most_guesses(turn))
         if lengths.any():
@@ -244,7 +244,7 @@ class PassTimes:
         )
 
     def fade(self) -> None:
-        """Forgets a little, when there was no such pass."""
+        """Decays old measurements after a turn without such a pass."""
         weight, sizes, squares, times, products = (_KEPT_UNSEEN * each for each in self._sums)
         self._sums = (weight, sizes, squares, times, products)
 

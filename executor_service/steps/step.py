@@ -259,10 +259,10 @@ class FinishedStep:
 
     @property
     def num_more_tokens(self) -> None:
-        """Always None, because the output has the tokens of each row."""
+        """Always None: the output contains the tokens of each row."""
 
     def wait(self) -> None:
-        """Returns at once: the step is done."""
+        """Returns immediately; the step has finished."""
 
     def finish(self) -> StepOutput:
         return self.output

@@ -154,7 +154,7 @@ class StepExecutor:
         return None
 
     def finish(self, last: RunningStep | None = None) -> None:
-        """Waits for and finishes steps up to `last` (None: all), then later steps that are done."""
+        """Waits for steps up to `last` (None: all), finishes them and completed later steps."""
         while self._running and not (last is not None and last.is_finished):
             self._finish_oldest()
         self._finish_what_is_done()

@@ -97,7 +97,7 @@ class AnswerWatch:
 
     @property
     def look_at_ns(self) -> int | None:
-        """Time of the next look; None while no step is in flight or the connection is cut."""
+        """Deadline of the next check of the executor; None without a step in flight or a connection."""
         if self._is_cut or not self._in_flight:
             return None
         return min(self._half_since_ns + self._half_ns, self._since_ns + self._ceiling_ns)

@@ -57,7 +57,7 @@ class _ConnectionCut(Exception):
 
 
 class ExecutorRestarted(ExecutorGone):
-    """Another life of the executor answers at its address."""
+    """Restart of the executor: another epoch answers at its address."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,7 +294,7 @@ _MAX_REMEMBERED = 4096
 
 @dataclass(slots=True)
 class Life:
-    """One life of an executor: its epoch, its latest step, and the time limits of its steps."""
+    """Process life of an executor: epoch, latest step and time limits of steps."""
 
     executor_epoch: int
     patience: StepPatience

@@ -47,7 +47,7 @@ class _Isolated:
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether the trials of the request are not over yet."""
+        """True until the trials of the request end."""
         return self.request.trial_size > 0
 
 

@@ -115,7 +115,7 @@ def _num_needed(core: Engine, request: Request) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecutorView:
-    """One life of an executor at one moment.
+    """Snapshot of an executor's life for the live view.
 
     `life`: address and epoch. `told`: the part that every frame has. `device`, `host`: blocks of
     its pools. `steps`: the latest answered steps. `num_steps`: number of all steps that were

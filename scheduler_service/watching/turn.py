@@ -20,7 +20,7 @@ ABANDONED = "abandoned"
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Admission of a request and the time of its submission.
+    """Admission record of a request, with its submission time.
 
     `num_waiting`: number of requests that waited for an executor before it.
     """
@@ -48,7 +48,7 @@ class RequestRefused:
 
 
 class Turn(NamedTuple):
-    """One call of `Scheduler.handle`, shown to watchers after the driver has executed the effects.
+    """Record of a `Scheduler.handle` call, shown to watchers after its effects were executed.
 
     `now_ns`: time that the scheduler was given. `scheduler`: state after the turn, to be read
     within `Watcher.see` only. `answered`: the event, if it is an answer to a step that the

@@ -28,7 +28,7 @@ class LoadProcessFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """One of the load processes, as the parent sees it. `name`: for messages to people."""
+    """Load process as seen by its parent. `name`: label for error messages."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -171,7 +171,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """All targets have answered; `models` has the model of each."""
+    """Message that all targets answered; `models`: model name of each target."""
 
     models: list[str]
 

@@ -126,7 +126,7 @@ class Choice(Protocol):
     prompt_scores: tuple[TokenLogprob, ...]
 
     def first_chunk(self) -> Json | None:
-        """Returns the first event of the choice; None without one."""
+        """Returns the opening event of the choice; None if the format defines no opening event."""
 
     def chunk(self, delta: Delta) -> Json | None:
         """Returns the event for `delta`; None if `delta` has nothing to report."""

@@ -265,7 +265,7 @@ Source = Grammar | Gbnf
 
 @dataclass(frozen=True, slots=True)
 class RequestedGrammar:
-    """Grammar of a request, and the field that has it."""
+    """Requested grammar and the name of its request field."""
 
     field: str
     source: Source

@@ -53,7 +53,7 @@ class Exchanges:
         return len(self._open)
 
     def refusal(self) -> ApiError | None:
-        """Returns the error for a new request if draining or full; None if it may be taken."""
+        """Returns the refusal of a new request while draining or full; None to accept it."""
         if self.is_draining:
             return draining()
         if self._max_open is None or len(self._open) < self._max_open:

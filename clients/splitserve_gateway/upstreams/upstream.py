@@ -194,7 +194,7 @@ class Upstream:
 
     @property
     def will_serve(self) -> bool:
-        """Whether the scheduler takes no requests yet but may soon.
+        """True if the scheduler is starting: refusing requests now, likely serving soon.
 
         True while its model is read, while it has no executor, or while it reports READY but its
         health check lags behind.

@@ -78,7 +78,7 @@ class StepDraft:
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """Blocks that a stay in a row has or had.
+    """Block ids of one stay of a sequence in a row.
 
     `blocks`: part of the block table, from logical block `first_index` on. `cross_blocks`: blocks
     of the encoder's keys and values. `request_id`: the request that had the row. `last_step_id`:

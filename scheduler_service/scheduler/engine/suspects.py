@@ -113,7 +113,7 @@ class Suspects:
 
     @property
     def is_trial_in_flight(self) -> bool:
-        """Whether a trial has no result yet; no other step may be planned until then."""
+        """True while a trial step awaits its result; planning other steps must wait."""
         return self._trial_step_id is not None
 
     @property

@@ -114,7 +114,7 @@ class RowWork:
 
     @property
     def num_more_tokens(self) -> Int32Array | None:
-        """Most tokens of each row beyond the first, [R]; None if every row may get only one."""
+        """Maximum number of extra tokens of each row, [R]; None if rows get one token each."""
         if self.drafts is None:
             return self.num_run_on_tokens
         if self.num_run_on_tokens is None:

@@ -211,7 +211,7 @@ DEFAULT_SCHEDULING = SchedulingParams()
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Completion selected as one of the best, for a request that is not streamed.
+    """Selected completion of a best_of or beam request, which is not streamed.
 
     `score`: score of a beam search. `scored`: scores of the tokens, if the request asked for them.
     """

@@ -25,7 +25,7 @@ class EngineWithQueue(Engine):
         super().__init__(config, self.queue, last_step_id)
 
     def restored(self) -> EngineWithQueue:
-        """Returns another engine in the state of this one, by way of a checkpoint."""
+        """Returns a copy of the engine, restored from a checkpoint."""
         copy: Any = object.__new__(EngineWithQueue)
         vars(copy).update(load_state(dump_state(vars(self)), dict))
         assert copy.queue is copy.placement.queue
@@ -40,7 +40,7 @@ class EngineWithQueue(Engine):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that it has or that wait."""
+        """Number of running, preempted and waiting requests."""
         return len(self.queue) + super().num_unfinished
 
     @property
@@ -130,7 +130,7 @@ class EngineWithQueue(Engine):
     # -- steps -------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
-        """Plans the next step; None if there is nothing to compute now."""
+        """Plans the next step; returns None without work."""
         plan = self.plan_step(self.queue)
         self.queue.take_begun()
         return plan

@@ -24,7 +24,7 @@ from tests.support.core.virtual_load import Arrival, Fate, StepCosts, outcome_of
 
 @dataclass(slots=True, eq=False)
 class _Executor:
-    """What steps take, and the steps in flight with the time at which each is done."""
+    """Step costs of an executor, and in-flight steps with completion times."""
 
     address: str
     costs: StepCosts

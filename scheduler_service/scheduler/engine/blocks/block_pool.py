@@ -82,7 +82,7 @@ class BlockPool:
         return counts[block_id] if block_id < len(counts) else 0
 
     def hash_of(self, block_id: int) -> bytes | None:
-        """Returns the hash that the block is published under; None if it is not."""
+        """Returns the prefix hash of a published block; None for an unpublished block."""
         return self._hashes[block_id] if block_id < len(self._hashes) else None
 
     @property
@@ -95,7 +95,7 @@ class BlockPool:
 
     @property
     def published_bytes(self) -> bytes:
-        """One byte for each block ever used: 1 if the block is published, else 0."""
+        """Publication flags of all blocks used so far, one byte per block: 1 for published, else 0."""
         return bytes(self._has_hash)
 
     @property
@@ -193,7 +193,7 @@ class BlockPool:
         return sum(counts[block_id] > 0 for block_id in block_ids)
 
     def _begin_to_use(self, count: int) -> range:
-        """Returns blocks never used before: `count` of them, or as many as there are."""
+        """Returns ids of up to `count` blocks that were never allocated before."""
         first = len(self._reference_counts)
         count = min(count, self.num_blocks - first)
         self._reference_counts += [0] * count

@@ -413,7 +413,7 @@ class StepTokens:
 
 
 class Shortfalls:
-    """Takes back promised tokens that did not come.
+    """Rolls back promised tokens that an executor did not return.
 
     `in_flight`: the steps after the one that is answered.
     """

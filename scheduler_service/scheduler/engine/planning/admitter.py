@@ -46,7 +46,7 @@ _NO_ADAPTER = frozenset({""})
 
 @dataclass(slots=True)
 class Budget:
-    """Tokens that are left of a step, and what admission may do with them.
+    """Token budget left in a step, with the rules for admission to spend it.
 
     `splits_prompts`: a prompt may be computed in chunks. `is_untouched`: the step has no tokens
     yet. `num_reserved`: tokens for running rows that go before the request to be admitted.
@@ -74,7 +74,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """What a waiting request has to overtake: a preempted request, or less urgent rows.
+    """Competitors that a waiting request must outrank: a preempted request, or less urgent rows.
 
     `is_of_rows`: less urgent rows yield tokens of the step. `runs_decodes`: the step has decodes,
     whose tokens count among those that more urgent rows want.

@@ -143,7 +143,7 @@ class Room:
 
     @property
     def keeps_last_row(self) -> bool:
-        """Whether the only free row is kept for tenants without a row here, none of which waits.
+        """True if the only free row is reserved for absent tenants: every waiting tenant has a row.
 
         Only a request that was passed MAX_BYPASSES times may take the row.
         """

@@ -125,7 +125,7 @@ class PromptLookup:
 
 
 class Proposer(Protocol):
-    """Guesses the next tokens of rows from the known ones.
+    """Proposes draft tokens of rows from known tokens.
 
     A proposer does not decide when to use guesses: whether that pays follows from their acceptance
     rates. The rates are learned from all rows, whether guesses were used or not, so that a row

@@ -67,13 +67,13 @@ class RoutedFleet(PureFleet):
         return sorted({sequence.request.request_id for sequence in rows})
 
     def doubt(self, number: int, *, is_doubtful: bool = True) -> None:
-        """An executor takes no requests for a while, or takes them again."""
+        """Marks an executor as doubtful, or as reliable again."""
         address = self.numbered[number].address
         self.handle(events.ExecutorDoubted(address, is_doubtful=is_doubtful))
 
     @contextmanager
     def only(self, number: int) -> Iterator[None]:
-        """Only one executor takes requests meanwhile."""
+        """Restricts new requests to a single executor within the context."""
         others = [n for n in range(len(self.numbered)) if n != number]
         others = [n for n in others if self.executor(self.numbered[n]).takes_requests]
         for other in others:
@@ -109,7 +109,7 @@ class RoutedFleet(PureFleet):
         return request
 
     def begun(self) -> list[tuple[str, int]]:
-        """What begins now, and all that began since the last call; each with its executor."""
+        """Settles; returns (request, executor) of requests begun since the last call."""
         self.settle()
         new, self._num_seen = self.effects[self._num_seen :], len(self.effects)
         assigned = [effect for effect in new if isinstance(effect, effects.RequestAssigned)]
@@ -139,13 +139,13 @@ class RoutedFleet(PureFleet):
         self.answer(machine, alter)
 
     def step(self) -> list[tuple[str, int]]:
-        """Every executor answers a step; returns what has begun."""
+        """Answers a step of every executor; returns begun requests."""
         for number in range(len(self.numbered)):
             self.answer_at(number)
         return self.begun()
 
     def step_until_idle(self, number: int) -> None:
-        """An executor computes all that it has."""
+        """Answers steps of an executor until its requests end."""
         self.settle()
         for _ in range(_MAX_STEPS):
             if not self.held[self.numbered[number].address]:
@@ -188,7 +188,7 @@ SYSTEM = list(range(1, 41))
 
 
 def busy_holder(policy: str = "fcfs") -> RoutedFleet:
-    """Executor 0 has `LONG` in its cache, and prompts for all of this step and the next."""
+    """Fleet whose executor 0 caches `LONG` and has prompts for two full steps."""
     many = {"num_device_blocks": 256, "max_num_seqs": 32}
     fleet = RoutedFleet(many, many, policy=policy)
     for number in (0, 1):

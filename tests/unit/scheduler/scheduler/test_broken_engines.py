@@ -51,7 +51,7 @@ def a_machine(address: str = "executor:1") -> Machine:
 
 
 def a_fleet(*requests: Request) -> tuple[PureFleet, Machine]:
-    """One executor gets all `requests`. Tenants are charged for every token."""
+    """Fleet in which one executor runs all `requests`; tenants pay per token."""
     fleet, machine = PureFleet(FleetConfig(queue_policy="fair")), a_machine()
     fleet.join(machine)
     fleet.submit(*requests)

@@ -15,7 +15,7 @@ def moves(fleet: RoutedFleet) -> list[str]:
 
 
 def look(fleet: RoutedFleet) -> list[tuple[str, int]]:
-    """All executors plan what they can; returns what begins."""
+    """Ticks every executor; returns newly begun requests."""
     fleet.handle(events.Tick(looks_everywhere=True))
     return fleet.begun()
 

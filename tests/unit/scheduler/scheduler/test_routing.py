@@ -194,7 +194,7 @@ def first_is_busy(costs_ns: Mapping[str, float], **other: object) -> RoutedFleet
 
 
 def hold_ends_ns(fleet: RoutedFleet) -> int | None:
-    """When the scheduler looks at those that wait for busy executors; a little late."""
+    """Wake-up time in ns at which a hold ends, slightly late."""
     return None if fleet.wakes_at_ns is None else fleet.wakes_at_ns - MS
 
 
@@ -292,7 +292,7 @@ def test_arrival_costs_in_proportion_to_the_executors() -> None:
 
 
 def num_plans(fleet: RoutedFleet, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of each executor, every time it is asked for a step from now on."""
+    """List that records the executor number at every `plan_step` call."""
     numbers = {id(fleet.engine(number)): number for number in range(len(fleet.numbered))}
     asked: list[int] = []
     plan_step = Engine.plan_step
