@@ -148,7 +148,7 @@ def why_not_llama_config(model: Any) -> str | None:  # noqa: ANN401
 
 
 def why_not_llama_settings(settings: Mapping[str, object]) -> str | None:
-    """Returns an explanation of the first unsupported setting; None if the Llama decoder supports all.
+    """Returns an explanation of the first setting that Llama decoders do not support, else None.
 
     It is for configurations that no class of `transformers` computes, so that no trial can decide.
     """

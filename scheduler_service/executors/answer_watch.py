@@ -97,7 +97,7 @@ class AnswerWatch:
 
     @property
     def look_at_ns(self) -> int | None:
-        """Deadline of the next check of the executor; None without a step in flight or a connection."""
+        """Deadline of the executor's next check; None without a connection or a step in flight."""
         if self._is_cut or not self._in_flight:
             return None
         return min(self._half_since_ns + self._half_ns, self._since_ns + self._ceiling_ns)

@@ -131,7 +131,7 @@ class Placement:
             sequence.token_ids = np.append(sequence.token_ids, np.int32(token_id))
 
     def sequence_of(self, row_id: int, stay_id: int) -> Sequence | None:
-        """Returns the sequence that owns the results of a row's stay; None if the sequence has left.
+        """Returns the sequence that owns the results of a row's stay; None after its departure.
 
         The answer is the same for all steps in flight: a loss ends every stay that it spoils,
         wherever the sequence is.

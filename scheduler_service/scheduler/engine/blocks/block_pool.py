@@ -95,7 +95,7 @@ class BlockPool:
 
     @property
     def published_bytes(self) -> bytes:
-        """Publication flags of all blocks used so far, one byte per block: 1 for published, else 0."""
+        """Publication flags of blocks used so far, a byte per block: 1 if published, else 0."""
         return bytes(self._has_hash)
 
     @property

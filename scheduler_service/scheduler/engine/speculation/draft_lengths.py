@@ -161,7 +161,7 @@ class PassTimes:
         return passes_us
 
     def overhead_us(self, *, is_drafted: bool) -> float:
-        """Returns the fixed overhead of a step besides forward passes, in us; 0 before measurement."""
+        """Returns the fixed overhead of a step, without passes, in us; 0 before measurement."""
         return self._overhead_us.get(is_drafted, 0.0)
 
 
