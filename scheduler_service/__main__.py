@@ -24,8 +24,8 @@ from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import CallerNames, scopes_of
 from scheduler_service.service.live import LiveServicer
-from scheduler_service.service.open_calls import caller_refusals
 from scheduler_service.service.readiness import ReadinessWatch
+from scheduler_service.service.refusals import caller_refusals
 from scheduler_service.service.registry import ExecutorAddresses, RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.watching.life_recorder import LifeRecorder

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from scheduler_service.driver import Driver
-from scheduler_service.service.open_calls import ForgottenWork
 
 
 class Readiness(Enum):
@@ -137,3 +136,40 @@ async def _survive(look: Awaitable[None]) -> None:
         await look
     except Exception:
         _log.exception("readiness_watch_broken")
+
+
+# -- Recovery of forgotten work --------------------------------------------------------------------
+#
+# If work can start and no step is in flight, a wake-up was missed. That is a bug of ours, which
+# must not make requests hang.
+
+
+class ForgottenWork:
+    """Watchdog that wakes the scheduler if it has work, but runs no step between two looks.
+
+    `Scheduler` looks at the waiting requests after every event, so the watchdog should never find
+    any work. If it does, it logs an error, and no request waits for ever.
+    """
+
+    def __init__(self, cluster: Driver) -> None:
+        self._cluster = cluster
+        # Steps answered until the last look, if there was work and no step in flight; else None.
+        self._num_steps: int | None = None
+
+    async def look(self) -> None:
+        """Compares with the previous look, and wakes the scheduler if it stood still since.
+
+        To be called periodically; the period must be much longer than the start of a step takes.
+        """
+        cluster = self._cluster
+        # Callbacks that are already due run first, such as those from a stall of this process.
+        await asyncio.sleep(0)
+        before = self._num_steps
+        is_still = cluster.scheduler.has_work and not cluster.scheduler.is_computing
+        self._num_steps = cluster.membership.num_steps_answered if is_still else None
+        if not is_still or before != self._num_steps:
+            return
+        cluster.look_again()
+        await asyncio.sleep(0)  # lets woken callbacks plan their steps
+        if cluster.scheduler.is_computing:
+            _log.error("wake_up_missed num_unfinished=%d", cluster.num_unfinished)

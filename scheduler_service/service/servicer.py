@@ -19,14 +19,9 @@ from scheduler_service.driver import Driver
 from scheduler_service.scheduler.executor_state import MESSAGE, REASON
 from scheduler_service.service.caller_checks import CallerChecks, CallerNames
 from scheduler_service.service.intake import Accepted, Intake
-from scheduler_service.service.open_calls import (
-    OpenCalls,
-    RefusalPause,
-    RefusalPauses,
-    RequestLog,
-    Sleep,
-)
+from scheduler_service.service.open_calls import OpenCalls
 from scheduler_service.service.readiness import Readiness
+from scheduler_service.service.refusals import RefusalPause, RefusalPauses, RequestLog, Sleep
 from scheduler_service.streams.client_codec import encode_default_sampling, encode_rejection
 from scheduler_service.streams.sinks import GenerateStream, RequestSink, SessionStream, client_key
 from splitserve.executor.v1 import executor_pb2 as executor

@@ -11,8 +11,7 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.scheduler.effects import Effect, WakeAt
 from scheduler_service.scheduler.events import Event
 from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.service.open_calls import ForgottenWork
-from scheduler_service.service.readiness import Readiness, ReadinessWatch
+from scheduler_service.service.readiness import ForgottenWork, Readiness, ReadinessWatch
 from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from scheduler_service.service.open_calls import RefusalPauses
+from scheduler_service.service.refusals import RefusalPauses
 
 QUOTA = "QUOTA_EXCEEDED"
 

@@ -8,7 +8,7 @@ from scheduler_service.audit.audit import RequestRefused
 from scheduler_service.callers.caller import Caller, Scope
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
-from scheduler_service.service.open_calls import RequestLog
+from scheduler_service.service.refusals import RequestLog
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.listed_audit import ListedAudit

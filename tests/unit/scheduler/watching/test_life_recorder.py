@@ -13,7 +13,7 @@ from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.service.open_calls import RequestLog
+from scheduler_service.service.refusals import RequestLog
 from scheduler_service.watching.life import Life, LifeEvent, LifeKind, Part, Phase
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
