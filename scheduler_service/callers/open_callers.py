@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 from scheduler_service.audit.audit import Audit, KeysReloaded
 from scheduler_service.callers.authenticator import Authenticator, read_key_file
 from scheduler_service.callers.caller import Caller, Callers, OpenDoor
+from scheduler_service.callers.issuer_keys import (
+    CannotFetch,
+    Fetched,
+    Refreshed,
+    fetch,
+    fetch_keys_of,
+)
 from scheduler_service.callers.tenants_file import Tenants, read_tenants
-from scheduler_service.callers.tokens import CannotFetch, Fetched, Refreshed, fetch, fetch_keys_of
 from scheduler_service.config import CallersConfig, TokensConfig
 from splitserve_keys.key_file import Keys
 from splitserve_rpc.files import FilesUnusable, WatchedFiles

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from scheduler_service.callers.tokens import LEAST_PAUSE_S, PERIOD_S, CannotFetch, Fetched
+from scheduler_service.callers.issuer_keys import LEAST_PAUSE_S, PERIOD_S, CannotFetch, Fetched
 
 
 class Source:

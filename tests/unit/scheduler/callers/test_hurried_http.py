@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from scheduler_service.callers.tokens import CannotFetch, fetch, hurried_opener
+from scheduler_service.callers.issuer_keys import CannotFetch, fetch, hurried_opener
 from tests.support.processes.patience import PATIENCE_S
 
 WITHIN_S = 1000.0
@@ -70,7 +70,7 @@ def test_answer_is_given_up_when_it_does_not_come_to_its_end(begin: bytes, again
 
 def test_url_is_named_when_its_answer_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "scheduler_service.callers.tokens.hurried_opener",
+        "scheduler_service.callers.issuer_keys.hurried_opener",
         lambda within_s: hurried_opener(WITHIN_S, clock()),
     )
     with (

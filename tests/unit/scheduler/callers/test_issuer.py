@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_service.callers.tokens import CannotFetch, fetch, fetch_keys_of
+from scheduler_service.callers.issuer_keys import CannotFetch, fetch, fetch_keys_of
 from tests.support.security.issuer import Issuer, http_server
 
 WELL_KNOWN = "/.well-known/openid-configuration"
