@@ -1,4 +1,4 @@
-"""Limits of unread bytes, per reader and for all readers together (ADR 12)."""
+"""Limits of unread bytes, per reader and for all readers together (ADR 11)."""
 
 from __future__ import annotations
 

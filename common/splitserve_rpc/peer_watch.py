@@ -1,7 +1,7 @@
 """Watch over a peer: health checks that tell whether its event loop still answers.
 
 HTTP/2 pings are no evidence: gRPC answers them from a thread of its own while the process hangs,
-and by default waits a minute for an answer (docs/adr/0029-silent-peers.md).
+and by default waits a minute for an answer (docs/adr/0027-silent-peers.md).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Traces of requests, for OpenTelemetry collectors (ADR 26)."""
+"""Traces of requests, for OpenTelemetry collectors (ADR 24)."""

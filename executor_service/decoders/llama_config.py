@@ -226,8 +226,8 @@ def _fields_of_others() -> frozenset[str]:
 # -- Parts of models of the Llama kind, taken out for a decoder ------------------------------------
 #
 # A model is recognised by its class and every field of its configuration (above), then by its
-# parts; a trial of the decoder comes after that. The reasons are in docs/adr/0010-models-
-# are-recognised-by-their-configuration.md.
+# parts; a trial of the decoder comes after that. The reasons are in
+# docs/adr/0009-decoder-eligibility.md.
 
 _LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}

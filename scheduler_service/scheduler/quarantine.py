@@ -4,7 +4,7 @@ A lost executor accuses the requests that its steps in flight were to compute; n
 them caused the loss, if any did. A request that is accused too often in succession is isolated: it
 runs in steps of its own, with nothing else in flight at its executor. All isolated requests share
 one executor. A request that gets as far alone as it got between its latest losses is isolated no
-longer. A request that ran alone when one more executor was lost fails (docs/adr/0021).
+longer. A request that ran alone when one more executor was lost fails (docs/adr/0019).
 
 While some request is isolated, or a request was failed recently, a single loss isolates. So several
 requests of which executors die cost one executor each, and a few executors before they are
