@@ -101,7 +101,7 @@ def _show(arguments: argparse.Namespace, explanation: Explanation) -> int:
 
 _NUM_FIRST = 16
 _NEARLY_ALL_RATIO = 0.95
-_REFUSALS = "of which docs/operations.md says what to do (What is refused)"
+_REFUSALS = "of which docs/operations.md says what to do (Refusals)"
 _WAITING = ("queued", "given")
 _OF_JOURNAL = (
     "from a journal: of requests that were there when the file begins, what happened before is not"

@@ -27,7 +27,7 @@ PARTS = {
     "executor_service": ("Executor, while it starts", "Executor, while it serves"),
     "splitserve_gateway": ("Gateway",),
 }
-SHARED_PARTS = ("Every process", "Several of them")
+SHARED_PARTS = ("Every process", "Several processes")
 # Empty: one that is found out when it is logged.
 LEVELS = {
     "debug": "debug",
@@ -117,7 +117,7 @@ def text_of(call: ast.Call, named: dict[str, ast.expr]) -> str:
 def listed() -> dict[str, Listed]:
     """What the document has, by the event's name."""
     document = (ROOT / "docs" / "operations.md").read_text()
-    section = document.partition("\n## What the log says\n")[2].partition("\n## ")[0]
+    section = document.partition("\n## Log events\n")[2].partition("\n## ")[0]
     found: dict[str, Listed] = {}
     part = ""
     for line in section.splitlines():

@@ -36,7 +36,7 @@ def test_every_metric_has_something_to_do() -> None:
     metrics = (*SCHEDULER_METRICS, *EXECUTOR_METRICS, *GATEWAY_METRICS)
     expected = [metric.name.removeprefix("splitserve_") for metric in metrics]
 
-    assert sorted(first_cells(section("What the numbers say"))) == sorted(expected)
+    assert sorted(first_cells(section("Metrics and actions"))) == sorted(expected)
 
 
 def test_every_refusal_and_every_end_has_something_to_do() -> None:
@@ -45,12 +45,12 @@ def test_every_refusal_and_every_end_has_something_to_do() -> None:
     )
     ends = [reason.value for reason in FinishReason]
 
-    listed = first_cells(section("What is refused, and how requests end"))
+    listed = first_cells(section("Refusals and ends of requests"))
     assert sorted(listed) == sorted({*CODE_OF_REASON, *in_finish, *ends, ABANDONED})
 
 
 def test_every_readiness_has_something_to_do() -> None:
-    text = section("Health, stopping, replacing")
+    text = section("Health, draining and replacement")
 
     for readiness in Readiness:
         assert f"\n| {readiness.value} |" in text
