@@ -24,7 +24,7 @@ from splitserve_gateway.schemas.chat import (
 from splitserve_gateway.schemas.responses import ResponsesRequest
 
 TEXT = (Path(__file__).parents[3] / "docs" / "openai.md").read_text(encoding="utf-8")
-FIELDS = TEXT.split("## Which fields there are")[1].split("## Answers")[0]
+FIELDS = TEXT.split("## Fields\n")[1].split("## Answers")[0]
 SCHEMAS: list[type[BaseModel]] = [
     CompletionRequest,
     ChatRequest,
