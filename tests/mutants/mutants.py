@@ -31,11 +31,3 @@ MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         **SERVICE_MUTANTS,
     }
 )
-
-
-def table() -> str:
-    """All of them as a table of Markdown, for people."""
-    rows = (
-        f"| {name} | `{mutant.module}` | `{mutant.killer}` |\n" for name, mutant in MUTANTS.items()
-    )
-    return "".join(("| fault | planted in | found by |\n", "|---|---|---|\n", *rows))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from _pytest.mark import ParameterSet
 
 from tests.mutants.histories import DRAWS, num_until_wrong
 from tests.mutants.mutant import HISTORIES, source_of
-from tests.mutants.mutants import MUTANTS, table
+from tests.mutants.mutants import MUTANTS
 from tests.mutants.run_mutant import FOUND
 from tests.support.processes.forked import ROOT, run_patiently
 
@@ -50,7 +48,3 @@ def test_fault_is_found_when_it_is_planted(name: str) -> None:
 @pytest.mark.parametrize("draw", DRAWS)
 def test_histories_are_well_when_nothing_is_planted(draw: str) -> None:
     assert num_until_wrong(draw, range(2)) is None
-
-
-def test_readme_lists_all_mutants() -> None:
-    assert table() in Path(__file__).with_name("README.md").read_text()
