@@ -81,21 +81,6 @@ def test_document_names_files_that_exist(document: Path) -> None:
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
-def test_limits_name_modules_that_exist() -> None:
-    modules = {
-        "/".join(path.with_suffix("").parts[-2:])
-        for source in SOURCES
-        for path in (ROOT / source).rglob("*.py")
-    }
-    rows = [
-        line for line in (ROOT / "docs" / "limits.md").read_text().splitlines() if line[:1] == "|"
-    ]
-    named = {name for row in rows for name in re.findall(r"`([a-z_]+/[a-z_0-9]+)`", row)}
-
-    assert named
-    assert named - modules == set()
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_rows_of_a_table_have_as_many_cells(document: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
