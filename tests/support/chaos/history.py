@@ -29,7 +29,7 @@ from tests.support.chaos.stack import Stack, running_stack
 _LONGEST_FAULT_S = 4.0
 # Of a history of many faults on a machine with much other work.
 _LONGEST_HISTORY_S = 1500.0
-# "Streams pause for 5 s, then what a recompute takes" (docs/operations.md, "Several schedulers").
+# "Streams pause for 5 s plus a recompute" (docs/operations.md, "Several schedulers").
 _PROMISED_S = 5.0
 # Executors that are left have more to do, and the machine may have, too.
 _SLOWER, _LEAST_RECOMPUTE_S = 4, 10.0
