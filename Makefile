@@ -16,12 +16,12 @@ CLIENTS := .tools/clients/.ready
 # The oldest supported transformers, and one of those that set fields of their own on tied models. The
 # newest is in .venv.
 TRANSFORMERS := $(foreach version,5.13.0 5.17.0,.tools/transformers/$(version)/.ready)
-BUF := .tools/node_modules/.bin/buf
+BUF := .tools/protoc/bin/buf
 BUF_VERSION := 1.75.0
 GRPCIO_TOOLS_VERSION := 1.73.1
 GOOGLEAPIS_VERSION := 1.70.0
-# What the tests of Node need, by the lockfiles.
-NODE := clients/splitserve-node/node_modules/.ready tests/clients/node/node_modules/.ready
+# Packages of the Node tests, by their lockfiles.
+NODE := clients/examples/node/node_modules/.ready tests/clients/node/node_modules/.ready
 MYPY_TARGETS := scheduler_service executor_service common/splitserve_rpc \
 	common/splitserve_options common/splitserve_grammars common/splitserve_keys common/splitserve_metrics common/splitserve_tracing kernels/splitserve_kernels clients/splitserve_client \
 	clients/splitserve_cli clients/splitserve_gateway clients/splitserve_bench clients/splitserve_live benchmarks tests tools/bundled_model
@@ -39,8 +39,8 @@ help:
 	@echo 'make test-all      the whole suite, as CI runs it: make test TIER=all'
 	@echo 'make check         before a commit: lint, types, import rules, protos, quick tests'
 	@echo 'make fix           formats, and fixes what ruff can'
-	@echo 'make protos        generates the Python and TypeScript code of the protos'
-	@echo 'make node          the Node packages that tests need; where npm is, the others do it'
+	@echo 'make protos        generates the Python code of the protos'
+	@echo 'make node          installs the packages of the Node tests; `make test` does it, too'
 	@echo 'make options       lists the options in docs/options.md, docker-compose.yml, .env.example, and the'
 	@echo '                   metrics in docs/metrics.md'
 	@echo 'make bench         the benchmarks'
@@ -96,7 +96,7 @@ test: $(READY) $(CLIENTS) $(NODE) $(if $(filter all,$(TIER)),$(TRANSFORMERS))
 # Quick: what starts processes, compiles or interprets kernels is left to `make test`.
 QUICK := tests/unit tests/contract tests/property tests/replay --ignore=tests/unit/executor/gpu \
 	--ignore=tests/contract/stranger --ignore=tests/contract/test_stranger.py
-check: $(READY) $(PROTOC) $(BUF) $(NODE)
+check: $(READY) $(PROTOC)
 	@$(MAKE) $(SIDE_BY_SIDE) quick-tests lint check-protos buf
 quick-tests: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=5 $(PYTEST) -q $(QUICK)
@@ -115,7 +115,7 @@ fix: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Only these tests fail where the packages cannot be had, and they are skipped where npm is missing.
+# Without npm the Node tests are skipped. If npm cannot install the packages, only these tests fail.
 node: $(NODE)
 %/node_modules/.ready: %/package-lock.json
 	@if ! command -v npm >/dev/null; then echo 'setup: there is no npm: no tests of Node'; \
@@ -123,12 +123,12 @@ node: $(NODE)
 	else echo 'setup: npm could not install $*: its tests will fail'; fi
 
 # grpcio-tools has its own venv: it pins an older protobuf than we run with, and what it generates
-# then runs under protobuf 6 and 7.
+# then runs under protobuf 6 and 7. buf comes from the package buf-bin.
 $(PROTOC): Makefile
-	@echo 'setup: grpcio-tools $(GRPCIO_TOOLS_VERSION) in .tools/protoc'
+	@echo 'setup: grpcio-tools $(GRPCIO_TOOLS_VERSION) and buf $(BUF_VERSION) in .tools/protoc'
 	@test -x .tools/protoc/bin/python || $(PYTHON) -m venv .tools/protoc
 	@.tools/protoc/bin/python $(PIP) grpcio-tools==$(GRPCIO_TOOLS_VERSION) \
-		googleapis-common-protos==$(GOOGLEAPIS_VERSION)
+		googleapis-common-protos==$(GOOGLEAPIS_VERSION) buf-bin==$(BUF_VERSION)
 	@touch $@
 
 # Clients of others that are tested with, and grpcurl where its package is for this machine. Only
@@ -156,21 +156,14 @@ options: $(READY)
 	PYTHONPATH=common:protos $(BIN)/python tools/list_options.py
 	PYTHONPATH=common:protos $(BIN)/python tools/list_metrics.py
 
-protos: $(PROTOC) $(NODE)
+protos: $(PROTOC)
 	PYTHON=.tools/protoc/bin/python tools/generate_protos.sh
-	PYTHON=.tools/protoc/bin/python tools/generate_node_protos.sh
 
-check-protos: $(READY) $(PROTOC) $(NODE)
+check-protos: $(READY) $(PROTOC)
 	PYTHON=.tools/protoc/bin/python tools/check_protos.sh
 	tools/check_protobuf_majors.sh
 
-$(BUF): Makefile
-	@command -v npm >/dev/null || { echo 'make check needs npm (Debian: apt-get install npm)'; exit 1; }
-	@echo 'setup: buf $(BUF_VERSION) in .tools'
-	@npm install --silent --no-save --prefix .tools @bufbuild/buf@$(BUF_VERSION)
-	@touch $@
-
-buf: $(BUF)
+buf: $(PROTOC)
 	$(BUF) lint
 	@base=$$(git rev-parse --verify --quiet 'main^{commit}' \
 		|| git rev-parse --verify --quiet 'origin/main^{commit}'); \
@@ -239,5 +232,5 @@ compose-test:
 
 clean:
 	rm -rf .venv .tools dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	rm -rf clients/splitserve-node/{node_modules,dist,build} tests/clients/node/node_modules
+	rm -rf {clients/examples,tests/clients}/node/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
