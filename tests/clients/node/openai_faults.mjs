@@ -1,8 +1,7 @@
-// What the official Node package makes of a server that is full or slow: run, one call at a time,
-// by `test_openai_node_faults.py`.
+// Calls a full or slow gateway with the official Node package, and leaves calls early.
 //
-// `node openai_faults.mjs BASE_URL MODEL CALL`. Prints lines of JSON, the last of which is what came.
-// A line of the input lets a call go on.
+// `node openai_faults.mjs BASE_URL MODEL CALL`, run by test_openai_node_faults.py. Prints lines of
+// JSON, the last of which is the outcome. A line of input lets a call continue.
 
 import { once } from "node:events";
 import { createInterface } from "node:readline";
@@ -23,21 +22,7 @@ const failure = (promise) =>
     (error) => [error.constructor.name, error.status ?? null, error.type ?? null, error.code ?? null],
   );
 
-const TIMEOUT_MS = 4321;
-
-/** Lets the time of a timer of TIMEOUT_MS pass when it is told. */
-const holdTimer = () => {
-  const { setTimeout } = globalThis;
-  globalThis.setTimeout = (callback, ms, ...args) => {
-    if (ms !== TIMEOUT_MS) return setTimeout(callback, ms, ...args);
-    told().then(() => callback(...args));
-    return undefined;
-  };
-};
-
 const calls = {
-  full: () => failure(chat(client({ maxRetries: 0 }))),
-
   retried: async () => {
     const tries = [];
     const watched = async (...args) => {
@@ -50,29 +35,12 @@ const calls = {
     return [answer.choices[0].finish_reason, tries.length, tries.at(-1) - tries[0]];
   },
 
-  timeout: () => {
-    holdTimer();
-    return failure(chat(client({ maxRetries: 0, timeout: TIMEOUT_MS })));
-  },
-
   abort: async () => {
     const controller = new AbortController();
     const answer = failure(chat(client({ maxRetries: 0 }), {}, { signal: controller.signal }));
     await told();
     controller.abort();
     return answer;
-  },
-
-  abort_stream: async () => {
-    const stream = await chat(client({ maxRetries: 0 }), { stream: true });
-    for await (const { choices } of stream) {
-      // What is already here still comes.
-      if (choices[0].delta.content === undefined || stream.controller.signal.aborted) continue;
-      say("began");
-      await told();
-      stream.controller.abort();
-    }
-    return "ended";
   },
 
   leave_stream: async () => {
