@@ -26,13 +26,15 @@ RUN command -v g++ >/dev/null \
 COPY kernels/splitserve_kernels /src/splitserve_kernels
 RUN install -d /kernels && cd /src && python3 -m splitserve_kernels.cpu.build /kernels
 
-# --- what all images share -----------------------------------------------------------------------
+# --- what all images share; PIP_CONSTRAINT: the versions of packages that CI tests with ------------
 FROM ${BASE_IMAGE} AS runtime
 LABEL org.opencontainers.image.title=splitserve \
       org.opencontainers.image.licenses=Apache-2.0
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
     PYTHONUNBUFFERED=1 PATH=/opt/splitserve/bin:$PATH \
-    GRPC_EXPERIMENTS=-event_engine_client,-event_engine_listener
+    GRPC_EXPERIMENTS=-event_engine_client,-event_engine_listener \
+    PIP_CONSTRAINT=/opt/constraints.txt
+COPY constraints.txt /opt/
 RUN python3 -m venv /opt/splitserve \
     && useradd --uid 10001 --create-home --shell /usr/sbin/nologin splitserve \
     && install -d -o splitserve -g splitserve /models \

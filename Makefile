@@ -2,6 +2,8 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 TORCH ?= torch==2.13.0
+# Empty: the newest versions that pyproject.toml allows.
+CONSTRAINTS ?= constraints.txt
 ARGS ?=
 
 # How many processes share the tests: pytest-xdist hands them on as they finish. Twice as many as
@@ -22,13 +24,16 @@ GRPCIO_TOOLS_VERSION := 1.73.1
 GOOGLEAPIS_VERSION := 1.70.0
 # Packages of the Node tests, by their lockfiles.
 NODE := clients/examples/node/node_modules/.ready tests/clients/node/node_modules/.ready
-MYPY_TARGETS := scheduler_service executor_service common/splitserve_rpc \
-	common/splitserve_options common/splitserve_grammars common/splitserve_keys common/splitserve_metrics common/splitserve_tracing kernels/splitserve_kernels clients/splitserve_client \
-	clients/splitserve_cli clients/splitserve_gateway clients/splitserve_bench clients/splitserve_live benchmarks tests tools/bundled_model
+PACKAGES := scheduler_service executor_service common/splitserve_rpc common/splitserve_options \
+	common/splitserve_grammars common/splitserve_keys common/splitserve_metrics common/splitserve_tracing \
+	kernels/splitserve_kernels clients/splitserve_client clients/splitserve_cli clients/splitserve_gateway \
+	clients/splitserve_bench clients/splitserve_live
+MYPY_TARGETS := $(PACKAGES) benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
+CONSTRAINED := $(PIP) $(addprefix --constraint ,$(CONSTRAINTS))
 
-.PHONY: help setup serve test test-all check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos options bench bench-scheduler bench-peers bench-tokens gpu-check models soak mutants fuzz simulate \
+.PHONY: help setup constraints serve test test-all check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
+	check-protos check-options fix protos options bench bench-scheduler bench-peers bench-tokens gpu-check models soak mutants fuzz simulate \
 	chaos compose-test transformers-versions \
 	clean
 
@@ -55,22 +60,29 @@ help:
 	@echo 'make mutants       plants faults into our code: does the test that is named for each find it'
 	@echo 'make fuzz          hostile messages and requests for an hour or so'
 	@echo 'make chaos         faults in a real stack under load: MINUTES=30, or SEED=n for one history'
+	@echo 'make constraints   writes the installed versions to constraints.txt'
 	@echo 'make compose-test  docker-compose.yml for real, with podman'
 	@echo 'make clean         removes .venv, .tools and caches'
 
 setup: $(READY)
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo 'setup: needs Python 3.11 or newer'; exit 1; }
 	@echo 'setup 1/3: .venv ($(PYTHON))'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'setup 2/3: $(TORCH) (the largest download)'
-	@$(BIN)/python $(PIP) '$(TORCH)'
+	@$(BIN)/python $(CONSTRAINED) '$(TORCH)'
 	@echo 'setup 3/3: splitserve and its tools'
-	@$(BIN)/python $(PIP) -e '.[executor,gateway,bench,security,otel,dev]'
-	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python $(PIP) -e '.[interpreter]'
+	@$(BIN)/python $(CONSTRAINED) -e '.[executor,gateway,bench,security,otel,dev]'
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python $(CONSTRAINED) -e '.[interpreter]'
 	@touch $@
 	@echo 'setup: done'
+
+# After `make clean setup CONSTRAINTS=`: keeps the versions that were installed.
+constraints: $(READY)
+	@frozen=$$($(BIN)/python -m pip freeze --exclude-editable --exclude torch --exclude triton) && \
+	{ grep '^#' constraints.txt; grep -vE '^(#|nvidia-|cuda-)' <<<"$$frozen" | sort -f; } >constraints.new && \
+	mv constraints.new constraints.txt
 
 serve: $(READY)
 	@exec $(BIN)/splitserve serve $(ARGS)
@@ -155,6 +167,10 @@ transformers-versions: $(TRANSFORMERS)
 options: $(READY)
 	PYTHONPATH=common:protos $(BIN)/python tools/list_options.py
 	PYTHONPATH=common:protos $(BIN)/python tools/list_metrics.py
+
+check-options: $(READY)
+	@PYTHONPATH=common:protos $(BIN)/python tools/list_options.py --check
+	@PYTHONPATH=common:protos $(BIN)/python tools/list_metrics.py --check
 
 protos: $(PROTOC)
 	PYTHON=.tools/protoc/bin/python tools/generate_protos.sh

@@ -159,7 +159,7 @@ for name in ("requires", "dependencies", *extras):
 PYTHON
     timeout 1200 python3 -m pip --disable-pip-version-check download --quiet --dest "$wheels" \
         --find-links "$wheels" --only-binary :all: --python-version 3.11 --implementation cp \
-        "$TORCH" --requirement "$scratch/requirements" >"$scratch/pip.log" 2>&1 ||
+        --constraint constraints.txt "$TORCH" --requirement "$scratch/requirements" >"$scratch/pip.log" 2>&1 ||
         { tail -20 "$scratch/pip.log" >&2; fail 'pip download'; }
 }
 

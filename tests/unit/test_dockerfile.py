@@ -48,3 +48,12 @@ def test_executor_is_not_built_without_a_module_compiled_in_it() -> None:
     # As the image is used: with its kernels, its packages and its user.
     for part in ("COPY --from=kernels", ".whl)[executor]", "USER ", "SPLITSERVE_KERNEL_CACHE="):
         assert position("executor", part) < trying
+
+
+def test_images_have_the_versions_that_ci_tests_with() -> None:
+    (setting,) = re.findall(r"PIP_CONSTRAINT=(\S+)", DOCKERFILE)
+
+    assert setting == "/opt/constraints.txt"
+    assert position("runtime", "COPY constraints.txt /opt/") < position("runtime", "RUN ")
+    for stage in ("scheduler", "gateway", "executor"):
+        assert f"FROM runtime AS {stage}\n" in DOCKERFILE
