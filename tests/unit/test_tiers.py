@@ -23,6 +23,7 @@ def test_ci_runs_what_leaves_nothing_out() -> None:
     assert "test-all:\n\t@$(MAKE) --no-print-directory test TIER=all\n" in makefile
     assert "\nTIER ?= quick\n" in makefile
     assert (ROOT / ".ci/run").read_text().splitlines()[-1] == "make test TIER=all"
+    assert "- run: bash .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text()
 
 
 @pytest.mark.parametrize("reasons", [(), ("",), (" ",), (7,), ("slow", "very")])
