@@ -32,7 +32,7 @@ MYPY_TARGETS := $(PACKAGES) benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 CONSTRAINED := $(PIP) $(addprefix --constraint ,$(CONSTRAINTS))
 
-.PHONY: help setup constraints serve test test-all check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
+.PHONY: help setup constraints serve test test-all check coverage node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
 	check-protos check-options fix protos options bench bench-scheduler bench-peers bench-tokens gpu-check models soak mutants fuzz simulate \
 	chaos compose-test transformers-versions \
 	clean
@@ -43,6 +43,7 @@ help:
 	@echo 'make test          lint, types, import rules, all tests but the thorough ones; TESTS=path for some'
 	@echo 'make test-all      the whole suite, as CI runs it: make test TIER=all'
 	@echo 'make check         before a commit: lint, types, import rules, protos, quick tests'
+	@echo 'make coverage      the branch coverage of the quick tests, by package'
 	@echo 'make fix           formats, and fixes what ruff can'
 	@echo 'make protos        generates the Python code of the protos'
 	@echo 'make node          installs the packages of the Node tests; `make test` does it, too'
@@ -112,6 +113,19 @@ check: $(READY) $(PROTOC)
 	@$(MAKE) $(SIDE_BY_SIDE) quick-tests lint check-protos buf
 quick-tests: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=5 $(PYTEST) -q $(QUICK)
+
+# Branch coverage of the quick tests: of each package, and of all.
+COVERAGE := $(BIN)/python -m coverage
+coverage: $(READY)
+	@$(COVERAGE) erase
+	@failed=0; SPLITSERVE_TEST_EXAMPLES=5 PYTHONHASHSEED=0 $(COVERAGE) run -m pytest --numprocesses $(WORKERS) \
+		--dist worksteal -q $(QUICK) || failed=1; \
+	$(COVERAGE) combine -q; \
+	for package in $(notdir $(PACKAGES)); do \
+		total=$$($(COVERAGE) report --include="*/$$package/*" --format=total --precision=1) || total=none; \
+		printf '%6s %%  %s\n' "$$total" $$package; \
+	done; \
+	printf '%6s %%  all\n' "$$($(COVERAGE) report --format=total --precision=1)"; exit $$failed
 
 lint: lint-ruff lint-format lint-types lint-imports
 lint-ruff: $(READY)
@@ -247,6 +261,6 @@ compose-test:
 	tools/compose_test.sh
 
 clean:
-	rm -rf .venv .tools dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .tools dist .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf {clients/examples,tests/clients}/node/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -48,3 +48,9 @@ def test_constraints_have_an_allowed_version_of_each_dependency() -> None:
 
 def test_constraints_leave_the_build_of_torch_to_the_machine() -> None:
     assert not pinned_versions().keys() & UNPINNED
+
+
+def test_coverage_measures_every_package_with_code_of_ours() -> None:
+    names = {Path(package).name for package in PACKAGES} - {"splitserve"}  # generated code
+
+    assert set(PYPROJECT["tool"]["coverage"]["run"]["source_pkgs"]) == names
