@@ -36,7 +36,10 @@ def test_every_metric_has_something_to_do() -> None:
     metrics = (*SCHEDULER_METRICS, *EXECUTOR_METRICS, *GATEWAY_METRICS)
     expected = [metric.name.removeprefix("splitserve_") for metric in metrics]
 
-    assert sorted(first_cells(section("Metrics and actions"))) == sorted(expected)
+    listed = first_cells(section("Metrics and actions"))
+    assert sorted(listed) == sorted(expected), (
+        "each metric has one row in docs/operations.md, 'Metrics and actions': what to do about it"
+    )
 
 
 def test_every_refusal_and_every_end_has_something_to_do() -> None:
