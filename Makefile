@@ -26,7 +26,8 @@ GOOGLEAPIS_VERSION := 1.70.0
 NODE := clients/examples/node/node_modules/.ready tests/clients/node/node_modules/.ready
 PACKAGES := scheduler_service executor_service common/splitserve_rpc common/splitserve_options \
 	common/splitserve_grammars common/splitserve_keys common/splitserve_metrics common/splitserve_tracing \
-	kernels/splitserve_kernels clients/splitserve_client clients/splitserve_cli clients/splitserve_gateway \
+	kernels/splitserve_kernels clients/splitserve_text clients/splitserve_client clients/splitserve_cli \
+	clients/splitserve_gateway \
 	clients/splitserve_bench clients/splitserve_live
 MYPY_TARGETS := $(PACKAGES) benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet

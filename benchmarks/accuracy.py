@@ -20,8 +20,8 @@ from benchmarks.report import emit
 from benchmarks.serving import serving, wait_until_connected
 from splitserve_client import AsyncClient, SamplingParams
 from splitserve_client.generation import collect_generation
-from splitserve_client.prompt import Prompt
-from splitserve_client.types import TokenLogprob
+from splitserve_text.tokenizer import Prompt
+from splitserve_text.values import TokenLogprob
 
 _PROMPTS = (
     "Tell me a story about a fox.",

@@ -13,9 +13,9 @@ from splitserve_bench.load.generator import Pace, TargetUnusable
 from splitserve_bench.load.outcome import GivenUp, Watcher
 from splitserve_bench.load.process_load import LoadProcessFailed
 from splitserve_bench.workloads.traces import TraceUnreadable
-from splitserve_client.errors import SplitserveError
 from splitserve_rpc.files import FilesUnusable
 from splitserve_rpc.security import SecurityUnusable
+from splitserve_text.errors import SplitserveError
 
 _Result = TypeVar("_Result")
 

@@ -39,11 +39,10 @@ from splitserve_cli.checks.ports import (
     check_twice,
 )
 from splitserve_cli.command_line import add_operators_server, ask, environment_key, operators_config
-from splitserve_client.api_key import ApiKey
 from splitserve_client.client import AsyncClient
-from splitserve_client.client_config import ClientConfig
+from splitserve_client.client_config import ApiKey, ClientConfig
 from splitserve_client.errors import CredentialsUnusable
-from splitserve_client.types import Model
+from splitserve_client.scheduler_info import Model
 from splitserve_options.option import COMMANDS, Command
 from splitserve_options.options import Value
 from splitserve_rpc.discovery import discovery

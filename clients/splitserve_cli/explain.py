@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from splitserve.scheduler.v1 import admin_pb2
 from splitserve_cli.command_line import add_operators_server, ask, operators_config, run
-from splitserve_client.explanations import (
+from splitserve_client.scheduler_info import (
     Explanation,
     LifeEvent,
     LifePart,

@@ -21,13 +21,12 @@ from splitserve_cli.request_flags import (
     scheduling_params,
 )
 from splitserve_client.client import AsyncClient
-from splitserve_client.errors import ChatTemplateFailed, TokenizerUnavailable
-from splitserve_client.prompt import Prompt
+from splitserve_client.generation import GrowingText
 from splitserve_client.text_calls import stream_text
-from splitserve_client.text_generation import GrowingText
-from splitserve_client.text_stream import End, Piece
-from splitserve_client.tokenizer import Tokenizer
-from splitserve_client.types import (
+from splitserve_text.errors import ChatTemplateFailed, TokenizerUnavailable
+from splitserve_text.output_text import End, Piece
+from splitserve_text.tokenizer import Prompt, Tokenizer
+from splitserve_text.values import (
     FinishReason,
     SamplingParams,
     SchedulingParams,

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from splitserve_client.types import (
+from splitserve_text.values import (
     BeamSearch,
     Choices,
     EarlyStopping,

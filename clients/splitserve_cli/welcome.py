@@ -18,14 +18,13 @@ from splitserve_cli.command_line import API_KEY_ENV, as_seen_by_people, environm
 from splitserve_cli.serve_config import HttpTls, ServeConfig
 from splitserve_client.client import AsyncClient
 from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
-from splitserve_client.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable
-from splitserve_client.prompt import Prompt
 from splitserve_client.text_calls import stream_text
-from splitserve_client.text_stream import Piece
-from splitserve_client.tokenizer import Tokenizer
-from splitserve_client.types import SamplingParams
 from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS
 from splitserve_rpc.web_guard import local_http
+from splitserve_text.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable
+from splitserve_text.output_text import Piece
+from splitserve_text.tokenizer import Prompt, Tokenizer
+from splitserve_text.values import SamplingParams
 
 _DEMO_PROMPT = "Tell me a story about a fox."
 _DEMO_PARAMS = SamplingParams(temperature=0.7, max_tokens=256)

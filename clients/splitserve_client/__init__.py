@@ -6,19 +6,15 @@ and decodes outputs itself.
 
 from __future__ import annotations
 
-from splitserve_client.chat_template import Message, TemplateOptions
 from splitserve_client.client import AsyncClient
-from splitserve_client.client_config import ClientConfig
-from splitserve_client.detokenizer import Detokenizer
+from splitserve_client.client_config import ClientConfig, RetryPolicy, Timing
 from splitserve_client.errors import (
     CallerNotAllowed,
     CallerUnknown,
-    ChatTemplateFailed,
     CredentialsUnusable,
     DeadlineExceeded,
     DeadlineUnreachable,
     Draining,
-    InvalidRequest,
     ModelChanged,
     ModelNotReady,
     QueueFull,
@@ -28,38 +24,49 @@ from splitserve_client.errors import (
     RequestUnknown,
     ServerFault,
     ServerUnreachable,
-    SplitserveError,
     StreamNotRead,
-    TokenizerUnavailable,
 )
-from splitserve_client.generation import Completion, Generation, collect_generation
-from splitserve_client.output_text import TextRules
-from splitserve_client.prompt import Prompt
-from splitserve_client.resumption import RetryPolicy, Timing
-from splitserve_client.session import Session
-from splitserve_client.session_request import SessionRequest
-from splitserve_client.stop_strings import StopStrings
-from splitserve_client.sync_client import Client
-from splitserve_client.text_calls import stream_text
-from splitserve_client.text_generation import TextCompletion, TextGeneration, collect_text
-from splitserve_client.text_map import MapResult
-from splitserve_client.text_stream import End, Piece, RequestTexts
-from splitserve_client.tokenizer import Tokenizer
-from splitserve_client.types import (
-    BeamSearch,
-    Choices,
+from splitserve_client.generation import (
+    Completion,
+    Generation,
+    TextCompletion,
+    TextGeneration,
+    collect_generation,
+    collect_text,
+)
+from splitserve_client.scheduler_info import (
     DrainedExecutor,
-    EarlyStopping,
     Executor,
     ExecutorList,
+    Identity,
+    Model,
+    Readiness,
+)
+from splitserve_client.session import Session
+from splitserve_client.session_request import SessionRequest, UnreadBudget
+from splitserve_client.sync_client import Client
+from splitserve_client.text_calls import stream_text
+from splitserve_client.text_map import MapResult
+from splitserve_rpc.tls import TlsFiles
+from splitserve_text.chat_template import Message, TemplateOptions
+from splitserve_text.detokenizer import Detokenizer
+from splitserve_text.errors import (
+    ChatTemplateFailed,
+    InvalidRequest,
+    SplitserveError,
+    TokenizerUnavailable,
+)
+from splitserve_text.output_text import End, Piece, RequestTexts, StopStrings, TextRules
+from splitserve_text.tokenizer import Prompt, Tokenizer
+from splitserve_text.values import (
+    BeamSearch,
+    Choices,
+    EarlyStopping,
     Finish,
     FinishReason,
     Grammar,
-    Identity,
     JsonSchema,
     Lark,
-    Model,
-    Readiness,
     Regex,
     ResumeTokenIds,
     SamplingParams,
@@ -71,8 +78,6 @@ from splitserve_client.types import (
     TraceContext,
     Usage,
 )
-from splitserve_client.unread import UnreadBudget
-from splitserve_rpc.tls import TlsFiles
 
 __all__ = [
     "AsyncClient",

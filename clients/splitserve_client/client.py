@@ -9,22 +9,29 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from splitserve.scheduler.v1.live_pb2 import WatchSchedulerResponse
-from splitserve_client.chat_template import Message
-from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
+from splitserve_client.client_config import DEFAULT_ADDRESS, Backoff, ClientConfig
 from splitserve_client.codec import decode_executors, decode_identity, decode_model
 from splitserve_client.connection import Connection
-from splitserve_client.explanations import (
+from splitserve_client.generation import (
+    Generation,
+    RequestOptions,
+    TextGeneration,
+    collect_generation,
+    collect_text,
+)
+from splitserve_client.resumable_request import ResumableRequest, Submission, stream_resumed
+from splitserve_client.scheduler_info import (
+    DrainedExecutor,
+    ExecutorList,
     Explanation,
+    Identity,
+    Model,
     QueueExplanation,
     decode_explanation,
     decode_queue,
 )
-from splitserve_client.generation import Generation, RequestOptions, collect_generation
-from splitserve_client.prompt import AnyPrompt, as_prompt
-from splitserve_client.resumable_request import ResumableRequest, Submission
-from splitserve_client.resumed_stream import stream_resumed
-from splitserve_client.resumption import Backoff
 from splitserve_client.session import Session
+from splitserve_client.session_request import UnreadBudget
 from splitserve_client.text_calls import (
     ChatOptions,
     ModelTokenizer,
@@ -32,24 +39,19 @@ from splitserve_client.text_calls import (
     TextOptions,
     chat_prompt,
 )
-from splitserve_client.text_generation import TextGeneration, collect_text
 from splitserve_client.text_map import MapConfig, MapResult, map_prompts
-from splitserve_client.text_stream import End, Piece
-from splitserve_client.tokenizer import Tokenizer
-from splitserve_client.types import (
+from splitserve_text.chat_template import Message
+from splitserve_text.output_text import End, Piece
+from splitserve_text.tokenizer import AnyPrompt, Tokenizer, as_prompt
+from splitserve_text.values import (
     NO_TRACE,
-    DrainedExecutor,
-    ExecutorList,
     Finish,
-    Identity,
-    Model,
     ResumeTokenIds,
     SamplingParams,
     SchedulingParams,
     Tokens,
     TraceContext,
 )
-from splitserve_client.unread import UnreadBudget
 
 
 class AsyncClient:

@@ -7,21 +7,19 @@ from typing import assert_never
 
 from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
-from splitserve_client.errors import RequestFailed, SplitserveError, error_of_reason
-from splitserve_client.types import (
+from splitserve_client.errors import RequestFailed, error_of_reason
+from splitserve_client.scheduler_info import Executor, ExecutorList, Identity, Model, Readiness
+from splitserve_rpc.errors import duration_from_s
+from splitserve_text.errors import SplitserveError
+from splitserve_text.values import (
     BeamSearch,
     Choices,
     EarlyStopping,
-    Executor,
-    ExecutorList,
     Finish,
     FinishReason,
     Grammar,
-    Identity,
     JsonSchema,
     Lark,
-    Model,
-    Readiness,
     Regex,
     SamplingParams,
     SchedulingParams,
@@ -31,7 +29,6 @@ from splitserve_client.types import (
     TopLogprob,
     Usage,
 )
-from splitserve_rpc.errors import duration_from_s
 
 _EARLY_STOPPING = {
     EarlyStopping.HEURISTIC: scheduler_pb2.BEAM_EARLY_STOPPING_HEURISTIC,

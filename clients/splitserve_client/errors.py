@@ -30,16 +30,11 @@ from types import MappingProxyType
 import grpc
 
 from splitserve_rpc.errors import CODE_OF_REASON, RpcFailure
-
-
-class SplitserveError(Exception):
-    """Base class of all errors of this package. `reason`: the server's reason code, or empty."""
-
-    def __init__(self, message: str, reason: str = "", retry_delay_s: float | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.reason = reason
-        self.retry_delay_s = retry_delay_s
+from splitserve_text.errors import (
+    InvalidRequest,
+    SplitserveError,
+    TokenizerUnavailable,
+)
 
 
 class ServerUnreachable(SplitserveError):
@@ -48,10 +43,6 @@ class ServerUnreachable(SplitserveError):
 
 class DeadlineExceeded(SplitserveError):
     """Reports that the deadline of the request has passed."""
-
-
-class InvalidRequest(SplitserveError):
-    """Reports that the request is not valid."""
 
 
 class CallerUnknown(SplitserveError):
@@ -68,10 +59,6 @@ class RequestIdInUse(SplitserveError):
 
 class RequestUnknown(SplitserveError):
     """Reports that no unfinished request has this id."""
-
-
-class TokenizerUnavailable(SplitserveError):
-    """Reports that the server offers no tokenizer, or no readable one."""
 
 
 class QueueFull(SplitserveError):
@@ -117,10 +104,6 @@ class ServerFault(SplitserveError):
 
 class CredentialsUnusable(SplitserveError):
     """Reports that the client's API key or TLS files cannot be used."""
-
-
-class ChatTemplateFailed(SplitserveError):
-    """Reports that the model's chat template does not accept the messages."""
 
 
 _ERROR_OF_REASON: Mapping[str, type[SplitserveError]] = MappingProxyType(

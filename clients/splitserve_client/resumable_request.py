@@ -1,19 +1,22 @@
-"""Request that is resumed after its stream broke: its submission, and its output so far."""
+"""Request that is resumed after its stream broke, and its Generate calls."""
 
 from __future__ import annotations
 
 import secrets
+import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve_client.client_config import Backoff
 from splitserve_client.codec import (
     decode_event,
     encode_sampling_params,
     encode_scheduling_params,
 )
-from splitserve_client.current_trace import current_trace
+from splitserve_client.connection import Connection
 from splitserve_client.errors import (
     Draining,
     ModelNotReady,
@@ -21,10 +24,10 @@ from splitserve_client.errors import (
     QuotaExceeded,
     RequestIdInUse,
     ServerUnreachable,
-    SplitserveError,
     StreamNotRead,
 )
-from splitserve_client.types import (
+from splitserve_text.errors import SplitserveError
+from splitserve_text.values import (
     NO_TRACE,
     Finish,
     ResumeTokenIds,
@@ -33,6 +36,22 @@ from splitserve_client.types import (
     Tokens,
     TraceContext,
 )
+
+
+def current_trace() -> TraceContext:
+    """Returns the span of the current task.
+
+    NO_TRACE without OpenTelemetry, which is never imported here.
+    """
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return NO_TRACE
+    span = trace.get_current_span().get_span_context()
+    if not span.is_valid:
+        return NO_TRACE
+    traceparent = f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
+    return TraceContext(traceparent, span.trace_state.to_header())
+
 
 Message = api.GenerateResponse | api.SessionEvent
 
@@ -196,3 +215,43 @@ def _by_index(token_ids: ResumeTokenIds) -> dict[int, array[int]]:
     if isinstance(token_ids, Mapping):
         return {index: array("i", tokens) for index, tokens in token_ids.items()}
     return {0: array("i", token_ids)}
+
+
+async def stream_resumed(
+    connection: Connection, request: ResumableRequest, backoff: Backoff
+) -> AsyncGenerator[Tokens | Finish, None]:
+    """Streams the events of `request` up to its Finish.
+
+    Closing the iterator aborts the request. Raises SplitserveError.
+    """
+    await connection.connect()
+    while True:
+        try:
+            async with aclosing(_attempt(connection, request, backoff.remaining_s())) as events:
+                async for event in events:
+                    backoff.reset()
+                    yield event
+                    if isinstance(event, Finish):
+                        return
+            lost: SplitserveError = ServerUnreachable("the stream ended without a finish")
+        except SplitserveError as error:
+            lost = error
+        if not request.may_go_on(lost):
+            raise lost
+        if isinstance(lost, RequestIdInUse):
+            # The server has not noticed yet that the stream broke.
+            with suppress(SplitserveError):
+                await connection.abort(request.request_id)
+        await backoff.pause(lost)
+
+
+async def _attempt(
+    connection: Connection, request: ResumableRequest, timeout_s: float | None
+) -> AsyncGenerator[Tokens | Finish, None]:
+    responses = connection.stream(
+        lambda stubs: stubs.scheduler.Generate, request.message(), timeout_s
+    )
+    async with aclosing(responses):
+        async for response in responses:
+            for event in request.receive(response):
+                yield event

@@ -1,21 +1,104 @@
-"""Choice of the scheduler that gets a client's calls, if the client knows several."""
+"""Schedulers that a client knows: channels to them, and the choice of the one that is called."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from splitserve_client.channels import Channels, Stubs
-from splitserve_client.errors import ServerUnreachable, SplitserveError
-from splitserve_client.probes import Answers, ask
-from splitserve_rpc.discovery import Discovery
+from splitserve_client.channels import Channels, Credentials, Stubs
+from splitserve_client.client_config import ClientConfig
+from splitserve_client.errors import ServerUnreachable
+from splitserve_rpc.addresses import MAX_PORT, is_loopback
+from splitserve_rpc.discovery import Discovery, discovery, names_several
+from splitserve_rpc.files import FilesUnusable
+from splitserve_rpc.server import channel_options
+from splitserve_text.errors import SplitserveError
+
+_log = logging.getLogger(__name__)
+
+
+@functools.lru_cache(maxsize=256)
+def warn_of_plain_text(address: str) -> None:
+    """Logs a warning, once per server of another machine.
+
+    Sending is not refused: only the operator of the client knows whether the connection is
+    protected by other means, such as a tunnel. Without log handlers Python writes the line to
+    stderr.
+    """
+    if not is_loopback(address):
+        _log.warning(
+            "credential_in_plain_text address=%s: who is on the way can read it; give TLS files",
+            address,
+        )
+
+
+# Number of unanswered probes that run at the same time.
+MAX_AT_ONCE = 8
+# Delay before the next probe if no answer arrives. Usually the first scheduler answers. If clients
+# probed all schedulers at once, all clients would choose the fastest and not be spread.
+_PACE_S = 0.25
+
+IsServing = Callable[[str], Awaitable[bool]]
+
+
+@dataclass(slots=True)
+class Answers:
+    """Answers of the probed schedulers.
+
+    `serving`: one that serves; `idle`: the first that does not.
+    """
+
+    serving: str | None = None
+    idle: str | None = None
+    problem: SplitserveError | None = None
+
+
+async def ask(addresses: Iterable[str], is_serving: IsServing, answers: Answers) -> None:
+    """Probes schedulers and adds to `answers` until one serves or all have answered.
+
+    `is_serving` raises SplitserveError for an unreachable scheduler, and takes bounded time.
+    """
+    left = deque(addresses)
+    asked: dict[asyncio.Future[bool], str] = {}
+    try:
+        while answers.serving is None and (left or asked):
+            if left and len(asked) < MAX_AT_ONCE:
+                address = left.popleft()
+                asked[asyncio.ensure_future(is_serving(address))] = address
+            may_ask = bool(left) and len(asked) < MAX_AT_ONCE
+            await asyncio.wait(
+                asked,
+                timeout=_PACE_S if may_ask else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for probe in [probe for probe in asked if probe.done()]:
+                _note(asked.pop(probe), probe, answers)
+    finally:
+        for probe in asked:
+            probe.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+def _note(address: str, probe: asyncio.Future[bool], answers: Answers) -> None:
+    try:
+        if not probe.result():
+            answers.idle = answers.idle or address
+        elif answers.serving is None:
+            answers.serving = address
+    except SplitserveError as error:
+        answers.problem = error
+
 
 # Validity of a scheduler's last health status.
 _FRESH_S = 1.0
@@ -241,3 +324,60 @@ class Schedulers:
             except grpc.aio.AioRpcError as error:
                 raise ServerUnreachable(f"{address} does not answer: {error.details()}") from error
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+_MAX_PORT_DIGITS = 20
+
+
+def open_target(address: str, config: ClientConfig) -> Target:
+    """Returns the target for `address`. Raises CredentialsUnusable and ServerUnreachable."""
+    port = address.rpartition(":")[2]
+    # gRPC would use the port modulo 65536.
+    if port.isdecimal() and (len(port) > _MAX_PORT_DIGITS or int(port) > MAX_PORT):
+        problem = f"its port is above {MAX_PORT}"
+        raise ServerUnreachable(f"the address {address[:100]!r} cannot be used: {problem}")
+    if not names_several(address):
+        return open_channels(config, address)
+    try:
+        found = discovery(address)
+    except (ValueError, FilesUnusable) as error:
+        raise ServerUnreachable(f"the address {address!r} cannot be used: {error}") from error
+    config.open_credentials()  # reports unusable credentials now
+    config = replace(config, tls_name=found.host or config.tls_name)
+    return Schedulers(found, partial(open_channels, config), config.timing.clock)
+
+
+def open_channels(config: ClientConfig, address: str) -> Channels:
+    """Opens the channel to one address. Raises CredentialsUnusable."""
+    if config.has_api_key and config.is_plain_text:
+        warn_of_plain_text(address)
+    open_channel = partial(_open_channel, address, config)
+    return Channels(open_channel, config.open_credentials(), _unreachable(address, config))
+
+
+def _open_channel(address: str, config: ClientConfig, credentials: Credentials) -> grpc.aio.Channel:
+    """Opens a channel that reconnects soon after the server is back."""
+    options: list[tuple[str, int | str]] = [
+        *channel_options(),
+        # gRPC's default backoff grows to minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 500),
+        ("grpc.min_reconnect_backoff_ms", int(config.connect_timeout_s * 1000)),
+        ("grpc.dns_min_time_between_resolutions_ms", 500),
+        ("grpc.enable_http_proxy", 0),
+        # Otherwise a replacement channel would share the abandoned connection.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if credentials is not None:
+        if config.tls_name is not None:
+            options.append(("grpc.ssl_target_name_override", config.tls_name))
+        return grpc.aio.secure_channel(address, credentials, options=options)
+    return grpc.aio.insecure_channel(address, options=options)
+
+
+def _unreachable(address: str, config: ClientConfig) -> str:
+    """Returns the start of the message for a failed connection; gRPC's reason follows."""
+    if config.is_plain_text:
+        return f"cannot connect to {address} in plain text: no server answers, or it wants TLS"
+    wants = "it wants plain text, or another certificate"
+    return f"cannot connect to {address} with TLS: no server answers, or {wants}"

@@ -8,25 +8,22 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Seque
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from splitserve_client.chat_template import Message
 from splitserve_client.client import AsyncClient
 from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
-from splitserve_client.explanations import Explanation, QueueExplanation
-from splitserve_client.generation import Generation, RequestOptions
-from splitserve_client.prompt import AnyPrompt
-from splitserve_client.text_calls import ChatOptions, TextOptions
-from splitserve_client.text_generation import TextGeneration
-from splitserve_client.text_map import MapResult
-from splitserve_client.text_stream import End, Piece
-from splitserve_client.tokenizer import Tokenizer
-from splitserve_client.types import (
+from splitserve_client.generation import Generation, RequestOptions, TextGeneration
+from splitserve_client.scheduler_info import (
     DrainedExecutor,
     ExecutorList,
-    Finish,
+    Explanation,
     Model,
-    SamplingParams,
-    Tokens,
+    QueueExplanation,
 )
+from splitserve_client.text_calls import ChatOptions, TextOptions
+from splitserve_client.text_map import MapResult
+from splitserve_text.chat_template import Message
+from splitserve_text.output_text import End, Piece
+from splitserve_text.tokenizer import AnyPrompt, Tokenizer
+from splitserve_text.values import Finish, SamplingParams, Tokens
 
 T = TypeVar("T")
 

@@ -8,13 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypedDict, Unpack
 
-from splitserve_client.chat_template import Message, TemplateOptions
-from splitserve_client.errors import ModelChanged, TokenizerUnavailable
-from splitserve_client.output_text import TextRules
-from splitserve_client.prompt import Prompt
-from splitserve_client.text_stream import End, Piece, RequestTexts
-from splitserve_client.tokenizer import Tokenizer
-from splitserve_client.types import Finish, SamplingParams, SchedulingParams, Tokens
+from splitserve_client.errors import ModelChanged
+from splitserve_text.chat_template import Message, TemplateOptions
+from splitserve_text.errors import TokenizerUnavailable
+from splitserve_text.output_text import End, Piece, RequestTexts, TextRules
+from splitserve_text.tokenizer import Prompt, Tokenizer
+from splitserve_text.values import Finish, SamplingParams, SchedulingParams, Tokens
 
 
 class TextOptions(TypedDict, total=False):

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from splitserve_metrics.listener import MetricsAddress
 from splitserve_rpc.addresses import is_address, is_loopback, missing_for_http
 from splitserve_rpc.security import SecurityUnusable, check_exposure, check_pair
 from splitserve_rpc.tls import TlsFiles
 from splitserve_rpc.web_guard import ANY, split_hosts
+from splitserve_text import ReasoningParserName, ToolCallParserName
 from splitserve_tracing.trace_config import TraceConfig
-
-ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"]
-ReasoningParserName = Literal["auto", "think", "mistral", "none"]
 
 _MIB = 2**20
 

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from splitserve_client import TraceContext as SentContext
+from splitserve_text import (
+    TraceContext as SentContext,
+)
 from splitserve_tracing.trace_config import TraceContext
 
 if TYPE_CHECKING:

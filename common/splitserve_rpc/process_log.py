@@ -208,6 +208,7 @@ LOGGING_PACKAGES = (
     "splitserve_metrics",
     "splitserve_options",
     "splitserve_rpc",
+    "splitserve_text",
     "splitserve_tracing",
 )
 # Prefix of lines that are not an event: those of a traceback.

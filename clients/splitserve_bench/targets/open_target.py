@@ -28,7 +28,7 @@ from splitserve_client import (
     Session,
     SplitserveError,
 )
-from splitserve_client.api_key import ApiKey
+from splitserve_client.client_config import ApiKey
 from splitserve_rpc.tls import TlsFiles, load_files
 
 # Refused and lost requests are counted, not hidden by a retry.

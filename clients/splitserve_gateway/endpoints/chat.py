@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from splitserve_client import TokenLogprob
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.shapes import (
     AnswerKind,
@@ -25,14 +24,17 @@ from splitserve_gateway.generation.prompts import tokenizer_of
 from splitserve_gateway.generation.text_requests import sampling_params
 from splitserve_gateway.grammars.answer_plan import AnswerPlan
 from splitserve_gateway.http.errors import invalid
-from splitserve_gateway.parsing.reader import (
+from splitserve_gateway.schemas.chat import ChatRequest
+from splitserve_text import (
     ContentDelta,
     ReasoningDelta,
+    TokenLogprob,
     ToolCallArguments,
     ToolCallStart,
 )
-from splitserve_gateway.parsing.reader import Delta as Part
-from splitserve_gateway.schemas.chat import ChatRequest
+from splitserve_text import (
+    Delta as Part,
+)
 
 router = APIRouter()
 

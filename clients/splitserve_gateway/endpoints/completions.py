@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from splitserve_client import TokenLogprob
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.shapes import (
     AnswerKind,
@@ -33,6 +32,9 @@ from splitserve_gateway.generation.prompts import EncodedPrompt, encode_prompts
 from splitserve_gateway.generation.text_requests import sampling_params, text_request
 from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.schemas.chat import CompletionRequest
+from splitserve_text import (
+    TokenLogprob,
+)
 
 router = APIRouter()
 

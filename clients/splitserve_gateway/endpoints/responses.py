@@ -14,7 +14,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from splitserve_client import Detokenizer, SplitserveError, TokenLogprob
+from splitserve_client import (
+    SplitserveError,
+)
 from splitserve_gateway.endpoints.chat import start_chat
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.shapes import Json, TokenNames, chat_logprobs, with_notes
@@ -33,14 +35,18 @@ from splitserve_gateway.generation.text_requests import gathered
 from splitserve_gateway.grammars.answer_plan import AnswerPlan
 from splitserve_gateway.http.errors import ApiError, error_of, invalid
 from splitserve_gateway.http.exchange import NAMED_EVENTS, event_stream
-from splitserve_gateway.parsing.reader import (
+from splitserve_gateway.schemas.responses import ResponsesRequest
+from splitserve_text import (
     ContentDelta,
+    Detokenizer,
     ReasoningDelta,
+    TokenLogprob,
     ToolCallArguments,
     ToolCallStart,
 )
-from splitserve_gateway.parsing.reader import Delta as Part
-from splitserve_gateway.schemas.responses import ResponsesRequest
+from splitserve_text import (
+    Delta as Part,
+)
 
 router = APIRouter()
 

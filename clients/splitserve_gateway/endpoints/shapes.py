@@ -14,7 +14,6 @@ from typing import Protocol, Self
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from splitserve_client import Detokenizer, Tokenizer, TokenLogprob, TopLogprob
 from splitserve_gateway.generation.choices import (
     Delta,
     PromptScores,
@@ -30,6 +29,12 @@ from splitserve_gateway.schemas.base import ApiRequest, StreamOptions
 from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
 from splitserve_gateway.schemas.sampling import SamplingFields
 from splitserve_gateway.upstreams.upstream import Served
+from splitserve_text import (
+    Detokenizer,
+    Tokenizer,
+    TokenLogprob,
+    TopLogprob,
+)
 
 Json = dict[str, object]
 

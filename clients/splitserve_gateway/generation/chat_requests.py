@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from splitserve_client import Grammar, SamplingParams
 from splitserve_gateway.generation.choices import FieldNames, TextRequest
 from splitserve_gateway.generation.prompts import (
     EncodedPrompt,
@@ -29,7 +28,6 @@ from splitserve_gateway.grammars.checker import (
 )
 from splitserve_gateway.grammars.tools import ToolUse, as_sent, tool_use
 from splitserve_gateway.http.errors import ApiError, invalid
-from splitserve_gateway.parsing.formats import OutputFormat, ReasoningState
 from splitserve_gateway.schemas.chat import (
     ChatFields,
     ChatMessage,
@@ -62,6 +60,12 @@ from splitserve_gateway.schemas.sampling import (
     SamplingFields,
 )
 from splitserve_gateway.upstreams.upstream import Served
+from splitserve_text import (
+    Grammar,
+    OutputFormat,
+    ReasoningState,
+    SamplingParams,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,20 +14,9 @@ from dataclasses import dataclass
 
 from splitserve_client import (
     ChatTemplateFailed,
-    End,
-    Finish,
-    FinishReason,
     InvalidRequest,
-    Piece,
     RequestFailed,
-    RequestTexts,
-    SamplingParams,
-    SchedulingParams,
-    SequenceFinish,
     SplitserveError,
-    TextRules,
-    TokenLogprob,
-    Tokens,
 )
 from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.generation.prompts import EncodedPrompt
@@ -36,6 +25,19 @@ from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
 from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
 from splitserve_gateway.upstreams.upstream import Served, Upstream
 from splitserve_rpc.process_log import log_context
+from splitserve_text import (
+    End,
+    Finish,
+    FinishReason,
+    Piece,
+    RequestTexts,
+    SamplingParams,
+    SchedulingParams,
+    SequenceFinish,
+    TextRules,
+    TokenLogprob,
+    Tokens,
+)
 
 # Queue bound: events per running prompt of a batch that wait to be written.
 _MAX_WAITING = 4

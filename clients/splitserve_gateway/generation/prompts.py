@@ -9,13 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from splitserve_client import Tokenizer, TokenizerUnavailable
+from splitserve_client import (
+    TokenizerUnavailable,
+)
 from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.grammars.checker import GrammarChecker, TenantChecker
 from splitserve_gateway.http.errors import ApiError, invalid
 from splitserve_gateway.schemas.chat import ChatFields, ChatMessage, CompletionRequest
 from splitserve_gateway.upstreams.upstream import Served, Upstream
+from splitserve_text import (
+    Tokenizer,
+)
 
 Result = TypeVar("Result")
 

@@ -7,12 +7,18 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
-from splitserve_client import BeamSearch, EarlyStopping, SamplingParams, SchedulingParams, TextRules
 from splitserve_gateway.generation.choices import Delta, Event, FieldNames, TextRequest
 from splitserve_gateway.generation.prompts import EncodedPrompt, Serving, beside_the_loop
 from splitserve_gateway.http.errors import ApiError, invalid
 from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
 from splitserve_gateway.upstreams.upstream import Served
+from splitserve_text import (
+    BeamSearch,
+    EarlyStopping,
+    SamplingParams,
+    SchedulingParams,
+    TextRules,
+)
 
 
 async def text_request(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from splitserve_client.types import Grammar
 from splitserve_gateway.grammars.checker import (
     ANY_OBJECT,
     GrammarRefused,
@@ -22,9 +21,15 @@ from splitserve_gateway.grammars.tools import (
     text_and_calls,
     texts_of,
 )
-from splitserve_gateway.parsing.formats import JSON, OutputFormat, ReasoningState
-from splitserve_gateway.parsing.output_parser import OutputParser, ParserOptions
 from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
+from splitserve_text import (
+    JSON,
+    Grammar,
+    OutputFormat,
+    OutputParser,
+    ParserOptions,
+    ReasoningState,
+)
 
 _MAX_REFUSED = 3  # each refused schema may take the full compile time
 

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
 from splitserve_gateway.grammars.check_process import CheckProcess
 from splitserve_gateway.sharing.turns import Turns
 from splitserve_grammars.limits import (
@@ -25,6 +24,13 @@ from splitserve_grammars.limits import (
     MAX_TRIAL_WALL_S,
 )
 from splitserve_grammars.trial import TrialTooSlow, TrialUnavailable, Verdict, encode_task
+from splitserve_text import (
+    Choices,
+    Grammar,
+    JsonSchema,
+    Lark,
+    Regex,
+)
 
 _MAX_SHARE = 4  # a tenant may have one in four of the waiting checks
 _BROKEN = "the grammar could not be checked"

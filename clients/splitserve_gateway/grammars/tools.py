@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
 from splitserve_gateway.grammars.checker import GrammarRefused, json_text
-from splitserve_gateway.parsing.formats import ReasoningMarks, ReasoningState, ToolCallFormat
 from splitserve_gateway.schemas.sampling import (
     AllowedChatChoice,
     ChatTool,
@@ -19,6 +17,16 @@ from splitserve_gateway.schemas.sampling import (
     FunctionDefinition,
 )
 from splitserve_grammars.grammar_text import OPTIONS_KEY
+from splitserve_text import (
+    Choices,
+    Grammar,
+    JsonSchema,
+    Lark,
+    ReasoningMarks,
+    ReasoningState,
+    Regex,
+    ToolCallFormat,
+)
 
 
 @dataclass(frozen=True, slots=True)

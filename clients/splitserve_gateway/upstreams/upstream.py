@@ -18,26 +18,28 @@ from splitserve_client import (
     ChatTemplateFailed,
     ClientConfig,
     Draining,
-    Finish,
     Identity,
     InvalidRequest,
     Model,
     ModelNotReady,
     Readiness,
-    SamplingParams,
-    SchedulingParams,
     ServerUnreachable,
     Session,
     SessionRequest,
     SplitserveError,
-    Tokenizer,
     TokenizerUnavailable,
-    Tokens,
     UnreadBudget,
 )
 from splitserve_gateway.http.errors import UPSTREAM_REFUSED
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from splitserve_rpc.peer_watch import SILENT_AFTER_S, PeerState, PeerWatch
+from splitserve_text import (
+    Finish,
+    SamplingParams,
+    SchedulingParams,
+    Tokenizer,
+    Tokens,
+)
 
 _POLL_S = 1.0
 # A request stalls if nothing came for this long from a scheduler that does not serve.

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING
 
 from splitserve_client import (
     Draining,
-    Finish,
     ModelChanged,
     ModelNotReady,
-    SamplingParams,
-    SchedulingParams,
     ServerUnreachable,
     SessionRequest,
     SplitserveError,
+)
+from splitserve_gateway.tracing import CallTrace, exchange_trace
+from splitserve_text import (
+    Finish,
+    SamplingParams,
+    SchedulingParams,
     Tokens,
     TraceContext,
 )
-from splitserve_gateway.tracing import CallTrace, exchange_trace
 
 if TYPE_CHECKING:
     from splitserve_gateway.upstreams.upstream import Upstream

@@ -1,11 +1,13 @@
-"""Explanations of requests for operators: their history, and what they wait for."""
+"""Values that a scheduler reports: its model, its executors, and explanations of requests."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from splitserve.scheduler.v1 import admin_pb2
+from splitserve_text.values import SamplingParams
 
 _US_S = 1e6
 
@@ -152,3 +154,115 @@ def _decode_part(part: admin_pb2.LifePart) -> LifePart:
 
 def _decode_obstacles(obstacles: Iterable[admin_pb2.ExecutorObstacle]) -> tuple[Obstacle, ...]:
     return tuple(Obstacle(each.executor, each.reason) for each in obstacles)
+
+
+class Readiness(enum.Enum):
+    """Readiness states of a scheduler, with reasons for not serving.
+
+    UNKNOWN: not reported, or a newer reason.
+    """
+
+    UNKNOWN = "UNKNOWN"
+    READY = "READY"
+    NO_EXECUTOR = "NO_EXECUTOR"
+    NO_PROGRESS = "NO_PROGRESS"
+    DRAINING = "DRAINING"
+    EXECUTORS_FAILING = "EXECUTORS_FAILING"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Served model. Token ids are 0 .. vocab_size-1.
+
+    `default_sampling_params`: recommendation of the model's authors, if any. Requests do not use it
+    by default: pass `replace(model.default_sampling_params, max_tokens=100)` or
+    `params.with_defaults(model.default_sampling_params)`. `readiness`: of the scheduler, at the
+    time of the call.
+    """
+
+    name: str
+    digest: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    readiness: Readiness = field(default=Readiness.UNKNOWN, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """Executor as the scheduler sees it. `is_draining`: the executor is leaving.
+
+    `compute`: implementation that computes, empty if not reported; `slow_compute_reason`: why it is
+    not the fastest for the model, empty if it is. `is_failing`: steps or rows of the executor fail,
+    whatever it is given; `is_withdrawn`: it gets no requests for that reason.
+    """
+
+    address: str
+    executor_epoch: int
+    is_connected: bool
+    model_name: str
+    dtype: str
+    block_size: int
+    num_device_blocks: int
+    num_free_device_blocks: int
+    num_host_blocks: int
+    num_waiting_requests: int
+    num_running_requests: int
+    num_steps: int
+    num_preemptions: int
+    num_swapped_requests: int
+    num_free_host_blocks: int
+    num_cached_device_blocks: int
+    is_draining: bool
+    model_digest: str = ""
+    software_version: str = ""
+    contract_version: tuple[int, int] = (0, 0)
+    block_bytes: int = 0
+    compute: str = ""
+    slow_compute_reason: str = ""
+    is_failing: bool = False
+    is_withdrawn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedExecutor:
+    """Result of draining an executor; `is_lost`: the executor was lost before it had finished.
+
+    `num_moved_requests`: requests that continue on, or wait for, other executors.
+    """
+
+    num_moved_requests: int
+    is_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Owner of a credential.
+
+    `knows_callers`: whether the server asks for credentials at all; the other fields describe this
+    credential. `may_use_model`: whether its tenant may use the served model.
+    """
+
+    knows_callers: bool
+    caller: str
+    tenant: str
+    scopes: frozenset[str]
+    may_use_model: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorList:
+    """Executors in order of registration, and requests that no executor can be given.
+
+    `num_unfitting_requests`: requests that no available executor could ever run. `now_s`: clock of
+    the scheduler, seconds since 1970; earlier versions report neither clock nor version.
+    """
+
+    executors: tuple[Executor, ...]
+    num_unassigned_requests: int
+    num_unfitting_requests: int = 0
+    now_s: float | None = None
+    software_version: str = ""
+    contract_version: tuple[int, int] | None = None

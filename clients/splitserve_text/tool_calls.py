@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from splitserve_gateway.parsing.reader import AnswerWriter, NotAsExpected, Reader, Reading, Stops
 from splitserve_rpc.text import parse_json
+from splitserve_text.answer_reader import AnswerWriter, NotAsExpected, Reader, Reading, Stops
 
 # Schemas of the tools' parameters by the tools' names.
 ToolSchemas = Mapping[str, Mapping[str, Any]]

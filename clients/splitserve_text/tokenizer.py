@@ -1,20 +1,21 @@
-"""Tokenizer of a model, built from the files that the server provides."""
+"""Tokenizer of a model, built from the files that the server provides, and its prompts."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
 import tokenizers
 
-from splitserve_client.chat_template import ChatTemplates, Message, TemplateOptions
-from splitserve_client.detokenizer import Detokenizer, make_detokenizer
-from splitserve_client.errors import ChatTemplateFailed, InvalidRequest, TokenizerUnavailable
-from splitserve_client.token_texts import TokenTexts
 from splitserve_rpc.text import parse_json
+from splitserve_text.chat_template import ChatTemplates, Message, TemplateOptions
+from splitserve_text.detokenizer import Detokenizer, make_detokenizer
+from splitserve_text.errors import ChatTemplateFailed, InvalidRequest, TokenizerUnavailable
+from splitserve_text.token_texts import TokenTexts
 
 T = TypeVar("T")
 
@@ -253,3 +254,56 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if name.endswith("_token") and isinstance(content, str):
             tokens[name] = content
     return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Prompt as a text, a chat or token ids.
+
+    `is_raw`: skip the chat template, which otherwise is used if the model has one. `messages`: a
+    chat in place of the text, rendered with the options of `template`. `token_ids`: the encoded
+    prompt in place of either; the answer then continues it.
+    """
+
+    text: str = ""
+    system: str = ""
+    is_raw: bool = False
+    token_ids: tuple[int, ...] = ()
+    messages: Sequence[Message] = ()
+    template: TemplateOptions = field(default_factory=TemplateOptions)
+
+    async def encode_async(self, tokenizer: Tokenizer | None) -> list[int]:
+        """Returns the token ids of the prompt; slow encoding runs in a thread.
+
+        Raises ChatTemplateFailed, InvalidRequest.
+        """
+        if tokenizer is None or self.token_ids:
+            return list(self.token_ids)
+        if not self.is_chat(tokenizer):
+            return await tokenizer.encode_async(self.text)
+        return await tokenizer.encode_chat_async(self._chat(), **self.template)
+
+    def is_chat(self, tokenizer: Tokenizer | None) -> bool:
+        """Returns whether the answer is a new message rather than a continuation of the prompt."""
+        if tokenizer is None or self.token_ids:
+            return False
+        return bool(self.messages) or (tokenizer.has_chat_template and not self.is_raw)
+
+    def _chat(self) -> Sequence[Message]:
+        if self.messages:
+            return self.messages
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.text}]
+
+
+# A `str` is continued, a sequence of messages is a chat.
+AnyPrompt: TypeAlias = str | Prompt | Sequence[Mapping[str, Any]]
+
+
+def as_prompt(prompt: AnyPrompt) -> Prompt:
+    """Converts any prompt to a Prompt."""
+    if isinstance(prompt, Prompt):
+        return prompt
+    if isinstance(prompt, str):
+        return Prompt(prompt, is_raw=True)
+    return Prompt(messages=prompt)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from splitserve_client.errors import ChatTemplateFailed
 from splitserve_rpc.text import parse_json
+from splitserve_text.errors import ChatTemplateFailed
 
 _TEXT, _NAME, _KEY, _VALUE = "probetext", "probename", "probekey", "probevalue"
 _TOOL = {

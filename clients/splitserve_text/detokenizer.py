@@ -13,7 +13,7 @@ from contextlib import suppress
 from copy import copy
 from typing import Protocol, Self
 
-from splitserve_client.token_texts import ElementMaps, TokenTexts
+from splitserve_text.token_texts import ElementMaps, TokenTexts
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A UTF-8 character has at most 4 bytes, so 3 bytes tell whether it is incomplete.

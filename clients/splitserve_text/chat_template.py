@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypedDict
 
-from splitserve_client.errors import ChatTemplateFailed
-from splitserve_client.template_sandbox import Sandbox
-from splitserve_client.template_shapes import MessageShapes
+from splitserve_text.errors import ChatTemplateFailed
+from splitserve_text.template_sandbox import Sandbox
+from splitserve_text.template_shapes import MessageShapes
 
 Message = Mapping[str, Any]
 

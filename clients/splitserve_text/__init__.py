@@ -1,0 +1,166 @@
+"""Text of a language model: tokenizer, chat templates, text of tokens, and parsers of answers.
+
+Knows nothing of RPC; the client and the gateway share it.
+"""
+
+from __future__ import annotations
+
+from splitserve_text.answer_reader import (
+    ContentDelta,
+    Delta,
+    NotAsExpected,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from splitserve_text.chat_template import (
+    ChatTemplates,
+    Message,
+    TemplateOptions,
+)
+from splitserve_text.detokenizer import (
+    Detokenizer,
+    make_detokenizer,
+)
+from splitserve_text.errors import (
+    ChatTemplateFailed,
+    InvalidRequest,
+    SplitserveError,
+    TokenizerUnavailable,
+)
+from splitserve_text.output_parser import (
+    FORMATS,
+    HERMES,
+    JSON,
+    MISTRAL,
+    MISTRAL_THINK,
+    REASONING_MARKS,
+    THINK,
+    OutputFormat,
+    OutputParser,
+    ParserOptions,
+    ReasoningMarks,
+    ReasoningParserName,
+    ReasoningState,
+    ToolCallFormat,
+    ToolCallParserName,
+)
+from splitserve_text.output_text import (
+    End,
+    OutputText,
+    Piece,
+    RequestTexts,
+    StopStrings,
+    TextRules,
+    TokenNumbers,
+)
+from splitserve_text.template_limits import (
+    TemplateLimits,
+)
+from splitserve_text.template_sandbox import (
+    Sandbox,
+)
+from splitserve_text.template_shapes import (
+    MessageShapes,
+)
+from splitserve_text.token_texts import (
+    TokenTexts,
+)
+from splitserve_text.tokenizer import (
+    AnyPrompt,
+    Prompt,
+    Tokenizer,
+    as_prompt,
+)
+from splitserve_text.tool_calls import (
+    ToolSchemas,
+)
+from splitserve_text.values import (
+    NO_TRACE,
+    BeamSearch,
+    Choices,
+    EarlyStopping,
+    Finish,
+    FinishReason,
+    Grammar,
+    JsonSchema,
+    Lark,
+    Regex,
+    ResumeTokenIds,
+    SamplingParams,
+    SchedulingParams,
+    SequenceFinish,
+    TokenLogprob,
+    Tokens,
+    TopLogprob,
+    TraceContext,
+    Usage,
+)
+
+__all__ = [
+    "FORMATS",
+    "HERMES",
+    "JSON",
+    "MISTRAL",
+    "MISTRAL_THINK",
+    "NO_TRACE",
+    "REASONING_MARKS",
+    "THINK",
+    "AnyPrompt",
+    "BeamSearch",
+    "ChatTemplateFailed",
+    "ChatTemplates",
+    "Choices",
+    "ContentDelta",
+    "Delta",
+    "Detokenizer",
+    "EarlyStopping",
+    "End",
+    "Finish",
+    "FinishReason",
+    "Grammar",
+    "InvalidRequest",
+    "JsonSchema",
+    "Lark",
+    "Message",
+    "MessageShapes",
+    "NotAsExpected",
+    "OutputFormat",
+    "OutputParser",
+    "OutputText",
+    "ParserOptions",
+    "Piece",
+    "Prompt",
+    "ReasoningDelta",
+    "ReasoningMarks",
+    "ReasoningParserName",
+    "ReasoningState",
+    "Regex",
+    "RequestTexts",
+    "ResumeTokenIds",
+    "SamplingParams",
+    "Sandbox",
+    "SchedulingParams",
+    "SequenceFinish",
+    "SplitserveError",
+    "StopStrings",
+    "TemplateLimits",
+    "TemplateOptions",
+    "TextRules",
+    "TokenLogprob",
+    "TokenNumbers",
+    "TokenTexts",
+    "Tokenizer",
+    "TokenizerUnavailable",
+    "Tokens",
+    "ToolCallArguments",
+    "ToolCallFormat",
+    "ToolCallParserName",
+    "ToolCallStart",
+    "ToolSchemas",
+    "TopLogprob",
+    "TraceContext",
+    "Usage",
+    "as_prompt",
+    "make_detokenizer",
+]
