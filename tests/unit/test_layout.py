@@ -36,7 +36,9 @@ def test_source_root_is_no_package(folder: str) -> None:
     assert not (ROOT / folder / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("package", ["scheduler_service", "splitserve_client", "splitserve_rpc"])
+@pytest.mark.parametrize(
+    "package", ["scheduler_service", "splitserve_client", "splitserve_rpc", "splitserve_text"]
+)
 def test_import_leaves_torch_alone_when_everything_is_imported(package: str) -> None:
     result = run_python("-c", IMPORT_ALL, package)
 

@@ -17,7 +17,7 @@ from splitserve_cli.explain import (
     seconds,
     summary,
 )
-from splitserve_client.explanations import (
+from splitserve_client.scheduler_info import (
     Explanation,
     LifeEvent,
     LifePart,

@@ -12,8 +12,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from splitserve_client import TraceContext
-from splitserve_client.current_trace import current_trace
-from splitserve_client.resumable_request import ResumableRequest, Submission
+from splitserve_client.resumable_request import ResumableRequest, Submission, current_trace
 
 ROOT = Path(__file__).parents[3]
 
@@ -50,7 +49,7 @@ def test_request_belongs_to_nothing_when_no_span_is_current() -> None:
 def test_opentelemetry_is_not_imported_for_that() -> None:
     program = """
 import sys
-from splitserve_client.current_trace import current_trace
+from splitserve_client.resumable_request import current_trace
 assert current_trace().traceparent == ""
 print([name for name in sys.modules if "opentelemetry" in name])
 """

@@ -17,8 +17,7 @@ from splitserve_client import (
     SamplingParams,
     collect_generation,
 )
-from splitserve_client.connection import Connection
-from splitserve_client.following import MAX_HOPS, allowed
+from splitserve_client.connection import MAX_HOPS, Connection, allowed
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_generation import expected_tokens
 from tests.support.fakes.fake_scheduler import FakeScheduler, start

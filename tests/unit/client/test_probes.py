@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from splitserve_client import probes
+from splitserve_client import schedulers
 from splitserve_client.errors import ServerUnreachable
-from splitserve_client.probes import MAX_AT_ONCE, Answers, ask
+from splitserve_client.schedulers import MAX_AT_ONCE, Answers, ask
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_PACE_S", 3600.0)
+    monkeypatch.setattr(schedulers, "_PACE_S", 3600.0)
 
 
 class _Schedulers:
@@ -43,7 +43,7 @@ class _Schedulers:
 async def test_few_are_waited_for_at_a_time_when_none_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(probes, "_PACE_S", 0.0)
+    monkeypatch.setattr(schedulers, "_PACE_S", 0.0)
     many, answers = _Schedulers(64), Answers()
     asking = asyncio.create_task(ask(many.answers, many.is_serving, answers))
     await many.until_asked(MAX_AT_ONCE)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from grpc_health.v1 import health_pb2
 
-from splitserve_client import probes
+from splitserve_client import schedulers
 from splitserve_client.channels import Channels, Stubs
 from splitserve_client.errors import CredentialsUnusable, Draining, ServerUnreachable
 from splitserve_client.schedulers import Schedulers
@@ -23,7 +23,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckRespon
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_PACE_S", 3600.0)
+    monkeypatch.setattr(schedulers, "_PACE_S", 3600.0)
 
 
 class _Network:

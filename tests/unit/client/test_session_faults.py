@@ -21,7 +21,7 @@ from splitserve_client import (
     SplitserveError,
 )
 from splitserve_client.session import Session
-from splitserve_client.unread import UnreadBudget
+from splitserve_client.session_request import UnreadBudget
 from tests.support.fakes.fake_generation import expected_tokens
 from tests.support.processes.patience import PATIENCE_S
 from tests.unit.client.test_client import collect

@@ -17,7 +17,7 @@ from splitserve_client import (
     RetryPolicy,
     SamplingParams,
     ServerUnreachable,
-    probes,
+    schedulers,
 )
 from splitserve_client import connection as connection_module
 from splitserve_client.schedulers import Schedulers
@@ -208,7 +208,7 @@ async def test_refusal_is_told_when_a_scheduler_refuses(several: Several) -> Non
 async def test_clients_are_spread_when_there_are_many(
     several: Several, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probes, "_PACE_S", 3600.0)
+    monkeypatch.setattr(schedulers, "_PACE_S", 3600.0)
     random.seed(0)
     for _ in range(10):
         async with AsyncClient(",".join(several.addresses)) as client:

@@ -10,8 +10,8 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from splitserve_client import stream_watch
-from splitserve_client.stream_watch import Elsewhere, StreamWatch
+from splitserve_client import channels
+from splitserve_client.channels import Elsewhere, StreamWatch
 from tests.simulation.virtual_loop import new_loop
 
 
@@ -73,7 +73,7 @@ Run = Callable[[Callable[[], Awaitable[None]]], None]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(stream_watch, "is_answering", _is_answering)
+    monkeypatch.setattr(channels, "is_answering", _is_answering)
     return lambda story: new_loop().run_until_complete(story())
 
 

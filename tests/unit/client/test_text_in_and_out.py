@@ -21,7 +21,7 @@ from splitserve_client import (
     Prompt,
     SamplingParams,
 )
-from splitserve_client.progress_line import ProgressLine
+from splitserve_client.text_map import ProgressLine
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_generation import VOCAB_SIZE, expected_tokens
 from tests.support.fakes.fake_scheduler import Cut, FakeScheduler

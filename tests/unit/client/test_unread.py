@@ -13,8 +13,7 @@ from splitserve_client import (
     Tokens,
     UnreadBudget,
 )
-from splitserve_client.session_request import SessionRequest
-from splitserve_client.wakeups import Wakeups
+from splitserve_client.session_request import SessionRequest, Wakeups
 from tests.support.fakes.fake_generation import expected_tokens
 from tests.support.fakes.fake_scheduler import FakeScheduler
 from tests.unit.client.test_client import collect, cut_at

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_client.api_key import ApiKey
+from splitserve_client.client_config import ApiKey
 from splitserve_rpc.files import is_readable_by_others
 from splitserve_rpc.security import read_token
 from splitserve_rpc.tls import Tls, TlsFiles

@@ -14,10 +14,10 @@ from splitserve_client.errors import (
     CallerUnknown,
     ModelNotReady,
     ServerUnreachable,
-    SplitserveError,
 )
-from splitserve_client.types import Executor, ExecutorList, Model, Readiness
+from splitserve_client.scheduler_info import Executor, ExecutorList, Model, Readiness
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
+from splitserve_text.errors import SplitserveError
 
 NOW_S = 1_700_000_000.0
 OURS = (CONTRACT_MAJOR, CONTRACT_MINOR)

@@ -12,7 +12,7 @@ import pytest
 
 from splitserve_cli.checks.finding import Finding, State
 from splitserve_cli.checks.gateway import GatewayAddress, check_gateway
-from splitserve_client.types import Model, Readiness
+from splitserve_client.scheduler_info import Model, Readiness
 
 MODEL = Model("toy", "d" * 64, "float32", 97, 200, (3,), readiness=Readiness.READY)
 

@@ -15,9 +15,8 @@ from splitserve_gateway.endpoints.chat import ChatChoice
 from splitserve_gateway.endpoints.shapes import TokenNames
 from splitserve_gateway.generation.choices import ChoiceEnd, Delta
 from splitserve_gateway.grammars.answer_plan import AnswerPlan
-from splitserve_gateway.parsing.formats import OutputFormat
-from splitserve_gateway.parsing.output_parser import ParserOptions
 from splitserve_gateway.schemas.chat import ChatRequest
+from splitserve_text.output_parser import OutputFormat, ParserOptions
 from tests.support.models import tiny_tokenizers
 
 NAMES = TokenNames(

@@ -12,8 +12,7 @@ from splitserve_gateway.endpoints.responses import ResponseOutput
 from splitserve_gateway.endpoints.shapes import TokenNames
 from splitserve_gateway.generation.choices import ChoiceEnd, Delta
 from splitserve_gateway.grammars.answer_plan import AnswerPlan
-from splitserve_gateway.parsing.formats import FORMATS, REASONING_MARKS, OutputFormat
-from splitserve_gateway.parsing.output_parser import ParserOptions
+from splitserve_text.output_parser import FORMATS, REASONING_MARKS, OutputFormat, ParserOptions
 from tests.support.models import tiny_tokenizers
 
 TEXT = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from splitserve_client.types import Grammar
 from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, plan_answer
 from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.grammars.tools import ToolUse
-from splitserve_gateway.parsing.formats import FORMATS, REASONING_MARKS, OutputFormat
-from tests.unit.gateway.parsing.answers import Answer
+from splitserve_text.output_parser import FORMATS, REASONING_MARKS, OutputFormat
+from splitserve_text.values import Grammar
+from tests.unit.text.parsing.answers import Answer
 
 POINT = {
     "type": "object",

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from splitserve_client.types import Choices, JsonSchema, Lark, Regex
 from splitserve_gateway.grammars.answer_plan import plan_answer
 from splitserve_gateway.grammars.checker import (
     ANY_OBJECT,
@@ -16,7 +15,8 @@ from splitserve_gateway.grammars.checker import (
     Source,
 )
 from splitserve_gateway.grammars.tools import ToolUse
-from splitserve_gateway.parsing.formats import ReasoningState
+from splitserve_text.output_parser import ReasoningState
+from splitserve_text.values import Choices, JsonSchema, Lark, Regex
 from tests.unit.gateway.grammars.answer_rules import (
     POINT,
     WRITTEN,

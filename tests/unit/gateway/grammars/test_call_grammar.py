@@ -12,7 +12,7 @@ import pytest
 
 from splitserve_gateway.grammars.answer_plan import plan_answer
 from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.parsing.formats import FORMATS, ReasoningState
+from splitserve_text.output_parser import FORMATS, ReasoningState
 from tests.unit.gateway.grammars.answer_rules import (
     SCHEMAS,
     WRITTEN,

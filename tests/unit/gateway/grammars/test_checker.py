@@ -13,7 +13,6 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
 from splitserve_gateway.grammars import check_process
 from splitserve_gateway.grammars.checker import (
     CheckerLimits,
@@ -24,6 +23,7 @@ from splitserve_gateway.grammars.checker import (
     Source,
 )
 from splitserve_grammars.limits import MAX_GRAMMAR_BYTES, NUM_TRIES
+from splitserve_text.values import Choices, Grammar, JsonSchema, Lark, Regex
 from tests.support.grammars.failing_trials import failing_first
 from tests.support.processes.patience import PATIENCE_S
 

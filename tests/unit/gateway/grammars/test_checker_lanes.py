@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from splitserve_client.types import Grammar, Regex
 from splitserve_gateway.grammars import checker as checker_module
 from splitserve_gateway.grammars.check_process import CheckProcess
 from splitserve_gateway.grammars.checker import (
@@ -18,6 +17,7 @@ from splitserve_gateway.grammars.checker import (
     GrammarCheckUnavailable,
 )
 from splitserve_grammars.trial import TrialTooSlow, Verdict
+from splitserve_text.values import Grammar, Regex
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.gateway.parsing.answers import answer, make_parser
+from tests.unit.text.parsing.answers import answer, make_parser
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 FORMAT_NAMES = ("hermes", "llama3_json", "mistral", "json", "none")

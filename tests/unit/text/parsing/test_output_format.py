@@ -6,9 +6,8 @@ from typing import get_args
 
 import pytest
 
-from splitserve_gateway.config import ReasoningParserName, ToolCallParserName
-from splitserve_gateway.parsing.formats import OutputFormat
 from splitserve_options.gateway_table import GATEWAY_OPTIONS
+from splitserve_text.output_parser import OutputFormat, ReasoningParserName, ToolCallParserName
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from splitserve_gateway.parsing.formats import FORMATS, REASONING_MARKS, OutputFormat
-from splitserve_gateway.parsing.output_parser import OutputParser, ParserOptions
-from splitserve_gateway.parsing.reader import (
+from splitserve_text.answer_reader import (
     ContentDelta,
     Delta,
     ReasoningDelta,
     ToolCallArguments,
     ToolCallStart,
+)
+from splitserve_text.output_parser import (
+    FORMATS,
+    REASONING_MARKS,
+    OutputFormat,
+    OutputParser,
+    ParserOptions,
 )
 
 TOOLS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_gateway.parsing.formats import MISTRAL_THINK, THINK, ReasoningState
-from tests.unit.gateway.parsing.answers import answer
+from splitserve_text.output_parser import MISTRAL_THINK, THINK, ReasoningState
+from tests.unit.text.parsing.answers import answer
 
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from splitserve_gateway.parsing.formats import HERMES, MISTRAL
-from splitserve_gateway.parsing.reader import ContentDelta, ToolCallArguments, ToolCallStart
-from tests.unit.gateway.parsing.answers import answer, make_parser
+from splitserve_text.answer_reader import ContentDelta, ToolCallArguments, ToolCallStart
+from splitserve_text.output_parser import HERMES, MISTRAL
+from tests.unit.text.parsing.answers import answer, make_parser
 
 PARIS = '{"city": "Paris"}'
 WEATHER = ("get_weather", PARIS)
