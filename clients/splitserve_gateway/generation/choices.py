@@ -24,6 +24,7 @@ from splitserve_gateway.http.errors import ApiError, api_error, invalid
 from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
 from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
 from splitserve_gateway.upstreams.upstream import Served, Upstream
+from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from splitserve_rpc.process_log import log_context
 from splitserve_text import (
     End,
@@ -214,7 +215,8 @@ class _PromptChoices:
     async def stream(self) -> AsyncGenerator[Event, None]:
         """Streams the deltas, then the Totals of this prompt."""
         request = self._request
-        asked = request.upstream.request(
+        asked = UpstreamRequest(
+            request.upstream,
             self._prompt.token_ids,
             request.params,
             request.scheduling,

@@ -31,12 +31,10 @@ from splitserve_client import (
     UnreadBudget,
 )
 from splitserve_gateway.http.errors import UPSTREAM_REFUSED
-from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from splitserve_rpc.peer_watch import SILENT_AFTER_S, PeerState, PeerWatch
 from splitserve_text import (
     Finish,
     SamplingParams,
-    SchedulingParams,
     Tokenizer,
     Tokens,
 )
@@ -231,24 +229,6 @@ class Upstream:
     def num_session_requests(self) -> int:
         """Number of requests that the scheduler may still have."""
         return sum(session.num_open for session in (*self._retired, self._session))
-
-    def request(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        scheduling: SchedulingParams,
-        model_digest: str,
-        credential: str = "",
-        request_id: str = "",
-    ) -> UpstreamRequest:
-        """Creates a request to this scheduler. It resumes at another scheduler if this one is lost.
-
-        `credential`: the caller's; empty if callers are not identified. `request_id`: see
-        `UpstreamRequest`.
-        """
-        return UpstreamRequest(
-            self, prompt_token_ids, params, scheduling, model_digest, credential, request_id
-        )
 
     async def identify(self, credential: str) -> Identity:
         """Returns the caller with `credential` as this scheduler knows it.

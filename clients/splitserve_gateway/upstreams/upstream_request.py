@@ -7,7 +7,6 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from splitserve_client import (
     Draining,
@@ -18,6 +17,7 @@ from splitserve_client import (
     SplitserveError,
 )
 from splitserve_gateway.tracing import CallTrace, exchange_trace
+from splitserve_gateway.upstreams.upstream import Upstream
 from splitserve_text import (
     Finish,
     SamplingParams,
@@ -25,9 +25,6 @@ from splitserve_text import (
     Tokens,
     TraceContext,
 )
-
-if TYPE_CHECKING:
-    from splitserve_gateway.upstreams.upstream import Upstream
 
 # Errors that are not the request's fault: another scheduler may serve it.
 _ELSEWHERE = (ServerUnreachable, Draining, ModelNotReady)
@@ -47,7 +44,8 @@ class _Came:
 class UpstreamRequest:
     """Request to a scheduler; resumes at another scheduler if that one is lost.
 
-    `model_digest`: digest of the model that the prompt was encoded for.
+    `model_digest`: digest of the model that the prompt was encoded for. `credential`: the caller's;
+    empty if callers are not identified.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class UpstreamRequest:
         params: SamplingParams,
         scheduling: SchedulingParams,
         model_digest: str,
-        credential: str,
+        credential: str = "",
         request_id: str = "",
     ) -> None:
         """Prepares the request without submitting it.
