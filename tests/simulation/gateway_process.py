@@ -93,7 +93,8 @@ class SimulatedGateway:
             if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
                 raise Wrong(f"it was refused: {error.message}") from error
             return False
-        request = upstream.request(
+        request = UpstreamRequest(
+            upstream,
             wanted.prompt,
             wanted.params,
             wanted.scheduling,

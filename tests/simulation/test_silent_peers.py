@@ -24,6 +24,7 @@ from splitserve.executor.v1 import executor_pb2
 from splitserve_client import SamplingParams, SchedulingParams, Tokens, UnreadBudget
 from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from splitserve_rpc.server import KEEPALIVE_S, PING_TIMEOUT_S
 from tests.simulation.calls import opener
 from tests.simulation.client_process import SimulatedClient
@@ -426,8 +427,8 @@ class Gateway:
             self.refused_at_s.append(self._loop.time())
             return
         wanted = request(number, num_tokens, in_session=True)
-        submitted = upstream.request(
-            wanted.prompt, wanted.params, wanted.scheduling, served.model.digest
+        submitted = UpstreamRequest(
+            upstream, wanted.prompt, wanted.params, wanted.scheduling, served.model.digest
         )
         times_s: list[float] = []
         self.token_times_s.append(times_s)

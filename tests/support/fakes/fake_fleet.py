@@ -14,6 +14,7 @@ from splitserve_client import (
     UnreadBudget,
 )
 from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from splitserve_rpc.discovery import Listed
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import RunningServer
@@ -50,7 +51,7 @@ class Schedulers:
 
     async def generate(self, params: SamplingParams = PARAMS) -> list[int]:
         upstream, served = self.fleet.choose(None)
-        request = upstream.request(PROMPT, params, SchedulingParams(), served.model.digest)
+        request = UpstreamRequest(upstream, PROMPT, params, SchedulingParams(), served.model.digest)
         return [
             token_id
             async for event in request.events()

@@ -14,6 +14,7 @@ from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams import upstream as upstream_module
 from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from splitserve_rpc.discovery import Listed
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_scheduler import FakeScheduler, start
@@ -60,7 +61,7 @@ async def changed() -> AsyncIterator[tuple[Fleet, SlowToRead]]:
         fake.model_digest = NOW
         upstream, served = fleet.choose(None)
         params = SamplingParams(seed=7, max_tokens=6)
-        request = upstream.request([3], params, SchedulingParams(), served.model.digest)
+        request = UpstreamRequest(upstream, [3], params, SchedulingParams(), served.model.digest)
         with pytest.raises(ModelChanged):
             await anext(request.events())
         # Its client tells its caller after that, so whoever asks then must not be refused again.

@@ -18,6 +18,7 @@ from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams.upstream import Upstream
+from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from splitserve_rpc.discovery import Listed
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_fleet import EXPECTED, PARAMS, PROMPT, Schedulers, refuse, schedulers
@@ -105,7 +106,7 @@ async def test_request_is_refused_when_the_executors_do_not_come() -> None:
         await stop_first(running)
         upstream, served = running.fleet.choose(None)
         params = SchedulingParams(deadline_s=0.1)
-        request = upstream.request(PROMPT, PARAMS, params, served.model.digest)
+        request = UpstreamRequest(upstream, PROMPT, PARAMS, params, served.model.digest)
         with pytest.raises(Draining):
             await anext(request.events())
 
