@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu_check.part_process import FLASH_ATTENTION_3_FROM
 from benchmarks.gpu_check.sizes import Sizes
-from executor_service.backends.attention_trial import (
+from executor_service.backends.attention_candidates import (
     DEFAULT_BLOCK_SIZE,
     Candidate,
     LayerDemand,
@@ -18,7 +18,7 @@ from executor_service.backends.attention_trial import (
 )
 from executor_service.device.kv_cache import LayerShape
 from splitserve_kernels import reference
-from splitserve_kernels.gpu.attention.flash_attention_3_sources import INSTALLED
+from splitserve_kernels.gpu.attention.flash_attention_3_op import INSTALLED
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
 
 TRITON, FLASH_ATTENTION_3 = "triton", "flash-attn-3"

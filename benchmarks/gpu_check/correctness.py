@@ -24,10 +24,10 @@ from benchmarks.gpu_check.problems import (
 )
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Rows, Sizes
-from executor_service.backends.attention_trial import DEFAULT_BLOCK_SIZE, Candidate
+from executor_service.backends.attention_candidates import DEFAULT_BLOCK_SIZE, Candidate
 from executor_service.device.kv_cache import LayerShape
 from splitserve_kernels import reference
-from splitserve_kernels.gpu.availability import why_unavailable
+from splitserve_kernels.gpu.launch import why_unavailable
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales
 
 # Largest difference of an output: those of tests/kernels/gpu.

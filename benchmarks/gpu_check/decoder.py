@@ -29,7 +29,7 @@ from executor_service.device.kv_cache import KVCache
 from executor_service.model.input_batch import build_input_batch
 from executor_service.model.paged_model import attending_with
 from executor_service.model.transformers_attention import unbind
-from splitserve_kernels.gpu.availability import why_unavailable
+from splitserve_kernels.gpu.launch import why_unavailable
 
 # That of the trial at start, in half precision.
 _TOLERANCE = 0.06

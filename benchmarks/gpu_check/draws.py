@@ -20,7 +20,7 @@ from benchmarks.gpu_check.timing import median_s
 from executor_service.device.kv_cache import copy_in_torch
 from executor_service.sampling.sampler import Draw, SamplingRows, draw_unseen_in_torch
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
-from splitserve_kernels.gpu.availability import is_interpreted, why_unavailable
+from splitserve_kernels.gpu.launch import is_interpreted, why_unavailable
 
 _NUM_COPIED = 16
 _BATCHES = (1, 8, 32, 256)
@@ -41,7 +41,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     copies = {"torch": copy_in_torch}
     if has_triton:
         from executor_service.backends.gpu_draw import triton_draw
-        from splitserve_kernels.gpu.block_copy import copy_blocks
+        from splitserve_kernels.gpu.kv_write import copy_blocks
 
         draws["triton"], copies["triton"] = triton_draw, copy_blocks
     for batch in sizes.batches if sizes.is_smoke else _BATCHES:
@@ -64,8 +64,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
 
 def _layer_cases(sizes: Sizes) -> Iterator[Case]:
     """Norms and gates of an 8B Llama's layers."""
-    from splitserve_kernels.gpu.gated_product import gated_product
-    from splitserve_kernels.gpu.rms_norm import add_rms_norm
+    from splitserve_kernels.gpu.layer_ops import add_rms_norm, gated_product
 
     def numbers(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=sizes.device)

@@ -63,7 +63,7 @@ def _device(sizes: Sizes) -> Iterator[Measurement]:
 
 def _kernel(sizes: Sizes) -> Iterator[Measurement]:
     """That kernels compiled on this machine run at all."""
-    from splitserve_kernels.gpu.gated_product import gated_product
+    from splitserve_kernels.gpu.layer_ops import gated_product
 
     ones = torch.ones(4, 256, dtype=torch.bfloat16, device=sizes.device)
     expected = torch.nn.functional.silu(ones[:, :128])

@@ -21,7 +21,7 @@ from benchmarks.gpu_check.problems import (
     make_problem,
 )
 from benchmarks.gpu_check.sizes import Sizes
-from executor_service.backends.draw_trial import DRAW_TOLERANCE, try_draw
+from executor_service.trials.kernel_trials import DRAW_TOLERANCE, try_draw
 from splitserve_kernels import reference
 
 # Turned heads are rounded once, to 8 bits, and are below 8.
@@ -50,7 +50,7 @@ def _write_problem(sizes: Sizes) -> AttentionProblem:
 
 def _write_error(sizes: Sizes) -> float:
     from splitserve_kernels.gpu.kv_write import kv_write
-    from splitserve_kernels.gpu.layer_pools import LayerPools
+    from splitserve_kernels.gpu.launch import LayerPools
 
     pools = []
     for is_reference in (True, False):
@@ -66,8 +66,8 @@ def _write_error(sizes: Sizes) -> float:
 
 
 def _rotary_error(sizes: Sizes) -> float:
-    from splitserve_kernels.gpu.layer_pools import LayerPools
-    from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
+    from splitserve_kernels.gpu.kv_write import rotary_kv_write
+    from splitserve_kernels.gpu.launch import LayerPools, RotaryTables
 
     problem = _write_problem(sizes)
     slots, device = problem.batch.slot_mapping, sizes.device
@@ -94,7 +94,7 @@ def _turned(heads: Tensor, angles: Tensor) -> Tensor:
 
 def _norm_error(sizes: Sizes) -> float:
     """Relative, of the sum and of what is normalised; of tokens as wide as an 8B Llama's."""
-    from splitserve_kernels.gpu.rms_norm import add_rms_norm
+    from splitserve_kernels.gpu.layer_ops import add_rms_norm
 
     width = max(16, 4096 // sizes.divisor)
     numbers, addend, weight = (_random((33, width), seed, sizes) for seed in range(3))
@@ -109,7 +109,7 @@ def _norm_error(sizes: Sizes) -> float:
 
 def _gate_error(sizes: Sizes) -> float:
     """Relative."""
-    from splitserve_kernels.gpu.gated_product import gated_product
+    from splitserve_kernels.gpu.layer_ops import gated_product
 
     gate_up = _random((33, 2 * max(16, 14336 // sizes.divisor)), 3, sizes)
     gate, up = gate_up.double().chunk(2, dim=-1)
@@ -129,7 +129,7 @@ def _relative(actual: Tensor, expected: Tensor) -> float:
 
 def _copy_error(sizes: Sizes) -> float:
     """The largest difference after blocks went from sources to targets."""
-    from splitserve_kernels.gpu.block_copy import copy_blocks
+    from splitserve_kernels.gpu.kv_write import copy_blocks
 
     width, count = 2**17 // sizes.divisor, 64
     generator = torch.Generator(sizes.device).manual_seed(0)

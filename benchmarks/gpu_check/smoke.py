@@ -10,7 +10,7 @@ from benchmarks.gpu_check.sizes import Sizes, smoke_sizes
 @functools.cache
 def prepare() -> Sizes:
     """Repairs Triton's interpreter, where there is one; once."""
-    from splitserve_kernels.gpu.availability import why_unavailable
+    from splitserve_kernels.gpu.launch import why_unavailable
 
     if why_unavailable() is None:
         from tests.support.devices.interpreter import repair

@@ -14,7 +14,7 @@ from benchmarks.gpu_check.backends import TRITON, timed_backends
 from benchmarks.gpu_check.cases import Case
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Rows, Sizes
-from executor_service.backends.attention_trial import Candidate
+from executor_service.backends.attention_candidates import Candidate
 from executor_service.errors import one_line
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def _decodes(
 def _prompts(
     name: str, change: dict[str, int], candidate: Candidate, sizes: Sizes
 ) -> Iterator[Measurement]:
-    from splitserve_kernels.gpu.attention import paged_prefill
+    from splitserve_kernels.gpu.attention import backend
 
     layer = plain_layer(sizes)
-    with _changed(paged_prefill, "prefill_tile_sizes", change):
+    with _changed(backend, "prefill_tile_sizes", change):
         for rows_name, rows in _PROMPTS.items():
             seconds = launched_s(candidate, layer, sizes.rows(rows), sizes)
             rate = layer.num_operations(rows) / seconds / 1e12

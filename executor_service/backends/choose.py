@@ -19,13 +19,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from executor_service.backends.attention_trial import (
+from executor_service.backends.attention_candidates import (
     DEFAULT_BLOCK_SIZE,
     Candidate,
     gpu_candidates,
     time_attention,
-    try_backend,
-    try_layer,
 )
 from executor_service.backends.compute import (
     PRICE_OF_NO_DECODER,
@@ -56,13 +54,19 @@ from executor_service.errors import BackendUnavailable, TrialFailed, one_line
 from executor_service.model.loaded_model import LayerKind, LoadedModel
 from executor_service.model.paged_model import PagedModel, attending_with, torch_model
 from executor_service.sampling.sampler import Draw, SamplingRows, draw_rows
+from executor_service.trials.attention_trial import try_backend, try_layer
 from splitserve_kernels import reference
-from splitserve_kernels.cpu.attention import NativeAttention, why_not_native_attention
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
-from splitserve_kernels.cpu.linear import WeightRows, linear, pack
+from splitserve_kernels.cpu.operations import (
+    NativeAttention,
+    WeightRows,
+    linear,
+    pack,
+    why_not_native_attention,
+)
 from splitserve_kernels.cpu.sampling import choose_tokens
-from splitserve_kernels.gpu.attention.flash_attention_3_sources import INSTALLED
+from splitserve_kernels.gpu.attention.flash_attention_3_op import INSTALLED
 from splitserve_kernels.paged_batch import AttentionBackend
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from typing import TypeVar
 
 import torch
 
-from executor_service.backends.draw_trial import try_adjust, try_draw
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
-from executor_service.errors import TrialFailed, one_line
+from executor_service.errors import TrialFailed
 from executor_service.sampling.sampler import (
     Adjust,
     Draw,
@@ -21,10 +20,8 @@ from executor_service.sampling.sampler import (
     adjust_in_torch,
     draw_unseen_in_torch,
 )
-
-_NUM_BLOCKS = 40
-# Not a multiple of the words that a kernel program copies.
-_NUM_WORDS = 9001
+from executor_service.trials.kernel_trials import try_adjust, try_copy, try_draw
+from executor_service.trials.trial import trial_failures
 
 _log = logging.getLogger(__name__)
 _Kernel = TypeVar("_Kernel")
@@ -77,27 +74,12 @@ def choose_gpu_copy(device: torch.device) -> CopyBlocks:
     """Returns the Triton kernel, or plain torch if the kernel copies something else."""
 
     def make() -> CopyBlocks:
-        from splitserve_kernels.gpu.block_copy import copy_blocks
+        from splitserve_kernels.gpu.kv_write import copy_blocks
 
         return copy_blocks
 
     in_torch: CopyBlocks = copy_in_torch
     return tried_kernel("block_copy", make, lambda copy: try_copy(copy, device), in_torch)
-
-
-@torch.inference_mode()
-def try_copy(copy: CopyBlocks, device: torch.device) -> None:
-    """Copies random blocks by `copy` and in plain torch. Raises TrialFailed if bits differ."""
-    generator = torch.Generator().manual_seed(0)
-    bits = torch.randint(2**62, (_NUM_BLOCKS, _NUM_WORDS), generator=generator).to(device)
-    order = torch.randperm(_NUM_BLOCKS, generator=generator).to(device)
-    sources, destinations = order[:10].repeat(2), order[10:30]
-    expected, actual = bits.clone(), bits.clone()
-    copy_in_torch(expected, sources, destinations)
-    copy(actual, sources, destinations)
-    wrong = (actual != expected).any(dim=1).nonzero().flatten().tolist()
-    if wrong:
-        raise TrialFailed(f"{len(wrong)} of {_NUM_BLOCKS} blocks hold something else")
 
 
 def tried_kernel(
@@ -111,10 +93,10 @@ def tried_kernel(
     If either raises, it logs an error and returns `in_torch`.
     """
     try:
-        kernel = make()
-        trial(kernel)
-    except Exception as error:  # compilers and drivers raise whatever they like
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        _log.error("kernel_refused kernel=%s reason=%r: plain torch does it", name, reason)
+        with trial_failures():
+            kernel = make()
+            trial(kernel)
+    except TrialFailed as error:
+        _log.error("kernel_refused kernel=%s reason=%r: plain torch does it", name, str(error))
         return in_torch
     return kernel

@@ -30,8 +30,8 @@ from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import TakeStates
 from splitserve_kernels.cpu.decoder import DecoderPools, NativeDecoder, RevealedStates, RunInput
 from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
+from splitserve_kernels.decoder_inputs import RunRows
 from splitserve_kernels.paged_batch import PagedBatch
-from splitserve_kernels.run_rows import RunRows
 
 # Positions by which the table of the rotary embedding grows.
 _ROTATION_STEP = 4096

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from executor_service.decoders.llama_config import rotation_at, unknown_fields
 from executor_service.device.kv_cache import KVCache
-from executor_service.errors import OutOfMemory, TrialFailed, one_line
+from executor_service.errors import OutOfMemory, TrialFailed
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.transformers_attention import (
@@ -35,12 +35,13 @@ from executor_service.model.transformers_attention import (
 from executor_service.trials.float32_trial import (
     CUT_VOCAB_SIZE,
     FLOAT32_TOLERANCE,
-    Trial,
+    KnownLogits,
     TrialTokens,
     float32_trial,
     whole_numbers,
 )
 from executor_service.trials.model_trial import rounded_matrices, try_replacement
+from executor_service.trials.trial import trial_failures
 from splitserve_kernels.paged_batch import PagedBatch
 
 # Smaller than the sequences of the trial, so that some tokens are outside the window.
@@ -121,19 +122,29 @@ def _try_in_float32(
     is_int8: bool,
 ) -> None:
     """Raises TrialFailed if a decoder of a cut differs from `transformers`' forward pass."""
-    try:
-        error = _error_in_float32(loaded, make, block_size, is_int8=is_int8)
-    except TrialFailed:
-        raise
-    except Exception as raised:
-        raise TrialFailed(f"{type(raised).__name__}: {one_line(raised)}") from raised
-    if not error <= FLOAT32_TOLERANCE:
-        raise TrialFailed(
-            f"relative error of the logits {error:.2g}, allowed {FLOAT32_TOLERANCE:.2g} in float32"
-        )
+    with trial_failures():
+        known = _known_in_float32(loaded, is_int8=is_int8)
+        cut = _loaded_cut(loaded, known)
+        decoder = make(cut)
+
+        def forward(
+            input_ids: Tensor, positions: Tensor, batch: PagedBatch, index: Tensor, cache: KVCache
+        ) -> Tensor:
+            # Cosines and sines of these positions only: tables up to far ones would take long.
+            rotation = rotation_at(cut, positions)
+            return decoder.run_with_rotation(input_ids, rotation, batch, index, cache)
+
+        known.trial(
+            lambda question: _run_decoder(cut, forward, question, block_size),
+            FLOAT32_TOLERANCE,
+            lambda error: (
+                f"relative error of the logits {error:.2g}, allowed {FLOAT32_TOLERANCE:.2g} in"
+                " float32"
+            ),
+        ).check()
 
 
-def _float32_trial(loaded: LoadedModel, *, is_int8: bool) -> Trial:
+def _known_in_float32(loaded: LoadedModel, *, is_int8: bool) -> KnownLogits:
     """Prepares the trial of a cut.
 
     Raises OutOfMemory, and TrialFailed if a trial cannot judge an unknown field.
@@ -154,7 +165,7 @@ def _float32_trial(loaded: LoadedModel, *, is_int8: bool) -> Trial:
         (_prepare_int8 if is_int8 else _narrow_windows)(cut)
         reading.watch(cut.config)
 
-    trial = float32_trial(
+    known = float32_trial(
         loaded.model,
         loaded.attention_modules,
         loaded.max_model_len,
@@ -162,34 +173,13 @@ def _float32_trial(loaded: LoadedModel, *, is_int8: bool) -> Trial:
         rounded_matrices if is_int8 else nullcontext,
         max(passed, default=0),
     )
-    if trial is None:
+    if known is None:
         raise OutOfMemory("no room for a layer in float32")
     for name in reading.names:
         raise TrialFailed(
             f"its code reads {name} = {unknown[name]!r}, and sequences so long are not tried"
         )
-    return trial
-
-
-def _error_in_float32(
-    loaded: LoadedModel,
-    make: Callable[[LoadedModel], Decoder],
-    block_size: int,
-    *,
-    is_int8: bool,
-) -> float:
-    trial = _float32_trial(loaded, is_int8=is_int8)
-    cut = _loaded_cut(loaded, trial)
-    decoder = make(cut)
-
-    def forward(
-        input_ids: Tensor, positions: Tensor, batch: PagedBatch, index: Tensor, cache: KVCache
-    ) -> Tensor:
-        # Cosines and sines of these positions only: tables up to far ones would take long.
-        rotation = rotation_at(cut, positions)
-        return decoder.run_with_rotation(input_ids, rotation, batch, index, cache)
-
-    return trial.error(lambda question: _run_decoder(cut, forward, question, block_size))
+    return known
 
 
 def _narrow_windows(cut: Any) -> None:  # noqa: ANN401
@@ -214,11 +204,11 @@ def _prepare_int8(cut: Any) -> None:  # noqa: ANN401
         parameter.data = parameter.data * (1 + _NOISE * noise)
 
 
-def _loaded_cut(loaded: LoadedModel, trial: Trial) -> LoadedModel:
-    _, context = probe_attention(trial.model, trial.questions[0].tokens)
+def _loaded_cut(loaded: LoadedModel, known: KnownLogits) -> LoadedModel:
+    _, context = probe_attention(known.model, known.questions[0].tokens)
     return replace(
         loaded,
-        model=trial.model,
+        model=known.model,
         dtype=torch.float32,
         kv_dtype=torch.float32,
         attention_modules=tuple(context.pools),

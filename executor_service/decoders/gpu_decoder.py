@@ -1,4 +1,4 @@
-"""Decoder of the Llama kind for GPUs, in torch and Triton, and the trial of its rotary kernel.
+"""Decoder of the Llama kind for GPUs, in torch and Triton.
 
 Compared with `transformers`, it computes queries, keys and values in one product, and gate and up
 projection in another. It rotates and writes keys in one kernel, adds and normalises in one, and
@@ -12,7 +12,6 @@ head size, W width of the model, I width of the MLP, L longest sequence, R rotat
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,19 +30,16 @@ from executor_service.decoders.llama_config import (
 from executor_service.decoders.packed_linears import apply, joined
 from executor_service.device.kv_cache import KVCache
 from executor_service.device.memory import release_cached_memory
-from executor_service.errors import TrialFailed, one_line
-from executor_service.model.loaded_model import LoadedModel, layer_kinds
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.trials.attention_trial import try_rotary_write
 from splitserve_kernels import reference
-from splitserve_kernels.decoder_weights import LayerWeights, LinearWeights
-from splitserve_kernels.gpu.gated_product import gated_product
-from splitserve_kernels.gpu.layer_pools import LayerPools
-from splitserve_kernels.gpu.rms_norm import add_rms_norm, rms_norm
-from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
+from splitserve_kernels.decoder_inputs import LayerWeights, LinearWeights
+from splitserve_kernels.gpu.kv_write import rotary_kv_write
+from splitserve_kernels.gpu.launch import LayerPools, RotaryTables
+from splitserve_kernels.gpu.layer_ops import add_rms_norm, gated_product, rms_norm
 from splitserve_kernels.paged_batch import (
-    UNIT_SCALES,
     AttentionBackend,
     AttentionOptions,
-    KVScales,
     PagedBatch,
 )
 
@@ -57,7 +53,8 @@ def build_gpu_decoder(
     TrialFailed if the decoder computes something else; the model may be lost then.
     """
     # The kernel has its own trial in the dtype of the pools: `try_decoder` uses that of the model.
-    try_rotary_write(rotary_kv_write, loaded, block_size)
+    half = rotation(loaded, 0, 1)[0].shape[1]
+    try_rotary_write(rotary_kv_write, loaded, block_size, half)
 
     def make(each: LoadedModel) -> GpuDecoder:
         # A cut in float32 attends by the reference: not every backend supports float32, and each
@@ -228,98 +225,3 @@ class GpuDecoder:
             return None
         query = layer.query_norm.detach().expand(self._shape.num_heads, -1)
         return torch.cat([query, layer.key_norm.detach().expand(self._shape.num_kv_heads, -1)])
-
-
-# -- Trial of the kernel that rotates heads and writes keys and values -----------------------------
-#
-# Shape letters: T tokens, H query heads, G key/value heads, D head size, R rotated dimensions.
-
-# See `splitserve_kernels.gpu.rotary_kv_write`: heads, tables, pools, slots -> rotated query.
-RotaryWrite = Callable[[tuple[Tensor, Tensor, Tensor], RotaryTables, LayerPools, Tensor], Tensor]
-
-_NUM_TOKENS = 37
-# Relative size of the last bit: sums of two products may be rounded in between or not.
-_LAST_BITS = {
-    torch.float32: 2.0**-20,
-    torch.float16: 2.0**-10,
-    torch.bfloat16: 2.0**-7,
-    torch.float8_e4m3fn: 2.0**-3,
-}
-_ABSOLUTE_TOLERANCE = 1e-5
-
-
-@torch.inference_mode()
-def try_rotary_write(write: RotaryWrite, loaded: LoadedModel, block_size: int) -> None:
-    """Compares results of `write` with plain torch, on random heads like those of `loaded`.
-
-    Raises TrialFailed, also if `write` raises something.
-    """
-    try:
-        for name, error in _excesses(write, loaded, block_size).items():
-            if not error <= _ABSOLUTE_TOLERANCE:
-                raise TrialFailed(
-                    f"turning and writing heads: the {name} differs by {error:.2g} more than its"
-                    f" last bit, in {loaded.dtype} over {loaded.kv_dtype}"
-                )
-    except TrialFailed:
-        raise
-    except Exception as error_raised:
-        reason = f"{type(error_raised).__name__}: {one_line(error_raised)}"
-        raise TrialFailed(f"turning and writing heads: {reason}") from error_raised
-
-
-def _excesses(write: RotaryWrite, loaded: LoadedModel, block_size: int) -> dict[str, float]:
-    """Returns the errors of query, key and value beyond their last bit."""
-    device, kind = loaded.device, layer_kinds(loaded)[0]
-    num_heads, num_kv_heads = kind.num_heads, kind.layer.num_kv_heads
-    generator = torch.Generator().manual_seed(0)
-    # Heads lie next to each other, as one product makes them.
-    shape = (_NUM_TOKENS, num_heads + 2 * num_kv_heads, kind.layer.key_dim)
-    heads = (3 * torch.randn(shape, generator=generator)).to(device, loaded.dtype)
-    query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-    half = rotation(loaded, 0, 1)[0].shape[1]
-    angles = (9 * torch.randn(_NUM_TOKENS, half, generator=generator)).to(device)
-
-    num_blocks = -(-_NUM_TOKENS // block_size) + 1
-    cache = KVCache([kind.layer], block_size, num_blocks, 0, loaded.kv_dtype, device)
-    slots = torch.randperm(num_blocks * block_size, generator=generator)[:_NUM_TOKENS].to(device)
-    slots[-1] = -1  # not to be written
-    is_scaled = loaded.kv_dtype.itemsize == 1
-    scales = KVScales(key=0.07, value=0.04) if is_scaled else UNIT_SCALES
-    pools = LayerPools(cache.key_pools[0], cache.value_pools[0], scales)
-    rotary = RotaryTables(angles.cos(), angles.sin())
-    turned_query = write((query, key, value), rotary, pools, slots)
-    return {
-        "query": _excess(turned_query, _turned(query, rotary), loaded.dtype),
-        "key": _pool_excess(pools.key, _turned(key, rotary) / scales.key, slots),
-        "value": _pool_excess(pools.value, value.float() / scales.value, slots),
-    }
-
-
-def _turned(heads: Tensor, rotary: RotaryTables) -> Tensor:
-    """Rotates the first R dimensions of heads [T, .., D]. Returns float32 of the same shape."""
-    half = rotary.cosine.shape[1]
-    x, y, rest = torch.split(heads.float(), [half, half, heads.shape[-1] - 2 * half], dim=-1)
-    cosine, sine = rotary.cosine[:, None], rotary.sine[:, None]
-    return torch.cat([x * cosine - y * sine, y * cosine + x * sine, rest], dim=-1)
-
-
-def _pool_excess(pool: Tensor, written: Tensor, slots: Tensor) -> float:
-    """Returns the error of a pool.
-
-    `written`: [T, G, D] float32; tokens without a slot are not written. All other slots of the pool
-    must be 0.
-    """
-    # Float8 tensors cannot be indexed, so the comparison is in float32.
-    expected = torch.zeros(pool.shape, device=pool.device).flatten(0, 1)
-    expected[slots[slots >= 0]] = written[slots >= 0]
-    return _excess(pool.float().flatten(0, 1), expected, pool.dtype)
-
-
-def _excess(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    """Returns the largest error beyond the last bit of `expected`, float32, rounded to `dtype`.
-
-    NaN if any number is NaN.
-    """
-    rounded = expected.to(dtype).float()
-    return float(((actual.float() - rounded).abs() - _LAST_BITS[dtype] * rounded.abs()).max())

@@ -17,8 +17,8 @@ from executor_service.model.loaded_model import LoadedModel, weights_bytes
 from executor_service.model.transformers_attention import probe_attention
 from executor_service.trials.model_trial import can_be_packed, try_replacement
 from splitserve_kernels.cpu.library import NativeLibrary
-from splitserve_kernels.cpu.linear import WeightRows, linear, pack
-from splitserve_kernels.decoder_weights import LinearWeights
+from splitserve_kernels.cpu.operations import WeightRows, linear, pack
+from splitserve_kernels.decoder_inputs import LinearWeights
 
 # Bytes of copies after which mapped pages of the originals are released.
 _RELEASED_BYTES = 32 * 2**20

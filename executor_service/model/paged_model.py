@@ -18,8 +18,8 @@ from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.transformers_attention import StepContext, bind
 from splitserve_kernels import reference
+from splitserve_kernels.decoder_inputs import RunRows
 from splitserve_kernels.paged_batch import AttentionBackend
-from splitserve_kernels.run_rows import RunRows
 
 
 class PagedModel(Protocol):

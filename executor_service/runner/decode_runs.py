@@ -23,7 +23,7 @@ from executor_service.steps.step import (
     StepOutput,
 )
 from executor_service.steps.token_runs import TokenRuns
-from splitserve_kernels.run_rows import RunRows
+from splitserve_kernels.decoder_inputs import RunRows
 
 # Limit of tokens of a row in one call: all other work of the executor waits for its end.
 _MAX_NUM_TOKENS = 256

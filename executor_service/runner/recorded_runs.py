@@ -26,6 +26,7 @@ from executor_service.model.input_batch import PassRows, Readout
 from executor_service.runner.static_inputs import StaticInputs, StepShape
 from executor_service.sampling.sampler import StaticDraw
 from executor_service.steps.step import BoolArray, Int32Array, Int64Array
+from executor_service.trials.trial import Trial
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import lay_out_rows
 
@@ -124,20 +125,32 @@ class RecordedRuns:
         token_ids = np.arange(num_rows)
         draws = trial_draws(num_rows, num_rows)
         num_tokens = run_lengths(rows, self._block_size)
-        self._inputs.fill(rows, shape, uploads, draws, num_tokens)
-        self._drawn[:num_rows].copy_(torch.from_numpy(token_ids))
-        self._replays[shape]()
-        found = self._state(shape, num_rows)
-        # The inputs of a pass that begins one token later.
         goes_on = num_tokens > 1
-        draws = replace(draws, positions=draws.positions + goes_on)
-        rows = rows_after(rows, token_ids, goes_on, self._block_size)
-        self._inputs.fill(rows, shape, uploads, draws, num_tokens - 1)
-        for name, expected in self._state(shape, num_rows).items():
-            if not torch.equal(found[name], expected):
-                raise TrialFailed(f"{name} of {num_rows} rows that went on are others")
-        if not torch.equal(self._taken[:num_rows], self._drawn[:num_rows]):
-            raise TrialFailed(f"{num_rows} rows got other tokens than were drawn")
+
+        def filled_anew(rows: PassRows) -> dict[str, Tensor]:
+            """Returns the inputs of a pass that begins one token later."""
+            later = replace(draws, positions=draws.positions + goes_on)
+            rows = rows_after(rows, token_ids, goes_on, self._block_size)
+            self._inputs.fill(rows, shape, uploads, later, num_tokens - 1)
+            return self._state(shape, num_rows)
+
+        def advanced(rows: PassRows) -> dict[str, Tensor]:
+            self._inputs.fill(rows, shape, uploads, draws, num_tokens)
+            self._drawn[:num_rows].copy_(torch.from_numpy(token_ids))
+            self._replays[shape]()
+            return self._state(shape, num_rows)
+
+        def differences(
+            _rows: PassRows, expected: dict[str, Tensor], actual: dict[str, Tensor]
+        ) -> float:
+            for name, numbers in expected.items():
+                if not torch.equal(actual[name], numbers):
+                    raise TrialFailed(f"{name} of {num_rows} rows that went on are others")
+            if not torch.equal(self._taken[:num_rows], self._drawn[:num_rows]):
+                raise TrialFailed(f"{num_rows} rows got other tokens than were drawn")
+            return 0.0
+
+        Trial(filled_anew, advanced, (rows,), differences).check()
 
     def _state(self, shape: StepShape, num_rows: int) -> dict[str, Tensor]:
         """Copies the inputs that a pass of `shape` would read for its first `num_rows` rows."""

@@ -48,8 +48,9 @@ from executor_service.runner.static_inputs import (
     smallest,
 )
 from executor_service.sampling.sampler import StaticDraw
+from executor_service.trials.trial import Trial
+from splitserve_kernels.decoder_inputs import RunRows
 from splitserve_kernels.draw_rows import DrawRows
-from splitserve_kernels.run_rows import RunRows
 
 # Largest relative error of a replay's logits, compared with the same pass without recording.
 # Rounding in half precision stays below half of it; a row that reads foreign blocks is off by
@@ -204,18 +205,24 @@ class StepGraphs:
         # A replay that does nothing must not find the expected results in its buffers.
         self._outputs.logits.fill_(torch.nan)
         self._outputs.token_ids.fill_(-1)
-        difference = self._replay(shape, rows, uploads, draws) - expected
-        errors = difference.norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)
-        error = float(errors.max())
-        if not error <= _TOLERANCE:  # it may be NaN
-            raise TrialFailed(f"relative error {error:.2g} of the logits of {num_lines} rows")
+        Trial(
+            reference=lambda _rows: expected,
+            candidate=lambda rows: self._replay(shape, rows, uploads, draws),
+            cases=(rows,),
+            error_of=lambda _rows, expected, actual: _relative_error(expected, actual),
+            allowed=_TOLERANCE,
+            complaint=lambda error: f"relative error {error:.2g} of the logits of {num_lines} rows",
+        ).check()
         if self._static_draw is None:
             return
-        logits, token_ids = self._outputs.logits, self._outputs.token_ids
-        drawn = self._static_draw.draw(logits[: shape.num_lines], self._inputs.words(shape))
-        wrong = int((drawn[:num_lines] != token_ids[:num_lines]).sum())
-        if wrong:
-            raise TrialFailed(f"{wrong} of {num_lines} rows draw another token")
+        draw, logits = self._static_draw.draw, self._outputs.logits[: shape.num_lines]
+        Trial(
+            reference=lambda words: draw(logits, words)[:num_lines],
+            candidate=lambda _words: self._outputs.token_ids[:num_lines],
+            cases=(self._inputs.words(shape),),
+            error_of=lambda _words, expected, actual: float((expected != actual).sum()),
+            complaint=lambda wrong: f"{wrong:.0f} of {num_lines} rows draw another token",
+        ).check()
 
     def _trial_rows(self, shape: StepShape) -> PassRows:
         vocab_size = self._outputs.logits.shape[1]
@@ -316,3 +323,9 @@ class RecordedModels:
         seconds = time.perf_counter() - started
         recorded = Recorded(graphs.num_graphs, recorder.pool_bytes, seconds)
         return (graphs if graphs.num_graphs else model), recorded
+
+
+def _relative_error(expected: Tensor, actual: Tensor) -> float:
+    """Returns the largest error of a line of logits [L, V], relative to its norm."""
+    errors = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)
+    return float(errors.max())

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from executor_service.device.memory import available_host_bytes
 from executor_service.model.transformers_attention import IMPLEMENTATION_NAME, context_of, unbind
+from executor_service.trials.trial import Trial
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class KnownLogits:
     """A small or cut model, the tokens it is tried with, and its own logits [Q, L, V].
 
     `model` is switched to paged attention.
@@ -34,14 +35,23 @@ class Trial:
     questions: tuple[TrialTokens, ...]
     answers: tuple[Tensor, ...]
 
-    def error(self, compute: Callable[[TrialTokens], Tensor]) -> float:
-        """Returns the largest error of the logits [Q, L, V] of `compute` over the questions."""
-        errors = [
-            relative_error(answer, compute(question)[..., : answer.shape[-1]])
-            for question, answer in zip(self.questions, self.answers, strict=True)
-        ]
-        # `max` would lose a NaN behind a number.
-        return next((error for error in errors if error != error), max(errors))
+    def trial(
+        self,
+        compute: Callable[[TrialTokens], Tensor],
+        tolerance: float,
+        complaint: Callable[[float], str],
+    ) -> Trial[tuple[TrialTokens, Tensor], Tensor]:
+        """Returns the trial of `compute`, which returns the logits [Q, L, V] of tokens."""
+        return Trial(
+            reference=lambda case: case[1],
+            candidate=lambda case: compute(case[0]),
+            cases=tuple(zip(self.questions, self.answers, strict=True)),
+            error_of=lambda _case, expected, actual: relative_error(
+                expected[..., : actual.shape[-1]], actual
+            ),
+            allowed=tolerance,
+            complaint=complaint,
+        )
 
 
 def float32_trial(
@@ -51,7 +61,7 @@ def float32_trial(
     prepare: Callable[[Any], None] = lambda _cut: None,
     answering: Callable[[Any], AbstractContextManager[None]] = nullcontext,
     passed: int = 0,
-) -> Trial | None:
+) -> KnownLogits | None:
     """Prepares a trial of a cut of `model` in float32; None if there is not enough memory.
 
     `attention_modules`: modules of `model` that attend. `prepare` changes the cut before it
@@ -69,7 +79,7 @@ def trial_of(
     max_model_len: int,
     answering: Callable[[Any], AbstractContextManager[None]] = nullcontext,
     passed: int = 0,
-) -> Trial:
+) -> KnownLogits:
     """Prepares a trial of `model`.
 
     It computes the model's logits with eager attention, inside `answering`. `passed`: as in
@@ -86,7 +96,7 @@ def trial_of(
         far_output = model(input_ids=far.tokens, position_ids=far.position_ids, use_cache=False)
     answers = near_output.logits.float(), far_output.logits.float()
     model.set_attn_implementation(IMPLEMENTATION_NAME)
-    return Trial(model, (near, far), answers)
+    return KnownLogits(model, (near, far), answers)
 
 
 # -- Error measures of logits ----------------------------------------------------------------------

@@ -38,6 +38,7 @@ from executor_service.trials.float32_trial import (
     trial_of,
     typical_error,
 )
+from executor_service.trials.trial import Trial, trial_failures
 from splitserve_kernels.cpu.library import DTYPES
 from splitserve_kernels.paged_batch import AttentionOptions
 
@@ -131,19 +132,23 @@ def try_replacement(
     of_model = loaded.expected
     assert of_model is not None, "models are replaced before it is settled what runs them"
     expected, noise = of_model.logits, of_model.noise
-    try:
+    with trial_failures():
         if is_int8:
             expected, undecided = _rounded_logits(loaded.model, of_model.tokens)
             noise = max(noise, undecided)
-        actual = compute(of_model.tokens)
-    except Exception as error:
-        # Models may look into their parts in any way.
-        raise TrialFailed(f"{type(error).__name__}: {one_line(error)}") from error
-    difference = typical_error(expected[..., : actual.shape[-1]], actual)
-    tolerance = _tolerance(loaded.dtype, noise)
-    if not difference <= tolerance:
-        raise TrialFailed(f"relative error of the logits {difference:.2g}, allowed {tolerance:.2g}")
-    return difference
+        tolerance = _tolerance(loaded.dtype, noise)
+        return Trial(
+            reference=lambda _tokens: expected,
+            candidate=compute,
+            cases=(of_model.tokens,),
+            error_of=lambda _tokens, right, actual: typical_error(
+                right[..., : actual.shape[-1]], actual
+            ),
+            allowed=tolerance,
+            complaint=lambda error: (
+                f"relative error of the logits {error:.2g}, allowed {tolerance:.2g}"
+            ),
+        ).check()
 
 
 def _try(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401
@@ -169,23 +174,29 @@ def _try(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile: 
 def _try_agreement(model: Any, profile: AttentionProfile, max_model_len: int) -> None:  # noqa: ANN401
     """Raises ModelUnsupported if layers compute something else through paged attention."""
     dtype, noise = torch.float32, 0.0
-    trial = float32_trial(model, profile.modules, max_model_len)
-    if trial is None:
+    known = float32_trial(model, profile.modules, max_model_len)
+    if known is None:
         _log.warning("not_tried_in_float32 model=%s: memory is short", type(model).__name__)
         dtype, noise = model.dtype, profile.expected.noise
-        trial = trial_of(model, max_model_len)
-    tried = trial.model
+        known = trial_of(model, max_model_len)
+    tried = known.model
 
     def compute(question: TrialTokens) -> Tensor:
         return probe_attention(tried, question.tokens, starts=question.starts)[0]
 
-    error, tolerance = trial.error(compute), _tolerance(dtype, noise)
-    if not error <= tolerance:
-        raise ModelUnsupported(
+    tolerance = _tolerance(dtype, noise)
+
+    def complaint(error: float) -> str:
+        return (
             "its logits through paged attention differ from transformers' own"
             f" (relative error {error:.2g}, allowed {tolerance:.2g} in {dtype}); it may"
             " keep state outside attention or use a mask of its own"
         )
+
+    try:
+        known.trial(compute, tolerance, complaint).check()
+    except TrialFailed as error:
+        raise ModelUnsupported(str(error)) from error
 
 
 def _noise(model: Any, tokens: Tensor, logits: Tensor) -> float:  # noqa: ANN401

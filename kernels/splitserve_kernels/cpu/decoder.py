@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from splitserve_kernels.cpu.attention import rows_as_c
 from splitserve_kernels.cpu.library import (
     CAttentionRows,
     CDecoder,
@@ -27,11 +26,10 @@ from splitserve_kernels.cpu.library import (
     NativeLibrary,
     pointer,
 )
-from splitserve_kernels.cpu.linear import PackedLinear, WeightRows, pack
+from splitserve_kernels.cpu.operations import PackedLinear, WeightRows, pack, rows_as_c
 from splitserve_kernels.cpu.sampling import draws_as_c
-from splitserve_kernels.decoder_weights import DecoderShape, LayerWeights, LinearWeights
+from splitserve_kernels.decoder_inputs import DecoderShape, LayerWeights, LinearWeights, RunRows
 from splitserve_kernels.paged_batch import PagedBatch
-from splitserve_kernels.run_rows import RunRows
 
 
 class DecoderPools:

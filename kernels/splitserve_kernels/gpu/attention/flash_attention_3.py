@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from splitserve_kernels.gpu.attention.flash_attention_3_op import FlashAttention3Op
-from splitserve_kernels.gpu.attention.rows_in_sight import rows_in_sight
-from splitserve_kernels.gpu.attention.sink_weight import weigh_with_sinks
+from splitserve_kernels.gpu.attention.operator_support import rows_in_sight, weigh_with_sinks
 from splitserve_kernels.gpu.kv_write import kv_write
-from splitserve_kernels.gpu.layer_pools import FLOAT8_MAX, LayerPools
+from splitserve_kernels.gpu.launch import FLOAT8_MAX, LayerPools
 from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 
 # Limit of the parts into which the keys of a decode are split. By default the operator chooses by

@@ -28,25 +28,26 @@ from splitserve_kernels.gpu.attention.key_shares import (
     row_of_tile,
     tiles_of_a_program,
 )
-from splitserve_kernels.gpu.attention.occupancy import compute_capability, num_programs_at_once
 from splitserve_kernels.gpu.attention.share_merge import SharedRows, ShareSums, merge_shares
 from splitserve_kernels.gpu.attention.tile_sizes import (
     TileSizes,
+    compute_capability,
     decode_tile_sizes,
+    num_programs_at_once,
     prefill_tile_sizes,
 )
 from splitserve_kernels.gpu.attention.tiles import (
-    LOG2_E,
     AttentionConstants,
     attend_to_keys,
     attention_constants,
-    score_scale,
+    load_queries,
+    nothing_attended,
+    shared_arguments,
+    store_attended,
+    store_lines,
 )
-from splitserve_kernels.gpu.integers import ceil_div
-from splitserve_kernels.gpu.layer_pools import LayerPools
+from splitserve_kernels.gpu.launch import LayerPools, ceil_div
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
-
-_LOG2_E = tl.constexpr(LOG2_E)
 
 
 def paged_decode(
@@ -116,28 +117,17 @@ def _attend(
     if num_programs is None:
         at_once = num_programs_at_once(query.device, constants, sizes)
         num_programs = max(1, at_once // (pools.num_kv_heads * num_head_tiles))
+    shared = shared_arguments(query, pools, batch, options, output)
     sums = ShareSums.empty(num_programs, rows.block_q, output)
     _decode_kernel[(num_programs, pools.num_kv_heads * num_head_tiles)](
-        query,
-        pools.key,
-        pools.value,
-        batch.block_tables,
-        batch.num_computed_tokens,
-        batch.query_starts,
-        output if options.sinks is None else options.sinks,
-        output,
+        *shared.tensors,
         sums.parts,
         sums.largest,
         sums.total,
-        score_scale(pools, options),
-        float(pools.scales.value),
+        *shared.scales,
         rows.first_row,
         rows.num_rows,
-        query.stride(0),
-        query.stride(1),
-        pools.key.stride(0),
-        pools.value.stride(0),
-        batch.block_tables.stride(0),
+        *shared.strides,
         IS_DECODE=rows.is_decode,
         BLOCK_M=sizes.num_queries,
         BLOCK_Q=rows.block_q,
@@ -226,7 +216,6 @@ def _decode_kernel(
     head_of_group = tl.program_id(1) % HEAD_TILES * HEADS + stacked % HEADS
     is_line = (stacked < BLOCK_Q * HEADS) & (head_of_group < GROUP)
     heads = kv_head * GROUP + head_of_group
-    dims = tl.arange(0, BLOCK_D)
 
     tile = first_tile
     while tile < end_tile:
@@ -243,13 +232,18 @@ def _decode_kernel(
             is_query, positions = _queries_of_tile(
                 is_line, token_of_tile, first_token, num_computed, num_new, IS_DECODE
             )
-            query_places = tokens * query_token_stride + heads * query_head_stride
-            q = tl.load(
-                query + query_places[:, None] + dims[None, :],
-                mask=is_query[:, None] & (dims < HEAD_DIM)[None, :],
-                other=0.0,
-            ).to(COMPUTE_DTYPE)
-            attended, total, largest = _nothing_attended(
+            q = load_queries(
+                query,
+                tokens,
+                heads,
+                is_query,
+                query_token_stride,
+                query_head_stride,
+                HEAD_DIM,
+                BLOCK_D,
+                COMPUTE_DTYPE,
+            )
+            attended, total, largest = nothing_attended(
                 sinks, heads, is_query, begin, BLOCK_M, BLOCK_E, HAS_SINKS
             )
             start, seam, end = keys_of_share(
@@ -292,17 +286,16 @@ def _decode_kernel(
                 )
             if stop - begin == num_key_tiles:
                 places = tokens * (NUM_KV_HEADS * GROUP) + heads
-                # Padding lines of the tile may have seen no key.
-                total = tl.where(is_query, total, 1.0)
-                attended = attended / total[:, None] * value_scale
-                _store(output, places, attended, is_query, VALUE_DIM, BLOCK_E)
+                store_attended(
+                    output, places, attended, total, value_scale, is_query, VALUE_DIM, BLOCK_E
+                )
             else:
                 # The first tile of queries of the share, or its last.
                 line = (program * 2 + (tile > first_tile).to(tl.int32)) * BLOCK_Q + token_of_tile
                 places = line.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
                 tl.store(largest_of_parts + places, largest, mask=is_query)
                 tl.store(total_of_parts + places, total, mask=is_query)
-                _store(parts, places, attended, is_query, VALUE_DIM, BLOCK_E)
+                store_lines(parts, places, attended, is_query, VALUE_DIM, BLOCK_E)
             tile += stop - begin
         if tile == row_tile + num_row_tiles:
             row_tile += num_row_tiles
@@ -327,39 +320,3 @@ def _queries_of_tile(
         is_query = is_line & (first_token + token_of_tile < num_new)
         positions += first_token + token_of_tile
     return is_query, positions
-
-
-@triton.jit
-def _nothing_attended(
-    sinks: tl.tensor,
-    heads: tl.tensor,
-    is_query: tl.tensor,
-    begin: tl.tensor,
-    BLOCK_M: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-) -> tl.tensor:
-    """Returns the state of `attend_to_keys` before the key tile `begin` of a row."""
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_SINKS:
-        sink = tl.load(sinks + heads, mask=is_query, other=0.0).to(tl.float32) * _LOG2_E
-        largest = tl.where(begin == 0, sink, float("-inf"))
-        total = tl.where((begin == 0) & is_query, 1.0, 0.0)
-    return tl.zeros([BLOCK_M, BLOCK_E], tl.float32), total, largest
-
-
-@triton.jit
-def _store(
-    target: tl.tensor,
-    places: tl.tensor,
-    numbers: tl.tensor,
-    is_query: tl.tensor,
-    VALUE_DIM: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-) -> None:
-    """Stores the lines of `numbers` [M, BLOCK_E] that hold queries, as the heads at `places`."""
-    dims = tl.arange(0, BLOCK_E)
-    mask = is_query[:, None] & (dims < VALUE_DIM)[None, :]
-    pointers = target + places[:, None] * VALUE_DIM + dims[None, :]
-    tl.store(pointers, numbers.to(target.dtype.element_ty), mask=mask)

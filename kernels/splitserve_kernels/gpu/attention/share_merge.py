@@ -24,7 +24,7 @@ from splitserve_kernels.gpu.attention.key_shares import (
     row_of_token,
     tiles_of_a_program,
 )
-from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
+from splitserve_kernels.gpu.launch import ceil_div, next_power_of_2
 from splitserve_kernels.paged_batch import PagedBatch
 
 # Numbers in a program's tile, and the limit of parts in it: what the registers of four warps hold.

@@ -14,18 +14,18 @@ query or key head, E size of a value head, M queries of a tile (tokens times the
 from __future__ import annotations
 
 import functools
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from splitserve_kernels.gpu.integers import next_power_of_2
-from splitserve_kernels.gpu.layer_pools import LayerPools
-from splitserve_kernels.paged_batch import AttentionOptions
+from splitserve_kernels.gpu.launch import LayerPools, next_power_of_2
+from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 
 LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(LOG2_E)
 # Smallest number of rows and columns that tl.dot accepts.
 MIN_DOT_SIZE = 16
 
@@ -120,6 +120,82 @@ def attend_to_keys(
     return attended, total, largest
 
 
+@triton.jit
+def load_queries(
+    query: tl.tensor,
+    tokens: tl.tensor,
+    heads: tl.tensor,
+    is_query: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr,
+) -> tl.tensor:
+    """Returns the queries [M, BLOCK_D] of `tokens` [M] int64 and `heads` [M]; 0 in other lines."""
+    dims = tl.arange(0, BLOCK_D)
+    places = tokens * token_stride + heads * head_stride
+    return tl.load(
+        query + places[:, None] + dims[None, :],
+        mask=is_query[:, None] & (dims < HEAD_DIM)[None, :],
+        other=0.0,
+    ).to(COMPUTE_DTYPE)
+
+
+@triton.jit
+def nothing_attended(
+    sinks: tl.tensor,
+    heads: tl.tensor,
+    is_query: tl.tensor,
+    begin: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+) -> tl.tensor:
+    """Returns the state of `attend_to_keys` before the key tile `begin` of a row."""
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks + heads, mask=is_query, other=0.0).to(tl.float32) * _LOG2_E
+        largest = tl.where(begin == 0, sink, float("-inf"))
+        total = tl.where((begin == 0) & is_query, 1.0, 0.0)
+    return tl.zeros([BLOCK_M, BLOCK_E], tl.float32), total, largest
+
+
+@triton.jit
+def store_lines(
+    target: tl.tensor,
+    places: tl.tensor,
+    numbers: tl.tensor,
+    is_query: tl.tensor,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+) -> None:
+    """Stores the lines of `numbers` [M, BLOCK_E] that hold queries, as the heads at `places`."""
+    dims = tl.arange(0, BLOCK_E)
+    mask = is_query[:, None] & (dims < VALUE_DIM)[None, :]
+    pointers = target + places[:, None] * VALUE_DIM + dims[None, :]
+    tl.store(pointers, numbers.to(target.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_attended(
+    output: tl.tensor,
+    places: tl.tensor,
+    attended: tl.tensor,
+    total: tl.tensor,
+    value_scale: tl.tensor,
+    is_query: tl.tensor,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+) -> None:
+    """Stores the weighted means of values: `attended` / `total`, times `value_scale`."""
+    # Padding lines of the tile may have seen no key.
+    total = tl.where(is_query, total, 1.0)
+    attended = attended / total[:, None] * value_scale
+    store_lines(output, places, attended, is_query, VALUE_DIM, BLOCK_E)
+
+
 class AttentionConstants(TypedDict):
     """Compile-time constants of the kernels that are the same for all calls of a layer."""
 
@@ -197,3 +273,37 @@ def score_scale(pools: LayerPools, options: AttentionOptions) -> float:
     """Returns the factor of dot products in `attend_to_keys`: scores in units of log 2."""
     scale = options.scale * pools.scales.key * LOG2_E
     return scale if options.softcap is None else 2 * scale / options.softcap
+
+
+class SharedArguments(NamedTuple):
+    """Arguments that all attention kernels take, in three consecutive groups."""
+
+    tensors: tuple[Tensor, ...]
+    scales: tuple[float, float]
+    strides: tuple[int, ...]
+
+
+def shared_arguments(
+    query: Tensor, pools: LayerPools, batch: PagedBatch, options: AttentionOptions, output: Tensor
+) -> SharedArguments:
+    """Returns the arguments of a kernel from `query` to `output`, its scales and its strides."""
+    return SharedArguments(
+        tensors=(
+            query,
+            pools.key,
+            pools.value,
+            batch.block_tables,
+            batch.num_computed_tokens,
+            batch.query_starts,
+            output if options.sinks is None else options.sinks,
+            output,
+        ),
+        scales=(score_scale(pools, options), float(pools.scales.value)),
+        strides=(
+            query.stride(0),
+            query.stride(1),
+            pools.key.stride(0),
+            pools.value.stride(0),
+            batch.block_tables.stride(0),
+        ),
+    )

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from splitserve_kernels.gpu.integers import ceil_div
+from splitserve_kernels.gpu.launch import ceil_div
 
 _BLOCK_V = 1024
 

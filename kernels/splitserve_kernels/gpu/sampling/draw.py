@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
+from splitserve_kernels.gpu.launch import ceil_div, next_power_of_2
 from splitserve_kernels.gpu.sampling.bracket import gather_kernel
 from splitserve_kernels.gpu.sampling.columns import DrawColumns
 from splitserve_kernels.gpu.sampling.cut import cut_kernel

@@ -1,6 +1,6 @@
-"""Limits of the rows of a multi-token decode run, as columns.
+"""Inputs of native decoders: sizes and matrices of a model, and limits of the rows of a run.
 
-Shape letter: R rows.
+Shape letters: D head size, W width of the model, R rows.
 """
 
 from __future__ import annotations
@@ -10,8 +10,53 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from splitserve_kernels.draw_rows import DrawRows
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """Sizes that all layers share.
+
+    The rotary embedding rotates the first `rotary_dim` of D numbers of a head, in pairs (i, i +
+    rotary_dim / 2). `scale` multiplies attention scores.
+    """
+
+    width: int
+    mlp_width: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    epsilon: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeights:
+    """Weights of a linear layer. `weight`: [outputs, inputs]. `bias`: [outputs] or None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Weights of one layer. Norms: [W]; `query_norm`, `key_norm`: [D] or None."""
+
+    query: LinearWeights
+    key: LinearWeights
+    value: LinearWeights
+    attention_output: LinearWeights
+    gate: LinearWeights
+    up: LinearWeights
+    down: LinearWeights
+    input_norm: Tensor
+    mlp_norm: Tensor
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    sliding_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

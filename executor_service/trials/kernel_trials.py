@@ -1,4 +1,4 @@
-"""Trials of code that draws tokens or adjusts logits, against plain torch on a whole vocabulary.
+"""Trials of kernels that draw tokens, adjust logits or copy blocks.
 
 Shape letters: S rows that sample, V tokens of the vocabulary.
 """
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
 from executor_service.device.streams import streams_of
 from executor_service.device.uploads import Uploads
 from executor_service.errors import TrialFailed
@@ -25,6 +26,7 @@ from executor_service.sampling.sampler import (
 from executor_service.sampling.token_counts import TokenCounts
 from executor_service.sampling.truncation import truncate
 from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams, TokenMasks
+from executor_service.trials.trial import Trial
 
 # Allowed error of a running sum of V float32 weights, as a share of all weight: if the random
 # number u is that close to the border of two tokens, either may be drawn.
@@ -56,28 +58,27 @@ def try_draw(draw: Draw, vocab_size: int, device: torch.device) -> float:
     TrialFailed if that is more than rounding, or if greedy or invalid rows differ at all.
     """
     logits, rows = _problem(vocab_size, device)
-    is_random = rows.params.temperatures > 0
     # A batch without random rows may be drawn by other kernels.
-    greedy = np.flatnonzero(~is_random)
-    _compare(draw, logits[torch.from_numpy(greedy).to(device)], _take(rows, greedy))
-    token_ids = _compare(draw, logits, rows)
-    missed = _missed_weight(
-        logits, rows, token_ids, np.flatnonzero(is_random & _is_valid(token_ids))
-    )
-    if not missed <= DRAW_TOLERANCE:
-        raise TrialFailed(
+    greedy = np.flatnonzero(rows.params.temperatures <= 0)
+    return Trial(
+        reference=lambda case: draw_in_torch(*case).cpu().numpy(),
+        candidate=lambda case: draw(*case).cpu().numpy(),
+        cases=((logits[torch.from_numpy(greedy).to(device)], _take(rows, greedy)), (logits, rows)),
+        error_of=_misdrawn,
+        allowed=DRAW_TOLERANCE,
+        complaint=lambda missed: (
             f"tokens are off by {missed:.2g} of all weight, allowed {DRAW_TOLERANCE:g}"
-        )
-    return missed
+        ),
+    ).run()
 
 
-def _compare(draw: Draw, logits: Tensor, rows: SamplingRows) -> Tensor:
-    """Returns the tokens that `draw` chooses.
+def _misdrawn(case: tuple[Tensor, SamplingRows], expected: np.ndarray, actual: np.ndarray) -> float:
+    """Returns the largest distance of a random number from its token, as a share of all weight.
 
-    Raises TrialFailed if other rows are invalid than in plain torch, or greedy rows differ.
+    `expected`, `actual`: token ids, [S]. Raises TrialFailed if other rows are invalid than in plain
+    torch, or if greedy rows differ.
     """
-    token_ids = draw(logits, rows)
-    expected, actual = draw_in_torch(logits, rows).cpu().numpy(), token_ids.cpu().numpy()
+    logits, rows = case
     is_random = rows.params.temperatures > 0
     wrong = np.flatnonzero((actual != expected) & (~is_random | (actual < 0) | (expected < 0)))
     if len(wrong):
@@ -86,7 +87,10 @@ def _compare(draw: Draw, logits: Tensor, rows: SamplingRows) -> Tensor:
             f"token {int(actual[row])} where plain torch says {int(expected[row])}"
             f" (row {row} of {len(logits)}, {rows.params[row]})"
         )
-    return token_ids
+    chosen = np.flatnonzero(is_random & (actual >= 0))
+    if not len(chosen):
+        return 0.0
+    return _missed_weight(logits, rows, torch.from_numpy(actual).to(logits.device), chosen)
 
 
 def _problem(vocab_size: int, device: torch.device) -> tuple[Tensor, SamplingRows]:
@@ -117,10 +121,6 @@ def _take(rows: SamplingRows, chosen: np.ndarray) -> SamplingRows:
         rows.num_prompt_tokens[chosen],
         [None] * len(chosen),
     )
-
-
-def _is_valid(token_ids: Tensor) -> np.ndarray:
-    return np.asarray((token_ids >= 0).cpu().numpy())
 
 
 def _missed_weight(
@@ -165,14 +165,23 @@ def try_adjust(adjust: Adjust, vocab_size: int, device: torch.device) -> None:
     before = logits.clone()
     uploads = Uploads(device, streams_of(device))
     rows = _rows(params, vocab_size, device, uploads)
-    expected = adjust_in_torch(logits, rows, uploads)
-    actual = adjust(logits, rows, uploads)
-    is_same = torch.isclose(actual, expected, rtol=_TOLERANCE, atol=0.0)
-    wrong = (~is_same).any(dim=1).nonzero().flatten().tolist()
-    if wrong:
-        raise TrialFailed(f"logits differ (row {wrong[0]} of {len(params)}, {params[wrong[0]]})")
-    if not torch.equal(logits, before):
-        raise TrialFailed("the logits given are overwritten")
+
+    def differing_rows(_case: SamplingRows, expected: Tensor, actual: Tensor) -> float:
+        is_same = torch.isclose(actual, expected, rtol=_TOLERANCE, atol=0.0)
+        wrong = (~is_same).any(dim=1).nonzero().flatten().tolist()
+        if wrong:
+            where = f"row {wrong[0]} of {len(params)}, {params[wrong[0]]}"
+            raise TrialFailed(f"logits differ ({where})")
+        if not torch.equal(logits, before):
+            raise TrialFailed("the logits given are overwritten")
+        return 0.0
+
+    Trial(
+        reference=lambda case: adjust_in_torch(logits, case, uploads),
+        candidate=lambda case: adjust(logits, case, uploads),
+        cases=(rows,),
+        error_of=differing_rows,
+    ).run()
 
 
 def _params(vocab_size: int) -> list[SamplingParams]:
@@ -214,3 +223,32 @@ def _rows(
     return rows.with_counts(
         TokenCounts(vocab_size, device, uploads), np.arange(count, dtype=np.int32)
     )
+
+
+# -- Trial of code that copies blocks --------------------------------------------------------------
+
+_NUM_BLOCKS = 40
+# Not a multiple of the words that a kernel program copies.
+_NUM_WORDS = 9001
+
+
+@torch.inference_mode()
+def try_copy(copy: CopyBlocks, device: torch.device) -> None:
+    """Copies random blocks by `copy` and in plain torch. Raises TrialFailed if bits differ."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(2**62, (_NUM_BLOCKS, _NUM_WORDS), generator=generator).to(device)
+    order = torch.randperm(_NUM_BLOCKS, generator=generator).to(device)
+    sources, destinations = order[:10].repeat(2), order[10:30]
+
+    def copied(copy_blocks: CopyBlocks) -> Tensor:
+        pool = bits.clone()
+        copy_blocks(pool, sources, destinations)
+        return pool
+
+    Trial(
+        reference=lambda _case: copied(copy_in_torch),
+        candidate=lambda _case: copied(copy),
+        cases=(None,),
+        error_of=lambda _case, expected, actual: float((actual != expected).any(dim=1).sum()),
+        complaint=lambda wrong: f"{wrong:.0f} of {_NUM_BLOCKS} blocks hold something else",
+    ).run()

@@ -1,9 +1,11 @@
-"""RMSNorm, fused with the addition before it; each number is read once.
+"""Fused operations of a layer: RMSNorm with the addition before it, and SiLU times a projection.
 
-Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019. Rounds where Hugging
-Face's Llama rounds: the sum, the normalised number, and its product with the weight.
+Each number is read once. Rounds where Hugging Face's Llama rounds: the sum, the normalised number,
+and its product with the weight; the SiLU, and its product. Sources: Zhang and Sennrich, "Root Mean
+Square Layer Normalization", 2019; Shazeer, "GLU Variants Improve Transformer", 2020.
 
-Shape letters: T tokens, N norms of a token (1, or one for each head), W numbers of a norm.
+Shape letters: T tokens, N norms of a token (1, or one for each head), W numbers of a norm, I width
+of the MLP.
 """
 
 # Upper-case arguments are compile-time constants of a kernel.
@@ -15,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from splitserve_kernels.gpu.integers import ceil_div, next_power_of_2
+from splitserve_kernels.gpu.launch import ceil_div, next_power_of_2
 
 # Numbers that a program normalises at a time, unless one norm has more.
 _TILE_SIZE = 2048
@@ -116,3 +118,39 @@ def _rms_norm_kernel(
     x = (x * scale[:, None]).to(loaded.dtype).to(tl.float32)
     w = tl.load(weight + norms, mask=mask, other=0.0).to(tl.float32)
     tl.store(normed + places, (x * w).to(loaded.dtype), mask=mask)
+
+
+_BLOCK = 1024
+
+
+def gated_product(gate_up: Tensor) -> Tensor:
+    """Returns SiLU(gate) * up, [T, I], in the dtype of `gate_up`.
+
+    `gate_up`: [T, 2I], gates first, contiguous.
+    """
+    num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    product = gate_up.new_empty(num_tokens, width)
+    if num_tokens:
+        _gated_product_kernel[(num_tokens, ceil_div(width, _BLOCK))](
+            gate_up, product, WIDTH=width, BLOCK=_BLOCK, num_warps=4
+        )
+    return product
+
+
+@triton.jit
+def _gated_product_kernel(
+    gate_up: tl.tensor, product: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """Computes some outputs of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = dims < WIDTH
+    gates = gate_up + token * (2 * WIDTH) + dims
+    loaded = tl.load(gates, mask=mask, other=0.0)
+    gate = loaded.to(tl.float32)
+    up = tl.load(gates + WIDTH, mask=mask, other=0.0).to(tl.float32)
+    # The exponential of the negative absolute value cannot overflow.
+    small = tl.exp(-tl.abs(gate))
+    sigmoid = tl.where(gate >= 0.0, 1.0, small) / (1.0 + small)
+    silu = (gate * sigmoid).to(loaded.dtype).to(tl.float32)
+    tl.store(product + token * WIDTH + dims, (silu * up).to(loaded.dtype), mask=mask)

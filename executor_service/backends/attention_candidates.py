@@ -1,6 +1,4 @@
-"""Trial and timing of attention backends before they serve, and the candidates for GPUs.
-
-Backends are compared with the reference in plain torch.
+"""Candidates for attention on GPUs, with what keeps each from serving, and their timing.
 
 Shape letters: R rows, M blocks of a block table, T input tokens, H query heads, G key/value heads,
 D, E head sizes.
@@ -11,46 +9,28 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from executor_service.device.kv_cache import KVCache, LayerShape, block_bytes
-from executor_service.errors import TrialFailed, one_line
 from executor_service.model.loaded_model import LayerKind, LoadedModel, layer_kinds
-from splitserve_kernels import reference
-from splitserve_kernels.gpu.attention.flash_attention_3_op import FlashAttention3Op
-from splitserve_kernels.gpu.attention.flash_attention_3_rules import why_not_flash_attention_3
-from splitserve_kernels.gpu.attention.flash_attention_3_sources import (
+from splitserve_kernels.gpu.attention.flash_attention_3_op import (
     INSTALLED,
     FlashAttention3Missing,
+    FlashAttention3Op,
     load_flash_attention_3,
     why_no_hopper,
+    why_not_flash_attention_3,
 )
-from splitserve_kernels.gpu.availability import why_unavailable
+from splitserve_kernels.gpu.launch import why_unavailable
 from splitserve_kernels.paged_batch import (
     AttentionBackend,
     AttentionOptions,
-    KVScales,
     build_paged_batch,
 )
 
-# Largest difference of an output, by the dtype of queries; outputs are averages of numbers of about
-# 1. Float8 pools need no more: the reference has float8 pools, too, and both round to the nearest.
-_TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
-# Limits for backends that round queries and weights to 8 bits: root mean square, single output.
-_ROUNDED_TOLERANCE, _ROUNDED_OUTLIER = 0.02, 0.5
-# Scales of float8 pools, so that a backend that ignores them fails; most numbers fit with these.
-_FLOAT8_SCALES = KVScales(key=0.07, value=0.04)
-# A decode, a decode far beyond the window, the end of a short prompt, a chunk after a prefix.
-# Decodes come first, as in a step, because a backend may compute them apart.
-_NUM_COMPUTED = (40, 150, 1, 33)
-_NUM_NEW = (1, 1, 37, 20)
-# Padding tokens without a row, as in a recorded step. Backends choose kernels by the number of
-# tokens: with these tokens a GPU is full, without them it is not.
-_NUM_ADDED_TOKENS = 8192
 _MAX_NUM_DECODES = 64
 _MAX_POOL_BYTES = 2**29
 _NUM_TIMED_COMPUTED = 2048
@@ -58,134 +38,6 @@ _NUM_TIMED_PROMPT_TOKENS = 1024
 _NUM_RUNS = 5
 # Calls are launched without waiting between them, so that the device is timed and not the launches.
 _CALLS_PER_RUN = 10
-
-
-def try_backend(
-    backend: AttentionBackend, loaded: LoadedModel, block_size: int, *, rounds_queries: bool = False
-) -> None:
-    """Compares outputs with the reference's on random rows, for each kind of layer of `loaded`.
-
-    `rounds_queries`: the backend rounds queries and weights to 8 bits, so it may differ more.
-    Raises TrialFailed, also if the backend raises something.
-    """
-    for kind in layer_kinds(loaded):
-        try_layer(
-            backend,
-            kind,
-            block_size,
-            loaded.dtype,
-            loaded.device,
-            loaded.kv_dtype,
-            rounds_queries=rounds_queries,
-        )
-
-
-@torch.inference_mode()
-def try_layer(
-    backend: AttentionBackend,
-    kind: LayerKind,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    kv_dtype: torch.dtype | None = None,
-    *,
-    rounds_queries: bool = False,
-) -> None:
-    """Compares outputs with the reference's, as `try_backend` does, for layers of one kind.
-
-    `dtype`: of queries. `kv_dtype`: dtype of the pools, None for `dtype`.
-    """
-    try:
-        pools = _pools(kind.layer, block_size, kv_dtype or dtype, device)
-        allowed = _ROUNDED_TOLERANCE if rounds_queries else _TOLERANCES[dtype]
-        error_of = _error_of_rounding if rounds_queries else _error
-        for error in _errors(backend, pools, kind, dtype, error_of):
-            if not error <= allowed:
-                raise TrialFailed(
-                    f"the output differs by {error:.2g} from the reference's, allowed {allowed:g}"
-                    f" in {dtype} over {pools[0].dtype}"
-                )
-    except TrialFailed:
-        raise
-    except Exception as error:
-        raise TrialFailed(f"{type(error).__name__}: {one_line(error)}") from error
-
-
-def _pools(
-    layer: LayerShape, block_size: int, kv_dtype: torch.dtype, device: torch.device
-) -> tuple[KVCache, KVCache]:
-    """Returns the pools of the reference and those of the backend."""
-    num_blocks = _block_tables(block_size).numel()
-    scales = (_FLOAT8_SCALES,) if kv_dtype.itemsize == 1 else ()
-    oracle, tried = (
-        KVCache([layer], block_size, num_blocks, 0, kv_dtype, device, scales=scales)
-        for _ in range(2)
-    )
-    return oracle, tried
-
-
-def _errors(
-    backend: AttentionBackend,
-    pools: tuple[KVCache, KVCache],
-    kind: LayerKind,
-    dtype: torch.dtype,
-    error_of: Callable[[Tensor, Tensor], float],
-) -> Iterator[float]:
-    """Yields the errors for prompts, for all kinds of rows in one batch, and for decodes."""
-    layer, scales = kind.layer, pools[0].scales[0]
-    generator = torch.Generator().manual_seed(0)
-    computed, new = torch.tensor(_NUM_COMPUTED), torch.tensor(_NUM_NEW)
-    block_size, device = pools[0].block_size, pools[0].device
-    tables = _block_tables(block_size)
-    # Backends may store keys and values in their own layout, so each writes what it reads.
-    none, ones = torch.zeros_like(computed), torch.ones_like(computed)
-    for before, count in ((none, computed), (computed, new), (computed + new, ones)):
-        batch = build_paged_batch(tables, before, count, block_size, device)
-        num_tokens = len(batch.slot_mapping)
-        query, key, value = (
-            torch.randn(num_tokens, heads, size, generator=generator).to(device, dtype)
-            for heads, size in (
-                (kind.num_heads, layer.key_dim),
-                (layer.num_kv_heads, layer.key_dim),
-                (layer.num_kv_heads, layer.value_dim),
-            )
-        )
-        outputs = []
-        for tried, pool in zip((reference, backend), pools, strict=True):
-            key_pool, value_pool = pool.key_pools[0], pool.value_pools[0]
-            tried.write_kv(key, value, key_pool, value_pool, batch, scales)
-            output = tried.paged_attention(query, key_pool, value_pool, batch, kind.options, scales)
-            outputs.append(output)
-        yield error_of(outputs[0].float(), outputs[1].float())
-        if device.type == "cuda" and batch.max_num_new_tokens > 1:
-            added = query.new_zeros(_NUM_ADDED_TOKENS, *query.shape[1:])
-            filled = torch.cat([query, added])
-            key_pool, value_pool = pools[1].key_pools[0], pools[1].value_pools[0]
-            output = backend.paged_attention(
-                filled, key_pool, value_pool, batch, kind.options, scales
-            )
-            yield error_of(outputs[0].float(), output[:num_tokens].float())
-
-
-def _error(expected: Tensor, actual: Tensor) -> float:
-    return float((expected - actual).abs().max())
-
-
-def _error_of_rounding(expected: Tensor, actual: Tensor) -> float:
-    """Returns the root mean square error; the largest one if that cannot be rounding."""
-    largest = _error(expected, actual)
-    if not largest <= _ROUNDED_OUTLIER:
-        return largest
-    return float((expected - actual).square().mean().sqrt())
-
-
-def _block_tables(block_size: int) -> Tensor:
-    """Returns shuffled blocks for the rows, [R, M]."""
-    # One more token for the final decode.
-    ends = [computed + new + 1 for computed, new in zip(_NUM_COMPUTED, _NUM_NEW, strict=True)]
-    width = -(-max(ends) // block_size)
-    blocks = torch.randperm(len(ends) * width, generator=torch.Generator().manual_seed(2))
-    return blocks.view(len(ends), width)
 
 
 @torch.inference_mode()
