@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from splitserve_kernels import reference
-from splitserve_kernels.cpu.attention import NativeAttention
 from splitserve_kernels.cpu.library import NativeLibrary
+from splitserve_kernels.cpu.operations import NativeAttention
 from splitserve_kernels.paged_batch import AttentionOptions
 from tests.kernels.cpu.problems import (
     TOLERANCES,

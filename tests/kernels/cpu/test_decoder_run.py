@@ -26,7 +26,7 @@ from executor_service.steps.drafts import run_on
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import RowStatus, StepInput, StepOutput
 from splitserve_kernels.cpu.library import STEP_PARTS, NativeLibrary
-from splitserve_kernels.run_rows import RunRows
+from splitserve_kernels.decoder_inputs import RunRows
 from tests.kernels.cpu.tiny_decoders import DirectoryOf, load_decoder, random_tokens
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.steps.step_driver import GREEDY, Row, make_step

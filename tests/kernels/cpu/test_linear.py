@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from splitserve_kernels.cpu.library import NativeLibrary
-from splitserve_kernels.cpu.linear import PackedLinear, WeightRows, linear
-from splitserve_kernels.cpu.linear import pack as pack_rows
+from splitserve_kernels.cpu.operations import PackedLinear, WeightRows, linear
+from splitserve_kernels.cpu.operations import pack as pack_rows
 from tests.support.covering import covering
 
 pytestmark = pytest.mark.cases(12)

@@ -20,8 +20,8 @@ from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingP
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from executor_service.backends.draw_trial import try_adjust
 from executor_service.backends.gpu_draw import triton_adjust
+from executor_service.trials.kernel_trials import try_adjust
 
 NUM_PROMPT_TOKENS = 3
 GRAMMAR = Grammar("regex", ("a",))

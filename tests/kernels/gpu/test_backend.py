@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from splitserve_kernels import reference
-from splitserve_kernels.gpu.availability import why_unavailable
+from splitserve_kernels.gpu.launch import why_unavailable
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions, KVScales
 from tests.kernels.gpu.problems import Shape, assert_close, make_problem
 
@@ -19,15 +19,15 @@ IMPORT_WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None
 import splitserve_kernels.gpu
-from splitserve_kernels.gpu.availability import why_unavailable
+from splitserve_kernels.gpu.launch import why_unavailable
 print(why_unavailable())
 """
 LEAVE_TRITON_ALONE_UNTIL_ASKED = """
 import sys
 from splitserve_kernels import paged_batch, reference
-from splitserve_kernels.gpu import availability
+from splitserve_kernels.gpu import launch
 print("triton" in sys.modules)
-print(availability.why_unavailable())
+print(launch.why_unavailable())
 """
 
 
@@ -87,9 +87,9 @@ def test_backend_equals_the_oracle_when_it_writes_and_attends(
 
 def _pretend_multiprocessors(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 1 prompts fill the device, with many they leave room."""
-    from splitserve_kernels.gpu.attention import occupancy, paged_prefill
+    from splitserve_kernels.gpu.attention import backend, tile_sizes
 
-    for module in (occupancy, paged_prefill):
+    for module in (tile_sizes, backend):
         monkeypatch.setattr(module, "num_multiprocessors", lambda _device: number)
 
 

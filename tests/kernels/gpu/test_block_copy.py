@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from splitserve_kernels.gpu.block_copy import copy_blocks
+from splitserve_kernels.gpu.kv_write import copy_blocks
 
 NUM_BLOCKS = 9
 # One tile of a kernel has 4096 numbers.

@@ -15,8 +15,11 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from splitserve_kernels.gpu.attention.occupancy import programs_per_multiprocessor
-from splitserve_kernels.gpu.attention.tile_sizes import decode_tile_sizes, prefill_tile_sizes
+from splitserve_kernels.gpu.attention.tile_sizes import (
+    decode_tile_sizes,
+    prefill_tile_sizes,
+    programs_per_multiprocessor,
+)
 from splitserve_kernels.gpu.attention.tiles import attention_constants
 from tests.kernels.gpu.compiled import cases, records
 from tests.kernels.gpu.compiled.records import (

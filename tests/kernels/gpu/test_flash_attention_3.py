@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from splitserve_kernels import reference
-from splitserve_kernels.gpu.attention.flash_attention_3_op import FlashAttention3Op
-from splitserve_kernels.gpu.attention.flash_attention_3_rules import why_not_flash_attention_3
-from splitserve_kernels.gpu.attention.flash_attention_3_sources import (
+from splitserve_kernels.gpu.attention.flash_attention_3_op import (
     INSTALLED,
+    FlashAttention3Op,
     load_flash_attention_3,
     why_no_hopper,
+    why_not_flash_attention_3,
 )
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales, build_paged_batch
 from tests.kernels.gpu.problems import (
@@ -30,7 +30,7 @@ from tests.support.fakes import fake_flash_attn_3
 pytest.importorskip("triton", reason="triton is not installed")
 
 from splitserve_kernels.gpu.attention.flash_attention_3 import FlashAttention3
-from splitserve_kernels.gpu.attention.rows_in_sight import rows_in_sight
+from splitserve_kernels.gpu.attention.operator_support import rows_in_sight
 
 pytestmark = pytest.mark.cases(8)
 

@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from splitserve_kernels.gpu.attention import flash_attention_3_sources
+from splitserve_kernels.gpu.attention import flash_attention_3_op
 from splitserve_kernels.gpu.attention.flash_attention_3_op import (
-    FlashAttention3Op,
-    FlashAttention3Unusable,
-)
-from splitserve_kernels.gpu.attention.flash_attention_3_sources import (
     HUB,
     INSTALLED,
     FlashAttention3Missing,
+    FlashAttention3Op,
+    FlashAttention3Unusable,
     load_flash_attention_3,
     why_no_hopper,
 )
@@ -121,7 +119,7 @@ def test_file_gives_its_operators_when_it_was_renamed(
     path = tmp_path / "fa3.so"
     path.touch()
     # Another test of this process may have registered that of installed packages.
-    monkeypatch.setattr(flash_attention_3_sources, "_NAMESPACE", "of_no_package")
+    monkeypatch.setattr(flash_attention_3_op, "_NAMESPACE", "of_no_package")
     monkeypatch.setattr(torch.ops, "load_library", load)
     assert isinstance(load_flash_attention_3(str(path)), FlashAttention3Op)
     # A second load registers nothing.

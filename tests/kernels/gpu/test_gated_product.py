@@ -8,7 +8,7 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from splitserve_kernels.gpu.gated_product import gated_product
+from splitserve_kernels.gpu.layer_ops import gated_product
 
 # The last bit of each dtype, twice: exp is approximated, and there are two roundings.
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 2**-9, torch.bfloat16: 2**-6}

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitserve_kernels.gpu.layer_pools import FLOAT8_MAX, LayerPools
+from splitserve_kernels.gpu.launch import FLOAT8_MAX, LayerPools
 from splitserve_kernels.paged_batch import KVScales
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from splitserve_kernels.gpu.kv_write import kv_write
-from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
+from splitserve_kernels.gpu.kv_write import kv_write, rotary_kv_write
+from splitserve_kernels.gpu.launch import RotaryTables
 
 pytestmark = pytest.mark.cases(6)
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitserve_kernels.gpu.layer_pools import LayerPools
+from splitserve_kernels.gpu.launch import LayerPools
 from splitserve_kernels.paged_batch import (
     UNIT_SCALES,
     AttentionOptions,

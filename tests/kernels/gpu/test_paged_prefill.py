@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitserve_kernels.gpu.layer_pools import LayerPools
+from splitserve_kernels.gpu.launch import LayerPools
 from splitserve_kernels.paged_batch import (
     UNIT_SCALES,
     AttentionOptions,
@@ -32,8 +32,8 @@ from tests.kernels.gpu.problems import (
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from splitserve_kernels.gpu.attention.backend import paged_prefill
 from splitserve_kernels.gpu.attention.paged_decode import paged_split_prefill
-from splitserve_kernels.gpu.attention.paged_prefill import paged_prefill
 
 pytestmark = pytest.mark.cases(6)
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from splitserve_kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from splitserve_kernels.gpu.layer_ops import add_rms_norm, rms_norm
 
 EPSILON = 1e-5
 # The last bit of each dtype: sums are in another order, and a root is approximated.

@@ -24,8 +24,7 @@ from executor_service.model.paged_model import PagedModel, TransformersModel
 from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 
 if TYPE_CHECKING:
-    from splitserve_kernels.gpu.layer_pools import LayerPools
-    from splitserve_kernels.gpu.rotary_kv_write import RotaryTables
+    from splitserve_kernels.gpu.launch import LayerPools, RotaryTables
 
 _READS_ON_HOST = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "unique")
 

@@ -12,15 +12,11 @@ from dataclasses import dataclass, field
 import torch
 
 from splitserve_kernels.gpu.attention.backend import paged_attention
+from splitserve_kernels.gpu.attention.operator_support import rows_in_sight, weigh_with_sinks
 from splitserve_kernels.gpu.attention.paged_decode import paged_split_prefill
-from splitserve_kernels.gpu.attention.rows_in_sight import rows_in_sight
-from splitserve_kernels.gpu.attention.sink_weight import weigh_with_sinks
-from splitserve_kernels.gpu.block_copy import copy_blocks
-from splitserve_kernels.gpu.gated_product import gated_product
-from splitserve_kernels.gpu.kv_write import kv_write
-from splitserve_kernels.gpu.layer_pools import LayerPools
-from splitserve_kernels.gpu.rms_norm import add_rms_norm, rms_norm
-from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
+from splitserve_kernels.gpu.kv_write import copy_blocks, kv_write, rotary_kv_write
+from splitserve_kernels.gpu.launch import LayerPools, RotaryTables
+from splitserve_kernels.gpu.layer_ops import add_rms_norm, gated_product, rms_norm
 from splitserve_kernels.gpu.sampling.adjust import AdjustColumns, adjust
 from splitserve_kernels.gpu.sampling.columns import DrawColumns
 from splitserve_kernels.gpu.sampling.draw import draw, greedy

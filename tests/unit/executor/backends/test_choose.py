@@ -21,9 +21,9 @@ from executor_service.errors import BackendUnavailable
 from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.steps.sampling_params import SamplingParams
-from splitserve_kernels.cpu.attention import NativeAttention
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary
+from splitserve_kernels.cpu.operations import NativeAttention
 from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import Row, make_step

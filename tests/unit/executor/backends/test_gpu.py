@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.attention_trial import (
+from executor_service.backends.attention_candidates import (
     Candidate,
     LayerDemand,
     WhyNotLayer,
@@ -161,7 +161,7 @@ def test_candidates_warn_of_flash_attention_3_when_its_source_is_given() -> None
 @pytest.fixture
 def flash_attention_3(monkeypatch: pytest.MonkeyPatch) -> Candidate:
     """As if it were here."""
-    module = "executor_service.backends.attention_trial"
+    module = "executor_service.backends.attention_candidates"
     for name in ("why_no_hopper", "why_unavailable"):
         monkeypatch.setattr(f"{module}.{name}", lambda: None)
     monkeypatch.setattr(f"{module}.load_flash_attention_3", lambda _source: None)
@@ -171,7 +171,7 @@ def flash_attention_3(monkeypatch: pytest.MonkeyPatch) -> Candidate:
 def test_candidates_load_nothing_when_the_device_is_no_hopper(
     monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel
 ) -> None:
-    module = "executor_service.backends.attention_trial"
+    module = "executor_service.backends.attention_candidates"
     monkeypatch.setattr(f"{module}.why_no_hopper", lambda: "no Hopper")
     monkeypatch.setattr(f"{module}.load_flash_attention_3", _fail)
     assert gpu_candidates("hub")[0].why_not(loaded, 16) == "no Hopper"
@@ -180,7 +180,7 @@ def test_candidates_load_nothing_when_the_device_is_no_hopper(
 def test_candidates_say_why_flash_attention_3_is_missing_when_it_is(
     monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel
 ) -> None:
-    module = "executor_service.backends.attention_trial"
+    module = "executor_service.backends.attention_candidates"
     for name in ("why_no_hopper", "why_unavailable"):
         monkeypatch.setattr(f"{module}.{name}", lambda: None)
     assert gpu_candidates("/nowhere/_C.so")[0].why_not(loaded, 16) == (
@@ -248,5 +248,5 @@ def test_time_attention_takes_time(loaded: LoadedModel, monkeypatch: pytest.Monk
         ("_NUM_TIMED_PROMPT_TOKENS", 8),
         ("_NUM_RUNS", 1),
     ):
-        monkeypatch.setattr(f"executor_service.backends.attention_trial.{constant}", number)
+        monkeypatch.setattr(f"executor_service.backends.attention_candidates.{constant}", number)
     assert time_attention(reference, loaded, 16) > 0

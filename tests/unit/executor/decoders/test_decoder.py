@@ -20,7 +20,7 @@ from executor_service.decoders.cpu_decoder import build_native_model, why_not_na
 from executor_service.decoders.llama_config import unknown_fields
 from executor_service.errors import TrialFailed
 from executor_service.model.loaded_model import LoadedModel
-from splitserve_kernels.cpu import linear
+from splitserve_kernels.cpu import operations
 from splitserve_kernels.cpu.library import NativeLibrary
 from tests.support.models.tiny_models import make_tiny_model
 
@@ -223,7 +223,7 @@ def test_build_native_model_raises_when_int8_weights_are_scaled_wrongly(
     tmp_path: Path, native_library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pack_wrongly(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-        packed = linear.pack(*arguments, **options)
+        packed = operations.pack(*arguments, **options)
         if packed.scales is not None:
             packed.scales.mul_(1.01)
         return packed

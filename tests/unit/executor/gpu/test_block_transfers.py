@@ -36,7 +36,7 @@ def _moves(pairs: Pairs) -> BlockMoves:
 
 def _triton_copy() -> CopyBlocks:
     pytest.importorskip("triton", reason="triton is not installed")
-    from splitserve_kernels.gpu.block_copy import copy_blocks
+    from splitserve_kernels.gpu.kv_write import copy_blocks
 
     return copy_blocks
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.attention_trial import try_layer
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import KVCache, LayerShape
 from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LayerKind, LoadedModel
 from executor_service.model.paged_model import TransformersModel
 from executor_service.steps.sampling_params import SamplingParams
+from executor_service.trials.attention_trial import try_layer
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import (
     UNIT_SCALES,

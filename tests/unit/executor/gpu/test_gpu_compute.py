@@ -29,7 +29,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from executor_service.backends import gpu_draw
 from executor_service.decoders import gpu_decoder
-from splitserve_kernels.gpu import block_copy
+from splitserve_kernels.gpu import kv_write
 
 BLOCK_SIZE = 8
 TOLERANCE = 1e-3
@@ -94,7 +94,7 @@ def test_compute_on_gpu_takes_decoder_draw_and_copy_when_all_are_right(
     loads = Loads(tmp_path, device, "llama")
     compute = _choose(loads)
     assert compute.description == "GPU decoder, triton attention"
-    assert (compute.draw, compute.copy_blocks) == (gpu_draw.triton_draw, block_copy.copy_blocks)
+    assert (compute.draw, compute.copy_blocks) == (gpu_draw.triton_draw, kv_write.copy_blocks)
     assert compute.adjust is gpu_draw.triton_adjust
     assert loads.count == 1
     assert not _errors(caplog)
@@ -155,7 +155,7 @@ def test_compute_on_gpu_draws_and_copies_in_torch_when_kernels_are_wrong(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    draw, copy = gpu_draw.triton_draw, block_copy.copy_blocks
+    draw, copy = gpu_draw.triton_draw, kv_write.copy_blocks
 
     def draw_wrongly(adjusted: Tensor, rows: SamplingRows) -> Tensor:
         return draw(adjusted.flip(1), rows)
@@ -168,7 +168,7 @@ def test_compute_on_gpu_draws_and_copies_in_torch_when_kernels_are_wrong(
 
     monkeypatch.setattr(gpu_draw, "triton_adjust", adjust_nothing)
     monkeypatch.setattr(gpu_draw, "triton_draw", draw_wrongly)
-    monkeypatch.setattr(block_copy, "copy_blocks", copy_wrongly)
+    monkeypatch.setattr(kv_write, "copy_blocks", copy_wrongly)
     compute = _choose(Loads(tmp_path, device, "olmo2"))
     assert (compute.draw, compute.copy_blocks) == (draw_unseen_in_torch, copy_in_torch)
     assert compute.adjust is adjust_in_torch

@@ -34,7 +34,7 @@ from executor_service.decoders import gpu_decoder
 from executor_service.decoders.gpu_decoder import GpuDecoder, build_gpu_decoder
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.attention import backend
-from splitserve_kernels.gpu.rotary_kv_write import rotary_kv_write
+from splitserve_kernels.gpu.kv_write import rotary_kv_write
 from splitserve_kernels.paged_batch import KVScales
 
 pytestmark = pytest.mark.cases(2)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.draw_trial import try_draw
 from executor_service.sampling.sampler import SamplingRows, draw_in_torch
 from executor_service.sampling.sampler import sample as sample_rows
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.trials.kernel_trials import try_draw
 
 pytest.importorskip("triton", reason="triton is not installed")
 

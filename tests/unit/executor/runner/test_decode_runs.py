@@ -18,7 +18,7 @@ from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import RowStatus, StepInput, StepOutput
-from splitserve_kernels.run_rows import RunRows
+from splitserve_kernels.decoder_inputs import RunRows
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import GREEDY, Row, make_step
 

@@ -19,7 +19,7 @@ from executor_service.steps.batch import StepAnswer
 from executor_service.steps.executor_info import SAMPLING_FEATURES, ExecutorInfo, Feature, ModelInfo
 from executor_service.steps.step import RowStatus
 from executor_service.steps.step_executor import StepExecutor
-from splitserve_kernels.run_rows import RunRows
+from splitserve_kernels.decoder_inputs import RunRows
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.steps.batches import NewRow, Sender, WorkRow
