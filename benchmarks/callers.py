@@ -24,7 +24,7 @@ from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.intake import Intake
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_keys.key_entry import ApiKey, KeyEntry, Scope
+from splitserve_keys.key_file import ApiKey, KeyEntry, Scope
 from splitserve_rpc.access import Access
 
 METHOD = "/splitserve.scheduler.v1.SchedulerService/Generate"

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from splitserve_metrics.executor_table import EXECUTOR_METRICS, GATEWAY_METRICS
-from splitserve_metrics.metric import Metric
+from splitserve_metrics.instruments import Metric
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"

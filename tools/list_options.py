@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from splitserve_options.option import COMMANDS, Command, Kind, Option
-from splitserve_options.options import options_of
-from splitserve_options.table import OPTIONS
+from splitserve_options.options import OPTIONS, options_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVICES: tuple[Command, ...] = ("scheduler", "executor", "gateway")

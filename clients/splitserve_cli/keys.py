@@ -11,17 +11,19 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from splitserve_keys.key_entry import (
+from splitserve_keys.key_file import (
     NOTES,
     TENANT_NAMES,
     ApiKey,
     KeyEntry,
+    KeyFileUnusable,
+    Keys,
     Scope,
     is_note,
     is_tenant_name,
+    read_keys,
     time_text,
 )
-from splitserve_keys.key_file import KeyFileUnusable, Keys, read_keys
 
 _HELP = """\
 Adds, lists and revokes API keys in a file that schedulers read (--api-keys FILE); running ones

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitserve_metrics.metric import COUNTS, FINE_SECONDS, SECONDS, Kind, Metric
+from splitserve_metrics.instruments import COUNTS, FINE_SECONDS, SECONDS, Kind, Metric
 
 EXECUTOR_METRICS: tuple[Metric, ...] = (
     Metric(

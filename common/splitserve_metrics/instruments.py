@@ -1,10 +1,13 @@
-"""Instruments of prometheus_client for the metrics of a table, and the page that shows them."""
+"""Instruments of prometheus_client for the metrics of a table, their page, and refused calls."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TypeAlias
 
+import grpc.aio
 import numpy as np
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -13,7 +16,43 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
-from splitserve_metrics.metric import Kind, Metric
+from splitserve_rpc.errors import CODE_OF_REASON
+from splitserve_rpc.interceptors import OnRefusal, ignore_refusal
+
+# Buckets for the waiting time for tokens: from a network round trip to a queue of minutes.
+SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+)  # fmt: skip
+# Buckets for the parts of a step.
+FINE_SECONDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
+)  # fmt: skip
+COUNTS = tuple(float(2**exponent) for exponent in range(0, 15, 2))
+
+
+class Kind(enum.Enum):
+    """Kinds of metrics. The values are Prometheus' words."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Definition of one metric. `high`: meaning of a high or fast rising value.
+
+    `labels`: names of labels with few values each, which callers cannot choose. `buckets`: upper
+    bounds of a histogram.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    high: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
 
 LiveFamily: TypeAlias = CounterMetricFamily | GaugeMetricFamily
 
@@ -146,3 +185,17 @@ class BulkHistogram:
             totals, total = values.totals()
             family.add_metric(list(labels), list(zip(names, totals, strict=True)), total)
         return family
+
+
+def counted_refusals(counter: Counter, then: OnRefusal = ignore_refusal) -> OnRefusal:
+    """Returns an `on_refusal` callback that counts by reason and then calls `then`."""
+    # Each series begins with 0: Prometheus misses the first increment of a series that begins with
+    # 1.
+    for reason in CODE_OF_REASON:
+        counter.labels(reason)
+
+    def tell(method: str, context: grpc.aio.ServicerContext, reason: str) -> None:
+        counter.labels(reason).inc()
+        then(method, context, reason)
+
+    return tell

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitserve_metrics.metric import COUNTS, FINE_SECONDS, SECONDS, Kind, Metric
+from splitserve_metrics.instruments import COUNTS, FINE_SECONDS, SECONDS, Kind, Metric
 
 _COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 _NOT_ITS_OWN = "more load; compare with the same hour of another day"

@@ -140,7 +140,7 @@ NOBODY = ClusterIdentity()
 
 # -- Access to the methods of a server -------------------------------------------------------------
 
-# Returns the scopes of a credential, as named in `splitserve_keys.key_entry`. Raises
+# Returns the scopes of a credential, as named in `splitserve_keys.key_file`. Raises
 # DomainError(CALLER_UNKNOWN), also for an empty credential.
 ScopesOf = Callable[[str], Collection[str]]
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.values.request import Request
-from splitserve_keys.key_entry import Scope as Scope
+from splitserve_keys.key_file import Scope as Scope
 
 
 @dataclass(frozen=True, slots=True)

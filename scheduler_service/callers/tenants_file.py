@@ -13,7 +13,7 @@ from typing import Any
 from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
 from scheduler_service.scheduler.values.request import Request
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_keys.key_entry import TENANT_NAMES, is_tenant_name
+from splitserve_keys.key_file import TENANT_NAMES, is_tenant_name
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.files import FilesUnusable, read_bytes
 

@@ -14,9 +14,8 @@ from scheduler_service.scheduler.engine.engine import Engine
 from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.watching.metrics import CountedAudit, RequestWatch
-from splitserve_metrics.instruments import Instruments, LiveFamily, Page
+from splitserve_metrics.instruments import Instruments, LiveFamily, Page, counted_refusals
 from splitserve_metrics.listener import MetricsAddress, MetricsListener
-from splitserve_metrics.refused_calls import counted_refusals
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 from splitserve_rpc.interceptors import OnRefusal
 
