@@ -15,7 +15,7 @@ import pytest
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
-from splitserve_keys.key_entry import ApiKey
+from splitserve_keys.key_file import ApiKey
 from splitserve_rpc.errors import failure_of
 from tests.contract.stranger.process import poll
 from tests.support.processes.processes import START_TIMEOUT_S, processes

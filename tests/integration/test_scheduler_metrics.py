@@ -14,8 +14,8 @@ from scheduler_service.service.metrics_page import SchedulerMetrics
 from scheduler_service.service.readiness import Readiness
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import AsyncClient, SamplingParams
+from splitserve_metrics.instruments import Kind
 from splitserve_metrics.listener import MetricsAddress
-from splitserve_metrics.metric import Kind
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_executor import FakeExecutor

@@ -15,7 +15,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from splitserve_metrics.executor_table import EXECUTOR_METRICS, GATEWAY_METRICS
-from splitserve_metrics.metric import Kind
+from splitserve_metrics.instruments import Kind
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]

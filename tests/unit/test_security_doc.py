@@ -17,7 +17,7 @@ from splitserve_cli.serve_config import check_callers, check_http, check_loopbac
 from splitserve_gateway.config import GatewayConfig
 from splitserve_options import options
 from splitserve_options.option import COMMANDS
-from splitserve_options.table import OPTIONS
+from splitserve_options.options import OPTIONS
 from tests.support.processes.addresses import reserve_address
 from tests.support.security.cluster import Certificates
 

@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from splitserve_cli.main import main
-from splitserve_keys.key_entry import ApiKey, KeyEntry
-from splitserve_keys.key_file import Keys, change_keys
+from splitserve_keys.key_file import ApiKey, KeyEntry, Keys, change_keys
 
 
 class KeyFile:

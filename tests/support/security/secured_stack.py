@@ -13,7 +13,7 @@ import grpc.aio
 import httpx2
 
 from splitserve_client import ClientConfig
-from splitserve_keys.key_entry import ApiKey
+from splitserve_keys.key_file import ApiKey
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.access import Role
 from splitserve_rpc.server import channel_options

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_keys.key_entry import ApiKey, is_key_id
+from splitserve_keys.key_file import ApiKey, is_key_id
 
 
 def test_keys_are_read_as_they_were_drawn_and_differ() -> None:

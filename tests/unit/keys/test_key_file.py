@@ -12,8 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitserve_keys.key_entry import KeyEntry, Scope
-from splitserve_keys.key_file import KeyFileUnusable, format_keys, parse_keys, read_keys
+from splitserve_keys.key_file import (
+    KeyEntry,
+    KeyFileUnusable,
+    Scope,
+    format_keys,
+    parse_keys,
+    read_keys,
+)
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
 ENTRY: dict[str, Any] = {

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_keys.key_entry import ApiKey, KeyEntry, Scope
-from splitserve_keys.key_file import KeyFileUnusable, Keys, change_keys, read_keys
+from splitserve_keys.key_file import (
+    ApiKey,
+    KeyEntry,
+    KeyFileUnusable,
+    Keys,
+    Scope,
+    change_keys,
+    read_keys,
+)
 from tests.support.processes.patience import PATIENCE_S
 
 ADD = """

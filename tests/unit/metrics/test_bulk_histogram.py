@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from splitserve_metrics.instruments import BulkHistogram, Page
-from splitserve_metrics.metric import Kind, Metric
+from splitserve_metrics.instruments import BulkHistogram, Kind, Metric, Page
 from tests.support.metrics import Shown
 
 METRIC = Metric("seconds", Kind.HISTOGRAM, "some", "", buckets=(1 / 1024, 0.5, 1.0, 300.0))

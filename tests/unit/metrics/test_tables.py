@@ -13,8 +13,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from splitserve_metrics.executor_table import EXECUTOR_METRICS, GATEWAY_METRICS
-from splitserve_metrics.instruments import Instruments, Page
-from splitserve_metrics.metric import Kind, Metric
+from splitserve_metrics.instruments import Instruments, Kind, Metric, Page
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 
 ROOT = Path(__file__).resolve().parents[3]

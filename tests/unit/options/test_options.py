@@ -7,8 +7,7 @@ import pytest
 
 from splitserve_options import options
 from splitserve_options.option import COMMANDS, Command
-from splitserve_options.options import OptionError, resolve
-from splitserve_options.table import OPTIONS
+from splitserve_options.options import OPTIONS, OptionError, resolve
 
 
 @pytest.fixture

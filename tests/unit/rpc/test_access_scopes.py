@@ -8,7 +8,7 @@ from typing import TypeAlias
 import grpc.aio
 import pytest
 
-from splitserve_keys.key_entry import Scope
+from splitserve_keys.key_file import Scope
 from splitserve_rpc.access import RULES, Access, ClusterIdentity, Role
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import ServerSecurity

@@ -11,9 +11,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from splitserve_tracing.exporting import ToldExporter
 from splitserve_tracing.trace_config import NO_CONTEXT, TraceConfig, TraceContext
-from splitserve_tracing.tracing import Tracing
+from splitserve_tracing.tracing import ToldExporter, Tracing
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 URL = "http://localhost:4317"

@@ -25,7 +25,7 @@ from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionBackend
-from splitserve_options.table import OPTIONS
+from splitserve_options.options import OPTIONS
 from tests.support.models.tiny_models import make_tiny_model
 
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from scheduler_service.callers.authenticator import Authenticator, read_key_file
 from scheduler_service.callers.caller import NO_LIMITS, Caller, Scope, TenantLimits
 from scheduler_service.callers.tenants_file import read_tenants
-from splitserve_keys.key_entry import ApiKey, KeyEntry
-from splitserve_keys.key_file import change_keys
+from splitserve_keys.key_file import ApiKey, KeyEntry, change_keys
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.files import WatchedFiles
 

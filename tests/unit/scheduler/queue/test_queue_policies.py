@@ -8,7 +8,7 @@ from scheduler_service.scheduler.queue.key_order import TURN_EVERY
 from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES, make_queue_policy
 from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
 from scheduler_service.scheduler.values.request import Request
-from splitserve_options.table import OPTIONS
+from splitserve_options.options import OPTIONS
 from tests.support.core.queue_driver import admit_next, make_queue, make_request, order
 
 ALL_NAMES = list(QUEUE_POLICIES)
