@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
 
+from splitserve_rpc.sampling_parameters import PARAMETERS
 from splitserve_text.values import (
     BeamSearch,
     Choices,
@@ -59,36 +58,7 @@ _token_ids.__name__ = "ID,ID,..."
 # -- sampling --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Flag:
-    """Flag of a parameter with one value; the server knows its range and default."""
-
-    name: str
-    field: str
-    parse: Callable[[str], int | float]
-    help: str
-
-
-_FLAGS = (
-    _Flag("max-tokens", "max_tokens", int32, "most output tokens (default: what the model allows)"),
-    _Flag("min-tokens", "min_tokens", int32, "no end before this many output tokens (default: 0)"),
-    _Flag("temperature", "temperature", float, "0 is greedy (default: 1)"),
-    _Flag("top-k", "top_k", int32, "only the K most probable tokens (default, 0, -1: all)"),
-    _Flag("top-p", "top_p", float, "only the most probable tokens, up to this sum (default: 1)"),
-    _Flag("min-p", "min_p", float, "least probability relative to the best token (default: 0)"),
-    _Flag("repetition-penalty", "repetition_penalty", float, "above 1: less of it (default: 1)"),
-    _Flag("presence-penalty", "presence_penalty", float, "of tokens already there (default: 0)"),
-    _Flag("frequency-penalty", "frequency_penalty", float, "times their count (default: 0)"),
-    _Flag("seed", "seed", _int64, "makes sampling repeatable (default: drawn)"),
-    _Flag("logprobs", "num_logprobs", int32, "with --json: scores, and the best N alternatives"),
-    _Flag("prompt-logprobs", "num_prompt_logprobs", int32, "the same of the prompt"),
-    _Flag("n", "n", int32, "completions of the prompt (default: 1)"),
-    _Flag("best-of", "best_of", int32, "compute so many, and return the best --n of them"),
-)
-_BEAM_FLAGS = (
-    _Flag("beam-width", "width", int32, "beam search, following N hypotheses, instead of sampling"),
-    _Flag("length-penalty", "length_penalty", float, "above 0: longer completions (default: 1)"),
-)
+_BEAM_PREFIX = "beam_search."
 _GRAMMAR_FLAGS = (
     ("json-schema", JsonSchema, "JSON", 'the output is JSON valid for it; any: {"type": "object"}'),
     ("regex", Regex, "PATTERN", "the output as a whole matches it"),
@@ -99,13 +69,14 @@ _GRAMMAR_FLAGS = (
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Adds a flag for every sampling parameter, and `--stop`."""
     group = parser.add_argument_group("sampling", "Values out of range are refused by the server.")
-    for flag in (*_FLAGS, *_BEAM_FLAGS):
+    for parameter in PARAMETERS:
+        whole = _int64 if parameter.num_bits == 64 else int32
         group.add_argument(
-            f"--{flag.name}",
-            dest=flag.field,
-            type=flag.parse,
-            metavar="X" if flag.parse is float else "N",
-            help=flag.help,
+            f"--{parameter.flag}",
+            dest=parameter.name.removeprefix(_BEAM_PREFIX),
+            type=float if parameter.kind is float else whole,
+            metavar="X" if parameter.kind is float else "N",
+            help=parameter.help,
         )
     group.add_argument(
         "--early-stopping",
@@ -164,8 +135,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
     """Returns the sampling parameters given by flags. Raises ValueError for conflicting flags."""
+    names = (p.name for p in PARAMETERS if not p.name.startswith(_BEAM_PREFIX))
     return SamplingParams(
-        **{flag.field: getattr(arguments, flag.field) for flag in _FLAGS},
+        **{name: getattr(arguments, name) for name in names},
         logit_bias=dict(arguments.logit_bias),
         stop_token_ids=tuple(arguments.stop_token_id),
         ignore_eos=arguments.ignore_eos,

@@ -6,7 +6,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
-_MAX_COMPLETIONS = 128
+from splitserve_rpc.sampling_parameters import MAX_SEQUENCES, GivenSamplingValues
+
 # Output tokens of an earlier run; for several sequences a mapping by index.
 ResumeTokenIds = Sequence[int] | Mapping[int, Sequence[int]]
 
@@ -77,7 +78,7 @@ Grammar = JsonSchema | Regex | Lark | Choices
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(GivenSamplingValues):
     """Sampling and stop parameters; None stands for the server's default.
 
     Meanings and ranges: `SamplingParams` in scheduler.proto. The server checks them. Its defaults
@@ -85,13 +86,6 @@ class SamplingParams:
     model's authors. `allowed_token_ids`: None allows all.
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     max_tokens: int | None = None
@@ -121,7 +115,7 @@ class SamplingParams:
     @property
     def num_completions(self) -> int:
         """Number of completions returned; a server refuses an `n` beyond its limit."""
-        return min(max(self.n or 1, 1), _MAX_COMPLETIONS)
+        return min(max(self.n or 1, 1), MAX_SEQUENCES)
 
     @property
     def has_several_sequences(self) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from executor_service.steps.executor_info import DefaultSampling
+from splitserve_rpc.sampling_parameters import RECOMMENDED_PARAMETERS
 from splitserve_rpc.text import parse_json
 
 _log = logging.getLogger(__name__)
@@ -21,7 +22,6 @@ _FILE_NAME = "generation_config.json"
 # The largest known files have a few kilobytes.
 _MAX_FILE_BYTES = 2**20
 _MAX_SHOWN_CHARS = 80
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,11 @@ def _read_sampling(content: dict[str, Any]) -> DefaultSampling:
     `transformers` is greedy in that case. But authors set these fields on purpose, and not for
     greedy decoding, so only `do_sample` false means greedy.
     """
-    values = {name: _field(content, name, *rule) for name, rule in _FIELDS.items()}
-    if values["top_k"] in (0, -1):
-        values["top_k"] = None
+    values = {}
+    for parameter in RECOMMENDED_PARAMETERS:
+        allowed = parameter.describe_allowed()
+        value = _field(content, parameter.name, parameter.accepts, allowed)
+        values[parameter.name] = None if value in parameter.off else value
     if _field(content, "do_sample", _is_bool, "true or false") is False:
         values["temperature"] = 0.0
     return DefaultSampling(**values)
@@ -102,17 +104,3 @@ def _is_bool(value: object) -> bool:
 
 def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-# Comparisons are false for NaN.
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda x: _is_number(x) and 0 <= x <= 100, "[0, 100]"),
-    "top_k": (lambda x: _is_int(x) and -1 <= x <= _INT32_MAX, "1 or more, or 0 or -1 for all"),
-    "top_p": (lambda x: _is_number(x) and 0 < x <= 1, "(0, 1]"),
-    "min_p": (lambda x: _is_number(x) and 0 <= x <= 1, "[0, 1]"),
-    "repetition_penalty": (lambda x: _is_number(x) and 0 < x <= 100, "(0, 100]"),
-}

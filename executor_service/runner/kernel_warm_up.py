@@ -24,6 +24,7 @@ from executor_service.steps.block_tables import BlockTables
 from executor_service.steps.executor_info import TrialStep
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import NO_MOVES, BlockMoves, RowStatus, StepInput, execute_step
+from splitserve_rpc.sampling_parameters import EXAMPLES_OF_LIMITS
 
 # Tiles of queries double with the tokens of the longest row, up to 128 tokens.
 _NUM_NEW = (2, 3, 5, 9, 17, 33, 65, 129)
@@ -31,7 +32,7 @@ _NUM_DECODES = (1, 2, 3, 16, 17)
 _ALL_PARAMS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),
-    SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.01),
+    SamplingParams(temperature=1.0, **EXAMPLES_OF_LIMITS),
     SamplingParams(
         temperature=1.0,
         repetition_penalty=1.1,

@@ -233,11 +233,11 @@ def trial_draws(num_rows: int, vocab_size: int) -> DrawRows:
     """Returns draws of greedy rows, rows without a cut, and rows with top-k and top-p, in turn."""
     rows = np.arange(num_rows)
     is_cut = rows % 3 == 2
-    return DrawRows(
+    return replace(
+        DrawRows.greedy(num_rows, vocab_size),
         temperatures=(rows % 3 > 0).astype(np.float32),
         top_k=np.where(is_cut, min(20, vocab_size), vocab_size).astype(np.int32),
         top_p=np.where(is_cut, 0.9, 1.0),
-        min_p=np.zeros(num_rows, np.float32),
         seeds=rows.astype(np.int64),
         positions=rows.astype(np.int64),
     )

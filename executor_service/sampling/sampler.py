@@ -26,7 +26,7 @@ from executor_service.sampling.token_counts import CountedRows, TokenCounts
 from executor_service.sampling.truncation import truncate, truncate_unseen
 from executor_service.steps.sampling_params import ParamRows, SamplingParams, TokenMasks
 from executor_service.steps.step import BoolArray, Float32Array, Int32Array, Int64Array
-from splitserve_kernels.draw_rows import DrawRows
+from splitserve_kernels.draw_rows import FURTHER_LIMITS, DrawRows
 
 # Block size for summing the vocabulary, before a token is searched inside one block.
 _BLOCK = 512
@@ -100,10 +100,9 @@ def draw_rows(rows: SamplingRows, vocab_size: int) -> DrawRows:
     return DrawRows(
         temperatures=params.temperatures,
         top_k=params.top_k(vocab_size),
-        top_p=params.top_p,
-        min_p=params.min_p,
         seeds=rows.seeds.astype(np.int64),
         positions=rows.positions.astype(np.int64),
+        **{name: params.column(name) for name in FURTHER_LIMITS},
     )
 
 

@@ -36,8 +36,8 @@ class _Limits:
         """Builds the columns of `params`; a row without top-k gets the size of the vocabulary."""
         return cls(
             to_device(params.top_k(vocab_size).astype(np.int64), device),
-            to_device(params.top_p, device),
-            to_device(params.min_p, device),
+            to_device(params.column("top_p"), device),
+            to_device(params.column("min_p"), device),
         )
 
     def select(self, rows: Tensor) -> _Limits:
@@ -47,7 +47,7 @@ class _Limits:
 
 def _is_limited(params: ParamRows, vocab_size: int) -> BoolArray:
     """Returns which rows may lose tokens to a limit, [S]."""
-    is_cut: BoolArray = (params.top_p < 1) | (params.min_p > 0)
+    is_cut: BoolArray = (params.column("top_p") < 1) | (params.column("min_p") > 0)
     is_cut |= params.top_k(vocab_size) < vocab_size
     return is_cut
 

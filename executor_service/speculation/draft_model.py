@@ -31,6 +31,7 @@ from executor_service.runner.model_runner import ModelRunner
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import BoolArray, Int32Array, StepInput, StepOutput, part_of
 from executor_service.steps.token_runs import TokenRuns
+from splitserve_rpc.sampling_parameters import DRAW_PARAMETERS
 
 # Numbers of owed tokens from which a row is brought up to date before guesses are asked for: after
 # a chunk of a prompt, and after single tokens, which then cost as little as a chunk.
@@ -228,11 +229,8 @@ def _drawing(params: ParamRows) -> ParamRows:
     return ParamRows.of(
         [
             SamplingParams(
-                temperature=each.temperature,
-                top_k=each.top_k,
-                top_p=each.top_p,
-                min_p=each.min_p,
                 stop_token_ids=each.stop_token_ids,
+                **{p.name: getattr(each, p.name) for p in DRAW_PARAMETERS},
             )
             for each in params.objects
         ]

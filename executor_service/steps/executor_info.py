@@ -9,6 +9,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TypeAlias
 
+from splitserve_rpc.sampling_parameters import GivenSamplingValues
+
 # Tokenizer file: its path, or its content if it was converted.
 TokenizerFile: TypeAlias = Path | bytes
 
@@ -45,17 +47,11 @@ SAMPLING_FEATURES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class DefaultSampling:
+class DefaultSampling(GivenSamplingValues):
     """Sampling values recommended by the model's authors, None for none.
 
-    Ranges are as in scheduler.proto.
+    Only `RECOMMENDED_PARAMETERS` have values. Ranges are as in scheduler.proto.
     """
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

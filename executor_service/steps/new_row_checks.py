@@ -16,20 +16,17 @@ from executor_service.steps.executor_info import ExecutorInfo, Feature
 from executor_service.steps.sampling_params import Grammar, SamplingParams
 from executor_service.steps.step import BoolArray, Int32Array, Int64Array, UInt8Array
 from splitserve_grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES
+from splitserve_rpc.sampling_parameters import PARAMETERS
 
 _MALFORMED = StepErrorReason.MALFORMED
 _BLOCK = StepErrorReason.BLOCK_OUT_OF_RANGE
 _POSITION = StepErrorReason.POSITION_OUT_OF_RANGE
 _TOKEN = StepErrorReason.TOKEN_OUT_OF_RANGE
+_RANGES = tuple((p.name, p.step_range) for p in PARAMETERS if p.step_range is not None)
 # Fields, the neutral value of each, and the feature that any other value needs.
 _FEATURE_OF_FIELD: tuple[tuple[str, object, Feature], ...] = (
-    ("num_logprobs", None, Feature.LOGPROBS),
-    ("num_prompt_logprobs", None, Feature.PROMPT_LOGPROBS),
-    ("repetition_penalty", 1.0, Feature.PENALTIES),
-    ("presence_penalty", 0.0, Feature.PENALTIES),
-    ("frequency_penalty", 0.0, Feature.PENALTIES),
+    *((p.name, p.default, Feature[p.feature]) for p in PARAMETERS if p.feature),
     ("logit_bias", {}, Feature.LOGIT_BIAS),
-    ("min_tokens", 0, Feature.LOGIT_BIAS),
     ("allowed_token_ids", (), Feature.TOKEN_CONSTRAINTS),
     ("bad_words_token_ids", (), Feature.TOKEN_CONSTRAINTS),
     ("grammar", None, Feature.GRAMMAR),
@@ -170,18 +167,12 @@ def check_table_lengths(num_blocks: Int32Array, info: ExecutorInfo, path: str) -
 
 def check_sampling_params(params: SamplingParams, info: ExecutorInfo, path: str) -> None:
     """Raises BatchRefused for a value out of range, or a feature that `info` does not announce."""
-    _check_value(f"{path}.temperature", params.temperature, ">= 0", params.temperature >= 0)
-    _check_value(f"{path}.top_k", params.top_k, ">= 1", params.top_k is None or params.top_k >= 1)
-    _check_value(f"{path}.top_p", params.top_p, "in (0, 1]", 0 < params.top_p <= 1)
-    _check_value(f"{path}.min_p", params.min_p, "in [0, 1]", 0 <= params.min_p <= 1)
-    repetition = params.repetition_penalty
-    _check_value(f"{path}.repetition_penalty", repetition, "> 0", repetition > 0)
-    for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+    for name, allowed_range in _RANGES:
         value = getattr(params, name)
-        _check_value(f"{path}.{name}", value, "finite", math.isfinite(value))
-    for name in ("min_tokens", "num_logprobs", "num_prompt_logprobs"):
-        value = getattr(params, name)
-        _check_value(f"{path}.{name}", value, ">= 0", value is None or value >= 0)
+        if value is not None and not allowed_range.contains(value):
+            # Only an infinite bound is excluded.
+            in_words = "finite" if value == allowed_range.high else allowed_range.in_words
+            _check_value(f"{path}.{name}", value, in_words, False)
     for token_id, bias in params.logit_bias.items():
         allowed = "below infinity and not NaN"
         _check_value(f"{path}.logit_bias[{token_id}]", bias, allowed, bias < math.inf)

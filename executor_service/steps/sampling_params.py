@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from splitserve_rpc.sampling_parameters import DRAW_PARAMETERS, SamplingValues
+
 _Int32s = npt.NDArray[np.int32]
 _Float32s = npt.NDArray[np.float32]
 _Indexes = npt.NDArray[np.integer[Any]]
@@ -19,12 +21,11 @@ _Indexes = npt.NDArray[np.integer[Any]]
 _NONE = -1
 _NO_TOKENS = np.empty(0, np.int32)
 _NO_BIASES = np.empty(0, np.float32)
+# Parameters that are columns of the rows; None is -1 in them.
+_NUMBERS = (*(p.name for p in DRAW_PARAMETERS), "num_logprobs", "num_prompt_logprobs")
 _COLUMNS = np.dtype(
     [
-        ("temperature", np.float32),
-        ("top_k", np.int32),
-        ("top_p", np.float64),
-        ("min_p", np.float32),
+        *((parameter.name, parameter.column) for parameter in DRAW_PARAMETERS),
         ("num_logprobs", np.int32),
         ("num_prompt_logprobs", np.int32),
         ("adjusts_logits", np.bool_),
@@ -42,16 +43,9 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(SamplingValues):
     """Parameters for choosing a token; meaning and order of application as in `executor.proto`."""
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     min_tokens: int = 0
     suppressed_token_ids: tuple[int, ...] = ()
@@ -75,15 +69,6 @@ class SamplingParams:
             biases = np.array([self.logit_bias[t] for t in token_ids.tolist()], np.float32)
         object.__setattr__(self, "biased_token_ids", token_ids)
         object.__setattr__(self, "biases", biases)
-
-    @property
-    def uses_penalties(self) -> bool:
-        """Whether the logits depend on the tokens so far."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-        )
 
     @property
     def needs_history(self) -> bool:
@@ -154,15 +139,9 @@ class ParamRows:
         """Temperature of each row, [R]."""
         return self.columns["temperature"].copy()
 
-    @property
-    def top_p(self) -> npt.NDArray[np.float64]:
-        """Limit top_p of each row, [R]; 1 for no limit."""
-        return self.columns["top_p"].copy()
-
-    @property
-    def min_p(self) -> _Float32s:
-        """Limit min_p of each row, [R]; 0 for no limit."""
-        return self.columns["min_p"].copy()
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Returns the values of one of `DRAW_PARAMETERS`, [R]; the default for no limit."""
+        return self.columns[name].copy()
 
     def top_k(self, vocab_size: int) -> _Int32s:
         """Returns the top_k of each row, [R], at most `vocab_size`, which stands for no limit."""
@@ -193,24 +172,14 @@ class ParamRows:
 
 def _record(params: SamplingParams) -> tuple[object, ...]:
     """Returns the values of one row in the order of _COLUMNS."""
-    limits = (params.top_k, params.num_logprobs, params.num_prompt_logprobs)
-    top_k, num_logprobs, num_prompt_logprobs = (_NONE if n is None else n for n in limits)
+    numbers = (getattr(params, name) for name in _NUMBERS)
     adjusts = (
         bool(params.suppressed_token_ids or params.logit_bias)
         or params.constraints is not None
         or params.grammar is not None
         or params.uses_penalties
     )
-    return (
-        params.temperature,
-        top_k,
-        params.top_p,
-        params.min_p,
-        num_logprobs,
-        num_prompt_logprobs,
-        adjusts,
-        params.reads_output,
-    )
+    return (*(_NONE if n is None else n for n in numbers), adjusts, params.reads_output)
 
 
 # -- Token constraints, prepared once for all steps of a row ---------------------------------------

@@ -27,6 +27,7 @@ from executor_service.sampling.token_counts import TokenCounts
 from executor_service.sampling.truncation import truncate
 from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams, TokenMasks
 from executor_service.trials.trial import Trial
+from splitserve_rpc.sampling_parameters import EXAMPLES_OF_LIMITS
 
 # Allowed error of a running sum of V float32 weights, as a share of all weight: if the random
 # number u is that close to the border of two tokens, either may be drawn.
@@ -37,17 +38,17 @@ _PARAMS = (
     SamplingParams(temperature=0.3),
     SamplingParams(temperature=1.5),
     SamplingParams(temperature=1e-30),
-    SamplingParams(temperature=1.0, top_k=5),
-    SamplingParams(temperature=1.0, top_p=0.9),
-    SamplingParams(temperature=0.0, min_p=0.1),
-    SamplingParams(temperature=2.0, min_p=0.1),
-    SamplingParams(temperature=0.8, top_k=40, top_p=0.8, min_p=0.02),
+    SamplingParams(temperature=0.8, top_k=40, top_p=0.8),
     # So flat that nearly all tokens are near the cut.
     SamplingParams(temperature=300.0, top_p=0.99),
+    SamplingParams(temperature=0.0, **EXAMPLES_OF_LIMITS),
+    SamplingParams(temperature=0.8, **EXAMPLES_OF_LIMITS),
+    *(SamplingParams(temperature=2.0, **{name: x}) for name, x in EXAMPLES_OF_LIMITS.items()),
 )
-_NUM_ROWS = 3 * len(_PARAMS)
+_ROUND = len(_PARAMS)
+_NUM_ROWS = 3 * _ROUND
 # Rows with NaN, with +inf and with only -inf (greedy and random), and one with a single token.
-_NAN, _INF, _ALL_HIDDEN, _SINGLE = (11, 9), (22, 17), (18, 25), (26,)
+_NAN, _INF, _ALL_HIDDEN, _SINGLE = (_ROUND, 8), (2 * _ROUND, 6), (7, _ROUND + 3), (2 * _ROUND + 4,)
 
 
 @torch.inference_mode()

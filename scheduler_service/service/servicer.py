@@ -257,9 +257,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             vocab_size=model.vocab_size,
             max_model_len_tokens=self._cluster.served.max_model_len,
             eos_token_ids=model.eos_token_ids,
-            default_sampling_params=encode_default_sampling(
-                model.default_sampling_params, model.vocab_size
-            ),
+            default_sampling_params=encode_default_sampling(model.default_sampling_params),
             max_message_bytes=self._cluster.served.max_message_bytes,
             readiness=f"READINESS_{self._readiness().value}",
             max_num_sequences=self._cluster.served.max_num_sequences,

@@ -31,6 +31,7 @@ from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.errors import MAX_NAMED, duration_from_s
+from splitserve_rpc.sampling_parameters import RECOMMENDED_PARAMETERS
 
 _FINISH_REASONS: Mapping[FinishReason, api.FinishReason] = MappingProxyType(
     {
@@ -60,8 +61,6 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "grammar": decode_grammar,
     }
 )
-# Sampling parameters that the authors of a model may recommend.
-_RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _MAX_PRIORITY = 100
 _MAX_NAME_CHARS = 128
 # Limits of the cache of decoded sampling parameters: bytes of each message, and number of entries.
@@ -235,23 +234,16 @@ def _unusable(message: str) -> DomainError:
 # -- from the scheduler to clients -------------------------------------------------------------
 
 
-def encode_default_sampling(
-    params: executor.SamplingParams, vocab_size: int
-) -> api.SamplingParams | None:
+def encode_default_sampling(params: executor.SamplingParams) -> api.SamplingParams | None:
     """Encodes the sampling defaults of an executor's model; None if there are none.
 
     Leaves out values that requests may not ask for.
     """
     defaults = api.SamplingParams()
-    for name in _RECOMMENDED:
-        if not params.HasField(name):
-            continue
-        value = getattr(params, name)
-        try:
-            SamplingParams(**{name: value}).validate(vocab_size)
-        except DomainError:
-            continue
-        setattr(defaults, name, value)
+    for parameter in RECOMMENDED_PARAMETERS:
+        name = parameter.name
+        if params.HasField(name) and parameter.accepts(getattr(params, name)):
+            setattr(defaults, name, getattr(params, name))
     return defaults if defaults.ListFields() else None
 
 

@@ -12,6 +12,7 @@ from splitserve_gateway.generation.prompts import EncodedPrompt, Serving, beside
 from splitserve_gateway.http.errors import ApiError, invalid
 from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
 from splitserve_gateway.upstreams.upstream import Served
+from splitserve_rpc.sampling_parameters import PARAMETERS
 from splitserve_text import (
     BeamSearch,
     EarlyStopping,
@@ -84,6 +85,11 @@ def _ending_token_ids(eos_token_ids: Collection[int], params: SamplingParams) ->
 
 # -- Sampling and scheduling parameters ------------------------------------------------------------
 
+# Numbers whose fields have the same names and meanings in bodies and in SamplingParams.
+_SAME_IN_BODIES = tuple(
+    p.name for p in PARAMETERS if p.name == p.api_name and p.name != "max_tokens"
+)
+
 
 def sampling_params(
     body: SamplingFields,
@@ -99,23 +105,13 @@ def sampling_params(
     """
     beam = beam_search(body)
     params = SamplingParams(
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
+        **{name: getattr(body, name) for name in _SAME_IN_BODIES},
         logit_bias=body.logit_bias or {},
-        seed=body.seed,
         max_tokens=max_tokens,
-        min_tokens=body.min_tokens,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
-        n=body.n,
-        best_of=body.best_of,
         beam_search=beam,
         allowed_token_ids=_allowed(body),
     )

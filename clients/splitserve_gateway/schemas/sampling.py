@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, WithJsonSchema
+from pydantic import Discriminator, Field, Tag, WithJsonSchema, create_model
 
 from splitserve_gateway.schemas.base import (
     ApiRequest,
@@ -25,6 +25,7 @@ from splitserve_gateway.schemas.base import (
     described,
     text_or_list,
 )
+from splitserve_rpc.sampling_parameters import PARAMETERS
 
 # -- JSON Schemas of grammar fields, for the OpenAPI description -----------------------------------
 
@@ -215,20 +216,40 @@ _Stops = Annotated[
 _BadWord = Annotated[str, Field(max_length=MAX_BAD_WORD_CHARS)]
 
 
-class SamplingFields(IgnoredFields):
+def _fields_of_numbers() -> dict[str, Any]:
+    """Returns the fields of all numeric parameters; each is a number, null or absent."""
+    fields: dict[str, Any] = {}
+    for parameter in PARAMETERS:
+        whole = Int64 if parameter.num_bits == 64 else Int32
+        kind: Any = float if parameter.kind is float else whole
+        if parameter.api_name:
+            bounds = described(**parameter.json_schema) if parameter.json_schema else None
+            fields[parameter.api_name] = Annotated[kind | None, bounds], None
+    return fields
+
+
+if TYPE_CHECKING:
+
+    class NumberFields(IgnoredFields):
+        """Fields of numeric parameters, as far as they are read by name."""
+
+        max_tokens: int | None
+        n: int | None
+        length_penalty: float | None
+        prompt_logprobs: int | None
+else:
+    NumberFields = create_model(
+        "NumberFields", __base__=IgnoredFields, __module__=__name__, **_fields_of_numbers()
+    )
+
+
+class SamplingFields(NumberFields):
     """Sampling and scheduling fields of completions and chats. The scheduler checks ranges."""
 
     model: Name | None = None
     stream: Flag = False
     stream_options: StreamOptions | None = None
 
-    temperature: Annotated[float | None, described(minimum=0, maximum=100)] = None
-    top_p: Annotated[float | None, described(exclusiveMinimum=0, maximum=1)] = None
-    top_k: Annotated[Int32 | None, described(minimum=-1)] = None
-    min_p: Annotated[float | None, described(minimum=0, maximum=1)] = None
-    repetition_penalty: Annotated[float | None, described(exclusiveMinimum=0, maximum=100)] = None
-    presence_penalty: Annotated[float | None, described(minimum=-2, maximum=2)] = None
-    frequency_penalty: Annotated[float | None, described(minimum=-2, maximum=2)] = None
     logit_bias: (
         Annotated[
             dict[TokenId, Annotated[float, described(minimum=-100, maximum=100)]],
@@ -237,15 +258,9 @@ class SamplingFields(IgnoredFields):
         ]
         | None
     ) = None
-    seed: Int64 | None = None
-    n: Annotated[Int32 | None, described(minimum=1, maximum=128)] = None
-    best_of: Annotated[Int32 | None, described(minimum=1, maximum=128)] = None
     use_beam_search: Flag = False
-    length_penalty: Annotated[float | None, described(minimum=-10, maximum=10)] = None
     early_stopping: bool | None = None
 
-    max_tokens: Annotated[Int32 | None, described(minimum=1)] = None
-    min_tokens: Annotated[Int32 | None, described(minimum=0)] = None
     stop: _Stops | None = None
     stop_token_ids: Annotated[list[TokenId], at_most(256)] | None = None
     include_stop_str_in_output: Flag = False
@@ -258,7 +273,6 @@ class SamplingFields(IgnoredFields):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[Int32, Field(ge=-1)] | None = None
     echo: Flag = False
-    prompt_logprobs: Annotated[Int32 | None, described(minimum=0, maximum=20)] = None
     return_token_ids: Flag = False
     return_tokens_as_token_ids: Flag = False
 

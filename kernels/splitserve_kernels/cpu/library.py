@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from splitserve_kernels.cpu.build import BuildFailed, best_variant, library_path
+from splitserve_kernels.draw_rows import COLUMN_NAMES
 
 _Pointer = ctypes.c_void_p
 _I32 = ctypes.c_int32
@@ -162,14 +163,7 @@ class CDecoderStep(ctypes.Structure):
 class CSamplingRows(ctypes.Structure):
     """Mirrors `SamplingRows` in sampling.h."""
 
-    _fields_ = (
-        ("temperatures", _Pointer),
-        ("top_k", _Pointer),
-        ("top_p", _Pointer),
-        ("min_p", _Pointer),
-        ("seeds", _Pointer),
-        ("positions", _Pointer),
-    )
+    _fields_ = tuple((name, _Pointer) for name in COLUMN_NAMES)
 
 
 class CDecoderRun(ctypes.Structure):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from splitserve_kernels.cpu.library import CSamplingRows, NativeLibrary, pointer
-from splitserve_kernels.draw_rows import DrawRows
+from splitserve_kernels.draw_rows import COLUMN_NAMES, DrawRows
 
 
 def choose_tokens(library: NativeLibrary, logits: Tensor, rows: DrawRows) -> Tensor:
@@ -37,11 +37,4 @@ def choose_tokens(library: NativeLibrary, logits: Tensor, rows: DrawRows) -> Ten
 
 def draws_as_c(rows: DrawRows) -> CSamplingRows:
     """Returns `rows` as a C structure; the caller keeps `rows` alive."""
-    return CSamplingRows(
-        rows.temperatures.ctypes.data,
-        rows.top_k.ctypes.data,
-        rows.top_p.ctypes.data,
-        rows.min_p.ctypes.data,
-        rows.seeds.ctypes.data,
-        rows.positions.ctypes.data,
-    )
+    return CSamplingRows(*(getattr(rows, name).ctypes.data for name in COLUMN_NAMES))

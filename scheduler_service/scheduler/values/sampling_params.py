@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Literal
 
 from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.sampling_parameters import (
+    MAX_BEAM_WIDTH,
+    MAX_SEQUENCES,
+    PARAMETER_OF_NAME,
+    PARAMETERS,
+    Range,
+    SamplingValues,
+)
 
-MAX_LOGPROBS = 20
 MAX_BAD_WORD_TOKENS = 8192
-MAX_SEQUENCES = 128
-MAX_BEAM_WIDTH = 16
 _MAX_SHOWN_CHARS = 80
 MAX_ENTRIES = {
     "logit_bias": 1024,
@@ -24,8 +29,6 @@ MAX_ENTRIES = {
 # Most bytes of a token id or of the head of a field, and of an entry of a map.
 ID_BYTES = 5
 _BIAS_BYTES = 16
-# Values of top_k that turn it off, as in other engines.
-_TOP_K_OFF = (0, -1)
 
 
 class EarlyStopping(Enum):
@@ -50,19 +53,12 @@ class BeamParams:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(SamplingValues):
     """Sampling parameters; meaning and ranges as in `scheduler.proto`, None for the neutral value.
 
     A `top_k` of 0 or -1 becomes None, so that "off" has one value everywhere else.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -79,7 +75,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Normalizes `top_k`: values that mean "off" become None."""
-        if self.top_k in _TOP_K_OFF:
+        if self.top_k in _TOP_K.off:
             object.__setattr__(self, "top_k", None)
 
     @property
@@ -93,15 +89,6 @@ class SamplingParams:
     def is_streamed(self) -> bool:
         """Whether every sampled token is sent to the client: no best ones are selected."""
         return self.beam is None and self.num_sequences == self.n
-
-    @property
-    def uses_penalties(self) -> bool:
-        """Whether the logits depend on earlier tokens by penalties."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-        )
 
     @property
     def needs_history(self) -> bool:
@@ -121,11 +108,6 @@ class SamplingParams:
             bool(self.allowed_token_ids or self.bad_words_token_ids)
             or -math.inf in self.logit_bias.values()
         )
-
-    @property
-    def truncates_by_min_p_after_top_p(self) -> bool:
-        """Whether version 1 of the sampling arithmetic could give other tokens (executor.proto)."""
-        return self.temperature > 0 and self.min_p > 0 and self.top_p < 1 and self.beam is None
 
     @property
     def num_bytes(self) -> int:
@@ -180,22 +162,12 @@ class SamplingParams:
 
     def validate(self, vocab_size: int) -> None:
         """Raises DomainError(SAMPLING_PARAMS_INVALID) naming field, value and allowed range."""
-        _check_range("temperature", self.temperature, 0.0, 100.0)
-        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if self.top_k is not None and self.top_k < 1:
-            raise _invalid(f"top_k is {self.top_k}; allowed: 1 or more, or 0, -1 or absent for all")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise _invalid(f"max_tokens is {self.max_tokens}; allowed: 1 or more, or absent")
-        most = math.inf if self.max_tokens is None else self.max_tokens
-        _check_range("min_tokens", self.min_tokens, 0, most)
-        for name in ("num_logprobs", "num_prompt_logprobs"):
-            value = getattr(self, name)
+        for parameter in _INDEPENDENT:
+            value = getattr(self, parameter.name)
             if value is not None:
-                _check_range(name, value, 0, MAX_LOGPROBS)
+                parameter.check(value)
+        most = math.inf if self.max_tokens is None else self.max_tokens
+        _MIN_TOKENS.check(self.min_tokens, Range(0, most))
         check_sizes(self)
         self.check_sequences()
         for token_id, bias in self.logit_bias.items():
@@ -210,13 +182,13 @@ class SamplingParams:
 
     def check_sequences(self) -> None:
         """Raises DomainError for n, best_of or beam_search out of range or in conflict."""
-        _check_range("n", self.n, 1, MAX_SEQUENCES)
+        _N.check(self.n)
         if self.best_of is not None:
-            _check_range("best_of", self.best_of, self.n, MAX_SEQUENCES)
+            _BEST_OF.check(self.best_of, Range(self.n, MAX_SEQUENCES))
         if self.beam is None:
             return
-        _check_range("beam_search.width", self.beam.width, max(self.n, 1), MAX_BEAM_WIDTH)
-        _check_range("beam_search.length_penalty", self.beam.length_penalty, -10.0, 10.0)
+        _BEAM_WIDTH.check(self.beam.width, Range(max(self.n, 1), MAX_BEAM_WIDTH))
+        _LENGTH_PENALTY.check(self.beam.length_penalty)
         # Beam search does not sample: parameters that change the distribution have no meaning in
         # it.
         neutral = SamplingParams(beam=self.beam)
@@ -229,31 +201,25 @@ class SamplingParams:
             raise _invalid(f"temperature is {self.temperature:g}; allowed with beam_search: 0 or 1")
 
 
+_TOP_K = PARAMETER_OF_NAME["top_k"]
+_MIN_TOKENS = PARAMETER_OF_NAME["min_tokens"]
+_N = PARAMETER_OF_NAME["n"]
+_BEST_OF = PARAMETER_OF_NAME["best_of"]
+_BEAM_WIDTH = PARAMETER_OF_NAME["beam_search.width"]
+_LENGTH_PENALTY = PARAMETER_OF_NAME["beam_search.length_penalty"]
+# Parameters whose range no other parameter narrows.
+_INDEPENDENT = tuple(
+    PARAMETER_OF_NAME[item.name]
+    for item in fields(SamplingParams)
+    if item.name in PARAMETER_OF_NAME and item.name not in ("min_tokens", "n", "best_of")
+)
 _NOT_WITH_BEAMS = (
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
+    *(parameter.name for parameter in PARAMETERS if not parameter.allowed_with_beams),
     "logit_bias",
     "allowed_token_ids",
     "bad_words_token_ids",
     "grammar",
-    "num_logprobs",
-    "num_prompt_logprobs",
-    "best_of",
 )
-
-
-def _check_range(
-    name: str, value: float, low: float, high: float, *, open_low: bool = False
-) -> None:
-    # Written so that NaN, which compares false with everything, is refused.
-    if (low < value if open_low else low <= value) and value <= high:
-        return
-    allowed = f"{'(' if open_low else '['}{low:g}, {high:g}]"
-    raise _invalid(f"{name} is {value:g}; allowed: {allowed}")
 
 
 def _check_tokens(name: str, token_ids: Collection[int], vocab_size: int) -> None:

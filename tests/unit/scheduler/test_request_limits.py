@@ -22,7 +22,6 @@ from scheduler_service.scheduler.values.sampling_params import (
     MAX_CHOICES,
     MAX_ENTRIES,
     MAX_GRAMMAR_BYTES,
-    MAX_SEQUENCES,
 )
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.streams.client_codec import decode_sampling_params
@@ -30,6 +29,7 @@ from scheduler_service.streams.delivery import Delivery
 from scheduler_service.streams.outbox import Unread
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.sampling_parameters import MAX_SEQUENCES
 from tests.support.core.driver import make_config
 
 MAX_LEN = 100

@@ -22,14 +22,14 @@ def test_columns_say_what_the_objects_say() -> None:
     assert [rows[row] for row in range(len(rows))] == list(PARAMS)
     assert rows.temperatures.tolist() == [1, 0, 1, 1, 1, 1, 1, 1, 1]
     assert rows.top_k(100).tolist() == [100, 5, 100, 100, 100, 100, 100, 100, 100]
-    assert rows.top_p.tolist() == [1, 0.25, 1, 1, 1, 1, 1, 1, 1]
-    assert rows.min_p.tolist() == [0, 0.5, 0, 0, 0, 0, 0, 0, 0]
+    assert rows.column("top_p").tolist() == [1, 0.25, 1, 1, 1, 1, 1, 1, 1]
+    assert rows.column("min_p").tolist() == [0, 0.5, 0, 0, 0, 0, 0, 0, 0]
     assert rows.num_logprobs.tolist() == [-1, -1, 0, -1, -1, -1, -1, -1, -1]
     assert rows.num_prompt_logprobs.tolist() == [-1, -1, 3, -1, -1, -1, -1, -1, -1]
     assert rows.adjusts_logits.tolist() == [False] * 3 + [True] * 6
     # Penalties are counted where tokens are sampled, and a word of one token has none before it.
     assert rows.reads_output.tolist() == [False] * 7 + [True] * 2
-    columns = (rows.temperatures, rows.top_k(9), rows.top_p, rows.min_p, rows.num_logprobs)
+    columns = (rows.temperatures, rows.top_k(9), rows.column("top_p"), rows.num_logprobs)
     # Native code reads them from end to end.
     assert all(column.flags.c_contiguous for column in columns)
 

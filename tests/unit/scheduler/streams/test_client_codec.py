@@ -20,8 +20,8 @@ from tests.support.fakes.fake_scheduler import RECOMMENDED
 
 def test_recommendation_is_passed_on_when_clients_may_ask_for_it() -> None:
     said = executor.SamplingParams(**RECOMMENDED, presence_penalty=1, num_logprobs=3)
-    assert encode_default_sampling(said, 100) == api.SamplingParams(**RECOMMENDED)
-    assert encode_default_sampling(executor.SamplingParams(), 100) is None
+    assert encode_default_sampling(said) == api.SamplingParams(**RECOMMENDED)
+    assert encode_default_sampling(executor.SamplingParams()) is None
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_recommendation_is_passed_on_when_clients_may_ask_for_it() -> None:
 def test_recommendation_costs_only_itself_when_it_is_out_of_range(wrong: dict[str, float]) -> None:
     said = executor.SamplingParams(**{**RECOMMENDED, **wrong})
     left = {name: value for name, value in RECOMMENDED.items() if name not in wrong}
-    assert encode_default_sampling(said, 100) == api.SamplingParams(**left)
+    assert encode_default_sampling(said) == api.SamplingParams(**left)
 
 
 @pytest.mark.parametrize(
