@@ -16,8 +16,7 @@ from executor_service.sampling.token_counts import IN_PROMPT
 from executor_service.steps.step import Int64Array
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.gpu.sampling.adjust import AdjustColumns, adjust
-from splitserve_kernels.gpu.sampling.columns import DrawColumns, num_words, pack
-from splitserve_kernels.gpu.sampling.draw import draw, greedy
+from splitserve_kernels.gpu.sampling.draw import DrawColumns, draw, greedy, num_words, pack
 
 
 def triton_adjust(logits: Tensor, rows: SamplingRows, uploads: Uploads) -> Tensor:

@@ -20,8 +20,7 @@ import triton
 import triton.language as tl
 
 from splitserve_kernels.gpu import philox
-from splitserve_kernels.gpu.sampling.columns import DrawColumns, num_words, pack
-from splitserve_kernels.gpu.sampling.draw import draw, greedy
+from splitserve_kernels.gpu.sampling.draw import DrawColumns, draw, greedy, num_words, pack
 
 pytestmark = pytest.mark.cases(6)
 

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from splitserve_kernels.draw_rows import DrawRows
-from splitserve_kernels.gpu.sampling.columns import DrawColumns, num_words, pack
+from splitserve_kernels.gpu.sampling.draw import DrawColumns, num_words, pack
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 3, 4, 9])

@@ -1,4 +1,4 @@
-"""Shared definitions of the sampling kernels: distance of a logit from the largest, and weight.
+"""Shared definitions of the sampling kernels: distances of logits, weights, edges of the search.
 
 The distance of a token is (largest - logit) / temperature, never negative. Its bits, taken as an
 int32, are the *key* of the token: keys are ordered like distances, the most probable token first.
@@ -60,23 +60,22 @@ def weights_of(keys: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def kept_weights(
-    keys: tl.tensor,
-    tokens: tl.tensor,
-    cut_key: tl.tensor,
-    last_token: tl.tensor,
-    min_p: tl.tensor,
-) -> tl.tensor:
-    """Returns weights as float64.
+def is_searched(top_k: tl.tensor, top_p: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
+    """Returns whether the cut of a row depends on all its tokens, not only on the largest."""
+    return (top_k < vocab_size) | (top_p < 1.0)
 
-    0 for tokens cut off after `cut_key`, `last_token` or by min_p.
-    """
-    weights = weights_of(keys)
-    is_kept = (keys < cut_key) | ((keys == cut_key) & (tokens <= last_token))
-    return tl.where(is_kept & (weights >= min_p), weights, 0.0).to(tl.float64)
+
+# The search first brackets the cut between two of so many keys, and then searches among the tokens
+# between them.
+NUM_EDGES = tl.constexpr(16)
+# The distance of an edge is a squared integer times this: edges are dense where top-p usually cuts,
+# and a few are very close to 0, for high temperatures.
+_EDGE_UNIT = tl.constexpr(0.08)
 
 
 @triton.jit
-def is_searched(top_k: tl.tensor, top_p: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
-    """Returns whether the cut of a row depends on all its tokens; min_p needs the largest only."""
-    return (top_k < vocab_size) | (top_p < 1.0)
+def edge_key(edge: tl.tensor) -> tl.tensor:
+    """Returns the largest key up to an edge; all keys are up to the last edge. -1 for edge -1."""
+    root = (edge + 1).to(tl.float32)
+    key = (root * root * _EDGE_UNIT).to(tl.int32, bitcast=True)
+    return tl.where(edge < 0, -1, tl.where(edge >= NUM_EDGES - 1, LARGEST_KEY, key))

@@ -18,8 +18,7 @@ from splitserve_kernels.gpu.kv_write import copy_blocks, kv_write, rotary_kv_wri
 from splitserve_kernels.gpu.launch import LayerPools, RotaryTables
 from splitserve_kernels.gpu.layer_ops import add_rms_norm, gated_product, rms_norm
 from splitserve_kernels.gpu.sampling.adjust import AdjustColumns, adjust
-from splitserve_kernels.gpu.sampling.columns import DrawColumns
-from splitserve_kernels.gpu.sampling.draw import draw, greedy
+from splitserve_kernels.gpu.sampling.draw import DrawColumns, draw, greedy
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales, PagedBatch, build_paged_batch
 from tests.kernels.gpu.compiled.resources import Bounds
 
