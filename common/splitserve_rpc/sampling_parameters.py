@@ -31,8 +31,10 @@ class Range:
     def contains(self, value: float) -> bool:
         """Returns whether `value` is finite and in the range."""
         # Comparisons are false for NaN.
-        is_above = self.low < value if self.open_low else self.low <= value
-        return is_above and value <= self.high and math.isfinite(value)
+        if self.low < value < self.high:
+            return True
+        is_low = value == self.low and not self.open_low
+        return (is_low or value == self.high) and math.isfinite(value)
 
     def __str__(self) -> str:
         """Returns the range in the notation of mathematics, such as "(0, 1]"."""

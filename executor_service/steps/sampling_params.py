@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ _NONE = -1
 _NO_TOKENS = np.empty(0, np.int32)
 _NO_BIASES = np.empty(0, np.float32)
 # Parameters that are columns of the rows; None is -1 in them.
-_NUMBERS = (*(p.name for p in DRAW_PARAMETERS), "num_logprobs", "num_prompt_logprobs")
+_numbers_of = attrgetter(*(p.name for p in DRAW_PARAMETERS), "num_logprobs", "num_prompt_logprobs")
 _COLUMNS = np.dtype(
     [
         *((parameter.name, parameter.column) for parameter in DRAW_PARAMETERS),
@@ -172,14 +173,14 @@ class ParamRows:
 
 def _record(params: SamplingParams) -> tuple[object, ...]:
     """Returns the values of one row in the order of _COLUMNS."""
-    numbers = (getattr(params, name) for name in _NUMBERS)
     adjusts = (
         bool(params.suppressed_token_ids or params.logit_bias)
         or params.constraints is not None
         or params.grammar is not None
         or params.uses_penalties
     )
-    return (*(_NONE if n is None else n for n in numbers), adjusts, params.reads_output)
+    numbers = [_NONE if number is None else number for number in _numbers_of(params)]
+    return (*numbers, adjusts, params.reads_output)
 
 
 # -- Token constraints, prepared once for all steps of a row ---------------------------------------

@@ -176,7 +176,9 @@ def test_scheduler_takes_a_parameter_exactly_when_it_is_in_range(
 
 @pytest.mark.parametrize(("parameter", "value", "is_allowed"), STEP_CASES, ids=name_of)
 def test_executor_takes_a_parameter_exactly_when_it_is_in_range(
-    parameter: NumericParameter, value: float, is_allowed: bool
+    parameter: NumericParameter,
+    value: Any,  # noqa: ANN401
+    is_allowed: bool,
 ) -> None:
     params, info = RowParams(**{parameter.name: value}), make_info(make_fake_backend())
     if is_allowed:
@@ -196,7 +198,8 @@ def test_executor_takes_a_parameter_exactly_when_it_is_in_range(
 def test_executor_refuses_a_parameter_when_its_feature_was_not_announced(
     parameter: NumericParameter,
 ) -> None:
-    neutral, other = (RowParams(**{parameter.name: x}) for x in (parameter.default, 2))
+    values: tuple[Any, ...] = (parameter.default, 2)
+    neutral, other = (RowParams(**{parameter.name: value}) for value in values)
     info = make_info(make_fake_backend(frozenset()))
     check_sampling_params(neutral, info, "p")
     with pytest.raises(BatchRefused, match=Feature[parameter.feature].name) as refusal:

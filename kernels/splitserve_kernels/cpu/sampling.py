@@ -6,12 +6,15 @@ Shape letters: S rows, V vocabulary.
 from __future__ import annotations
 
 import ctypes
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from splitserve_kernels.cpu.library import CSamplingRows, NativeLibrary, pointer
 from splitserve_kernels.draw_rows import COLUMN_NAMES, DrawRows
+
+_columns_of = attrgetter(*COLUMN_NAMES)
 
 
 def choose_tokens(library: NativeLibrary, logits: Tensor, rows: DrawRows) -> Tensor:
@@ -37,4 +40,4 @@ def choose_tokens(library: NativeLibrary, logits: Tensor, rows: DrawRows) -> Ten
 
 def draws_as_c(rows: DrawRows) -> CSamplingRows:
     """Returns `rows` as a C structure; the caller keeps `rows` alive."""
-    return CSamplingRows(*(getattr(rows, name).ctypes.data for name in COLUMN_NAMES))
+    return CSamplingRows(*[column.ctypes.data for column in _columns_of(rows)])

@@ -162,10 +162,10 @@ class SamplingParams(SamplingValues):
 
     def validate(self, vocab_size: int) -> None:
         """Raises DomainError(SAMPLING_PARAMS_INVALID) naming field, value and allowed range."""
-        for parameter in _INDEPENDENT:
-            value = getattr(self, parameter.name)
-            if value is not None:
-                parameter.check(value)
+        for name, default in _INDEPENDENT:
+            # Most values are the default, which is always in range.
+            if (value := getattr(self, name)) != default:
+                PARAMETER_OF_NAME[name].check(value)
         most = math.inf if self.max_tokens is None else self.max_tokens
         _MIN_TOKENS.check(self.min_tokens, Range(0, most))
         check_sizes(self)
@@ -207,9 +207,9 @@ _N = PARAMETER_OF_NAME["n"]
 _BEST_OF = PARAMETER_OF_NAME["best_of"]
 _BEAM_WIDTH = PARAMETER_OF_NAME["beam_search.width"]
 _LENGTH_PENALTY = PARAMETER_OF_NAME["beam_search.length_penalty"]
-# Parameters whose range no other parameter narrows.
+# Parameters whose range no other parameter narrows, and their defaults.
 _INDEPENDENT = tuple(
-    PARAMETER_OF_NAME[item.name]
+    (item.name, PARAMETER_OF_NAME[item.name].default)
     for item in fields(SamplingParams)
     if item.name in PARAMETER_OF_NAME and item.name not in ("min_tokens", "n", "best_of")
 )
