@@ -245,21 +245,18 @@ def _executor_addresses(text: str | None) -> AddressRules:
 
 
 def _policies(values: Mapping[str, Any]) -> PolicyConfig:
-    return PolicyConfig(
-        prefix_caching=not values["no_prefix_caching"],
-        host_prefix_cache=not values["no_host_prefix_cache"],
-        separates_tenants=not values["share_prefixes_across_tenants"],
-        num_lookahead_slots=values["num_lookahead_slots"],
-        max_run_ahead=values["max_run_ahead"],
-        max_run_ahead_ms=values["max_run_ahead_ms"],
-        speculation=Speculation(values["speculation"]),
-        max_draft_tokens=values["max_draft_tokens"],
-        preemption_mode=PreemptionMode(values["preemption_mode"]),
-        batch_policy=BatchPolicyName(values["batch_policy"]),
-        delay_factor=values["delay_factor"],
-        queue_policy=values["queue_policy"],
-        tenant_weights=_tenant_weights(values["tenant_weights"] or ""),
-    )
+    """Returns the policies; a field with the name of an option has the value of that option."""
+    named = {item.name: values[item.name] for item in fields(PolicyConfig) if item.name in values}
+    converted = {
+        "prefix_caching": not values["no_prefix_caching"],
+        "host_prefix_cache": not values["no_host_prefix_cache"],
+        "separates_tenants": not values["share_prefixes_across_tenants"],
+        "speculation": Speculation(values["speculation"]),
+        "preemption_mode": PreemptionMode(values["preemption_mode"]),
+        "batch_policy": BatchPolicyName(values["batch_policy"]),
+        "tenant_weights": _tenant_weights(values["tenant_weights"] or ""),
+    }
+    return PolicyConfig(**named | converted)
 
 
 def _tenant_weights(text: str) -> dict[str, float]:
