@@ -23,11 +23,15 @@ TABLES: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
 
 def markdown(metrics: Sequence[Metric]) -> str:
     """A table of them."""
-    lines = ["| metric | kind | labels | what it is | a high value |", "|---|---|---|---|---|"]
+    lines = [
+        "| metric | kind | labels | what it is | a high value | action |",
+        "|---|---|---|---|---|---|",
+    ]
     for metric in metrics:
         labels = " ".join(f"`{label}`" for label in metric.labels)
         lines.append(
-            f"| `{metric.name}` | {metric.kind.value} | {labels} | {metric.help} | {metric.high} |"
+            f"| `{metric.name}` | {metric.kind.value} | {labels} | {metric.help} | {metric.high}"
+            f" | {metric.action} |"
         )
     return "\n".join(lines)
 

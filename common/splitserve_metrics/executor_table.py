@@ -4,6 +4,27 @@ from __future__ import annotations
 
 from splitserve_metrics.instruments import COUNTS, FINE_SECONDS, SECONDS, Kind, Metric
 
+# Actions that several metrics share.
+_EXECUTOR_INFO_ACTION = (
+    "`withdrawn`, `failing`: "
+    "[SplitserveExecutorWithdrawn](operations.md#splitserveexecutorwithdrawn). `late`"
+    " or `disconnected` for long: that executor's log and machine. Two streams for "
+    "long: a second scheduler uses it. Several digests: an old model"
+)
+_EXECUTOR_STEPS_ACTION = (
+    "other than `ok`: `step_failed`, `batch_refused` or `forward_failed` in the executor's log"
+)
+_EXECUTOR_STEPS_IN_FLIGHT_ACTION = (
+    "the time of the running step keeps growing: "
+    "[SplitserveStepHangs](operations.md#splitservestephangs)"
+)
+_GATEWAY_REQUESTS_ACTION = (
+    "5xx: [SplitserveGatewayErrors](operations.md#splitservegatewayerrors). Code 0: "
+    "clients disconnect, first tokens are late. First bytes far later than the "
+    "scheduler's first tokens: the gateway's core is full, start another"
+)
+_GATEWAY_REQUESTS_OPEN_ACTION = "at `--max-concurrent-requests`: another gateway, or a higher limit"
+
 EXECUTOR_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_executor_info",
@@ -11,6 +32,7 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         "1, with what is served",
         "nothing; several models or digests in one fleet are a mistake",
         ("model", "digest", "dtype", "contract"),
+        action=_EXECUTOR_INFO_ACTION,
     ),
     Metric(
         "splitserve_executor_compute_is_fastest",
@@ -18,6 +40,10 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         "1 if the fastest code there is for the model computes it, 0 if slower code does",
         "of 0: the executor's log says why at its start, and `splitserve info` does",
         ("compute",),
+        action=(
+            "0: slower code computes than exists for the model. `splitserve info` gives the "
+            "reason, most often no C++ compiler"
+        ),
     ),
     Metric(
         "splitserve_executor_steps_total",
@@ -25,6 +51,7 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         "Batches that were answered, by status",
         "of anything but ok: steps fail, or schedulers change",
         ("status",),
+        action=_EXECUTOR_STEPS_ACTION,
     ),
     Metric(
         "splitserve_executor_step_duration_seconds",
@@ -34,6 +61,12 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         "device; move: much is swapped; sample: logprobs, penalties, grammars",
         ("phase",),
         FINE_SECONDS,
+        action=(
+            "`plan` above a millisecond per step: [another scheduler](operations.md#several-"
+            "schedulers). `round_trip` far above `compute`: CPU for the executor's machine. "
+            "`queue` of the executor is intended. `move`: more device blocks. `sample`: "
+            "request fewer logprobs"
+        ),
     ),
     Metric(
         "splitserve_executor_step_rows",
@@ -41,12 +74,20 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         "Rows of a step",
         "more requests share a step",
         buckets=COUNTS,
+        action=(
+            "at their limits: `--max-num-seqs`, `--max-num-batched-tokens` "
+            "([sizing](operations.md))"
+        ),
     ),
     Metric(
         "splitserve_executor_output_tokens_total",
         Kind.COUNTER,
         "Tokens that were sampled",
         "more load",
+        action=(
+            "load. If an executor computes far more than clients get, steps are recomputed: "
+            "`steps_total`"
+        ),
     ),
     Metric(
         "splitserve_executor_draft_tokens_total",
@@ -56,12 +97,17 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         "of rejected beside accepted: they cost more than they bring, and become fewer by "
         "themselves",
         ("outcome",),
+        action=(
+            "mostly `rejected`: `--speculation off`, or no `--draft-model`. Drafts that do "
+            "not pay become fewer by themselves"
+        ),
     ),
     Metric(
         "splitserve_executor_row_failures_total",
         Kind.COUNTER,
         "Rows that failed in steps that did not",
         "requests end with ROW_FAILED, or are computed again: the log of the scheduler has why",
+        action=_EXECUTOR_STEPS_ACTION,
     ),
     Metric(
         "splitserve_executor_calls_refused_total",
@@ -70,24 +116,28 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         "CALLER_UNKNOWN, CALLER_NOT_ALLOWED: somebody who is no scheduler of this cluster; "
         "STREAM_SUPERSEDED: two schedulers believe that they have it",
         ("reason",),
+        action="by reason, [what each means](operations.md)",
     ),
     Metric(
         "splitserve_executor_steps_in_flight",
         Kind.GAUGE,
         "Batches that are not answered",
         "at `--pipeline-depth` of the scheduler: the device never waits, which is meant",
+        action=_EXECUTOR_STEPS_IN_FLIGHT_ACTION,
     ),
     Metric(
         "splitserve_executor_step_running_seconds",
         Kind.GAUGE,
         "How long ago the oldest batch that is not answered was received",
         "a step hangs: a device or driver that does not answer, a process that is stopped",
+        action=_EXECUTOR_STEPS_IN_FLIGHT_ACTION,
     ),
     Metric(
         "splitserve_executor_streams",
         Kind.GAUGE,
         "Open streams of schedulers",
         "above 1 for more than a moment: two schedulers believe that they have it",
+        action=_EXECUTOR_INFO_ACTION,
     ),
     Metric(
         "splitserve_executor_pool_blocks",
@@ -95,6 +145,7 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         "KV blocks that the executor has, used or not",
         "more memory for KV",
         ("pool",),
+        action="compare with [sizing](operations.md)",
     ),
 )
 
@@ -109,6 +160,7 @@ GATEWAY_METRICS: tuple[Metric, ...] = (
         "of 429: quotas or places are used up; of 5xx: schedulers are away, or a fault; of 0: "
         "clients lose patience",
         ("path", "code"),
+        action=_GATEWAY_REQUESTS_ACTION,
     ),
     Metric(
         "splitserve_gateway_request_duration_seconds",
@@ -117,6 +169,7 @@ GATEWAY_METRICS: tuple[Metric, ...] = (
         "long outputs, or the scheduler's times",
         ("path",),
         SECONDS,
+        action=_GATEWAY_REQUESTS_ACTION,
     ),
     Metric(
         "splitserve_gateway_time_to_first_byte_seconds",
@@ -125,12 +178,14 @@ GATEWAY_METRICS: tuple[Metric, ...] = (
         "with streams the scheduler's time to the first token, and what the gateway adds",
         ("path",),
         SECONDS,
+        action=_GATEWAY_REQUESTS_ACTION,
     ),
     Metric(
         "splitserve_gateway_requests_open",
         Kind.GAUGE,
         "Requests that are being answered",
         "at `--max-concurrent-requests` further ones are refused",
+        action=_GATEWAY_REQUESTS_OPEN_ACTION,
     ),
     Metric(
         "splitserve_gateway_schedulers",
@@ -138,11 +193,13 @@ GATEWAY_METRICS: tuple[Metric, ...] = (
         "Schedulers by readiness, as the gateway sees them",
         "of anything but READY: requests go to the others",
         ("readiness",),
+        action="other than READY: that scheduler's readiness",
     ),
     Metric(
         "splitserve_gateway_session_requests",
         Kind.GAUGE,
         "Requests that schedulers have for this gateway",
         "more load",
+        action=_GATEWAY_REQUESTS_OPEN_ACTION,
     ),
 )

@@ -42,8 +42,9 @@ class Kind(enum.Enum):
 class Metric:
     """Definition of one metric. `high`: meaning of a high or fast rising value.
 
-    `labels`: names of labels with few values each, which callers cannot choose. `buckets`: upper
-    bounds of a histogram.
+    `action`: what an operator does then, in Markdown with links relative to `docs`. `labels`: names
+    of labels with few values each, which callers cannot choose. `buckets`: upper bounds of a
+    histogram.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Metric:
     high: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    action: str = ""
 
 
 LiveFamily: TypeAlias = CounterMetricFamily | GaugeMetricFamily

@@ -7,6 +7,33 @@ from splitserve_metrics.instruments import COUNTS, FINE_SECONDS, SECONDS, Kind, 
 _COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 _NOT_ITS_OWN = "more load; compare with the same hour of another day"
 
+# Actions that several metrics share.
+_TIME_TO_FIRST_TOKEN_ACTION = (
+    "[SplitserveFirstTokensLate](operations.md#splitservefirsttokenslate): if most of"
+    " it is queueing, more rows, blocks or executors; else smaller steps"
+)
+_RECOVERY_ACTION = (
+    "[SplitserveExecutorsLost](operations.md#splitserveexecutorslost); "
+    "[operations.md](operations.md) lists the parts of a pause"
+)
+_REQUESTS_ACTION = "by reason, [what each means](operations.md)"
+_PROMPT_TOKENS_ACTION = (
+    "load. If an executor computes far more than clients get, steps are recomputed: `steps_total`"
+)
+_TENANT_REQUESTS_ACTION = (
+    "load by tenant; quotas and weights ([security.md](security.md#callers-api-keys-"
+    "tokens-tenants))"
+)
+_NUM_REQUESTS_RUNNING_ACTION = (
+    "full rows and a lasting queue: more executors. `unfitting`: `splitserve info` "
+    "shows what executors can take"
+)
+_NUM_REQUESTS_SWAPPED_ACTION = "[SplitservePreemptions](operations.md#splitservepreemptions)"
+_STEP_ROWS_ACTION = (
+    "at their limits: `--max-num-seqs`, `--max-num-batched-tokens` ([sizing](operations.md))"
+)
+_CLIENT_STREAMS_ACTION = "[SplitserveClientsDoNotRead](operations.md#splitserveclientsdonotread)"
+
 SCHEDULER_METRICS: tuple[Metric, ...] = (
     # -- Latency of requests -------------------------------------------------------------------
     Metric(
@@ -15,6 +42,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "From when a request was taken until its first token was on its way to the client",
         "requests queue (see queue_time), or prompts are long and steps slow",
         buckets=SECONDS,
+        action=_TIME_TO_FIRST_TOKEN_ACTION,
     ),
     Metric(
         "splitserve_inter_token_latency_seconds",
@@ -22,6 +50,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Between the tokens of a sequence; of several that come together, an equal part each",
         "steps are slow or large, or requests are preempted",
         buckets=SECONDS,
+        action="[SplitserveTokensSlow](operations.md#splitservetokensslow)",
     ),
     Metric(
         "splitserve_queue_time_seconds",
@@ -29,6 +58,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "From when a request was taken until a step first computed some of it",
         "there are too few rows, blocks or executors for the load",
         buckets=SECONDS,
+        action=_TIME_TO_FIRST_TOKEN_ACTION,
     ),
     Metric(
         "splitserve_request_duration_seconds",
@@ -36,6 +66,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "From when a request was taken until it ended, however",
         "long outputs, or everything above",
         buckets=SECONDS,
+        action=_TIME_TO_FIRST_TOKEN_ACTION,
     ),
     Metric(
         "splitserve_recovery_seconds",
@@ -43,6 +74,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "From when the executor of a request was lost until its next token",
         "what was lost is long to compute again, or the executors that are left are full",
         buckets=SECONDS,
+        action=_RECOVERY_ACTION,
     ),
     # -- Numbers of requests and tokens --------------------------------------------------------
     Metric(
@@ -51,6 +83,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Requests that ended; the reason is that of their finish, or of their error",
         "of `stop` and `length`: load; of all else: something is wrong, by its name",
         ("reason",),
+        action=_REQUESTS_ACTION,
     ),
     Metric(
         "splitserve_requests_refused_total",
@@ -59,6 +92,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "QUEUE_FULL: too little capacity; QUOTA_EXCEEDED: a tenant at its limit; CALLER_UNKNOWN: "
         "wrong keys; others: callers that are wrong",
         ("reason",),
+        action=_REQUESTS_ACTION,
     ),
     Metric(
         "splitserve_calls_refused_total",
@@ -68,18 +102,21 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "METHOD_UNKNOWN, MESSAGE_UNDECODABLE: callers of other versions, or at the wrong address; "
         "INVARIANT_BROKEN: a fault, and the log has it; others: as of requests",
         ("reason",),
+        action=_REQUESTS_ACTION,
     ),
     Metric(
         "splitserve_prompt_tokens_total",
         _COUNTER,
         "Prompt tokens of requests that were taken",
         _NOT_ITS_OWN,
+        action=_PROMPT_TOKENS_ACTION,
     ),
     Metric(
         "splitserve_output_tokens_total",
         _COUNTER,
         "Tokens that went to clients",
         _NOT_ITS_OWN,
+        action=_PROMPT_TOKENS_ACTION,
     ),
     Metric(
         "splitserve_tenant_requests_total",
@@ -87,6 +124,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Requests that ended, of tenants that the configuration names; `other`: of all others",
         "that tenant's load",
         ("tenant",),
+        action=_TENANT_REQUESTS_ACTION,
     ),
     Metric(
         "splitserve_tenant_prompt_tokens_total",
@@ -94,6 +132,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Prompt tokens of requests that were taken, by tenant as above",
         "that tenant's load",
         ("tenant",),
+        action=_TENANT_REQUESTS_ACTION,
     ),
     Metric(
         "splitserve_tenant_output_tokens_total",
@@ -101,6 +140,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Output tokens that were computed, counted when a request ends, by tenant as above",
         "that tenant's load",
         ("tenant",),
+        action=_TENANT_REQUESTS_ACTION,
     ),
     # -- Current requests and executors --------------------------------------------------------
     Metric(
@@ -109,6 +149,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Requests with a row, by executor",
         "at `--max-num-seqs` of it: rows are what is scarce",
         ("executor",),
+        action=_NUM_REQUESTS_RUNNING_ACTION,
     ),
     Metric(
         "splitserve_num_requests_waiting",
@@ -116,6 +157,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Requests that an executor has and that have no row",
         "they were preempted and are to be computed again",
         ("executor",),
+        action=_NUM_REQUESTS_RUNNING_ACTION,
     ),
     Metric(
         "splitserve_num_requests_swapped",
@@ -123,6 +165,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Requests whose KV is in the host pool",
         "KV blocks are scarce: fewer rows, or more blocks",
         ("executor",),
+        action=_NUM_REQUESTS_SWAPPED_ACTION,
     ),
     Metric(
         "splitserve_num_requests_unassigned",
@@ -130,6 +173,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Requests that no executor has; `unfitting`: that none of those here could ever run",
         "too few executors; unfitting: one with more blocks or features is missing",
         ("fits",),
+        action=_NUM_REQUESTS_RUNNING_ACTION,
     ),
     Metric(
         "splitserve_num_executors",
@@ -140,6 +184,12 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "late: their machines are short of something; the log has executor_lost if they stay so; "
         "withdrawn, failing: their devices or drivers are broken, the log has executor_withdrawn",
         ("state",),
+        action=(
+            "`withdrawn`, `failing`: "
+            "[SplitserveExecutorWithdrawn](operations.md#splitserveexecutorwithdrawn). `late`"
+            " or `disconnected` for long: that executor's log and machine. Two streams for "
+            "long: a second scheduler uses it. Several digests: an old model"
+        ),
     ),
     Metric(
         "splitserve_executor_changes_total",
@@ -148,12 +198,14 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "lost: processes die, hang or are cut off; each costs a recompute; withdrawn: they fail "
         "what others can compute",
         ("change",),
+        action=_RECOVERY_ACTION,
     ),
     Metric(
         "splitserve_requests_quarantined_total",
         _COUNTER,
         "Requests that are tried alone since executors were lost during their steps",
         "some request, or what all have in common, kills executors",
+        action="the executors' logs show why they died",
     ),
     Metric(
         "splitserve_ready",
@@ -161,6 +213,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "1 for the readiness that holds now, 0 for the others",
         "of anything but READY: see readiness in the operations handbook",
         ("readiness",),
+        action="[readiness](operations.md)",
     ),
     # -- Steps ---------------------------------------------------------------------------------
     Metric(
@@ -169,6 +222,10 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Steps that were answered; need_snapshot, refused and failed ones are computed again",
         "of anything but ok: an executor fails; its log says why",
         ("status",),
+        action=(
+            "other than `ok`: `step_failed`, `batch_refused` or `forward_failed` in the "
+            "executor's log"
+        ),
     ),
     Metric(
         "splitserve_step_duration_seconds",
@@ -179,6 +236,12 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "beyond twice compute: the network, or a machine short of CPU",
         ("phase",),
         FINE_SECONDS,
+        action=(
+            "`plan` above a millisecond per step: [another scheduler](operations.md#several-"
+            "schedulers). `round_trip` far above `compute`: CPU for the executor's machine. "
+            "`queue` of the executor is intended. `move`: more device blocks. `sample`: "
+            "request fewer logprobs"
+        ),
     ),
     Metric(
         "splitserve_step_rows",
@@ -186,6 +249,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Rows of a step",
         "more requests share a step: more throughput, longer steps",
         buckets=COUNTS,
+        action=_STEP_ROWS_ACTION,
     ),
     Metric(
         "splitserve_step_tokens",
@@ -193,6 +257,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Input tokens of a step",
         "at `--max-num-batched-tokens`: prompts wait for each other",
         buckets=COUNTS,
+        action=_STEP_ROWS_ACTION,
     ),
     # -- KV blocks -----------------------------------------------------------------------------
     Metric(
@@ -202,6 +267,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "referenced, deferred (free once steps in flight are answered)",
         "referenced near all of them: preemptions are next; blank near all: idle",
         ("executor", "pool", "state"),
+        action=_NUM_REQUESTS_SWAPPED_ACTION,
     ),
     Metric(
         "splitserve_kv_cache_usage_ratio",
@@ -209,6 +275,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Referenced and deferred blocks by all blocks of a pool",
         "near 1: preemptions are next",
         ("executor", "pool"),
+        action=_NUM_REQUESTS_SWAPPED_ACTION,
     ),
     Metric(
         "splitserve_prefix_tokens_total",
@@ -216,6 +283,10 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Prompt tokens of requests when they begin: computed, or found on the device or the host",
         "of computed beside the others: prompts share little, or the cache is too small",
         ("executor", "source"),
+        action=(
+            "if prompts share prefixes and most tokens are `computed`: more blocks, on the "
+            "device or the host"
+        ),
     ),
     Metric(
         "splitserve_preemptions_total",
@@ -224,6 +295,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "the next token), share (its tenant had more than its share) or urgency (of another)",
         "of blocks: fewer rows or more blocks; of urgency: priorities or deadlines are doing it",
         ("executor", "kind", "cause"),
+        action=_NUM_REQUESTS_SWAPPED_ACTION,
     ),
     Metric(
         "splitserve_draft_tokens_total",
@@ -231,6 +303,10 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "Guesses of next tokens that steps verified, by what came of them",
         "of rejected beside accepted: they cost more than they bring",
         ("executor", "outcome"),
+        action=(
+            "mostly `rejected`: `--speculation off`, or no `--draft-model`. Drafts that do "
+            "not pay become fewer by themselves"
+        ),
     ),
     # -- Process -------------------------------------------------------------------------------
     Metric(
@@ -238,11 +314,13 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         _GAUGE,
         "Open streams of clients; a gateway has one for all of its requests",
         "more clients",
+        action=_CLIENT_STREAMS_ACTION,
     ),
     Metric(
         "splitserve_unread_bytes",
         _GAUGE,
         "What clients have not read yet",
         "clients, or the network to them, are slow; beyond `--max-unread-mib` streams end",
+        action=_CLIENT_STREAMS_ACTION,
     ),
 )

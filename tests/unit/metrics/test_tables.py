@@ -41,6 +41,7 @@ def test_names_follow_the_rules_of_prometheus(metric: Metric) -> None:
     assert list(metric.buckets) == sorted(set(metric.buckets))
     assert metric.help
     assert metric.high
+    assert metric.action
 
 
 def test_document_has_all_metrics() -> None:
