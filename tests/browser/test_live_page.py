@@ -1,4 +1,4 @@
-"""The live page in a real browser: what it shows is what schedulers say, to whoever looks."""
+"""The live page in a real browser: content, keyboard, accessibility, lost connections."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from time import monotonic_ns
 from typing import Literal
 
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 pytest.importorskip("axe_playwright_python", reason="axe is not installed")
 
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Page, ViewportSize, expect
+from playwright.async_api import Browser, Page, ViewportSize, expect
 from starlette.requests import Request
 
 from scheduler_service.config import ClusterConfig
@@ -45,7 +46,24 @@ MANY_REQUESTS = 28
 MAX_SHOWN = 8
 DESKTOP: ViewportSize = {"width": 1360, "height": 900}
 PHONE: ViewportSize = {"width": 375, "height": 812}
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 PATIENCE_MS = 1000 * PATIENCE_S
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browsing() -> AsyncIterator[Browser]:
+    """One browser for all tests; each has pages of its own."""
+    async with browser() as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def chromium(browsing: Browser) -> AsyncIterator[Browser]:
+    """The browser, whose pages are closed after each test."""
+    yield browsing
+    for context in browsing.contexts:
+        await context.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +113,19 @@ class Stack:
 
 @asynccontextmanager
 async def held_stack(
-    viewport: ViewportSize | None = None,
-    scheme: Literal["light", "dark"] = "light",
-    num_requests: int = NUM_REQUESTS,
+    chromium: Browser, viewport: ViewportSize | None = None, num_requests: int = NUM_REQUESTS
 ) -> AsyncIterator[Stack]:
     """Requests run, wait and are swapped out, and nothing moves."""
     watch = StepWatch()
     executor = FakeExecutor(num_device_blocks=24, num_host_blocks=64, fault=watch)
     async with (
-        browser() as chromium,
         scheduler_in_process(
             executor, config=SWAPS, watchers=[LifeRecorder(100, monotonic_ns)]
         ) as scheduler,
         AsyncClient(scheduler.address) as client,
         live_page([scheduler.address]) as url,
     ):
-        page = await chromium.new_page(viewport=viewport or DESKTOP, color_scheme=scheme)
+        page = await chromium.new_page(viewport=viewport or DESKTOP)
         page.set_default_timeout(PATIENCE_MS)
         expect.set_options(timeout=PATIENCE_MS)
         params = SamplingParams(seed=1, max_tokens=30)
@@ -134,8 +149,8 @@ async def held_stack(
             await asyncio.wait(asking.values())
 
 
-async def test_page_shows_what_the_scheduler_says_when_requests_are_swapped_out() -> None:
-    async with held_stack() as stack:
+async def test_page_shows_the_state_when_requests_are_swapped(chromium: Browser) -> None:
+    async with held_stack(chromium) as stack:
         state = await stack.state()
         (executor,) = state.executors.values()
         told = executor.told
@@ -162,8 +177,8 @@ async def test_page_shows_what_the_scheduler_says_when_requests_are_swapped_out(
                     assert f"{counts[number]} {BLOCK_STATES[number]}" in text
 
 
-async def test_map_says_whose_each_block_is_when_keys_move_over_it() -> None:
-    async with held_stack() as stack:
+async def test_map_names_the_owner_of_each_block(chromium: Browser) -> None:
+    async with held_stack(chromium) as stack:
         (executor,) = (await stack.state()).executors.values()
         state = await stack.state()
         await stack.page.locator("canvas.map").first.focus()
@@ -177,8 +192,8 @@ async def test_map_says_whose_each_block_is_when_keys_move_over_it() -> None:
             assert said[block] == f"block {block}: {BLOCK_STATES[number]}{whose}"
 
 
-async def test_request_is_shown_when_its_block_is_chosen_by_key_and_by_pointer() -> None:
-    async with held_stack() as stack:
+async def test_request_is_shown_when_its_block_is_chosen(chromium: Browser) -> None:
+    async with held_stack(chromium) as stack:
         state = await stack.state()
         (executor,) = state.executors.values()
         block = next(i for i, number in enumerate(executor.device.holders) if number)
@@ -202,8 +217,8 @@ async def test_request_is_shown_when_its_block_is_chosen_by_key_and_by_pointer()
         await expect(title).to_have_text(name)
 
 
-async def test_request_has_its_end_when_it_was_chosen_before_it_began() -> None:
-    async with held_stack() as stack, AsyncClient(stack.scheduler.address) as client:
+async def test_request_chosen_while_waiting_shows_its_end(chromium: Browser) -> None:
+    async with held_stack(chromium) as stack, AsyncClient(stack.scheduler.address) as client:
         params = SamplingParams(seed=1, max_tokens=30)
         asking = asyncio.create_task(client.complete([8] * 9, params, request_id="late"))
         await stack.page.locator("#queue button").filter(has_text="late").click()
@@ -221,8 +236,8 @@ async def test_request_has_its_end_when_it_was_chosen_before_it_began() -> None:
         await asyncio.wait({asking})
 
 
-async def test_steps_are_told_row_by_row_when_keys_move_over_them() -> None:
-    async with held_stack() as stack:
+async def test_steps_are_described_row_by_row(chromium: Browser) -> None:
+    async with held_stack(chromium) as stack:
         stack.watch.hold(after=2)
         await stack.watch.wait_held()
         await expect(stack.page.locator(".card .counts").first).to_contain_text(
@@ -234,8 +249,8 @@ async def test_steps_are_told_row_by_row_when_keys_move_over_them() -> None:
         assert "row 1: request-" in await stack.speaks("canvas.steps", "ArrowDown")
 
 
-async def test_page_says_that_an_executor_is_lost_when_it_is_killed() -> None:
-    async with held_stack() as stack:
+async def test_page_shows_a_lost_executor_when_killed(chromium: Browser) -> None:
+    async with held_stack(chromium) as stack:
         killing = asyncio.create_task(stack.executor.kill())
         await expect(stack.page.locator(".card.lost .pill")).to_contain_text("lost")
         await expect(stack.page.locator("#nobody")).to_contain_text("No executor serves")
@@ -253,8 +268,8 @@ async def focused_request(page: Page) -> str:
     return str(await page.evaluate(f"{asked} ?? ''"))
 
 
-async def test_queue_keeps_the_focus_at_the_same_request_while_it_moves_on() -> None:
-    async with held_stack(num_requests=MANY_REQUESTS) as stack:
+async def test_queue_keeps_the_focus_at_the_same_request(chromium: Browser) -> None:
+    async with held_stack(chromium, num_requests=MANY_REQUESTS) as stack:
         buttons, ids = stack.page.locator("#queue button"), stack.page.locator("#queue .id")
         waiting = await poll(stack.waiting)
         assert len(waiting) > 3
@@ -269,8 +284,8 @@ async def test_queue_keeps_the_focus_at_the_same_request_while_it_moves_on() -> 
         assert await focused_request(stack.page) == waiting[3]
 
 
-async def test_what_is_chosen_while_the_page_is_paused_is_what_it_shows() -> None:
-    async with held_stack() as stack:
+async def test_paused_page_keeps_its_state_when_a_block_is_chosen(chromium: Browser) -> None:
+    async with held_stack(chromium) as stack:
         facts = stack.page.locator(".card .facts")
         canvas, title = stack.page.locator("canvas.map").first, stack.page.locator("#life-body h3")
         await stack.page.get_by_role("button", name="Pause").click()
@@ -292,8 +307,8 @@ async def test_what_is_chosen_while_the_page_is_paused_is_what_it_shows() -> Non
         await expect(facts).not_to_have_text(seen)
 
 
-async def test_keys_alone_choose_a_request_and_none_and_the_focus_is_never_lost() -> None:
-    async with held_stack(num_requests=MANY_REQUESTS) as stack:
+async def test_keys_choose_a_request_and_keep_the_focus(chromium: Browser) -> None:
+    async with held_stack(chromium, num_requests=MANY_REQUESTS) as stack:
         page = stack.page
         chosen, none = page.locator("#life-body h3"), page.get_by_role("button", name="Choose none")
         await page.locator("#queue button").first.focus()
@@ -309,8 +324,8 @@ async def test_keys_alone_choose_a_request_and_none_and_the_focus_is_never_lost(
         await expect(page.locator("#life-heading")).to_be_focused()
 
 
-async def test_request_that_is_chosen_far_down_a_phone_is_in_view() -> None:
-    async with held_stack(PHONE) as stack:
+async def test_chosen_request_is_in_view_on_a_phone(chromium: Browser) -> None:
+    async with held_stack(chromium, PHONE) as stack:
         steps, title = stack.page.locator("canvas.steps").last, stack.page.locator("#life-body h3")
         # Some steps move blocks and have no rows.
         while "; row 1: request-" not in await stack.speaks("canvas.steps", "End"):
@@ -324,10 +339,9 @@ async def test_request_that_is_chosen_far_down_a_phone_is_in_view() -> None:
 NAMES = ("<img src=x onerror=alert(1)>", "\u202ethgir morf", "x" * 128)
 
 
-async def test_names_are_text_and_leave_room_for_each_other_whatever_callers_wrote() -> None:
+async def test_names_are_shown_as_text(chromium: Browser) -> None:
     watch = StepWatch()
     async with (
-        browser() as chromium,
         scheduler_in_process(FakeExecutor(num_device_blocks=16, fault=watch)) as scheduler,
         AsyncClient(scheduler.address) as client,
         live_page([scheduler.address]) as url,
@@ -369,11 +383,10 @@ async def test_names_are_text_and_leave_room_for_each_other_whatever_callers_wro
 
 @asynccontextmanager
 async def page_after(
-    num_requests: int, executor: FakeExecutor, viewport: ViewportSize
+    chromium: Browser, num_requests: int, executor: FakeExecutor, viewport: ViewportSize
 ) -> AsyncIterator[Page]:
     """The page when so many prompts, each of 50 blocks of its own, were computed."""
     async with (
-        browser() as chromium,
         scheduler_in_process(executor) as scheduler,
         AsyncClient(scheduler.address) as client,
         live_page([scheduler.address]) as url,
@@ -388,9 +401,9 @@ async def page_after(
         yield page
 
 
-async def test_map_is_as_large_as_what_is_used_of_a_large_pool() -> None:
+async def test_map_shows_the_used_part_of_a_large_pool(chromium: Browser) -> None:
     executor = FakeExecutor(num_device_blocks=131_072, num_host_blocks=131_072)
-    async with page_after(1, executor, {"width": 1280, "height": 800}) as page:
+    async with page_after(chromium, 1, executor, {"width": 1280, "height": 800}) as page:
         counts = page.locator(".card .counts")
         await expect(counts.nth(1)).to_contain_text(
             re.compile(r"^131,072 blocks of 4 tokens, the first 64 shown: .*131,0\d\d free")
@@ -409,9 +422,9 @@ async def test_map_is_as_large_as_what_is_used_of_a_large_pool() -> None:
             await expect(page.locator(each).first).to_be_in_viewport(ratio=1)
 
 
-async def test_map_of_many_used_blocks_stays_small_and_says_what_its_cells_stand_for() -> None:
+async def test_map_of_many_used_blocks_stays_small(chromium: Browser) -> None:
     executor = FakeExecutor(num_device_blocks=30_000, num_host_blocks=0)
-    async with page_after(45, executor, PHONE) as page:
+    async with page_after(chromium, 45, executor, PHONE) as page:
         canvas, spoken = page.locator("canvas.map").first, page.locator("#spoken")
         await expect(page.locator(".card .counts").nth(1)).to_contain_text(
             re.compile(r"30,000 blocks of 4 tokens, the first 4,096 shown, (\d+) in a cell")
@@ -425,8 +438,8 @@ async def test_map_of_many_used_blocks_stays_small_and_says_what_its_cells_stand
         await expect(spoken).to_have_text(re.compile(r"^blocks \d+ to 4095: \d+ free$"))
 
 
-async def test_page_has_the_history_and_the_time_to_the_first_token() -> None:
-    async with page_after(1, FakeExecutor(), DESKTOP) as page:
+async def test_page_shows_the_history_and_ttft(chromium: Browser) -> None:
+    async with page_after(chromium, 1, FakeExecutor(), DESKTOP) as page:
         totals, charts = page.locator("#totals div"), page.locator("#history canvas")
         for name in ("TTFT p50", "TTFT p99"):
             latency = totals.filter(has_text=name).locator("dd")
@@ -442,26 +455,21 @@ async def test_page_has_the_history_and_the_time_to_the_first_token() -> None:
             await expect(charts.nth(number)).to_have_attribute("aria-label", re.compile(said))
 
 
-@pytest.mark.parametrize(
-    ("used", "blocks", "said"),
-    [(0, 131_072, "0 %"), (460, 131_072, "<1 %"), (1, 3, "33 %"), (2047, 2048, ">99 %")],
-)
-async def test_share_of_blocks_in_use_is_no_zero_when_some_are(
-    used: int, blocks: int, said: str
-) -> None:
+async def test_share_of_used_blocks_is_never_rounded_to_zero(chromium: Browser) -> None:
     async with (
-        browser() as chromium,
         scheduler_in_process() as scheduler,
         live_page([scheduler.address]) as url,
     ):
         page = await chromium.new_page()
         await page.goto(url)
         code = "async ([used, blocks]) => (await import('./words.js')).share(used, blocks)"
-        assert await page.evaluate(code, [used, blocks]) == said
+        pairs = [(0, 131_072), (460, 131_072), (1, 3), (2047, 2048)]
+        shares = [await page.evaluate(code, pair) for pair in pairs]
+        assert shares == ["0 %", "<1 %", "33 %", ">99 %"]
 
 
-async def test_requests_that_wait_are_whole_and_those_that_run_are_told_on_a_phone() -> None:
-    async with held_stack(PHONE, num_requests=MANY_REQUESTS) as stack:
+async def test_waiting_and_running_requests_are_shown_on_a_phone(chromium: Browser) -> None:
+    async with held_stack(chromium, PHONE, num_requests=MANY_REQUESTS) as stack:
         page = stack.page
         waiting = await poll(stack.waiting)
         assert len(waiting) > 4
@@ -485,7 +493,7 @@ async def test_requests_that_wait_are_whole_and_those_that_run_are_told_on_a_pho
         await expect(facts.first).to_be_visible()
 
 
-async def test_page_says_that_nothing_comes_when_the_scheduler_is_silent() -> None:
+async def test_page_says_silent_when_no_frames_come(chromium: Browser) -> None:
     may_send = asyncio.Event()
     may_send.set()
 
@@ -494,7 +502,6 @@ async def test_page_says_that_nothing_comes_when_the_scheduler_is_silent() -> No
         await may_send.wait()
 
     async with (
-        browser() as chromium,
         scheduler_in_process(FakeExecutor(), live_sleep=sleep_until_it_may) as scheduler,
         live_page([scheduler.address]) as url,
     ):
@@ -516,8 +523,8 @@ async def operators_only(_: Request, credential: str) -> None:
         raise DomainError("CALLER_UNKNOWN", "the credential is not valid")
 
 
-async def test_page_asks_for_a_key_and_says_that_one_is_wrong_where_callers_are_known() -> None:
-    async with browser() as chromium, scheduler_in_process(FakeExecutor()) as scheduler:
+async def test_page_asks_for_a_key_when_callers_are_known(chromium: Browser) -> None:
+    async with scheduler_in_process(FakeExecutor()) as scheduler:
         expect.set_options(timeout=PATIENCE_MS)
         page = await chromium.new_page()
         async with live_page([scheduler.address], check=operators_only) as url:
@@ -546,22 +553,23 @@ async def test_page_asks_for_a_key_and_says_that_one_is_wrong_where_callers_are_
             await expect(other.locator("#connection")).to_have_text("key needed")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
 async def test_page_is_accessible_and_as_wide_as_its_window(
-    viewport: ViewportSize, scheme: Literal["light", "dark"]
+    chromium: Browser, viewport: ViewportSize
 ) -> None:
-    async with held_stack(viewport, scheme) as stack:
+    async with held_stack(chromium, viewport) as stack:
         await stack.page.locator("canvas.map").first.focus()
         await stack.page.keyboard.press("Enter")
-        found = await Axe().run(stack.page)
-        assert found.violations_count == 0, found.generate_report()
-        width = await stack.page.evaluate("document.documentElement.scrollWidth")
-        assert width == viewport["width"]
+        for scheme in SCHEMES:
+            await stack.page.emulate_media(color_scheme=scheme)
+            found = await Axe().run(stack.page)
+            assert found.violations_count == 0, found.generate_report()
+            width = await stack.page.evaluate("document.documentElement.scrollWidth")
+            assert width == viewport["width"]
 
 
-async def test_page_says_that_the_connection_is_lost_until_the_scheduler_is_there() -> None:
-    async with browser() as chromium, scheduler_in_process() as scheduler:
+async def test_page_shows_a_lost_connection_until_scheduler_returns(chromium: Browser) -> None:
+    async with scheduler_in_process() as scheduler:
         expect.set_options(timeout=PATIENCE_MS)
         page = await chromium.new_page()
         await page.route("**/feed?*", lambda route: route.abort())
@@ -583,10 +591,8 @@ async def test_page_says_that_the_connection_is_lost_until_the_scheduler_is_ther
             await expect(page.locator("#nobody")).to_contain_text("No executor serves")
 
 
-async def test_page_loads_nothing_from_elsewhere_and_moves_nothing_for_who_wants_no_motion() -> (
-    None
-):
-    async with held_stack() as stack:
+async def test_page_loads_nothing_external_and_respects_reduced_motion(chromium: Browser) -> None:
+    async with held_stack(chromium) as stack:
         asked: list[str] = []
         stack.page.on("request", lambda request: asked.append(request.url))
         await stack.page.emulate_media(reduced_motion="reduce")

@@ -1,4 +1,4 @@
-"""The live page of real processes under load, of which one is killed."""
+"""The live page of real processes under load, when an executor is killed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def see_nothing_hard_to_use(page: Page) -> None:
         assert width == size["width"]
 
 
-async def test_page_shows_a_stack_under_load_of_which_an_executor_is_killed() -> None:
+async def test_page_shows_a_loaded_stack_when_an_executor_dies() -> None:
     async with browser() as chromium, loaded_stack() as stack:
         problems: list[str] = []
         page = await chromium.new_page(viewport=WIDTHS[0])

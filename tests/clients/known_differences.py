@@ -1,4 +1,4 @@
-"""The differences that a page of the docs tells: `read_table`, `Known`."""
+"""The table of differences in a page of the docs: `read_table`, `Known`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import traceback
@@ -58,12 +57,6 @@ class Calls:
             whole = whole + chunk
         return _told(whole)
 
-    def batch(self) -> object:
-        return [message.content for message in self.model.batch([STORY, STORY])]
-
-    def ainvoke(self) -> object:
-        return asyncio.run(self.model.ainvoke(STORY)).content
-
     def logprobs(self) -> object:
         message = self.model.bind(logprobs=True, top_logprobs=2).invoke(STORY)
         return [item["token"] for item in message.response_metadata["logprobs"]["content"]]
@@ -73,10 +66,6 @@ class Calls:
 
     def complete(self) -> object:
         return self.completion.invoke("Once upon a time")
-
-    def tools(self) -> object:
-        bound = self.terse.bind_tools([get_weather], tool_choice="get_weather", strict=True)
-        return [[call["name"], call["args"]] for call in bound.invoke(STORY).tool_calls]
 
     def tools_streamed(self) -> object:
         bound = self.terse.bind_tools([get_weather], tool_choice="any", strict=True)
@@ -98,10 +87,6 @@ class Calls:
 
     def structured_by_schema(self) -> object:
         return self.terse.with_structured_output(Answer, method="json_schema").invoke(STORY).city
-
-    def structured_by_tool(self) -> object:
-        asking = self.terse.with_structured_output(Answer, method="function_calling", strict=True)
-        return asking.invoke(STORY).city
 
     def responses(self) -> object:
         return [block["text"] for block in self.responding.invoke(STORY).content]

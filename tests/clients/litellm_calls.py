@@ -47,20 +47,12 @@ class Calls:
         choice = answer.choices[0]
         return [choice.message.content, answer.usage.total_tokens, choice.finish_reason]
 
-    def streamed(self) -> object:
-        chunks = list(litellm.completion(messages=STORY, stream=True, **self.options))
-        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-
     def streamed_with_usage(self) -> object:
         stream = litellm.completion(
             messages=STORY, stream=True, stream_options={"include_usage": True}, **self.options
         )
         whole = litellm.stream_chunk_builder(list(stream), messages=STORY)
         return [whole.choices[0].message.content, whole.usage.total_tokens]
-
-    def asynchronous(self) -> object:
-        answer = asyncio.run(litellm.acompletion(messages=STORY, **self.options))
-        return answer.choices[0].message.content
 
     def asynchronously_streamed(self) -> object:
         async def read() -> str:

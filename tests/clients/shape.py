@@ -1,4 +1,4 @@
-"""In what two answers to one request differ: `differences`.
+"""Differences between two answers to one request: `differences`.
 
 The *shape* of JSON is the set of types at each path; `[]` stands for any index, `{}` for any key of
 an object whose keys are data. A stream is compared in what order its events come, and in the shape

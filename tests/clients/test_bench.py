@@ -1,4 +1,4 @@
-"""`splitserve bench` against the bundled model, over gRPC and HTTP, and what it then reports."""
+"""`splitserve bench` against the bundled model over gRPC and HTTP, and its reports."""
 
 from __future__ import annotations
 
@@ -77,17 +77,6 @@ def test_conversations_find_their_history_in_the_prefix_cache(
     assert requests["num_cached_tokens"] >= 4 * (96 + 144)  # type: ignore[index]
 
 
-def test_chat_has_about_the_tokens_that_were_wanted(served: ServedModel, tmp_path: Path) -> None:
-    (target,) = bench(
-        *(f"{served.base_url}/v1", "--endpoint=chat", "--concurrency=2", "--requests=6"),
-        *("--prompt-tokens=120", "--output-tokens=4", "--prompt-seed=1"),
-        tmp_path=tmp_path,
-    )
-
-    num_prompt_tokens = target["requests"]["num_prompt_tokens"] / 6  # type: ignore[index]
-    assert num_prompt_tokens == pytest.approx(120, rel=0.25)
-
-
 @pytest.mark.parametrize(("name", "num_requests"), [("azure.csv", 4), ("mooncake.jsonl", 4)])
 def test_recorded_trace_is_played(
     name: str, num_requests: int, served: ServedModel, tmp_path: Path
@@ -106,7 +95,7 @@ def test_recorded_trace_is_played(
     assert (requests["num_cached_tokens"] > 0) == has_prefixes  # type: ignore[index]
 
 
-def test_refusals_are_counted_and_the_command_says_that_nothing_was_answered(
+def test_refusals_are_counted_and_the_command_fails(
     served: ServedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (scheduler, _) = targets_of(served)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.test_openai_python_faults import MESSAGES, held, wait_left
+from tests.clients.test_openai_python_faults import MESSAGES
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.gateway import RunningGateway, WatchedGateway
 from tests.support.processes.patience import PATIENCE_S
@@ -42,6 +42,28 @@ class NodeCall:
         """Lets it go on."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
+
+
+@asynccontextmanager
+async def held(
+    small: WatchedGateway,
+) -> AsyncIterator[tuple[RunningGateway, StepWatch, str]]:
+    """A gateway with one row and a queue of one, whose steps are held, and its model."""
+    gateway, watch = small
+    models = (await gateway.http.get("/v1/models")).json()
+    watch.hold()
+    try:
+        yield gateway, watch, models["data"][0]["id"]
+    finally:
+        watch.release()
+        await gateway.service.wait_idle()
+
+
+async def wait_left(gateway: RunningGateway, watch: StepWatch) -> None:
+    """Waits until the request whose step is held is aborted; then lets the step end."""
+    await gateway.service.wait_for(lambda listed: listed.executors[0].num_running_requests == 0)
+    watch.release()
+    await gateway.service.wait_idle()
 
 
 @asynccontextmanager

@@ -28,23 +28,17 @@ CALLED = [["get_weather", {"city": "Oslo"}]]
 LANGCHAIN = {
     "invoke": TOLD,
     "stream": TOLD,
-    "batch": [STORY, STORY],
-    "ainvoke": STORY,
     "logprobs": ["Once", " upon", " a", " time", ",", " there", " was", " a"],
     "stop": "Once upon a ",
     "complete": ", a funny lamb named Ravi",
-    "tools": CALLED,
     "tools_streamed": CALLED,
     "tools_answered": [["rain in Oslo"], True],
     "structured_by_schema": "Oslo",
-    "structured_by_tool": "Oslo",
     "responses": [STORY],
 }
 LITELLM = {
     "completion": TOLD,
-    "streamed": STORY,
     "streamed_with_usage": [STORY, 26],
-    "asynchronous": STORY,
     "asynchronously_streamed": STORY,
     "text": ", a funny lamb named Ravi lived near",
     "tools": CALLED,

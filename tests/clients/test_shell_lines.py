@@ -1,4 +1,4 @@
-"""The lines with `grpcurl` and `curl` that our documents show are run, as they stand there."""
+"""The lines with `grpcurl` and `curl` in our documents run as they are written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -73,7 +74,7 @@ def test_line_works_when_it_is_typed(line: Line, served: ServedModel) -> None:
 
 
 @pytest.mark.skipif(shutil.which("grpcurl", path=PATH) is None, reason="there is no grpcurl")
-def test_grpcurl_says_what_the_python_client_does_when_it_generates(served: ServedModel) -> None:
+def test_grpcurl_generates_what_the_python_client_does(served: ServedModel) -> None:
     (line,) = [item for item in shown_lines() if "/Generate" in item.text and "client" in str(item)]
     greedy = line.text.replace('"max_tokens"', '"temperature":0,"max_tokens"')
     decoder = json.JSONDecoder()
@@ -92,3 +93,57 @@ def test_grpcurl_says_what_the_python_client_does_when_it_generates(served: Serv
 
 def test_documents_show_lines_of_both_programs() -> None:
     assert {line.program for line in shown_lines()} == {"grpcurl", "curl"}
+
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+
+STORY = {"prompt": "Once upon a time", "max_tokens": 6, "temperature": 0}
+JSON = ("-H", "Content-Type: application/json")
+
+
+def curl(served: ServedModel, path: str, *options: str) -> str:
+    done = subprocess.run(
+        ["curl", "--silent", "--show-error", *options, served.base_url + path],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    return done.stdout
+
+
+def posted(body: object, options: Sequence[str] = JSON) -> tuple[str, ...]:
+    return (*options, "-d", json.dumps(body))
+
+
+@needs_curl
+def test_curl_gets_lines_of_events_when_streaming(served: ServedModel) -> None:
+    body = {**STORY, "model": served.model, "stream": True}
+
+    head, _, text = curl(
+        served, "/v1/completions", "--no-buffer", "--include", *posted(body)
+    ).partition("\n\n")
+
+    assert "content-type: text/event-stream" in head.lower()
+    assert text.endswith("data: [DONE]\n\n")
+    *events, _ = text.split("\n\n")[:-1]
+    assert all(event.startswith("data: {") and "\n" not in event for event in events)
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert "".join(c["text"] for chunk in chunks for c in chunk["choices"]) == (
+        ", a funny lamb named Ravi"
+    )
+
+
+@needs_curl
+def test_curl_gets_the_first_event_before_the_last_token(served: ServedModel) -> None:
+    body = {**STORY, "model": served.model, "stream": True, "max_tokens": 1500, "ignore_eos": True}
+    command = ["curl", "--silent", "--no-buffer", *posted(body)]
+    with subprocess.Popen(
+        [*command, served.base_url + "/v1/completions"], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"data: {")
+        was_running = process.poll() is None
+        process.terminate()
+
+    assert was_running

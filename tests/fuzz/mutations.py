@@ -1,4 +1,4 @@
-"""Messages that no client of ours would send: anything in every field, or bytes changed."""
+"""Messages that no client of ours sends: random fields, or changed bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is attacked outlives an example; each of those is a call into its event loop."""
+"""A target that outlives single examples; each example is a call into its event loop."""
 
 from __future__ import annotations
 

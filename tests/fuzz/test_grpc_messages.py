@@ -1,4 +1,4 @@
-"""Any message to any method: a reason or an answer, nothing of ours fails, nothing is left."""
+"""Random messages to every method get an answer or a reason, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,19 +1,26 @@
-"""Batches of many prompts: a scheduler has a few of them at a time."""
+"""Batches of many prompts, and requests that a stop string ended, at the scheduler."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from splitserve_client import SamplingParams
-from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import StepWatch
-from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
-from tests.support.processes.patience import PATIENCE_S
+from tests.support.processes.gateway import (
+    RunningGateway,
+    WatchedGateway,
+    running_gateway,
+    text_executor,
+    watched_gateway,
+)
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/completions"
 AT_A_TIME = 64
 
@@ -30,14 +37,10 @@ def expected_tokens(prompt: list[int]) -> list[int]:
 
 async def wait_until_open(gateway: RunningGateway, num_requests: int) -> None:
     fleet = gateway.server.app.state.gateway.fleet
-
-    async def look() -> tuple[bool, int]:
-        return fleet.num_session_requests == num_requests, fleet.num_session_requests
-
-    await poll(look, PATIENCE_S)
+    await gateway.until(lambda: fleet.num_session_requests == num_requests)
 
 
-async def test_batch_is_answered_in_order_when_it_is_larger_than_the_queue(tmp_path: Path) -> None:
+async def test_batch_is_answered_in_order_when_beyond_the_queue(tmp_path: Path) -> None:
     watch = StepWatch()
     executor = text_executor(tmp_path, fault=watch)
     async with running_gateway(executor, max_num_waiting=AT_A_TIME, max_num_seqs=4) as gateway:
@@ -72,3 +75,38 @@ async def test_batch_leaves_nothing_behind_when_it_ends_in_the_middle(
                 await anext(answer.aiter_lines())
         await wait_until_open(gateway, 0)
         await gateway.service.wait_idle()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WatchedGateway]:
+    async with watched_gateway(tmp_path_factory.mktemp("tokenizer")) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "the fox"}),
+        ("/v1/completions", {"prompt": "the fox", "n": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "the fox?"}]}),
+        ("/v1/responses", {"input": "the fox?"}),
+    ],
+)
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_scheduler_stops_when_a_stop_string_ended_a_text(
+    watched: WatchedGateway,
+    path: str,
+    asked: dict[str, object],
+    is_streamed: bool,
+) -> None:
+    gateway, watch = watched
+    # Every letter is a stop: each text ends within its first tokens.
+    stop = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = {**asked, limit: 900, "stop": stop, "stream": is_streamed, "seed": 1}
+    num_before = len(watch.steps)
+    response = await gateway.http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    await gateway.service.wait_idle()
+
+    assert len(watch.steps) - num_before < 900 / 3

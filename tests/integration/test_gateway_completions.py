@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from splitserve_client import BeamSearch, EarlyStopping, SamplingParams
-from tests.support.fakes.fake_logprobs import fake_logprob
+from splitserve_client import SamplingParams
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
 
@@ -68,7 +67,7 @@ async def both(gateway: RunningGateway, **body: object) -> tuple[Json, list[Json
     return whole, events
 
 
-async def test_text_is_that_of_the_expected_tokens_when_n_is_2(gateway: RunningGateway) -> None:
+async def test_text_is_of_the_expected_tokens_when_n_is_2(gateway: RunningGateway) -> None:
     expected = tokens_of(gateway, SamplingParams(seed=5, max_tokens=40, n=2))
     whole, _ = await both(gateway, prompt=PROMPT, seed=5, max_tokens=40, n=2)
     assert [c["text"] for c in whole["choices"]] == [text_after(gateway, t) for t in expected]
@@ -78,29 +77,13 @@ async def test_text_is_that_of_the_expected_tokens_when_n_is_2(gateway: RunningG
     assert whole["usage"]["completion_tokens"] == 80
 
 
-async def test_prompts_are_answered_in_their_order_when_there_are_several(
-    gateway: RunningGateway,
-) -> None:
-    prompts = ["the fox", "the dog jumps", "brown"]
-    params = SamplingParams(seed=5, max_tokens=12, n=2)
-    expected = [text_after(gateway, t, p) for p in prompts for t in tokens_of(gateway, params, p)]
-    whole, _ = await both(gateway, prompt=prompts, seed=5, max_tokens=12, n=2)
-    assert [c["text"] for c in whole["choices"]] == expected
-    as_tokens = [gateway.tokenizer.encode(prompt) for prompt in prompts]
-    again = await gateway.post(PATH, prompt=as_tokens, seed=5, max_tokens=12, n=2)
-    assert again["choices"] == whole["choices"]
-    assert again["usage"]["prompt_tokens"] == sum(map(len, as_tokens))
-    one = await gateway.post(PATH, prompt_token_ids=as_tokens[1], seed=5, max_tokens=12)
-    assert one["choices"][0]["text"] == expected[2]
-
-
 async def test_max_tokens_is_16_when_it_is_absent(gateway: RunningGateway) -> None:
     answer = await gateway.post(PATH, prompt=PROMPT)
     assert answer["usage"]["completion_tokens"] == 16
 
 
 @pytest.mark.parametrize("is_included", [False, True])
-async def test_text_ends_at_a_stop_string_when_it_lies_across_tokens(
+async def test_text_ends_at_a_stop_string_across_tokens(
     gateway: RunningGateway, is_included: bool
 ) -> None:
     (token_ids,) = tokens_of(gateway, SamplingParams(seed=7, max_tokens=60))
@@ -121,94 +104,6 @@ async def test_text_ends_at_a_stop_string_when_it_lies_across_tokens(
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
     assert whole["usage"]["completion_tokens"] <= 32
     assert joined(events)[0] == choice["text"]
-
-
-async def test_stop_token_is_no_part_of_the_text_unless_asked_for(gateway: RunningGateway) -> None:
-    (token_ids,) = tokens_of(gateway, SamplingParams(seed=7, max_tokens=60))
-    stop = next(t for t in token_ids[9:] if gateway.tokenizer.decode([t]).strip().isalpha())
-    end = token_ids.index(stop)
-    body = {"prompt": PROMPT, "seed": 7, "max_tokens": 60, "stop_token_ids": [stop]}
-    whole, _ = await both(gateway, **body)
-    (choice,) = whole["choices"]
-    assert choice["text"] == text_after(gateway, token_ids[:end])
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
-    whole, _ = await both(gateway, **body, include_stop_str_in_output=True)
-    assert whole["choices"][0]["text"] == text_after(gateway, token_ids[: end + 1])
-
-
-async def test_logprobs_are_those_of_the_tokens_when_asked_for(gateway: RunningGateway) -> None:
-    (token_ids,) = tokens_of(gateway, SamplingParams(seed=3, max_tokens=30))
-    body = {"prompt": PROMPT, "seed": 3, "max_tokens": 30, "logprobs": 2}
-    whole, events = await both(gateway, **body)
-    (choice,) = whole["choices"]
-    logprobs = choice["logprobs"]
-    assert logprobs["token_logprobs"] == [fake_logprob(t) for t in token_ids]
-    assert all(1 <= len(top) <= 3 for top in logprobs["top_logprobs"])
-    assert all(
-        top[token] >= logprob
-        for top, token, logprob in zip(
-            logprobs["top_logprobs"], logprobs["tokens"], logprobs["token_logprobs"], strict=True
-        )
-    )
-    starts = [len(text_after(gateway, token_ids[:i]).rstrip("\ufffd")) for i in range(30)]
-    exact = [len(text_after(gateway, token_ids[:i])) for i in range(30)]
-    for offset, least, most in zip(logprobs["text_offset"], starts, exact, strict=True):
-        assert least <= offset <= most
-    streamed: dict[str, list[object]] = {}
-    for event in events:
-        for name, values in (event["choices"][0]["logprobs"] or {}).items():
-            streamed.setdefault(name, []).extend(values)
-    assert streamed == logprobs
-    named = await gateway.post(PATH, **body, return_tokens_as_token_ids=True)
-    assert named["choices"][0]["logprobs"]["tokens"] == [f"token_id:{t}" for t in token_ids]
-
-
-@pytest.mark.parametrize("max_tokens", [0, 3])
-async def test_echo_begins_with_the_prompt_and_its_scores(
-    gateway: RunningGateway, max_tokens: int
-) -> None:
-    prompt = gateway.tokenizer.encode(PROMPT)
-    (token_ids,) = tokens_of(gateway, SamplingParams(seed=3, max_tokens=3))
-    token_ids = token_ids[:max_tokens]
-    body = {"prompt": PROMPT, "seed": 3, "max_tokens": max_tokens, "echo": True, "n": 2}
-    whole, _ = await both(gateway, **body, logprobs=1)
-    for choice in whole["choices"]:
-        assert choice["text"].startswith(PROMPT)
-        logprobs = choice["logprobs"]
-        assert len(logprobs["tokens"]) == len(prompt) + max_tokens
-        assert logprobs["token_logprobs"][0] is None
-        assert logprobs["top_logprobs"][0] is None
-        assert all(logprob is not None for logprob in logprobs["token_logprobs"][1:])
-        names = [gateway.tokenizer.decode([token_id]) for token_id in prompt]
-        assert logprobs["tokens"][: len(prompt)] == names
-        assert logprobs["text_offset"][: len(prompt)] == [
-            len("".join(names[:number])) for number in range(len(prompt))
-        ]
-    assert whole["choices"][0]["text"] == PROMPT + text_after(gateway, token_ids)
-    assert whole["usage"]["completion_tokens"] == 2 * max_tokens
-    plain = await gateway.post(PATH, **body)
-    assert plain["choices"][0]["text"] == whole["choices"][0]["text"]
-
-
-async def test_prompt_logprobs_and_token_ids_are_told_when_asked_for(
-    gateway: RunningGateway,
-) -> None:
-    prompt = gateway.tokenizer.encode(PROMPT)
-    (token_ids,) = tokens_of(gateway, SamplingParams(seed=3, max_tokens=3))
-    body = {"prompt": PROMPT, "seed": 3, "max_tokens": 3}
-    answer = await gateway.post(PATH, **body, prompt_logprobs=1, return_token_ids=True)
-    (choice,) = answer["choices"]
-    assert choice["prompt_token_ids"] == prompt
-    assert choice["token_ids"] == token_ids
-    first, *scores = choice["prompt_logprobs"]
-    assert first is None
-    for token_id, score in zip(prompt[1:], scores, strict=True):
-        entry = score[str(token_id)]
-        assert entry.keys() == {"logprob", "rank", "decoded_token"}
-        assert entry["decoded_token"] == gateway.tokenizer.decode([token_id])
-    events = await gateway.stream(PATH, **body, return_token_ids=True)
-    assert events[0]["choices"][0]["prompt_token_ids"] == prompt
-    assert [t for e in events for t in e["choices"][0]["token_ids"]] == token_ids
 
 
 async def test_usage_comes_last_when_it_is_asked_for(gateway: RunningGateway) -> None:
@@ -245,109 +140,6 @@ async def test_cached_tokens_are_counted_when_a_prompt_comes_again(gateway: Runn
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-async def test_the_best_come_first_when_best_of_is_above_n(gateway: RunningGateway) -> None:
-    params = SamplingParams(seed=3, max_tokens=8, n=2, best_of=5)
-    expected = [text_after(gateway, t) for t in tokens_of(gateway, params)]
-    whole, _ = await both(gateway, prompt=PROMPT, seed=3, max_tokens=8, n=2, best_of=5)
-    assert [c["text"] for c in whole["choices"]] == expected
-
-
-async def test_beams_are_those_of_the_search_when_there_is_one(gateway: RunningGateway) -> None:
-    beams = BeamSearch(3, 0.5, EarlyStopping.HEURISTIC)
-    expected = tokens_of(gateway, SamplingParams(max_tokens=6, n=3, beam_search=beams))
-    fields = {"use_beam_search": True, "n": 3, "length_penalty": 0.5, "max_tokens": 6}
-    whole, _ = await both(gateway, prompt=PROMPT, **fields)
-    assert [c["text"] for c in whole["choices"]] == [text_after(gateway, t) for t in expected]
-
-
-async def test_truncated_prompt_keeps_its_end(gateway: RunningGateway) -> None:
-    prompt = gateway.tokenizer.encode(PROMPT)
-    body = {"seed": 3, "max_tokens": 5}
-    cut = await gateway.post(PATH, **body, prompt=PROMPT, truncate_prompt_tokens=2)
-    same = await gateway.post(PATH, **body, prompt=prompt[-2:])
-    assert cut["choices"] == same["choices"]
-    assert cut["usage"]["prompt_tokens"] == 2
-
-
-async def test_bias_is_by_token_id_as_text(gateway: RunningGateway) -> None:
-    word = gateway.tokenizer.encode(" fox")[0]
-    answer = await gateway.post(PATH, prompt=PROMPT, max_tokens=3, allowed_token_ids=[word])
-    assert answer["choices"][0]["text"] == " fox fox fox"
-    error = await gateway.refusal(PATH, {"prompt": PROMPT, "logit_bias": {"406": 1}})
-    assert error["param"] == "logit_bias"
-
-
-async def test_ignored_fields_are_named_in_a_header(gateway: RunningGateway) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 1, "store": True, "metadata": {"a": "b"}, "n": None}
-    for stream in (False, True):
-        response = await gateway.http.post(PATH, json={**body, "stream": stream})
-        assert response.status_code == 200
-        assert response.headers["x-splitserve-ignored-fields"] == "metadata, store"
-
-
-REFUSED: list[tuple[Json, str | None]] = [
-    ({"suffix": "x"}, "suffix"),
-    ({"frobnicate": 1}, "frobnicate"),
-    ({"temperature": 101}, "temperature"),
-    ({"temperature": 1e39}, "temperature"),
-    ({"temperature": "1"}, "temperature"),
-    ({"top_p": 0}, "top_p"),
-    ({"top_k": 2**31}, "top_k"),
-    ({"seed": 2**63}, "seed"),
-    ({"seed": 10**400}, "seed"),
-    ({"n": 0}, "n"),
-    ({"n": 129}, "n"),
-    ({"n": True}, "n"),
-    ({"best_of": 1, "n": 2}, "best_of"),
-    ({"logprobs": 21}, "logprobs"),
-    ({"logit_bias": {"x": 1}}, "logit_bias.x"),
-    ({"logit_bias": {"5": 101}}, "logit_bias"),
-    ({"logit_bias": {str(i): 0 for i in range(1025)}}, "logit_bias"),
-    ({"stop": ["a"] * 65}, "stop"),
-    ({"stop": [1]}, "stop.0"),
-    ({"stop": "a" * 1025}, "stop"),
-    ({"user": "u" * 129}, "user"),
-    ({"priority": 101}, "priority"),
-    ({"cache_salt": "s" * 129}, "cache_salt"),
-    ({"deadline_s": 0}, "deadline_s"),
-    ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": -1}, "max_tokens"),
-    ({"min_tokens": 5, "max_tokens": 3}, "min_tokens"),
-    ({"bad_words": ["x"] * 513}, "bad_words"),
-    ({"allowed_token_ids": []}, "allowed_token_ids"),
-    ({"allowed_token_ids": [406]}, "allowed_token_ids"),
-    ({"stop_token_ids": [406]}, "stop_token_ids"),
-    ({"length_penalty": 2.0}, "length_penalty"),
-    ({"use_beam_search": True, "n": 2, "top_k": 3}, "top_k"),
-    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
-    ({"prompt": []}, "prompt"),
-    ({"prompt": ""}, "prompt"),
-    ({"prompt": None}, "prompt"),
-    ({"prompt": ["a", ""]}, "prompt"),
-    ({"prompt": ["a", 1]}, "prompt.1"),
-    ({"prompt": [-1]}, "prompt.0"),
-    ({"prompt": [406]}, "prompt"),
-    ({"prompt": ["a"] * 1025}, "prompt"),
-    ({"prompt": ["a"] * 33, "n": 128}, "n"),
-    ({"prompt": "x " * 3000}, "prompt"),
-    ({"prompt_token_ids": [1]}, "prompt"),
-    ({"stream": "yes"}, "stream"),
-    ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"frobnicate": True}}, "stream_options.frobnicate"),
-    ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param"), REFUSED)
-async def test_field_is_refused_by_name_when_it_cannot_be(
-    gateway: RunningGateway, fields: Json, param: str | None
-) -> None:
-    error = await gateway.refusal(PATH, {"prompt": PROMPT, **fields})
-    assert error["type"] == "invalid_request_error"
-    assert error["param"] == param
-    assert len(error["message"]) < 300
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -372,10 +164,24 @@ async def test_body_is_refused_when_it_is_no_request(gateway: RunningGateway, bo
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_batch_leaves_nothing_behind_when_one_of_its_prompts_is_refused(
+# -- `/tokenize`, `/detokenize` and `/v1/models` ---------------------------------------------------
+
+
+async def test_tokens_are_those_of_the_tokenizer_and_lead_back(gateway: RunningGateway) -> None:
+    for text in ("the fox, Grüße 🦊", "the fox, Grüße 🦊" * 500):
+        answer = await gateway.post("/tokenize", prompt=text, return_token_strs=True)
+        assert answer["tokens"] == gateway.tokenizer.encode(text)
+        assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+        assert answer["max_model_len"] == 1024
+        assert answer["token_strs"][0] == "the"
+        back = await gateway.post("/detokenize", tokens=answer["tokens"])
+        assert back == {"prompt": text}
+
+
+async def test_special_tokens_are_shown_unless_they_are_to_be_skipped(
     gateway: RunningGateway,
 ) -> None:
-    body = {"prompt": [[1, 2, 3], [406], [4]], "max_tokens": 500}
-    error = await gateway.refusal(PATH, body)
-    assert error["param"] == "prompt"
-    await gateway.service.wait_idle()
+    tokens = [0, *gateway.tokenizer.encode("fox"), 1]
+    assert (await gateway.post("/detokenize", tokens=tokens))["prompt"] == "<s>fox</s>"
+    answer = await gateway.post("/detokenize", tokens=tokens, skip_special_tokens=True)
+    assert answer["prompt"] == "fox"

@@ -1,10 +1,10 @@
-"""What a connection may cost, and how it ends; by sockets that know nothing of HTTP."""
+"""Limits and ends of HTTP connections, by raw sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,9 +16,7 @@ from splitserve_gateway.http import connection
 from splitserve_gateway.http.bodies import FREE_BYTES, BodyBudget
 from splitserve_gateway.http.listener import connection_places
 from splitserve_gateway.sharing.turns import Shares
-from tests.contract.stranger.process import poll
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
-from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.cluster import Certificates
 
 COMPLETION = {"prompt": "one two", "max_tokens": 3}
@@ -55,7 +53,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     ],
     ids=["one header", "many headers", "path", "no end"],
 )
-async def test_head_is_refused_when_it_is_too_large_however_it_comes(
+async def test_head_is_refused_when_too_large(
     gateway: RunningGateway, head: bytes, status: int, num_bytes_each: int
 ) -> None:
     reader, writer = await gateway.connect()
@@ -75,7 +73,7 @@ async def test_head_is_refused_when_it_is_too_large_however_it_comes(
     writer.close()
 
 
-async def test_head_is_taken_when_it_is_as_large_as_may_be(gateway: RunningGateway) -> None:
+async def test_head_is_taken_when_of_the_largest_size(gateway: RunningGateway) -> None:
     reader, writer = await gateway.connect()
     head = b"GET /health/live HTTP/1.1\r\nhost: x\r\nx: " + b"y" * (HEAD_BYTES - 100) + b"\r\n\r\n"
     writer.write(head * 2)
@@ -107,7 +105,7 @@ async def test_connection_ends_when_what_follows_a_body_is_too_large(
         ("/v1/models", "content-length: 3000000", 405),
     ],
 )
-async def test_connection_ends_with_an_answer_that_does_not_wait_for_the_body(
+async def test_connection_ends_when_the_answer_ignores_the_body(
     gateway: RunningGateway, path: str, head: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Over TLS it is only then that a client which never looks learns of the end.
@@ -124,7 +122,7 @@ async def test_connection_ends_with_an_answer_that_does_not_wait_for_the_body(
     writer.close()
 
 
-async def test_nothing_is_answered_after_an_answer_that_does_not_wait_for_the_body(
+async def test_nothing_is_answered_after_an_early_refusal(
     gateway: RunningGateway,
 ) -> None:
     reader, writer = await gateway.connect()
@@ -136,7 +134,7 @@ async def test_nothing_is_answered_after_an_answer_that_does_not_wait_for_the_bo
     writer.close()
 
 
-async def test_connection_goes_on_when_the_body_of_what_is_refused_has_come(
+async def test_connection_goes_on_when_a_refused_body_has_come(
     gateway: RunningGateway,
 ) -> None:
     reader, writer = await gateway.connect()
@@ -153,18 +151,18 @@ async def test_client_counts_as_gone_when_it_shuts_down_its_side(gateway: Runnin
     content = json.dumps({**COMPLETION, "max_tokens": 900}).encode()
     head = f"{POST}content-length: {len(content)}\r\n\r\n"
     writer.write(head.encode() + content)
-    await poll_until_open(gateway, 1)
+    await gateway.until(lambda: gateway.server.exchanges.num_open == 1)
     if writer.can_write_eof():
         writer.write_eof()
         assert await reader.read() == b""
     else:
         # TLS knows no connection that is closed on one side.
         writer.close()
-    await poll_until_open(gateway, 0)
+    await gateway.until(lambda: gateway.server.exchanges.num_open == 0)
     writer.close()
 
 
-async def test_small_bodies_pass_when_large_ones_have_all_that_bodies_may_have(
+async def test_small_bodies_pass_when_large_ones_fill_the_budget(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = gateway.server.app.state.gateway
@@ -176,7 +174,8 @@ async def test_small_bodies_pass_when_large_ones_have_all_that_bodies_may_have(
     large = [await gateway.connect() for _ in range(3)]
     for number, (_, writer) in enumerate(large[:2], 1):
         writer.write(head + content)
-        await poll_until(lambda: budget.num_bytes, number * (len(content) - FREE_BYTES))
+        held = number * (len(content) - FREE_BYTES)
+        await gateway.until(lambda held=held: budget.num_bytes == held)  # type: ignore[misc]
     large[2][1].write(head + content)
     status, headers, body = await answer(large[2][0])
     assert (status, headers["connection"]) == (429, "close")
@@ -186,7 +185,7 @@ async def test_small_bodies_pass_when_large_ones_have_all_that_bodies_may_have(
     await gateway.post("/v1/completions", **COMPLETION)
     for _, writer in large:
         writer.close()
-    await poll_until_open(gateway, 0)
+    await gateway.until(lambda: gateway.server.exchanges.num_open == 0)
     assert budget.num_bytes == 0
 
 
@@ -209,18 +208,7 @@ async def send_on(writer: asyncio.StreamWriter) -> None:
         await writer.drain()
 
 
-async def poll_until_open(gateway: RunningGateway, num_open: int) -> None:
-    await poll_until(lambda: gateway.server.exchanges.num_open, num_open)
-
-
-async def poll_until(value: Callable[[], int], expected: int) -> None:
-    async def look() -> tuple[bool, int]:
-        return value() == expected, value()
-
-    await poll(look, PATIENCE_S)
-
-
-async def test_connection_is_cut_when_there_are_too_many_and_others_are_not(
+async def test_connection_is_cut_when_there_are_too_many(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await gateway.http.aclose()
@@ -259,7 +247,7 @@ async def test_connections_of_one_address_leave_places_to_others(
     config = gateway.server.config
     # They say nothing, so over TLS their handshakes never end.
     silent = [await asyncio.open_connection(config.host, config.port) for _ in range(12)]
-    await poll_until(lambda: places.num_held, 8)
+    await gateway.until(lambda: places.num_held == 8)
     await gateway.until(lambda: sum(reader.at_eof() for reader, _ in silent) >= 4)
 
     reader, writer = await asyncio.open_connection(
@@ -269,4 +257,4 @@ async def test_connections_of_one_address_leave_places_to_others(
     assert (await answer(reader))[0] == 200
     for _, each in (*silent, (reader, writer)):
         each.close()
-    await poll_until(lambda: places.num_held, 0)
+    await gateway.until(lambda: places.num_held == 0)

@@ -1,4 +1,4 @@
-"""Web pages of other origins: what their browsers are told."""
+"""CORS: answers to browsers with pages of other origins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that leave cost nobody anything, and leave nothing behind."""
+"""Clients that leave: their requests are aborted, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_gateway_keeps_nothing_when_clients_leave_at_random_places(
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-async def test_request_is_gone_when_its_client_leaves_while_it_waits(
+async def test_request_is_aborted_when_client_leaves_the_queue(
     watched: WatchedGateway, is_streamed: bool
 ) -> None:
     body = {"prompt": "one two", "max_tokens": 5, "stream": is_streamed}
@@ -107,7 +107,7 @@ async def test_request_is_gone_when_its_client_leaves_while_it_waits(
         assert set(seeds_of(watch.steps)) == {1}
 
 
-async def test_request_is_gone_when_its_client_leaves_while_it_waits_for_an_executor(
+async def test_request_is_aborted_when_client_leaves_without_an_executor(
     watched: WatchedGateway,
 ) -> None:
     async with holding(watched) as (gateway, watch):
@@ -135,7 +135,7 @@ async def test_request_is_gone_when_its_client_leaves_while_it_waits_for_an_exec
         ("render_chat", "/v1/responses", {"input": "hello"}),
     ],
 )
-async def test_request_is_gone_when_its_client_leaves_while_its_prompt_is_made(
+async def test_request_is_aborted_when_client_leaves_during_tokenization(
     watched: WatchedGateway,
     monkeypatch: pytest.MonkeyPatch,
     method: str,
@@ -161,7 +161,7 @@ async def test_request_is_gone_when_its_client_leaves_while_its_prompt_is_made(
         assert watch.steps == []
 
 
-async def test_request_is_gone_when_its_client_leaves_while_its_grammar_is_checked(
+async def test_request_is_aborted_when_client_leaves_during_grammar_check(
     watched: WatchedGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_begun, may_end = asyncio.Event(), asyncio.Event()

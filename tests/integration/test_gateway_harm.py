@@ -1,4 +1,4 @@
-"""What one client does to the gateway costs that client, and nobody else."""
+"""Harmful requests, slow readers and overload affect only their own client."""
 
 from __future__ import annotations
 
@@ -46,14 +46,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     [
         ("GET", "/nothing", {}, 404),
         ("GET", PATH, {}, 405),
-        ("POST", PATH, {"content": b"{", "headers": JSON}, 400),
         ("POST", PATH, {"content": b"x" * (2**20 + 1), "headers": JSON}, 413),
         ("POST", PATH, {"content": b"{}"}, 415),
         ("POST", PATH, {"data": {"prompt": "x"}}, 415),
         ("POST", PATH, {"content": b"{}", "headers": {"content-encoding": "gzip"}}, 415),
         ("POST", PATH, {"content": b'{"prompt":' + b"[" * 50_000, "headers": JSON}, 400),
         ("POST", PATH, {"json": {"prompt": "x", "model": "nobody"}}, 404),
-        ("POST", PATH, {"json": {"prompt": "x", "temperature": "hot"}}, 400),
     ],
 )
 async def test_refusals_have_one_shape(
@@ -66,36 +64,6 @@ async def test_refusals_have_one_shape(
     assert response.json()["error"].keys() == {"message", "type", "param", "code"}
     if status == 405:
         assert response.headers["allow"] == "POST"
-
-
-async def test_body_is_refused_when_its_chunks_are_too_much(gateway: RunningGateway) -> None:
-    async def chunks() -> AsyncIterator[bytes]:
-        for _ in range(40):
-            yield b" " * 2**16
-
-    response = await gateway.http.post(PATH, content=chunks(), headers=JSON)
-
-    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
-
-
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (b"no http\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nx: " + b"y" * 80_000, 431),
-        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 12_000, 431),
-    ],
-)
-async def test_connection_ends_when_its_head_is_wrong(
-    gateway: RunningGateway, data: bytes, status: int
-) -> None:
-    reader, writer = await gateway.connect()
-    writer.write(data)
-    answer = await reader.read()
-    writer.close()
-
-    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
 
 
 async def test_only_one_request_fails_when_it_meets_a_fault(
@@ -114,7 +82,7 @@ async def test_only_one_request_fails_when_it_meets_a_fault(
     await gateway.post(PATH, **COMPLETION)
 
 
-async def test_stream_ends_with_an_error_event_when_it_meets_a_fault(
+async def test_stream_ends_with_an_error_when_a_fault_occurs(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(request: TextRequest) -> AsyncIterator[Event]:
@@ -130,7 +98,7 @@ async def test_stream_ends_with_an_error_event_when_it_meets_a_fault(
     await gateway.service.wait_idle()
 
 
-async def test_slow_reader_is_ended_and_costs_little_when_it_does_not_read(
+async def test_stream_is_aborted_when_its_client_does_not_read(
     gateway: RunningGateway,
 ) -> None:
     fleet = gateway.server.app.state.gateway.fleet
@@ -158,22 +126,6 @@ async def test_slow_reader_is_ended_and_costs_little_when_it_does_not_read(
     assert answer.count(b"data: ") < 3000
 
 
-async def test_pipelined_requests_are_answered_in_order(gateway: RunningGateway) -> None:
-    reader, writer = await gateway.connect()
-    bodies = [{**COMPLETION, "seed": seed} for seed in range(3)]
-    writer.write(b"".join(post_bytes(PATH, body) for body in bodies))
-    texts = []
-    for _ in bodies:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-        answer = json.loads(await reader.readexactly(length))
-        texts.append(answer["choices"][0]["text"])
-    writer.close()
-
-    alone = [(await gateway.post(PATH, **body))["choices"][0]["text"] for body in bodies]
-    assert texts == alone
-
-
 async def test_running_request_is_aborted_when_others_were_sent_ahead(tmp_path: Path) -> None:
     async with held_gateway(tmp_path) as (gateway, watch):
         reader, writer = await gateway.connect()
@@ -186,26 +138,6 @@ async def test_running_request_is_aborted_when_others_were_sent_ahead(tmp_path: 
         await gateway.service.wait_idle()
         assert len(watch.steps) < 20
         del reader
-
-
-@pytest.mark.parametrize("is_streamed", [True, False])
-async def test_request_is_aborted_when_its_client_leaves_before_the_first_token(
-    tmp_path: Path, is_streamed: bool
-) -> None:
-    async with held_gateway(tmp_path) as (gateway, watch):
-        _, writer = await gateway.connect()
-        prompts = ["a", "b", "c"]
-        writer.write(
-            post_bytes(PATH, {"prompt": prompts, "max_tokens": 900, "stream": is_streamed})
-        )
-        await watch.wait_held()
-        writer.transport.abort()
-        await gateway.until(lambda: gateway.server.exchanges.num_open == 0)
-        num_steps = len(watch.steps)
-        watch.release()
-        await gateway.service.wait_idle()
-        # The steps that were under way, and one that ends them.
-        assert len(watch.steps) <= num_steps + 10
 
 
 async def test_requests_are_refused_with_429_when_there_are_too_many(tmp_path: Path) -> None:
@@ -244,7 +176,7 @@ async def test_request_ends_when_it_takes_longer_than_it_may(tmp_path: Path) -> 
         watch.release()
 
 
-async def test_open_stream_ends_with_an_error_event_when_the_drain_takes_too_long(
+async def test_stream_ends_with_an_error_when_the_drain_times_out(
     tmp_path: Path,
 ) -> None:
     async with held_gateway(tmp_path, after=3) as (gateway, watch):

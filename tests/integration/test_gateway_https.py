@@ -1,4 +1,4 @@
-"""HTTPS: what it takes, what it refuses, and certificates that change; by Python's own TLS."""
+"""HTTPS: protocols, client certificates, and certificates that change."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def serial_number(server: Server, context: ssl.SSLContext) -> str:
     return number
 
 
-async def test_new_connections_see_a_new_certificate_and_open_ones_go_on(
+async def test_new_connections_get_the_new_certificate(
     server: Server, certificates: Certificates
 ) -> None:
     context = trusting(certificates.files("gateway"))
@@ -69,19 +69,6 @@ async def test_new_connections_see_a_new_certificate_and_open_ones_go_on(
     writer.close()
 
 
-async def test_last_certificate_is_kept_when_the_new_one_does_not_fit(
-    server: Server, certificates: Certificates, caplog: pytest.LogCaptureFixture
-) -> None:
-    context = trusting(certificates.files("gateway"))
-    before = await serial_number(server, context)
-    (certificates.directory / "gateway.key").write_bytes(
-        (certificates.directory / "scheduler.key").read_bytes()
-    )
-    assert await serial_number(server, context) == before
-    assert "https_files_unusable" in caplog.text
-    assert "gateway.key" in caplog.text
-
-
 async def test_plain_text_is_not_answered_and_disturbs_nobody(
     server: Server, certificates: Certificates
 ) -> None:
@@ -92,7 +79,7 @@ async def test_plain_text_is_not_answered_and_disturbs_nobody(
     assert await status(server, trusting(certificates.files("gateway"))) == 200
 
 
-async def test_client_that_does_not_come_to_an_end_with_the_handshake_is_cut(
+async def test_client_is_cut_when_its_handshake_takes_too_long(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tls, "HANDSHAKE_TIMEOUT_S", 0.2)
@@ -127,7 +114,7 @@ async def test_older_versions_of_tls_are_refused(
     assert was_taken is is_taken
 
 
-async def test_clients_need_a_certificate_of_their_authority_when_there_is_one(
+async def test_clients_need_a_certificate_when_an_authority_is_given(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     clients = Certificates.make(tmp_path / "clients", "--client", "alice")
@@ -205,7 +192,7 @@ def test_server_does_not_start_when_its_files_are_unusable(
         Server(GatewayConfig(http_tls=certificates.files("gateway")), "127.0.0.1:0")
 
 
-async def test_process_serves_https_and_ends_an_answer_that_waits_for_no_body(
+async def test_process_serves_https_and_ends_early_refusals(
     certificates: Certificates,
 ) -> None:
     context = trusting(certificates.files("gateway"))

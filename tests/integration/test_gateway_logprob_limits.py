@@ -1,4 +1,4 @@
-"""How many logprobs are gathered for one answer."""
+"""The limit of logprobs in one answer."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ CHATS = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hello"}]
 MAX_SCORES = 60
+ECHOED = {"prompt": [7] * 31, "echo": True, "logprobs": 1, "stream": True}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -33,22 +34,18 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        (COMPLETIONS, {"prompt": "a", "max_tokens": 11, "logprobs": 5}, "logprobs"),
         (COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "max_tokens": 4, "logprobs": 3}, "logprobs"),
-        (COMPLETIONS, {"prompt": [7] * 31, "echo": True, "logprobs": 1}, "logprobs"),
-        (COMPLETIONS, {"prompt": [7] * 31, "prompt_logprobs": 1}, "prompt_logprobs"),
-        (COMPLETIONS, {"prompt": [[7] * 8] * 2, "n": 4, "prompt_logprobs": 0}, "prompt_logprobs"),
         (
             COMPLETIONS,
             {"prompt": [7] * 31, "echo": True, "logprobs": 1, "stream": True},
             "logprobs",
         ),
+        (COMPLETIONS, {"prompt": [[7] * 8] * 2, "n": 4, "prompt_logprobs": 0}, "prompt_logprobs"),
         (
             CHATS,
             {"messages": MESSAGES, "max_tokens": 11, "logprobs": True, "top_logprobs": 5},
             "top_logprobs",
         ),
-        (CHATS, {"messages": MESSAGES, "prompt_logprobs": 9}, "prompt_logprobs"),
         (
             RESPONSES,
             {
@@ -82,7 +79,7 @@ async def test_answer_is_streamed_however_many_logprobs_it_has(
     assert events[-1]["choices"][0]["finish_reason"] == "length"
 
 
-async def test_answer_is_whole_when_it_has_as_many_logprobs_as_may_be(
+async def test_answer_is_whole_when_at_the_limit_of_logprobs(
     gateway: RunningGateway,
 ) -> None:
     answer = await gateway.post(COMPLETIONS, prompt="a", max_tokens=10, logprobs=5, ignore_eos=True)

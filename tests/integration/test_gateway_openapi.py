@@ -1,4 +1,4 @@
-"""What openapi.json offers is accepted: each field by each kind of value that its schema has."""
+"""Every request that openapi.json allows is accepted, field by field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each endpoint refuses, by the names that it has for fields; and what it says it ignores."""
+"""Refusals of each endpoint name the field; ignored fields are named in a header."""
 
 from __future__ import annotations
 
@@ -209,10 +209,94 @@ REFUSED: dict[str, dict[str, tuple[Json, str]]] = {
         path: ({"stream_options": {"frob": 1}}, "stream_options.frob") for path in PLAIN
     },
 }
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+# What is wrong with one field of one endpoint.
+OF_ONE_ENDPOINT: dict[str, list[tuple[Json, str]]] = {
+    COMPLETION: [
+        ({"suffix": "x"}, "suffix"),
+        ({"frobnicate": 1}, "frobnicate"),
+        ({"temperature": 101}, "temperature"),
+        ({"temperature": 1e39}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 10**400}, "seed"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": True}, "n"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"406": 1}}, "logit_bias"),
+        ({"logit_bias": {str(i): 0 for i in range(1025)}}, "logit_bias"),
+        ({"stop": [1]}, "stop.0"),
+        ({"stop": "a" * 1025}, "stop"),
+        ({"user": "u" * 129}, "user"),
+        ({"priority": 101}, "priority"),
+        ({"cache_salt": "s" * 129}, "cache_salt"),
+        ({"deadline_s": 0}, "deadline_s"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"min_tokens": 5, "max_tokens": 3}, "min_tokens"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [406]}, "allowed_token_ids"),
+        ({"stop_token_ids": [406]}, "stop_token_ids"),
+        ({"length_penalty": 2.0}, "length_penalty"),
+        ({"use_beam_search": True, "n": 2, "top_k": 3}, "top_k"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt.1"),
+        ({"prompt": [-1]}, "prompt.0"),
+        ({"prompt": ["a"] * 1025}, "prompt"),
+        ({"prompt": ["a"] * 33, "n": 128}, "n"),
+        ({"prompt_token_ids": [1]}, "prompt"),
+    ],
+    CHAT: [
+        ({"messages": None}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages.0"),
+        ({"messages": [{"role": "alien", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "x", "frob": 1}]}, "messages.0.frob"),
+        ({"messages": user("x") * 4097}, "messages"),
+        ({"messages": user([{"type": "image_url"}])}, "messages.0.content.0.type"),
+        ({"frobnicate": 1}, "frobnicate"),
+        ({"functions": []}, "functions"),
+        ({"audio": {}}, "audio"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"modalities": ["audio"]}, "modalities.0"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"response_format": 5}, "response_format"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+    RESPONSE: [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"conversation": "c"}, "conversation"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"n": 2}, "n"),
+        ({"surprise": 1}, "surprise"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"input": user([{"type": "input_image"}])}, "input.0.content.0.type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+        ({"truncation": "auto"}, "truncation"),
+    ],
+}
 CASES = [
-    pytest.param(path, *case, id=f"{name}, {path}")
-    for name, cases in REFUSED.items()
-    for path, case in cases.items()
+    *(
+        pytest.param(path, *case, id=f"{name}, {path}")
+        for name, cases in REFUSED.items()
+        for path, case in cases.items()
+    ),
+    *(
+        pytest.param(path, *case, id=f"{number}, {path}")
+        for path, cases in OF_ONE_ENDPOINT.items()
+        for number, case in enumerate(cases)
+    ),
 ]
 
 
@@ -235,10 +319,43 @@ async def test_refusal_names_the_field_as_its_endpoint_does(
     whole = await gateway.refusal(path, {**PLAIN[path], **fields})
     streamed = await gateway.refusal(path, {**PLAIN[path], **fields, "stream": True})
 
-    assert whole["param"] == param
+    assert (whole["type"], whole["param"]) == ("invalid_request_error", param)
+    assert len(whole["message"]) < 600
     assert streamed == whole
     others = {"messages", "response_format", "max_completion_tokens"} - fields.keys()
     assert not any(f"{name} " in whole["message"] for name in others - PLAIN[path].keys())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETION, {"prompt": "a", "stream": "yes"}, "stream"),
+        (COMPLETION, {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+        (COMPLETION, {"prompt": "a", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        (CHAT, {"messages": user("a"), "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        (TOKENIZE, {}, "prompt"),
+        (TOKENIZE, {"prompt": "a", "messages": []}, "prompt"),
+        (TOKENIZE, {"messages": []}, "messages"),
+        (TOKENIZE, {"prompt": "a", "frobnicate": 1}, "frobnicate"),
+        (TOKENIZE, {"prompt": "a" * 300_000}, "prompt"),
+        (DETOKENIZE, {"tokens": [-1]}, "tokens.0"),
+        (DETOKENIZE, {}, "tokens"),
+    ],
+)
+async def test_refusal_names_the_field_when_sent_one_way(
+    gateway: RunningGateway, path: str, body: Json, param: str
+) -> None:
+    assert (await gateway.refusal(path, body))["param"] == param
+
+
+PARTS = [
+    {"type": "text", "text": "a"},
+    {"type": "text", "text": "b", "prompt_cache_breakpoint": {}},
+]
+ANNOTATED = {"role": "assistant", "content": "c", "annotations": []}
+IGNORED_OF_MESSAGES = "messages.annotations, messages.content.prompt_cache_breakpoint"
+CALLED: Json = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+CALLED |= {"async": False, "status": "completed"}
 
 
 @pytest.mark.parametrize(
@@ -246,37 +363,11 @@ async def test_refusal_names_the_field_as_its_endpoint_does(
     [
         (COMPLETION, {"store": True, "metadata": {"a": "b"}}, "metadata, store"),
         (COMPLETION, {"store": None}, None),
-        (
-            CHAT,
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "text", "text": "a"},
-                            {"type": "text", "text": "b", "prompt_cache_breakpoint": {}},
-                        ],
-                    },
-                    {"role": "assistant", "content": "c", "annotations": []},
-                    {"role": "assistant", "content": "c", "annotations": []},
-                ]
-            },
-            "messages.annotations, messages.content.prompt_cache_breakpoint",
-        ),
+        (CHAT, {"messages": [*user(PARTS), ANNOTATED, ANNOTATED]}, IGNORED_OF_MESSAGES),
         (
             RESPONSE,
             {
-                "input": [
-                    {
-                        "type": "function_call",
-                        "call_id": "1",
-                        "name": "f",
-                        "arguments": "{}",
-                        "async": False,
-                        "status": "completed",
-                    },
-                    {"role": "user", "content": "a"},
-                ],
+                "input": [CALLED, *user("a")],
                 "stream_options": {"include_obfuscation": False},
                 "metadata": {"a": "b"},
             },
@@ -296,6 +387,5 @@ async def test_answer_names_what_was_ignored(
 
 
 async def test_tokens_of_a_chat_name_what_was_ignored(gateway: RunningGateway) -> None:
-    messages = [{"role": "assistant", "content": "c", "annotations": []}]
-    response = await gateway.http.post("/tokenize", json={"messages": messages})
+    response = await gateway.http.post(TOKENIZE, json={"messages": [ANNOTATED]})
     assert response.headers["x-splitserve-ignored-fields"] == "messages.annotations"

@@ -1,4 +1,4 @@
-"""The Responses API, by the official client, before a fake executor whose tokens are known."""
+"""The Responses API with the official client and a fake executor."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-PATH = "/v1/responses"
-MODEL = "fake"
 EXTRA: dict[str, Any] = {"extra_body": {"seed": 5}}
 
 
@@ -65,7 +63,7 @@ async def test_response_is_the_chat_of_its_input_and_instructions(
     assert response.usage.total_tokens == response.usage.input_tokens + 30
 
 
-async def test_response_goes_on_from_items_of_an_earlier_one_when_they_are_sent_back(
+async def test_response_continues_items_of_an_earlier_one(
     gateway: RunningGateway, client: openai.AsyncOpenAI, model: str
 ) -> None:
     first = await client.responses.create(
@@ -112,60 +110,6 @@ async def test_response_events_add_up_to_the_whole_when_streamed(
     assert last.output_text == whole.output_text
     assert last.output[0].id == events[2].item.id
     assert last.usage == whole.usage
-
-
-async def test_response_has_scores_of_every_token_when_they_are_included(
-    client: openai.AsyncOpenAI, model: str
-) -> None:
-    asked: Any = {
-        "model": model,
-        "input": "the fox?",
-        "max_output_tokens": 6,
-        "include": ["message.output_text.logprobs"],
-        "top_logprobs": 2,
-        **EXTRA,
-    }
-    whole = await client.responses.create(**asked)
-    events = [event async for event in await client.responses.create(**asked, stream=True)]
-
-    (part,) = whole.output[0].content
-    assert [len(score.top_logprobs) for score in part.logprobs] == [2] * 6
-    deltas = [event for event in events if event.type == "response.output_text.delta"]
-    streamed = [score.token for event in deltas for score in event.logprobs]
-    assert streamed == [score.token for score in part.logprobs]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"background": True}, "background"),
-        ({"conversation": "c"}, "conversation"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"n": 2}, "n"),
-        ({"surprise": 1}, "surprise"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, None),
-        ({"truncation": "auto"}, "truncation"),
-    ],
-)
-async def test_response_is_refused_by_name_when_a_field_cannot_be_served(
-    gateway: RunningGateway, fields: dict[str, object], param: str | None
-) -> None:
-    error = await gateway.refusal(PATH, {"input": "the fox?", **fields})
-
-    if param is None:
-        assert error["param"].startswith("input.0.")
-    else:
-        assert error["param"] == param
-
-
-async def test_response_names_the_input_when_it_is_too_long(gateway: RunningGateway) -> None:
-    error = await gateway.refusal(PATH, {"input": "fox " * 3000})
-
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
 
 
 async def test_response_says_so_when_an_operator_ended_it(

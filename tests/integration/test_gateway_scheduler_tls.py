@@ -1,4 +1,4 @@
-"""A gateway that reaches its scheduler over TLS."""
+"""TLS between gateway and scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splitserve_rpc.server import ServerSecurity
 from splitserve_rpc.tls import Tls, TlsFiles
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_scheduler import FakeScheduler, start
-from tests.support.processes.gateway import serving, url_of
+from tests.support.processes.gateway import serving, until, url_of
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.cluster import Certificates
 
@@ -43,7 +43,7 @@ async def readiness(config: GatewayConfig, wanted: int, num_looks: int | None = 
     return statuses
 
 
-async def test_scheduler_is_reached_by_who_has_a_certificate_and_believes_it(
+async def test_scheduler_is_reached_with_mutual_trust_alone(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     others = Certificates.make(tmp_path / "others").files("gateway")
@@ -82,9 +82,6 @@ async def test_gateway_says_why_when_it_never_reaches_its_scheduler(
     running = await start(FakeScheduler(), security=security)
     address = f"127.0.0.1:{running.port}"
 
-    async def look() -> tuple[bool, object]:
-        return bool(told(caplog)), caplog.text
-
     try:
         for tls, how, why in (
             (others, "with TLS", "certificate signature failure"),
@@ -92,7 +89,7 @@ async def test_gateway_says_why_when_it_never_reaches_its_scheduler(
         ):
             caplog.clear()
             async with serving(GatewayConfig(schedulers=address, scheduler_tls=tls)):
-                await poll(look, PATIENCE_S)
+                await until(lambda: bool(told(caplog)))
             (line,) = told(caplog)
             assert line.startswith(f"upstream_unreachable address={address} error='cannot connect")
             assert how in line
@@ -101,7 +98,7 @@ async def test_gateway_says_why_when_it_never_reaches_its_scheduler(
         await running.server.stop(None)
 
 
-async def test_gateway_says_a_problem_once_when_it_tries_again_and_again(
+async def test_gateway_logs_a_problem_once_when_it_retries(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     num_connections = 0
@@ -111,13 +108,10 @@ async def test_gateway_says_a_problem_once_when_it_tries_again_and_again(
         num_connections += 1
         writer.close()
 
-    async def look() -> tuple[bool, object]:
-        return num_connections > 8 and bool(told(caplog)), caplog.text
-
     listener = await asyncio.start_server(close, "127.0.0.1", 0)
     host, port = listener.sockets[0].getsockname()
     async with listener, serving(GatewayConfig(schedulers=f"{host}:{port}")):
-        await poll(look, PATIENCE_S)
+        await until(lambda: num_connections > 8 and bool(told(caplog)))
     assert len(told(caplog)) == len(set(told(caplog)))
 
 
@@ -132,7 +126,7 @@ def test_gateway_does_not_start_when_its_files_are_unusable(
 
 
 @pytest.mark.parametrize("content", ["", "two words", None])
-def test_gateway_does_not_start_without_a_key_in_the_file_of_its_key(
+def test_gateway_does_not_start_when_its_key_file_is_unusable(
     tmp_path: Path, content: str | None
 ) -> None:
     path = tmp_path / "key.txt"

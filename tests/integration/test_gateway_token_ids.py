@@ -1,4 +1,4 @@
-"""A model without a tokenizer behind a gateway: tokens in and out, and refusals that say so."""
+"""A model without a tokenizer behind a gateway: token ids only."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_tokens_are_streamed_when_several_prompts_are_token_ids(
     assert [streamed[0], streamed[1]] == expected
 
 
-async def test_scores_name_tokens_by_their_ids_when_there_is_no_text(
+async def test_logprobs_name_token_ids_without_a_tokenizer(
     gateway: RunningGateway,
 ) -> None:
     body = {"prompt_token_ids": PROMPT, "max_tokens": 3, "seed": 1, "logprobs": 2, "echo": True}
@@ -103,7 +103,7 @@ async def test_what_lacks_is_said_when_a_request_has_text(
         ("response_format", {"type": "json_object"}),
     ],
 )
-async def test_a_field_is_refused_by_name_when_it_is_about_text(
+async def test_field_is_refused_when_it_needs_a_tokenizer(
     field: str, value: object, gateway: RunningGateway
 ) -> None:
     error = await gateway.refusal(COMPLETIONS, {"prompt": PROMPT, field: value})
@@ -111,7 +111,7 @@ async def test_a_field_is_refused_by_name_when_it_is_about_text(
     assert (error["param"], error["code"]) == (field, "tokenizer_unavailable")
 
 
-async def test_the_reason_is_passed_on_when_a_tokenizer_cannot_be_read(tmp_path: Path) -> None:
+async def test_refusal_says_why_a_tokenizer_is_unreadable(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": "none"}))
     files = {"tokenizer.json": tmp_path / "tokenizer.json"}
     executor = FakeExecutor(vocab_size=VOCAB_SIZE, num_device_blocks=64, tokenizer_files=files)

@@ -1,4 +1,4 @@
-"""The gateway's part of a trace, read back over OTLP."""
+"""Spans of the gateway, read back over OTLP."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_refused_request_has_a_span_with_its_status(
     assert not exchange.is_error
 
 
-async def test_span_names_no_path_that_callers_made_up_and_health_has_none(tmp_path: Path) -> None:
+async def test_span_has_no_unknown_path_and_health_has_no_span(tmp_path: Path) -> None:
     async with (
         mortal_scheduler(tmp_path) as served,
         traced(served, sampling="1") as (gateway, collector),

@@ -1,4 +1,4 @@
-"""No value of any field costs more than its own request: 200 or 400, and the blocks are free."""
+"""Odd values of every field get 200 or 400, and leave no blocks allocated."""
 
 from __future__ import annotations
 

@@ -184,6 +184,7 @@ async def test_client_that_has_said_everything_is_answered(listener: Listener) -
         ("/x/..{path}", 404),
         ("//localhost{path}", 404),
         ("/nothing", 404),
+        ("/%zz%ff", 404),
         # No request targets.
         ("*", 400),
         ("{path}#x", 400),

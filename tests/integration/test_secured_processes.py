@@ -72,7 +72,7 @@ async def test_everything_is_encrypted_and_checked(
     assert await batch_refused(certificates, "scheduler", address) == ""
 
 
-async def test_clients_need_a_certificate_of_their_authority_when_there_is_one(
+async def test_clients_need_a_certificate_when_an_authority_is_given(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     clients, cluster = Certificates.make(tmp_path, "--client", "alice"), reserve_address()

@@ -233,10 +233,10 @@ if TYPE_CHECKING:
     class NumberFields(IgnoredFields):
         """Fields of numeric parameters, as far as they are read by name."""
 
-        max_tokens: int | None
-        n: int | None
-        length_penalty: float | None
-        prompt_logprobs: int | None
+        max_tokens: int | None = None
+        n: int | None = None
+        length_penalty: float | None = None
+        prompt_logprobs: int | None = None
 else:
     NumberFields = create_model(
         "NumberFields", __base__=IgnoredFields, __module__=__name__, **_fields_of_numbers()

@@ -1,4 +1,4 @@
-"""The real servicer in this process, around any runner."""
+"""The real executor servicer in this process, around any runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sampling params forbid a fake model to say."""
+"""Tokens that sampling parameters forbid a fake model."""
 
 from __future__ import annotations
 

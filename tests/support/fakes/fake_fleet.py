@@ -1,4 +1,4 @@
-"""A gateway's fleet in front of fake schedulers, and what one of them refuses."""
+"""A gateway's fleet in front of fake schedulers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from splitserve_rpc.discovery import Listed
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import RunningServer
-from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_generation import expected_tokens
 from tests.support.fakes.fake_scheduler import FakeScheduler, start
+from tests.support.processes.gateway import until
 
 PROMPT = [3, 4, 5]
 PARAMS = SamplingParams(seed=7, max_tokens=6)
@@ -41,10 +41,7 @@ class Schedulers:
         return [len(fake.requests) for fake in self.fakes]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async def look() -> tuple[bool, object]:
-            return holds(), None
-
-        await poll(look)
+        await until(holds)
 
     def addresses_taking(self) -> list[str]:
         return [up.address for up in self.fleet._upstreams if up.served and up.takes_requests]

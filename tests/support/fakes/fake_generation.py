@@ -1,4 +1,4 @@
-"""Tokens made up for a fake server: what follows depends on prompt, seed and position alone."""
+"""Tokens of a fake scheduler: functions of prompt, seed and position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logprobs of a runner that has no logits: made up, but always the same for the same token."""
+"""Logprobs of a runner without logits: functions of the token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client gets for a request that a FakeExecutor computes, worked out without a scheduler."""
+"""Expected completions of a FakeExecutor, computed without a scheduler."""
 
 from __future__ import annotations
 

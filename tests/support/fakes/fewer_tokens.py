@@ -1,4 +1,4 @@
-"""An executor that brings fewer tokens than it might: that is its own to say."""
+"""An executor that returns fewer tokens than a step allows."""
 
 from __future__ import annotations
 

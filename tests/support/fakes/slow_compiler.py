@@ -1,4 +1,4 @@
-"""Grammars that a fake executor does not have at once."""
+"""Grammars that a fake executor has not compiled yet."""
 
 from __future__ import annotations
 

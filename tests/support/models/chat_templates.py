@@ -199,16 +199,6 @@ message['content'] + '<|end|>\\n'}}{% elif message['role'] == 'assistant' %}{{'<
 message['content'] + '<|end|>\\n'}}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ \
 '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"""
 
-# Of models that know nothing but parts, and of those that want arguments as text.
-PARTS_ONLY = """\
-{% for message in messages %}{{ message.role }}: {% for part in message['content'] %}\
-{{ part['text'] }}{% endfor %}
-{% endfor %}"""
-ARGUMENTS_AS_TEXT = """\
-{% for message in messages %}{{ message.role }}{% if message.tool_calls %}\
-{% for call in message.tool_calls %}{{ '```json\\n' + call.function.arguments + '\\n```' }}\
-{% endfor %}{% else %}{{ ': ' + message.content }}{% endif %}
-{% endfor %}"""
 
 USUAL = {
     "chatml": CHATML,

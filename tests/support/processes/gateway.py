@@ -100,11 +100,16 @@ class RunningGateway:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits until `holds`. Raises TimeoutError."""
+        await until(holds)
 
-        async def look() -> tuple[bool, None]:
-            return holds(), None
 
-        await poll(look, PATIENCE_S)
+async def until(holds: Callable[[], bool]) -> None:
+    """Waits until `holds`. Raises TimeoutError."""
+
+    async def look() -> tuple[bool, None]:
+        return holds(), None
+
+    await poll(look, PATIENCE_S)
 
 
 WatchedGateway = tuple[RunningGateway, StepWatch]

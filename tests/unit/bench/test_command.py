@@ -1,4 +1,4 @@
-"""The command line: what it takes, and what it refuses."""
+"""Arguments of `splitserve bench`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_load_is_what_the_flags_say() -> None:
     assert parsed.load["prompt_tokens"] == "uniform:5:9"
 
 
-def test_prompts_are_others_in_each_run_and_the_report_says_which() -> None:
+def test_prompts_differ_in_each_run() -> None:
     first, second = config(*OPEN), config(*OPEN)
 
     assert first.run.prompt_seed != second.run.prompt_seed
@@ -100,14 +100,14 @@ def test_command_exits_with_2_when_arguments_are_bad(
     assert "secret" not in error
 
 
-def test_target_has_its_host_for_a_name_when_it_has_no_other() -> None:
+def test_target_is_named_by_its_host_by_default() -> None:
     assert parse_target("localhost:9").name == "localhost:9"
     assert parse_target("http://localhost:9/v1?a=b").name == "localhost:9"
     with pytest.raises(TargetRefused):
         parse_target("x=")
 
 
-def test_key_goes_only_to_the_target_that_it_is_given_for(tmp_path: Path) -> None:
+def test_key_goes_only_to_its_target(tmp_path: Path) -> None:
     file = str(tmp_path / "key")
     one = config(*OPEN, SPLITSERVE_API_KEY="of the environment")
     two = config(
@@ -153,7 +153,7 @@ def test_command_says_what_to_install_when_http_needs_it(
     assert "pip install 'splitserve[bench]'" in capsys.readouterr().err
 
 
-def test_compare_is_one_line_and_1_when_a_report_cannot_be_read(
+def test_compare_fails_in_one_line_when_report_unreadable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", str(tmp_path / "none.json"), "x.json"]) == 1

@@ -1,4 +1,4 @@
-"""When requests are sent, and what their latencies count from; in virtual time."""
+"""Send times and latencies of the load generator, in virtual time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def always(*delays_s: float) -> ScriptedTarget:
     return ScriptedTarget(lambda _number: script)
 
 
-def test_open_loop_sends_at_the_times_however_slow_the_answers_are() -> None:
+def test_open_loop_sends_on_time_when_answers_are_slow() -> None:
     target = always(100.0)
 
     seen = load(target, at(0, 0.5, 0.5, 3), Pace())
@@ -62,7 +62,7 @@ def test_open_loop_sends_at_the_times_however_slow_the_answers_are() -> None:
     assert seen.most_open == 4
 
 
-def test_latency_counts_from_when_a_request_was_due_when_it_could_not_be_sent() -> None:
+def test_latency_counts_from_the_due_time() -> None:
     target = always(1.0)
 
     seen = load(target, at(0, 0.1, 0.2), Pace(max_open=1))
@@ -74,7 +74,7 @@ def test_latency_counts_from_when_a_request_was_due_when_it_could_not_be_sent() 
     assert firsts == pytest.approx([1.0, 1.9, 2.8])
 
 
-def test_open_loop_gives_up_when_it_is_too_far_behind_and_lets_what_runs_end() -> None:
+def test_open_loop_gives_up_when_too_far_behind() -> None:
     target = always(1.0)
 
     # A load that no target can bear, and that would never be over.
@@ -107,7 +107,7 @@ def test_open_loop_gives_nothing_up_when_it_catches_up() -> None:
     assert seen.given_up == []
 
 
-def test_closed_loop_keeps_so_many_running_and_each_is_due_when_it_is_sent() -> None:
+def test_closed_loop_keeps_its_concurrency() -> None:
     target = always(1.0, 0.5)
 
     seen = load(target, at(*[0] * 7), Pace(concurrency=3))
@@ -148,7 +148,7 @@ def test_conversation_ends_when_a_turn_has_failed() -> None:
     assert (outcome.failed, outcome.message, len(outcome.arrivals_s)) == ("broken", "it broke", 1)
 
 
-def test_request_has_failed_when_its_time_is_up_and_others_go_on() -> None:
+def test_request_fails_when_its_time_is_up() -> None:
     slow, quick = Script([(0.5, 1), (1000.0, 1)]), Script([(0.5, 1)])
     target = ScriptedTarget(lambda number: slow if number == 0 else quick)
 
@@ -166,7 +166,7 @@ def test_answer_without_a_token_is_a_failure() -> None:
     assert outcome.failed == "empty_answer"
 
 
-def test_what_breaks_in_the_workload_ends_the_load_and_all_that_runs() -> None:
+def test_load_ends_when_the_workload_raises() -> None:
     target, seen = always(1000.0), Seen()
 
     def conversations() -> object:

@@ -1,4 +1,4 @@
-"""What is asked of OpenAI servers, and what is made of their answers; in virtual time."""
+"""Requests to OpenAI servers and their parsed answers, in virtual time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_completion_is_asked_with_exact_tokens_and_timed_exactly() -> None:
     assert report.content["model"] == "some-model"
 
 
-def test_events_count_as_one_arrival_when_they_come_together_wherever_they_are_cut() -> None:
+def test_events_count_as_one_arrival_when_together() -> None:
     whole = text("a") + text("b") + text("c", "length")
     report = of_one((0.5, whole[:30]), (0.1, whole[30:-20]), (0.2, whole[-20:]), (0.0, end(1, 3)))
 
@@ -100,7 +100,7 @@ def test_tokens_are_counted_when_every_event_has_usage() -> None:
     assert (itl["smallest"], itl["largest"]) == (pytest.approx(0.2), pytest.approx(0.3))
 
 
-def test_usage_is_asked_for_in_every_event_only_when_told_so() -> None:
+def test_usage_in_every_event_is_asked_for_when_told() -> None:
     server = OpenAiServer(lambda _number: GOOD)
 
     ask(server, at(0), AskOptions(counts_tokens=True, ignores_eos=False, model="mine"))
@@ -146,7 +146,7 @@ def test_later_turn_of_completions_begins_with_the_prompt_before() -> None:
     assert len(second) == 12 + 2 + 5
 
 
-def test_reasoning_and_calls_of_tools_are_tokens_and_a_role_is_not() -> None:
+def test_reasoning_and_tool_calls_are_tokens() -> None:
     report = of_one(
         (0.1, delta(role="assistant", content="")),
         (0.2, delta(reasoning_content="hm")),
@@ -210,7 +210,7 @@ def test_events_of_any_content_are_read_or_refused(events: list[dict[str, object
         reader.finish()
 
 
-def test_event_without_an_end_is_given_up_when_it_is_too_large() -> None:
+def test_unterminated_event_is_given_up_when_too_large() -> None:
     report = of_one(*[(0.0, b"x" * 2**20)] * 20)
 
     assert set(report.content["errors"]) == {"bad_answer"}
@@ -222,6 +222,6 @@ def test_target_is_unusable_when_it_names_no_model(models: object) -> None:
         ask(OpenAiServer(lambda _number: GOOD, models), at(0))
 
 
-def test_target_is_unusable_with_a_hint_when_its_url_lacks_the_end() -> None:
+def test_target_is_unusable_with_a_hint_when_url_incomplete() -> None:
     with pytest.raises(TargetUnusable, match=r"most URLs end with /v1 \[http_404\]"):
         ask(OpenAiServer(lambda _number: GOOD, None), at(0))

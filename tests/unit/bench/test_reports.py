@@ -1,4 +1,4 @@
-"""Reports as JSON, as a table, as a picture, and compared."""
+"""Reports as JSON, table and picture, and comparisons."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_report_is_the_same_after_it_was_written_and_read(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"format": "other"}', '{"format": "splitserve-bench 1"}']
 )
-def test_file_is_refused_by_its_name_when_it_is_no_report(content: str, tmp_path: Path) -> None:
+def test_file_is_refused_when_it_is_no_report(content: str, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(content)
 
@@ -108,14 +108,14 @@ def test_table_warns_when_the_generator_was_the_limit(sent_s: float, busy_ratio:
     assert LIMIT in recorded(Outcome(0.0, 1, sent_s, 1.0, [1.0], [1]), busy_ratio)
 
 
-def test_table_names_the_target_when_requests_waited_for_others_to_end() -> None:
+def test_table_names_the_target_when_max_open_held_requests() -> None:
     text = recorded(Outcome(0.0, 1, 0.5, 1.0, [1.0], [1], held_s=0.5), 0.5)
 
     assert "1 requests waited since --max-open others had no end yet: the target was behind" in text
     assert LIMIT not in text
 
 
-def test_table_says_that_a_round_was_not_put_on_as_asked_by_all_processes_together() -> None:
+def test_table_says_that_a_round_was_given_up() -> None:
     warned: list[GivenUp] = []
     recorder = Recorder(Slo(), 0.0, warn=warned.append)
     recorder.begin_round(0.0)
@@ -147,7 +147,7 @@ def test_table_is_there_when_everything_failed() -> None:
     ElementTree.fromstring(picture("nothing", [target]))
 
 
-def test_comparison_says_what_is_longer_only_where_the_interval_bears_it_out() -> None:
+def test_comparison_says_longer_only_when_significant() -> None:
     text = comparison_text(report("ours"), report("theirs", 0.11))
     lines = {line.split("  ")[1].strip(): line for line in text.splitlines()[2:]}
 
@@ -159,7 +159,7 @@ def test_comparison_says_what_is_longer_only_where_the_interval_bears_it_out() -
     assert "1.000  [" in same
 
 
-def test_comparison_of_rates_says_how_far_they_moved_from_round_to_round() -> None:
+def test_comparison_of_rates_has_the_range_of_rounds() -> None:
     def with_rounds(name: str, *per_s: float) -> TargetReport:
         made = report(name)
         first = made.content["rounds"][0]
@@ -200,7 +200,7 @@ def test_picture_of_latencies_rises_to_the_right() -> None:
     assert points[0][1] > points[-1][1]
 
 
-def test_picture_has_all_of_a_long_title_and_names_a_load_that_was_not_put_on() -> None:
+def test_picture_has_a_long_title_and_names_given_up_load() -> None:
     made = report("ours")
     given_up = [{"round": 0, "behind_s": 30.0, "after_s": 31.0, "num_begun": 5}]
     target = TargetReport("ours", {**made.content, "given_up": given_up}, made.parts)

@@ -1,4 +1,4 @@
-"""Recorded traces, by samples that were made up in the formats of the public ones."""
+"""Recorded traces in the formats of the public ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_mooncake_trace_has_equal_prefixes_where_hashes_are_equal(tmp_path: Path
     assert prompts[0][1024:1034] != prompts[1][1024:1034]
 
 
-def test_mooncake_prompt_has_tokens_of_its_own_where_there_are_no_hashes(tmp_path: Path) -> None:
+def test_mooncake_prompt_has_own_tokens_without_hashes(tmp_path: Path) -> None:
     text = mooncake(row(0, 1000, 5, 3), row(0, 1000, 5, 3))
 
     pieces = [each.turns[0].pieces for each in read_trace(write(tmp_path, text))]
@@ -134,9 +134,7 @@ def test_trace_is_read_as_it_is_needed(tmp_path: Path) -> None:
         ('{"timestamp": 0, "input_length": 3, "output_length": 1}\n[]\n', "trace:2: this is list"),
     ],
 )
-def test_trace_is_refused_by_its_line_when_it_makes_no_sense(
-    text: str, problem: str, tmp_path: Path
-) -> None:
+def test_trace_is_refused_by_line_when_malformed(text: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(TraceUnreadable) as caught:
         list(read_trace(write(tmp_path, text)))
 
@@ -176,7 +174,7 @@ def test_trace_is_read_from_a_pipe(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     "content", [AZURE_2023.encode("utf-16"), gzip.compress(AZURE_2023.encode())[:-12]]
 )
-def test_trace_is_refused_by_its_name_when_it_is_not_text(tmp_path: Path, content: bytes) -> None:
+def test_trace_is_refused_when_it_is_not_text(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "trace").write_bytes(content)
 
     with pytest.raises(TraceUnreadable, match=r"trace:\d+: .*allowed: text in UTF-8"):

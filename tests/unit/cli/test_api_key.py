@@ -1,4 +1,4 @@
-"""How commands are told the API key, and how not."""
+"""API keys of commands: files, environment, refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def knowing() -> Iterator[FakeServer]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_has_the_key_of_a_file_or_of_the_environment(
+def test_command_takes_the_key_of_file_or_environment(
     command: list[str],
     knowing: FakeServer,
     tmp_path: Path,
@@ -56,7 +56,7 @@ def test_command_has_the_key_of_a_file_or_of_the_environment(
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("flags", [["--api-key", KEY], [f"--api-key={KEY}"]])
-def test_command_takes_no_key_on_its_line_and_does_not_repeat_it(
+def test_command_refuses_a_key_on_its_line(
     command: list[str], flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -68,7 +68,7 @@ def test_command_takes_no_key_on_its_line_and_does_not_repeat_it(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_is_one_line_and_1_when_the_key_cannot_be_used(
+def test_command_fails_in_one_line_when_key_unusable(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "key"
@@ -114,17 +114,7 @@ async def test_welcome_says_what_a_wrong_key_was_needed_for(
     assert "splitserve is ready" in shown.out
 
 
-async def test_welcome_has_the_key_of_the_environment(
-    knowing: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SPLITSERVE_API_KEY", KEY)
-    await welcome(ServeConfig(knowing.address, None, "model", False, 1.0, time.monotonic()))
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    assert "splitserve is ready" in shown.out
-
-
-def test_command_says_in_one_line_that_others_can_read_the_key() -> None:
+def test_command_warns_of_a_key_in_plain_text() -> None:
     # An address that is not of loopback, and that is this machine all the same.
     argv = [sys.executable, "-m", "splitserve_cli", "info", "--address", "0.0.0.0:1"]
     environment = {**os.environ, "SPLITSERVE_API_KEY": KEY}

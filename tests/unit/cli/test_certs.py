@@ -1,4 +1,4 @@
-"""`splitserve certs`: what is made, and what is refused with one line."""
+"""`splitserve certs`: certificates, renewals and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _hosts(path: Path) -> list[str]:
     return [str(name.value) for name in names]
 
 
-def test_certs_name_a_host_of_one_server_alone_when_told_whose_it_is(tmp_path: Path) -> None:
+def test_certs_name_a_host_of_one_server(tmp_path: Path) -> None:
     flags = ["--host=scheduler=inner", "--host=gateway=192.0.2.7", "--host=both"]
 
     assert main(["certs", str(tmp_path), *flags]) == 0
@@ -68,7 +68,7 @@ def test_certs_name_the_hosts_when_they_are_names_and_addresses(tmp_path: Path) 
         "=a",
     ],
 )
-def test_certs_refuse_a_host_when_it_is_no_name_and_no_address(
+def test_certs_refuse_a_malformed_host(
     host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "made"

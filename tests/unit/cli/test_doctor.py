@@ -1,4 +1,4 @@
-"""`splitserve doctor` where not even its own packages are well."""
+"""`splitserve doctor` when its own packages are missing."""
 
 from __future__ import annotations
 

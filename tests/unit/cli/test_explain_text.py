@@ -1,4 +1,4 @@
-"""What a life comes down to, in words."""
+"""Texts of `splitserve explain`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ LIFE = RequestLife(
 )
 
 
-def test_summary_begins_with_what_kept_it_longest_when_it_waited_for_several_things() -> None:
+def test_summary_begins_with_the_longest_wait() -> None:
     assert summary(LIFE) == (
         "It waited 3.2 s until it began, 2.9 s of it because e0 had too few free KV blocks;"
         " its prompt took 400 ms; its tokens took 1.0 s; it was preempted;"
@@ -85,7 +85,7 @@ def test_summary_says_what_it_is_doing_when_it_goes_on() -> None:
     )
 
 
-def test_life_is_told_with_its_numbers_in_words_and_unknown_names_as_they_are() -> None:
+def test_life_is_described_in_words() -> None:
     text = describe_explanation("r1", Explanation((LIFE,), (), 0, 1, 10))
     assert "request r1, tenant team, 1970-01-01 00:00:00 UTC" in text
     assert (
@@ -97,7 +97,7 @@ def test_life_is_told_with_its_numbers_in_words_and_unknown_names_as_they_are() 
     assert because("moonlight", "e0") == "moonlight"
 
 
-def test_names_of_others_cannot_move_the_cursor_when_a_life_is_shown() -> None:
+def test_life_escapes_terminal_controls_in_names() -> None:
     life = replace(LIFE, request_id="\x1b[2J", tenant="\x1b[31m")
     shown = describe_explanation("x", Explanation((life,), (), 0, 1, 10))
     shown += describe_explanation("\x1b[2J", Explanation((), ("\x1b[1m",), 1, 0, 10))
@@ -145,7 +145,7 @@ def test_times_have_few_digits() -> None:
     ]
 
 
-def test_given_says_why_this_executor_with_the_numbers_that_were_compared() -> None:
+def test_given_explains_the_choice_of_executor() -> None:
     given = event(
         1,
         "given",
@@ -204,7 +204,7 @@ def test_summary_says_that_executors_may_have_died_of_it() -> None:
     assert details_of(acquitted) == "it got as far alone as it had to; e0"
 
 
-def test_refusal_and_error_are_told_with_what_their_client_was_told() -> None:
+def test_refusal_and_error_have_their_message() -> None:
     refused = LifeEvent(0, "refused", "", "QUEUE_FULL", {}, "9 requests wait; allowed: \x1b9")
     life = replace(LIFE, events=(refused,), parts=())
     assert summary(life).startswith(

@@ -57,7 +57,7 @@ def test_info_says_which_executor_computes_slowly_and_why(
     assert line in capsys.readouterr().out.splitlines()
 
 
-def test_info_cannot_speak_to_the_terminal_when_a_name_tries_to(
+def test_info_escapes_terminal_controls_in_names(
     server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.fake.name = "model: a\n\x1b[2Jforged\u202e"
@@ -108,7 +108,7 @@ def clients_address(cluster: FakeServer) -> Iterator[str]:
     cluster.run(running.server.stop(None))
 
 
-def test_info_has_the_token_of_the_cluster_when_operators_need_it(
+def test_info_sends_the_cluster_token_when_given(
     cluster: FakeServer,
     clients_address: str,
     tmp_path: Path,
@@ -126,7 +126,7 @@ def test_info_has_the_token_of_the_cluster_when_operators_need_it(
     assert main(argv) == 0
 
 
-def test_info_is_one_line_and_1_when_the_token_cannot_be_used(
+def test_info_fails_in_one_line_when_token_unusable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "token"

@@ -1,4 +1,4 @@
-"""`splitserve keys`: keys that are added are known, shown without their secrets, and revoked."""
+"""`splitserve keys`: adding, listing and revoking keys."""
 
 from __future__ import annotations
 
@@ -64,9 +64,7 @@ def test_key_expires_when_its_span_is_over(
     assert before <= expires - timedelta(hours=hours) <= datetime.now(UTC)
 
 
-def test_key_expires_at_the_beginning_of_a_day_when_it_is_a_date(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_key_expires_at_midnight_when_given_a_date(tmp_path: Path, capsys: Capture) -> None:
     key = _add(tmp_path / "keys.json", capsys, "--tenant=a", "--expires=2999-01-31")
     expires = read_keys(tmp_path / "keys.json")[key.key_id].expires
     assert expires == datetime(2999, 1, 31, tzinfo=UTC)
@@ -87,9 +85,7 @@ def test_key_expires_at_the_beginning_of_a_day_when_it_is_a_date(
         f"--note={'n' * 257}",
     ],
 )
-def test_add_refuses_a_flag_by_name_when_it_is_out_of_range(
-    flag: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_add_refuses_a_flag_out_of_range(flag: str, tmp_path: Path, capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["keys", "add", str(tmp_path / "keys.json"), "--tenant=a", flag])
     error = capsys.readouterr().err
@@ -132,9 +128,7 @@ def test_revoke_keeps_the_entry_and_refuses_to_do_it_twice(tmp_path: Path, capsy
     assert problem.startswith(f"{key.key_id} was revoked before, at ")
 
 
-def test_command_is_one_line_and_1_when_the_file_cannot_be_used(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_command_fails_in_one_line_when_file_unusable(tmp_path: Path, capsys: Capture) -> None:
     file, nowhere = tmp_path / "keys.json", tmp_path / "no" / "keys.json"
     missing = f"{file}: No such file or directory"
     assert _refusal(capsys, "list", str(file)) == missing

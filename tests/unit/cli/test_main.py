@@ -1,4 +1,4 @@
-"""The command as a whole: help, refusals, Ctrl-C, what it imports."""
+"""The command as a whole: help, refusals, Ctrl-C, extras, imports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_command_is_one_line_and_1_when_no_server_answers(
     ],
 )
 @pytest.mark.parametrize("command", [["generate", "t1"], ["info"]])
-def test_command_is_one_line_and_1_when_tls_files_cannot_be_used(
+def test_command_fails_in_one_line_when_tls_unusable(
     command: list[str], flags: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, *flags]) == 1
@@ -64,6 +64,19 @@ def test_command_is_one_line_and_1_when_tls_files_cannot_be_used(
         (["generate", "--logit-bias=5", "x"], "invalid ID=X value"),
         (["generate", "--allowed-token-ids=", "x"], "invalid ID,ID,... value"),
         (["generate", "--allowed-token-ids=5,x", "x"], "invalid ID,ID,... value"),
+        (["generate", "--length-penalty=1", "x"], "--length-penalty goes with --beam-width"),
+        (["generate", "--early-stopping=never", "x"], "--early-stopping goes with --beam-width"),
+        (["generate", "--early-stopping=soon", "--beam-width=2", "x"], "invalid choice: 'soon'"),
+        (["generate", "--deadline-s=0", "x"], "--deadline-s: 0 is no time from now"),
+        (["generate", "--deadline-s=nan", "x"], "--deadline-s: nan is no time from now"),
+        (["generate", "--priority=x", "x"], "invalid integer value"),
+        (["generate", "--regex=x", "--choice=y", "x"], "--regex"),
+        (["generate", "--token-ids=1", "a text"], "give --token-ids, PROMPT or --file"),
+        (["generate", "--token-ids=1", "--file=x"], "give --token-ids, PROMPT or --file"),
+        (["generate", "--token-ids="], "--token-ids is empty"),
+        (["generate", "--token-ids=1", "--bad-words=x"], "--bad-words are text"),
+        (["generate", "--token-ids=one"], "argument --token-ids: invalid"),
+        (["generate", "--token-ids=2147483648"], "argument --token-ids: invalid"),
         (["serve", "--block-size=0"], "0 is not allowed"),
     ],
 )
@@ -94,7 +107,7 @@ def test_splitserve_explains_itself_when_the_command_is_unknown(
 
 @pytest.mark.parametrize("options", [["--help"], [], ["--no-such-option"]])
 @pytest.mark.parametrize(("command", "module"), [("gateway", "uvicorn"), ("executor", "torch")])
-def test_process_is_one_line_and_2_when_its_extra_is_not_installed(
+def test_process_fails_in_one_line_when_extra_missing(
     command: str,
     module: str,
     options: list[str],
@@ -150,3 +163,23 @@ def test_generate_aborts_and_exits_with_130_when_interrupted(server: FakeServer)
         assert process.stderr.read() == b""
 
     server.run(asyncio.wait_for(server.fake.ended.wait(), PATIENCE_S))
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("splitserve_cli.main", ["numpy", "grpc", "httpx2", "splitserve_bench"]),
+        ("splitserve_cli.serve", ["grpc", "tokenizers", "jinja2", "torch"]),
+    ],
+)
+def test_command_line_starts_without_what_only_some_commands_need(
+    module: str, heavy: list[str]
+) -> None:
+    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, check=True, text=True
+    )
+
+    assert done.stdout.strip() == "[]"

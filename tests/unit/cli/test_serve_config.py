@@ -1,10 +1,14 @@
+"""Checks of the options of `splitserve serve`, and addresses of its live page."""
+
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
+from splitserve_cli import serve
 from splitserve_cli.serve_config import (
     CannotServe,
     check_callers,
@@ -16,6 +20,7 @@ from splitserve_cli.serve_config import (
     reachable_address,
 )
 from splitserve_options import options
+from tests.support.processes.addresses import reserve_address
 
 TLS = ("--http-tls-cert=a.crt", "--http-tls-key=a.key")
 
@@ -25,7 +30,7 @@ def test_reachable_address_is_local_when_the_server_listens_everywhere(listen: s
     assert reachable_address(listen) == "127.0.0.1:7"
 
 
-def test_each_executor_has_a_gpu_of_its_own_when_several_are_started() -> None:
+def test_each_executor_gets_its_own_gpu() -> None:
     indexes = []
     for flags in on_gpus_of_their_own(["--device=cuda", "--dtype=float16"], 3):
         values = options.parse("executor", flags, {})
@@ -49,7 +54,7 @@ def test_check_model_raises_when_the_path_is_no_checkpoint(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("model", ["bundled", "some-org/some-model", "gpt2"])
-def test_check_model_leaves_the_rest_to_the_executor_when_it_may_be_a_model(model: str) -> None:
+def test_check_model_accepts_what_may_be_a_model(model: str) -> None:
     check_model(model)
 
 
@@ -83,7 +88,7 @@ def test_addresses_that_others_reach_are_refused(address: str) -> None:
         ((*TLS, "--http-tls-client-ca=ca.crt"), None),
     ],
 )
-def test_http_that_others_reach_is_taken_when_it_is_encrypted_and_knows_who_calls(
+def test_public_http_is_taken_when_encrypted_with_callers(
     flags: tuple[str, ...], missing: str | None
 ) -> None:
     values = options.parse("serve", ["--http=0.0.0.0:7", *flags], {})
@@ -127,7 +132,7 @@ def test_draft_model_is_refused_when_steps_bring_one_token() -> None:
     "flags",
     [(), ("--max-run-ahead=1",), ("--draft-model=bundled", "--max-run-ahead=2")],
 )
-def test_draft_model_is_accepted_when_it_may_do_something_or_is_none(
+def test_draft_model_is_accepted_when_useful_or_absent(
     flags: tuple[str, ...],
 ) -> None:
     check_draft_model(options.parse("serve", flags, {}))
@@ -137,3 +142,29 @@ def test_draft_model_is_refused_when_it_is_no_checkpoint(tmp_path: Path) -> None
     values = options.parse("serve", (f"--draft-model={tmp_path}",), {})
     with pytest.raises(CannotServe, match="--draft-model"):
         check_draft_model(values)
+
+
+def test_live_page_has_its_own_address_when_concurrent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = reserve_address()
+    monkeypatch.setattr(serve, "_LIVE", usual)
+    with ExitStack() as stack:
+        # None of their gateways has begun.
+        found = [serve.claim_live(None) for _ in range(3)]
+        sockets = [each.listening for each in found if each.listening is not None]
+        for each in sockets:
+            stack.enter_context(closing(each))
+        assert len(sockets) == 3
+        assert found[0].address == usual
+        assert len({each.address for each in found}) == 3
+        assert found[1].flags == [
+            f"--live-listen={found[1].address}",
+            f"--live-socket={sockets[1].fileno()}",
+        ]
+
+
+def test_live_page_is_where_it_is_said() -> None:
+    address = reserve_address()
+    live = serve.claim_live(address)
+    assert live.flags == [f"--live-listen={address}"]

@@ -79,7 +79,7 @@ async def test_child_is_killed_when_it_does_not_stop_in_time(stage: Stage) -> No
     assert describe_exit(await child.wait()) == "killed by SIGKILL"
 
 
-async def test_child_has_the_token_of_the_cluster_at_each_start_and_nobody_else_sees_it(
+async def test_child_gets_the_cluster_token_privately(
     stage: Stage, capfd: pytest.CaptureFixture[str]
 ) -> None:
     child = stage.child("child", cluster_token="a secret of the cluster")

@@ -1,4 +1,4 @@
-"""What a model writes does nothing to the terminal on which it is read."""
+"""Control characters in generated text are escaped on terminals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_generate_escapes_controls_on_a_terminal(hostile: FakeServer, more: list
 
 
 @pytest.mark.parametrize("more", [[], ["--n=2"]])
-def test_generate_leaves_the_text_as_it_is_in_a_file_or_pipe(
+def test_generate_keeps_controls_in_a_pipe(
     hostile: FakeServer, more: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not sys.stdout.isatty()

@@ -1,3 +1,5 @@
+"""Calls of the client: resumption, retries, errors, and what is sent."""
+
 from __future__ import annotations
 
 import asyncio
@@ -9,22 +11,21 @@ import pytest
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import (
     AsyncClient,
-    Choices,
     Client,
     DeadlineExceeded,
+    DeadlineUnreachable,
     Draining,
     Finish,
-    FinishReason,
-    Grammar,
+    Generation,
     InvalidRequest,
-    JsonSchema,
-    Lark,
     ModelNotReady,
     QueueFull,
     Regex,
+    RequestFailed,
     RequestIdInUse,
     RequestUnknown,
     SamplingParams,
+    SchedulingParams,
     ServerFault,
     ServerUnreachable,
     SplitserveError,
@@ -33,7 +34,7 @@ from splitserve_client import (
 )
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_generation import expected_tokens
-from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, start
+from tests.support.fakes.fake_scheduler import Cut, Failed, FakeScheduler, start
 from tests.support.processes.patience import PATIENCE_S
 from tests.unit.client.conftest import VirtualTime
 
@@ -57,35 +58,11 @@ async def collect(events: AsyncIterator[Tokens | Finish]) -> tuple[list[int], Fi
     raise AssertionError("no finish")
 
 
-@pytest.mark.parametrize("number", [0, 3])
-async def test_generate_continues_when_it_was_not_read(
-    client: AsyncClient, fake: FakeScheduler, number: int
-) -> None:
-    error = DomainError("STREAM_NOT_READ", "the stream held too much")
-    fake.before_token = cut_at(number, error=error)  # type: ignore[assignment]
-
-    token_ids, _ = await collect(client.generate(PROMPT, SamplingParams(seed=11, max_tokens=5)))
-
-    assert token_ids == expected_tokens(PROMPT, 11, 5)
-    assert len(fake.requests) == 2
-
-
-async def test_generate_streams_tokens_and_finish_when_nothing_goes_wrong(
-    client: AsyncClient,
-) -> None:
-    params = SamplingParams(seed=11, max_tokens=5)
-
-    token_ids, finish = await collect(client.generate(PROMPT, params))
-
-    assert token_ids == expected_tokens(PROMPT, 11, 5)
-    assert finish.reason is FinishReason.LENGTH
-    assert (finish.usage.num_prompt_tokens, finish.usage.num_output_tokens) == (3, 5)
-
-
+@pytest.mark.parametrize("error", [None, DomainError("STREAM_NOT_READ", "it held too much")])
 async def test_generate_continues_where_it_was_when_the_stream_breaks_twice(
-    client: AsyncClient, fake: FakeScheduler
+    client: AsyncClient, fake: FakeScheduler, error: DomainError | None
 ) -> None:
-    fake.before_token = cut_at(3, 4)  # type: ignore[assignment]
+    fake.before_token = cut_at(3, 4, error=error)  # type: ignore[assignment]
 
     token_ids, _ = await collect(client.generate(PROMPT, SamplingParams(max_tokens=8)))
 
@@ -94,19 +71,6 @@ async def test_generate_continues_where_it_was_when_the_stream_breaks_twice(
     assert token_ids == expected_tokens(PROMPT, seeds.pop(), 8)
     assert [len(request.resume_token_ids) for request in fake.requests] == [0, 3, 3]
     assert len({request.request_id for request in fake.requests}) == 1
-
-
-async def test_generate_starts_over_when_the_stream_breaks_before_the_first_token(
-    client: AsyncClient, fake: FakeScheduler
-) -> None:
-    fake.before_token = cut_at(0)  # type: ignore[assignment]
-    params = SamplingParams(seed=1, max_tokens=2, num_prompt_logprobs=0)
-
-    events = [event async for event in client.generate(PROMPT, params)]
-
-    scores = [s.token_id for e in events if isinstance(e, Tokens) for s in e.prompt_logprobs]
-    assert scores == PROMPT[1:]
-    assert len(fake.requests) == 2
 
 
 @pytest.mark.parametrize("reason", ["MODEL_NOT_READY", "QUEUE_FULL", "DRAINING"])
@@ -127,7 +91,7 @@ async def test_generate_tries_again_when_a_successor_is_not_up_yet(
     assert len(fake.requests) == 4
 
 
-async def test_generate_aborts_its_own_stale_request_when_the_server_still_has_it(
+async def test_generate_aborts_its_stale_request_when_id_is_in_use(
     client: AsyncClient, fake: FakeScheduler
 ) -> None:
     fake.before_token = cut_at(2)  # type: ignore[assignment]
@@ -176,41 +140,6 @@ async def test_generate_keeps_the_deadline_when_it_resumes(
     assert sum(virtual_time.pauses_s) == pytest.approx(10)
 
 
-async def test_generate_raises_when_the_server_notices_the_deadline(
-    client: AsyncClient, fake: FakeScheduler
-) -> None:
-    fake.hold = asyncio.Event()
-
-    with pytest.raises(DeadlineExceeded):
-        await collect(client.generate(PROMPT, SamplingParams(max_tokens=3), timeout_s=0.05))
-
-
-async def test_generate_survives_when_the_server_process_is_replaced(
-    virtual_time: VirtualTime,
-) -> None:
-    first, second = FakeScheduler(), FakeScheduler()
-
-    def hold_all_but_one(number: int) -> None:
-        first.hold = asyncio.Event() if number > 0 else None
-
-    first.before_token = hold_all_but_one
-    running = await start(first)
-    address = f"127.0.0.1:{running.port}"
-
-    async with AsyncClient(address) as client:
-        token_ids: list[int] = []
-        async for event in client.generate(PROMPT, SamplingParams(seed=5, max_tokens=6)):
-            if isinstance(event, Tokens):
-                token_ids.extend(event.token_ids)
-            if not second.requests:
-                await running.server.stop(None)
-                running = await start(second, address)
-
-    await running.server.stop(None)
-    assert token_ids == expected_tokens(PROMPT, 5, 6)
-    assert len(second.requests) == 1
-
-
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
@@ -221,6 +150,8 @@ async def test_generate_survives_when_the_server_process_is_replaced(
         ("MODEL_NOT_READY", ModelNotReady),
         ("DRAINING", Draining),
         ("INVARIANT_BROKEN", ServerFault),
+        ("SCHEDULING_PARAMS_INVALID", InvalidRequest),
+        ("FEATURE_UNSUPPORTED", InvalidRequest),
     ],
 )
 async def test_generate_raises_by_reason_when_the_request_is_refused(
@@ -249,12 +180,6 @@ async def test_generate_ends_the_call_when_its_iterator_is_closed(
     await asyncio.wait_for(fake.ended.wait(), PATIENCE_S)
 
 
-async def test_client_says_so_at_once_when_no_server_answers() -> None:
-    async with AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(ServerUnreachable, match=r"127\.0\.0\.1:1"):
-            await client.get_model()
-
-
 @pytest.mark.parametrize("port", ["65536", "99999", "9" * 30])
 async def test_client_refuses_a_port_that_there_is_not(port: str) -> None:
     with pytest.raises(ServerUnreachable, match="its port is above 65535"):
@@ -269,12 +194,6 @@ async def test_abort_raises_when_the_request_is_unknown(
     with pytest.raises(RequestUnknown):
         await client.abort("unknown")
     assert fake.aborted == ["known"]
-
-
-async def test_get_model_gives_the_model_when_it_is_ready(client: AsyncClient) -> None:
-    model = await client.get_model()
-
-    assert (model.name, model.max_model_len, model.eos_token_ids) == ("fake", 128, (1,))
 
 
 async def test_get_tokenizer_files_joins_chunks_when_a_file_has_many(
@@ -301,14 +220,6 @@ async def test_get_tokenizer_raises_when_a_file_name_has_control_characters(
     assert str(error.value).isprintable()
 
 
-async def test_list_executors_gives_pools_when_one_is_connected(client: AsyncClient) -> None:
-    executors = await client.list_executors()
-
-    (executor,) = executors.executors
-    assert (executor.is_connected, executor.num_free_device_blocks) == (True, 60)
-    assert (executors.num_unassigned_requests, executors.num_unfitting_requests) == (2, 1)
-
-
 async def test_is_serving_is_what_the_health_service_says(fake: FakeScheduler) -> None:
     running = await start(fake)
     async with AsyncClient(f"127.0.0.1:{running.port}") as client:
@@ -320,50 +231,22 @@ async def test_is_serving_is_what_the_health_service_says(fake: FakeScheduler) -
 
 async def test_sync_client_streams_when_it_runs_outside_asyncio(address: str) -> None:
     collected: list[Tokens | Finish] = []
+    completed: list[Generation] = []
 
     def work() -> None:
         with Client(address) as client:
             assert client.get_model().name == "fake"
-            collected.extend(client.generate(PROMPT, SamplingParams(seed=2, max_tokens=3)))
+            params = SamplingParams(seed=2, max_tokens=3)
+            collected.extend(client.generate(PROMPT, params))
+            completed.append(client.complete(PROMPT, params))
             for _ in client.generate(PROMPT, SamplingParams(max_tokens=10**6)):
                 break
 
     await asyncio.to_thread(work)
 
     tokens = [t for event in collected if isinstance(event, Tokens) for t in event.token_ids]
-    assert tokens == expected_tokens(PROMPT, 2, 3)
+    assert tokens == list(completed[0].token_ids) == expected_tokens(PROMPT, 2, 3)
     assert isinstance(collected[-1], Finish)
-
-
-async def test_allowed_tokens_are_sent_when_there_are_any(
-    client: AsyncClient, fake: FakeScheduler
-) -> None:
-    params = SamplingParams(
-        seed=1, max_tokens=1, allowed_token_ids=(4, 5), bad_words_token_ids=((6,), (7, 8))
-    )
-    await collect(client.generate(PROMPT, params))
-    sent = fake.requests[0].sampling_params
-    assert list(sent.allowed_token_ids) == [4, 5]
-    assert [list(word.token_ids) for word in sent.bad_words_token_ids] == [[6], [7, 8]]
-
-
-@pytest.mark.parametrize(
-    ("grammar", "sent"),
-    [
-        (JsonSchema("{}"), api.Grammar(json_schema="{}")),
-        (Regex("é+"), api.Grammar(regex="é+")),
-        (Lark("start: /x/"), api.Grammar(lark="start: /x/")),
-        (Choices(("yes", "no")), api.Grammar(choices=api.Choices(texts=["yes", "no"]))),
-        (None, api.Grammar()),
-    ],
-)
-async def test_grammar_is_sent_as_its_kind_when_there_is_one(
-    client: AsyncClient, fake: FakeScheduler, grammar: Grammar | None, sent: api.Grammar
-) -> None:
-    await collect(client.generate(PROMPT, SamplingParams(max_tokens=1, grammar=grammar)))
-    params = fake.requests[0].sampling_params
-    assert params.HasField("grammar") == (grammar is not None)
-    assert params.grammar == sent
 
 
 async def test_grammar_is_kept_when_defaults_fill_the_rest() -> None:
@@ -371,7 +254,7 @@ async def test_grammar_is_kept_when_defaults_fill_the_rest() -> None:
     assert params == SamplingParams(grammar=Regex("x"), top_k=9)
 
 
-async def test_empty_list_of_allowed_tokens_is_refused_when_it_could_be_taken_for_all(
+async def test_empty_allowed_token_ids_are_refused(
     client: AsyncClient,
 ) -> None:
     with pytest.raises(ValueError, match="allowed_token_ids is empty"):
@@ -392,3 +275,96 @@ async def test_recommended_params_are_only_used_when_a_caller_asks(
     plain, filled = (request.sampling_params for request in fake.requests)
     assert not plain.HasField("temperature")
     assert (filled.temperature, filled.top_k, filled.max_tokens) == (0.5, 0, 1)
+
+
+SCHEDULING = SchedulingParams(
+    priority=-5,
+    tenant="someone",
+    deadline_s=2.25,
+    adapter="poet",
+    cache_salt="salt",
+    bypass_prefix_cache=True,
+    num_public_prefix_tokens=3,
+)
+
+
+async def submit(client: AsyncClient, way: str, scheduling: SchedulingParams | None) -> None:
+    params = SamplingParams(max_tokens=2)
+    if way == "generate":
+        events = client.generate(
+            PROMPT, params, scheduling=scheduling, encoder_token_ids=[8, 9] if scheduling else ()
+        )
+        await collect(events)
+        return
+    async with client.session() as session:
+        stream = session.submit(
+            PROMPT, params, scheduling=scheduling, encoder_token_ids=[8, 9] if scheduling else ()
+        )
+        await collect(stream)
+
+
+@pytest.mark.parametrize("way", ["generate", "session"])
+async def test_client_sends_every_scheduling_parameter_when_given(
+    client: AsyncClient, fake: FakeScheduler, way: str
+) -> None:
+    await submit(client, way, SCHEDULING)
+
+    (sent,) = fake.requests
+    assert (sent.priority, sent.tenant, sent.adapter) == (-5, "someone", "poet")
+    assert sent.deadline.ToTimedelta().total_seconds() == 2.25
+    assert (sent.cache_salt, sent.bypass_prefix_cache) == ("salt", True)
+    assert sent.num_public_prefix_tokens == 3
+    assert list(sent.encoder_token_ids) == [8, 9]
+
+
+@pytest.mark.parametrize("way", ["generate", "session"])
+async def test_client_sends_no_scheduling_parameter_when_none_is_given(
+    client: AsyncClient, fake: FakeScheduler, way: str
+) -> None:
+    await submit(client, way, None)
+
+    assert [field.name for field, _ in fake.requests[0].ListFields()] == [
+        "request_id",
+        "prompt_token_ids",
+        "sampling_params",
+    ]
+
+
+async def test_client_sends_the_remaining_deadline_when_stream_breaks(
+    client: AsyncClient, fake: FakeScheduler, virtual_time: VirtualTime
+) -> None:
+    fake.before_token = cut_at(1)  # type: ignore[assignment]
+
+    await submit(client, "generate", SCHEDULING)
+
+    first, second = (sent.deadline.ToTimedelta().total_seconds() for sent in fake.requests)
+    assert first - second == pytest.approx(sum(virtual_time.pauses_s))
+    assert fake.requests[1].adapter == "poet"
+
+
+@pytest.mark.parametrize("way", ["generate", "session"])
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("DEADLINE_UNREACHABLE", DeadlineUnreachable),
+        ("KV_CACHE_EXHAUSTED", RequestFailed),
+        ("ROW_FAILED", RequestFailed),
+    ],
+)
+async def test_client_raises_by_reason_when_an_accepted_request_fails(
+    client: AsyncClient,
+    fake: FakeScheduler,
+    way: str,
+    reason: str,
+    kind: type[SplitserveError],
+) -> None:
+    def before_token(number: int) -> None:
+        raise Failed(reason)
+
+    fake.before_token = before_token
+
+    with pytest.raises(RequestFailed) as caught:
+        await submit(client, way, SCHEDULING)
+
+    assert (type(caught.value), caught.value.reason) == (kind, reason)
+    assert len(fake.requests) == 1

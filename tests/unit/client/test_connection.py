@@ -1,4 +1,4 @@
-"""What a client says that got no connection."""
+"""Errors of a client without a connection."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ async def _problem(address: str, credentials: grpc.ChannelCredentials | None) ->
     return raised.value.message
 
 
-async def test_client_says_how_it_tried_when_the_server_wants_tls(secured: str) -> None:
+async def test_client_names_plain_text_when_server_wants_tls(secured: str) -> None:
     problem = await _problem(secured, None)
     assert problem.startswith(PLAIN.format(secured))
     assert problem.endswith("Socket closed)")
 
 
-async def test_client_says_how_it_tried_when_the_server_wants_a_certificate(
+async def test_client_names_tls_when_server_wants_a_certificate(
     secured: str, certificates: Certificates
 ) -> None:
     problem = await _problem(secured, certificates.client())
     assert problem.startswith(WITH_TLS.format(secured))
 
 
-async def test_client_says_how_it_tried_when_the_server_wants_plain_text(
+async def test_client_names_tls_when_server_wants_plain_text(
     address: str, certificates: Certificates
 ) -> None:
     problem = await _problem(address, certificates.client())

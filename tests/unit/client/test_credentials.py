@@ -1,4 +1,4 @@
-"""What a client says of who it is, and to whom it says that."""
+"""API keys and certificates of a client."""
 
 from __future__ import annotations
 
@@ -187,16 +187,6 @@ async def test_quota_is_waited_for_when_a_stream_goes_on(
     assert 30.0 in virtual_time.pauses_s
 
 
-async def test_quota_is_waited_for_in_map(
-    client: AsyncClient, fake: FakeScheduler, virtual_time: VirtualTime
-) -> None:
-    fake.tokenizer_files = {"tokenizer.json": tiny_tokenizers.words(VOCAB_SIZE).to_str().encode()}
-    _exceed(fake, 0)
-    results = [result async for result in client.map(["t1", "t2"], PARAMS)]
-    assert [result.error for result in results] == [None, None]
-    assert len(fake.requests) == 3
-
-
 # -- certificates ----------------------------------------------------------------------------------
 
 
@@ -282,7 +272,7 @@ async def test_client_keeps_its_connection_when_files_change(
         ("elsewhere.invalid:3", ClientConfig(api_key=KEY, tls=TlsFiles()), 0),
     ],
 )
-async def test_key_that_others_can_read_on_its_way_is_warned_of_once(
+async def test_key_in_plain_text_is_warned_of_once(
     address: str, config: ClientConfig, num_warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

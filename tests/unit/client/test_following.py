@@ -1,9 +1,10 @@
-"""Which schedulers a client believes that another one names."""
+"""Schedulers that a client follows to when another scheduler names them."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import pytest
@@ -12,7 +13,6 @@ from splitserve_client import (
     AsyncClient,
     ClientConfig,
     Draining,
-    ModelNotReady,
     RetryPolicy,
     SamplingParams,
     collect_generation,
@@ -62,14 +62,13 @@ def test_client_goes_to_no_name_for_its_own_machine(host: str) -> None:
     assert allowed(OWN, [f"{host}:80"], has_credential=False, is_vouched=True) == []
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["scheduler", "scheduler-2", "scheduler_2", "a.example.", "A.example", "3com.example", "10a",
-     "10.0.0.6", "[2001:db8::1]", "[::ffff:10.0.0.6]"],
-)  # fmt: skip
-def test_client_goes_to_plain_hosts(host: str) -> None:
-    named = [f"{host}:80"]
-    assert allowed(OWN, named, has_credential=False, is_vouched=True) == named
+def test_client_goes_to_plain_hosts() -> None:
+    for host in (
+        *("scheduler", "scheduler-2", "scheduler_2", "a.example.", "A.example", "3com.example"),
+        *("10a", "10.0.0.6", "[2001:db8::1]", "[::ffff:10.0.0.6]"),
+    ):
+        named = [f"{host}:80"]
+        assert allowed(OWN, named, has_credential=False, is_vouched=True) == named
 
 
 @pytest.mark.parametrize(
@@ -83,92 +82,74 @@ async def test_no_credential_goes_to_a_host_that_a_scheduler_names(secret: dict[
     await connection.close()
 
 
-async def test_client_follows_as_often_as_schedulers_stop_when_it_has_many_streams() -> None:
-    async with AsyncExitStack() as stack:
-        fakes = [FakeScheduler() for _ in range(MAX_HOPS + 1)]
-        servers = [await start(fake) for fake in fakes]
-        for server in servers:
-            stack.push_async_callback(server.server.stop, None)
-        addresses = [f"127.0.0.1:{server.port}" for server in servers]
-        # All but the last one stop, and name the next.
-        await servers[0].set_serving(("",), False)
-        for fake, following in zip(fakes, addresses[1:], strict=False):
-            fake.before_request = partial(_stop, following)
-        config = ClientConfig(retry=RetryPolicy(first_delay_s=0.001, max_delay_s=0.001))
-        client = await stack.enter_async_context(AsyncClient(addresses[0], config))
-        params = SamplingParams(seed=7, max_tokens=3)
-        completions = await asyncio.gather(*(client.complete([3], params) for _ in range(4)))
-        assert [list(each.token_ids) for each in completions] == [expected_tokens([3], 7, 3)] * 4
-        assert len(fakes[-1].requests) == 4
-
-
-async def test_client_follows_when_nobody_serves_yet_where_it_goes() -> None:
-    async with AsyncExitStack() as stack:
-        stopping, named = FakeScheduler(), FakeScheduler()
-        servers = [await start(fake) for fake in (stopping, named)]
-        for server in servers:
-            stack.push_async_callback(server.server.stop, None)
-            await server.set_serving(("",), False)
-        first, following = (f"127.0.0.1:{server.port}" for server in servers)
-        stopping.before_request = partial(_stop, following)
-        config = ClientConfig(retry=RetryPolicy(first_delay_s=0.001, max_delay_s=0.001))
-        for number in range(1, 6):
-            async with AsyncClient(first, config) as client:
-                await client.complete([3], SamplingParams(seed=7, max_tokens=3))
-            # It is not asked again: that would be another hop.
-            assert (len(stopping.requests), len(named.requests)) == (number, number)
-
-
-@pytest.mark.parametrize("in_session", [False, True])
-async def test_new_request_waits_where_its_client_has_gone_when_no_executor_is_there_yet(
-    in_session: bool,
-) -> None:
-    async with AsyncExitStack() as stack:
-        stopping, named = FakeScheduler(), FakeScheduler()
-        servers = [await start(fake) for fake in (stopping, named)]
-        for server in servers:
-            stack.push_async_callback(server.server.stop, None)
-            await server.set_serving(("",), False)
-        first, following = (f"127.0.0.1:{server.port}" for server in servers)
-        stopping.before_request = partial(_stop, following)
-        config = ClientConfig(retry=RetryPolicy(first_delay_s=0.001, max_delay_s=0.001))
-        client = await stack.enter_async_context(AsyncClient(first, config))
-        params = SamplingParams(seed=7, max_tokens=3)
-        await client.complete([3], params)
-
-        refusals = [DomainError("MODEL_NOT_READY", "no executor has registered yet")] * 3
-
-        def refuse(_: object) -> None:
-            if refusals:
-                raise refusals.pop()
-
-        named.before_request = refuse
-        if in_session:
-            session = await stack.enter_async_context(client.session())
-            generation = await collect_generation(session.submit([3], params))
-        else:
-            generation = await client.complete([3], params)
-        assert list(generation.token_ids) == expected_tokens([3], 7, 3)
-        assert not refusals
-
-
-async def test_new_request_is_refused_when_its_only_scheduler_has_no_executor() -> None:
-    async with AsyncExitStack() as stack:
-        fake = FakeScheduler()
-        server = await start(fake)
-        stack.push_async_callback(server.server.stop, None)
-
-        def refuse(_: object) -> None:
-            raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
-
-        fake.before_request = refuse
-        client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{server.port}"))
-        with pytest.raises(ModelNotReady):
-            await client.complete([3], SamplingParams(max_tokens=3))
+PARAMS = SamplingParams(seed=7, max_tokens=3)
+EXPECTED = expected_tokens([3], 7, 3)
 
 
 def _stop(following: str, _: object) -> None:
     raise DomainError("DRAINING", "it stops", schedulers=(following,))
+
+
+@asynccontextmanager
+async def chain(
+    *fakes: FakeScheduler, num_idle: int | None = None
+) -> AsyncIterator[tuple[str, ClientConfig]]:
+    """The address of the first of schedulers, all but the last of which stop and name the next.
+
+    The first `num_idle`, else all, say that they do not serve.
+    """
+    async with AsyncExitStack() as stack:
+        servers = [await start(fake) for fake in fakes]
+        for server in servers:
+            stack.push_async_callback(server.server.stop, None)
+        for server in servers[:num_idle]:
+            await server.set_serving(("",), False)
+        addresses = [f"127.0.0.1:{server.port}" for server in servers]
+        for fake, following in zip(fakes, addresses[1:], strict=False):
+            fake.before_request = partial(_stop, following)
+        retry = RetryPolicy(first_delay_s=0.001, max_delay_s=0.001)
+        yield addresses[0], ClientConfig(retry=retry)
+
+
+async def test_client_follows_every_hop_when_it_has_many_streams() -> None:
+    fakes = [FakeScheduler() for _ in range(MAX_HOPS + 1)]
+    async with chain(*fakes, num_idle=1) as (first, config), AsyncClient(first, config) as client:
+        completions = await asyncio.gather(*(client.complete([3], PARAMS) for _ in range(4)))
+    assert [list(each.token_ids) for each in completions] == [EXPECTED] * 4
+    assert len(fakes[-1].requests) == 4
+
+
+async def test_client_follows_when_the_named_scheduler_does_not_serve_yet() -> None:
+    stopping, named = FakeScheduler(), FakeScheduler()
+    async with chain(stopping, named) as (first, config):
+        for number in range(1, 6):
+            async with AsyncClient(first, config) as client:
+                await client.complete([3], PARAMS)
+            # The first scheduler is not asked again: that would be another hop.
+            assert (len(stopping.requests), len(named.requests)) == (number, number)
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+async def test_new_request_waits_when_the_followed_scheduler_has_no_executor(
+    in_session: bool,
+) -> None:
+    refusals = [DomainError("MODEL_NOT_READY", "no executor has registered yet")] * 3
+
+    def refuse(_: object) -> None:
+        if refusals:
+            raise refusals.pop()
+
+    stopping, named = FakeScheduler(), FakeScheduler()
+    async with chain(stopping, named) as (first, config), AsyncClient(first, config) as client:
+        await client.complete([3], PARAMS)
+        named.before_request = refuse
+        if in_session:
+            async with client.session() as session:
+                generation = await collect_generation(session.submit([3], PARAMS))
+        else:
+            generation = await client.complete([3], PARAMS)
+    assert list(generation.token_ids) == EXPECTED
+    assert not refusals
 
 
 def test_client_on_the_machine_of_its_scheduler_goes_on_there() -> None:

@@ -1,4 +1,4 @@
-"""Texts while the scheduler comes to serve another model, whose vocabulary is another."""
+"""Texts when the scheduler comes to serve another model with another vocabulary."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_text_is_encoded_anew_when_another_model_is_served(
     assert [list(request.prompt_token_ids) for request in taken] == [[word_in_other(3)]] * 5
 
 
-async def test_chat_and_words_are_encoded_anew_when_another_model_is_served(
+async def test_chat_and_bad_words_are_reencoded_when_model_changes(
     client: AsyncClient, fake: FakeScheduler
 ) -> None:
     await client.complete_text("t3", PARAMS)
@@ -125,7 +125,7 @@ async def test_text_fails_when_the_model_changes_in_its_midst(
     assert (await client.complete_text("t3", PARAMS)).text == answer_of_other(3)
 
 
-async def test_text_is_encoded_anew_when_the_model_changes_before_its_first_token(
+async def test_text_is_reencoded_when_model_changes_before_first_token(
     client: AsyncClient, fake: FakeScheduler
 ) -> None:
     def before_token(count: int) -> None:
@@ -176,7 +176,7 @@ async def test_timeout_holds_over_both_when_a_text_is_encoded_anew(
     assert len(fake.requests) == 2
 
 
-async def test_map_encodes_what_is_left_anew_when_another_model_is_served(
+async def test_map_reencodes_the_rest_when_model_changes(
     client: AsyncClient, fake: FakeScheduler
 ) -> None:
     def before_request(request: object) -> None:
@@ -195,7 +195,7 @@ async def test_map_encodes_what_is_left_anew_when_another_model_is_served(
     assert texts == expected
 
 
-async def test_map_fails_one_item_when_the_model_changes_in_its_midst(
+async def test_map_fails_one_item_when_model_changes_midway(
     client: AsyncClient, fake: FakeScheduler
 ) -> None:
     def before_token(count: int) -> None:

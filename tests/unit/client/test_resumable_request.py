@@ -41,7 +41,7 @@ def sequence_finish(index: int, num_output_tokens: int) -> api.GenerateResponse:
     return api.GenerateResponse(sequence_finish=finish)
 
 
-def test_request_drops_what_a_finished_sequence_brings_when_it_is_resumed() -> None:
+def test_request_drops_tokens_of_finished_sequences_when_resumed() -> None:
     request = make(n=2)
     request.receive(tokens(0, 5))
     request.receive(tokens(1, 6))
@@ -59,7 +59,7 @@ def test_request_drops_what_a_finished_sequence_brings_when_it_is_resumed() -> N
     assert resumed == {0: [5], 1: [6]}
 
 
-def test_request_tells_scores_of_the_prompt_once_when_a_stream_breaks_among_them() -> None:
+def test_request_returns_prompt_logprobs_once_when_stream_breaks() -> None:
     def scored(*token_ids: int) -> api.GenerateResponse:
         scores = [api.TokenLogprob(token_id=token_id, rank=1) for token_id in token_ids]
         return api.GenerateResponse(tokens=api.TokenChunk(prompt_logprobs=scores))
@@ -75,7 +75,7 @@ def test_request_tells_scores_of_the_prompt_once_when_a_stream_breaks_among_them
     assert [score.token_id for score in scores] == [2, 3, 4]
 
 
-def test_request_hands_the_best_out_with_the_finish_when_they_are_chosen_at_the_end() -> None:
+def test_request_returns_the_best_with_the_finish() -> None:
     request = make(best_of=2)
     assert request.receive(tokens(0, 5, 6)) == []
     assert request.may_go_on(LOST)
@@ -100,14 +100,14 @@ def test_request_names_sequences_only_when_there_are_several() -> None:
     assert [entry.index for entry in several.message().resume_sequences] == [0]
 
 
-def test_request_fails_when_a_sequence_ends_for_a_reason_it_does_not_know() -> None:
+def test_request_fails_when_finish_reason_is_unknown() -> None:
     unknown = api.SequenceFinish(reason=api.FINISH_REASON_UNSPECIFIED)
 
     with pytest.raises(RequestFailed, match="unknown reason"):
         make(n=2).receive(api.GenerateResponse(sequence_finish=unknown))
 
 
-def test_request_sends_what_is_left_of_its_deadline_when_it_is_submitted_again() -> None:
+def test_request_sends_the_remaining_deadline_when_resubmitted() -> None:
     clock = Clock()
     scheduling = SchedulingParams(deadline_s=10.5)
     request = ResumableRequest(Submission([1], scheduling=scheduling), clock)
@@ -123,7 +123,7 @@ def test_request_sends_what_is_left_of_its_deadline_when_it_is_submitted_again()
     assert sent_s() == pytest.approx(0.001)
 
 
-def test_request_counts_the_tokens_of_all_sequences_when_no_server_has_it() -> None:
+def test_request_counts_tokens_of_all_sequences_when_aborted() -> None:
     request = make(n=2)
     request.receive(tokens(0, 5, 6))
     request.receive(tokens(1, 7))

@@ -1,4 +1,4 @@
-"""Calls of many at once, while schedulers come, go and are silent."""
+"""Choice of a scheduler while schedulers come and go; health probes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2
 from splitserve_client import schedulers
 from splitserve_client.channels import Channels, Stubs
 from splitserve_client.errors import CredentialsUnusable, Draining, ServerUnreachable
-from splitserve_client.schedulers import Schedulers
+from splitserve_client.schedulers import MAX_AT_ONCE, Answers, Schedulers, ask
 
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 NOT_SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -128,7 +128,7 @@ async def test_calls_at_once_look_once() -> None:
     assert network.num_probes == {"a:1": 1}
 
 
-async def test_calls_go_on_when_a_scheduler_that_is_new_cannot_be_used() -> None:
+async def test_calls_go_on_when_a_new_scheduler_is_unusable() -> None:
     network = _Network("a:1")
     await network.call()
     network.known, network.refusing, network.unusable = ("a:1", "x:1", "b:1"), {"a:1"}, {"x:1"}
@@ -207,3 +207,67 @@ async def test_scheduler_that_stops_is_left_though_no_other_serves_yet() -> None
     network.known = ("a:1",)
     network.pass_time()
     assert await network.call() == "a:1"
+
+
+class _Schedulers:
+    """They answer when the test says so."""
+
+    def __init__(self, count: int) -> None:
+        self.answers = {f"10.0.0.{n}:1": asyncio.Future[bool]() for n in range(count)}
+        self.asked: list[str] = []
+        self.num_waiting = 0
+        self._has_asked = asyncio.Event()
+
+    async def is_serving(self, address: str) -> bool:
+        self.asked.append(address)
+        self._has_asked.set()
+        self.num_waiting += 1
+        try:
+            return await asyncio.shield(self.answers[address])
+        finally:
+            self.num_waiting -= 1
+
+    async def until_asked(self, count: int) -> None:
+        while len(self.asked) < count:
+            self._has_asked.clear()
+            await self._has_asked.wait()
+
+
+async def test_few_are_waited_for_at_a_time_when_none_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedulers, "_PACE_S", 0.0)
+    many, answers = _Schedulers(64), Answers()
+    asking = asyncio.create_task(ask(many.answers, many.is_serving, answers))
+    await many.until_asked(MAX_AT_ONCE)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(many.asked) == many.num_waiting == MAX_AT_ONCE
+    # One that does not answer in time makes room for the next.
+    many.answers[many.asked[0]].set_exception(ServerUnreachable("silent"))
+    await many.until_asked(MAX_AT_ONCE + 1)
+    many.answers[many.asked[-1]].set_result(True)
+    await asking
+    assert answers.serving == many.asked[-1]
+    assert len(many.asked) == MAX_AT_ONCE + 1
+    assert many.num_waiting == 0, "nobody waits for what nobody needs"
+
+
+async def test_one_is_asked_when_it_answers() -> None:
+    many, answers = _Schedulers(8), Answers()
+    next(iter(many.answers.values())).set_result(True)
+    await ask(many.answers, many.is_serving, answers)
+    assert many.asked == [answers.serving]
+
+
+async def test_next_is_probed_at_once_when_one_refuses_or_idles() -> None:
+    many, answers = _Schedulers(4), Answers()
+    refusing, first_idle, idle, serving = many.answers.values()
+    refusing.set_exception(ServerUnreachable("refused"))
+    first_idle.set_result(False)
+    idle.set_result(False)
+    serving.set_result(True)
+    await ask(many.answers, many.is_serving, answers)
+    assert many.asked == list(many.answers)
+    assert (answers.idle, answers.serving) == (many.asked[1], many.asked[3])
+    assert str(answers.problem) == "refused"

@@ -1,36 +1,35 @@
+"""Sessions: resumption, aborts, patience, and faults of single requests."""
+
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
+from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import (
     AsyncClient,
+    ClientConfig,
     Finish,
     FinishReason,
     InvalidRequest,
+    RetryPolicy,
     SamplingParams,
+    SchedulingParams,
     ServerUnreachable,
     SessionRequest,
-    Tokens,
+    SplitserveError,
 )
+from splitserve_client.session import Session
+from splitserve_client.session_request import UnreadBudget
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_generation import expected_tokens
 from tests.support.fakes.fake_scheduler import Cut, FakeScheduler
+from tests.support.processes.patience import PATIENCE_S
 from tests.unit.client.conftest import VirtualTime
 from tests.unit.client.test_client import collect, cut_at
-
-
-async def test_session_keeps_requests_apart_when_many_run_at_once(client: AsyncClient) -> None:
-    async with client.session() as session:
-        streams = [
-            session.submit([1, n], SamplingParams(seed=n, max_tokens=5 + n)) for n in range(20)
-        ]
-        results = await asyncio.gather(*map(collect, streams))
-
-    for number, (token_ids, finish) in enumerate(results):
-        assert token_ids == expected_tokens([1, number], number, 5 + number)
-        assert finish.reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize(("takes_submissions", "num_messages"), [(False, 7), (True, 2)])
@@ -61,10 +60,11 @@ async def test_session_submits_large_requests_in_messages_of_their_own(
     assert len(fake.session_messages) == 4
 
 
+@pytest.mark.parametrize("error", [None, DomainError("STREAM_NOT_READ", "it held too much")])
 async def test_session_continues_all_requests_when_its_stream_breaks(
-    client: AsyncClient, fake: FakeScheduler
+    client: AsyncClient, fake: FakeScheduler, error: DomainError | None
 ) -> None:
-    fake.before_token = cut_at(7, 13)  # type: ignore[assignment]
+    fake.before_token = cut_at(7, 13, error=error)  # type: ignore[assignment]
 
     async with client.session() as session:
         streams = [session.submit([n], SamplingParams(seed=n, max_tokens=8)) for n in range(4)]
@@ -110,30 +110,6 @@ async def test_session_submits_again_when_a_successor_is_not_up_yet(
     assert token_ids == expected_tokens([9], 3, 5)
 
 
-async def test_session_delivers_scores_when_a_request_asks_for_them(client: AsyncClient) -> None:
-    params = SamplingParams(seed=1, max_tokens=2, num_logprobs=1)
-
-    async with client.session() as session:
-        events = [event async for event in session.submit([1, 2], params)]
-
-    scores = [s.token_id for e in events if isinstance(e, Tokens) for s in e.logprobs]
-    assert scores == expected_tokens([1, 2], 1, 2)
-
-
-async def test_session_request_finishes_as_aborted_when_it_is_aborted(
-    client: AsyncClient, fake: FakeScheduler
-) -> None:
-    fake.hold = asyncio.Event()
-
-    async with client.session() as session:
-        stream = session.submit([1], SamplingParams(max_tokens=100))
-        stream.abort()
-        _, finish = await collect(stream)
-        stream.abort()
-
-    assert finish.reason is FinishReason.ABORTED
-
-
 def cut_now() -> None:
     raise Cut
 
@@ -143,7 +119,7 @@ def num_submitted(fake: FakeScheduler, prompt: int) -> int:
 
 
 @pytest.mark.parametrize("is_left", [False, True])
-async def test_session_request_is_not_resumed_when_the_stream_breaks_right_after_its_abort(
+async def test_session_request_is_not_resumed_when_stream_breaks_after_abort(
     client: AsyncClient, fake: FakeScheduler, is_left: bool
 ) -> None:
     def before_token(number: int) -> None:
@@ -178,7 +154,7 @@ async def test_session_request_is_not_resumed_when_the_stream_breaks_right_after
         assert rest[-1].reason is FinishReason.ABORTED
 
 
-async def test_session_request_is_not_resumed_when_it_is_aborted_while_there_is_no_stream(
+async def test_session_request_is_not_resumed_when_aborted_without_stream(
     client: AsyncClient, fake: FakeScheduler, virtual_time: VirtualTime
 ) -> None:
     cuts: list[int] = []
@@ -205,7 +181,7 @@ async def test_session_request_is_not_resumed_when_it_is_aborted_while_there_is_
     assert num_submitted(fake, 2) == 1
 
 
-async def test_session_request_is_not_resumed_when_it_is_aborted_while_it_waits_for_that(
+async def test_session_request_is_not_resumed_when_aborted_before_resumption(
     client: AsyncClient, fake: FakeScheduler, virtual_time: VirtualTime
 ) -> None:
     def before_request(request: object) -> None:
@@ -229,7 +205,7 @@ async def test_session_request_is_not_resumed_when_it_is_aborted_while_it_waits_
     assert num_submitted(fake, 2) == 2
 
 
-async def test_session_request_has_the_whole_patience_when_others_have_used_up_theirs(
+async def test_session_request_has_its_own_patience(
     address: str, fake: FakeScheduler, virtual_time: VirtualTime
 ) -> None:
     late: list[tuple[float, SessionRequest]] = []
@@ -283,21 +259,7 @@ async def test_session_fails_its_requests_but_stays_usable_when_patience_ends(
     assert token_ids == expected_tokens([2], 1, 3)
 
 
-async def test_session_continues_all_requests_when_it_was_not_read(
-    client: AsyncClient, fake: FakeScheduler
-) -> None:
-    error = DomainError("STREAM_NOT_READ", "the stream held too much")
-    fake.before_token = cut_at(7, error=error)  # type: ignore[assignment]
-
-    async with client.session() as session:
-        streams = [session.submit([n], SamplingParams(seed=n, max_tokens=8)) for n in range(4)]
-        results = await asyncio.gather(*map(collect, streams))
-
-    for number, (token_ids, _) in enumerate(results):
-        assert token_ids == expected_tokens([number], number, 8)
-
-
-async def test_session_brings_the_others_all_when_one_request_is_not_read(
+async def test_session_serves_others_when_one_request_is_unread(
     client: AsyncClient,
 ) -> None:
     async with client.session() as session:
@@ -311,7 +273,7 @@ async def test_session_brings_the_others_all_when_one_request_is_not_read(
     assert token_ids == expected_tokens([1], 1, 500)
 
 
-async def test_session_fails_one_request_when_it_is_larger_than_the_server_takes(
+async def test_session_fails_one_request_when_it_is_too_large(
     client: AsyncClient, fake: FakeScheduler
 ) -> None:
     fake.max_message_bytes = 300_000
@@ -328,3 +290,102 @@ async def test_session_fails_one_request_when_it_is_larger_than_the_server_takes
     assert caught.value.reason == "MESSAGE_TOO_LARGE"
     assert token_ids == expected_tokens([1], 1, 3)
     assert [len(request.prompt_token_ids) for request in fake.requests] == [1, 290_000]
+
+
+Messages = AsyncIterator[api.SessionRequest]
+Responses = AsyncGenerator[api.SessionResponse, None]
+
+
+class Streams:
+    """Streams of a session that do one after the other what a test says."""
+
+    def __init__(self, *serve: Callable[[Messages], Responses]) -> None:
+        self._serve = list(serve)
+
+    def session(self) -> Session:
+        async def max_message_bytes() -> float:
+            return 1e9
+
+        return Session(
+            lambda messages: self._serve.pop(0)(messages),
+            max_message_bytes,
+            RetryPolicy(),
+            ClientConfig().timing,
+            UnreadBudget(),
+            lambda refusal: refusal.reason == "DRAINING",
+        )
+
+
+def event_of(message: api.SessionRequest, **event: Any) -> api.SessionResponse:  # noqa: ANN401
+    return api.SessionResponse(events=[api.SessionEvent(handle=message.submit.handle, **event)])
+
+
+async def finish_each(messages: Messages) -> Responses:
+    async for message in messages:
+        yield event_of(message, finish=api.Finish(reason=api.FINISH_REASON_STOP))
+
+
+def break_at_first(error: BaseException) -> Callable[[Messages], Responses]:
+    async def serve(messages: Messages) -> Responses:
+        async for _ in messages:
+            raise error
+        yield api.SessionResponse()
+
+    return serve
+
+
+async def within_patience(reading: Awaitable[Any]) -> Any:  # noqa: ANN401
+    return await asyncio.wait_for(reading, PATIENCE_S)
+
+
+async def is_finished(session: Session) -> bool:
+    _, finish = await within_patience(collect(session.submit([1])))
+    assert isinstance(finish, Finish)
+    return finish.reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), asyncio.CancelledError()])
+async def test_session_stays_usable_when_its_stream_raises(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Streams(break_at_first(error), finish_each).session() as session:
+        reading = [collect(session.submit([number])) for number in range(2)]
+        ends = await within_patience(asyncio.gather(*reading, return_exceptions=True))
+        assert [type(end) for end in ends] == [SplitserveError, SplitserveError]
+        assert await is_finished(session)
+    assert [record.getMessage() for record in caplog.records] == ["session_broken"]
+
+
+async def test_session_fails_requests_of_a_left_stream_when_it_raises() -> None:
+    may_break = asyncio.Event()
+
+    async def refuse_second(messages: Messages) -> Responses:
+        await anext(messages)
+        second = await anext(messages)
+        yield event_of(second, rejected=api.RequestError(reason="DRAINING", message="not here"))
+        await may_break.wait()
+        raise RuntimeError("a bug")
+
+    async with Streams(refuse_second, finish_each).session() as session:
+        first, second = session.submit([1]), session.submit([2])
+        _, finish = await within_patience(collect(second))
+        assert finish.reason is FinishReason.STOP
+        may_break.set()
+        with pytest.raises(SplitserveError, match="log"):
+            await within_patience(collect(first))
+        assert await is_finished(session)
+
+
+async def test_session_fails_one_request_when_it_cannot_be_encoded(client: AsyncClient) -> None:
+    params = SamplingParams(seed=1, max_tokens=3)
+    async with client.session() as session:
+        good = session.submit([1], params)
+        for scheduling in (SchedulingParams(priority=2**31), SchedulingParams(cache_salt="\ud800")):
+            bad = session.submit([2], params, scheduling=scheduling)
+            with pytest.raises(InvalidRequest, match="encoded"):
+                await within_patience(collect(bad))
+        bad = session.submit([2], params, credential="\ud800")
+        with pytest.raises(InvalidRequest, match="encoded"):
+            await within_patience(collect(bad))
+        token_ids, _ = await within_patience(collect(good))
+    assert token_ids == expected_tokens([1], 1, 3)

@@ -1,3 +1,5 @@
+"""Requests of several sequences, and of the best of several, when streams break."""
+
 from __future__ import annotations
 
 import asyncio
@@ -7,7 +9,7 @@ import pytest
 
 from splitserve_client import (
     AsyncClient,
-    Client,
+    BeamSearch,
     Finish,
     FinishReason,
     Generation,
@@ -16,7 +18,7 @@ from splitserve_client import (
     Tokens,
     collect_generation,
 )
-from tests.support.fakes.fake_generation import expected_tokens
+from tests.support.fakes.fake_generation import expected_tokens, logprob_of
 from tests.support.fakes.fake_scheduler import FakeScheduler
 from tests.support.processes.patience import PATIENCE_S
 from tests.unit.client.test_client import PROMPT, cut_at
@@ -59,26 +61,10 @@ def check_three(result: tuple[list[list[int]], list[SequenceFinish], Finish]) ->
     assert finish.usage.num_output_tokens == 12
 
 
-async def test_generate_tells_sequences_apart_when_n_is_3(
-    client: AsyncClient, fake: FakeScheduler
-) -> None:
-    check_three(await collect_parts(client.generate(PROMPT, THREE)))
-
-    assert fake.requests[0].sampling_params.n == 3
-
-
-async def test_generate_ends_each_sequence_as_soon_as_it_has_ended(client: AsyncClient) -> None:
-    order = [
-        (event.index, event.finish is not None)
-        async for event in client.generate(PROMPT, THREE)
-        if isinstance(event, Tokens)
-    ]
-
-    assert order.index((1, True)) < order.index((0, True)) < order.index((2, True))
-
-
 # Tokens in order: sequences 0 1 2, 0 1 2 (1 ends), 0 2, 0 2, 0 2.
-@pytest.mark.parametrize("cuts", [(0,), (1,), (4,), (5,), (7, 8), (11,), tuple(range(0, 23, 2))])
+@pytest.mark.parametrize(
+    "cuts", [(), (0,), (1,), (4,), (5,), (7, 8), (11,), tuple(range(0, 23, 2))]
+)
 async def test_generate_loses_no_sequence_when_the_stream_breaks(
     client: AsyncClient, fake: FakeScheduler, cuts: tuple[int, ...]
 ) -> None:
@@ -104,41 +90,6 @@ async def test_generate_resumes_a_finished_sequence_with_all_its_tokens(
     ]
     assert not resumed.resume_token_ids
     assert resumed.sampling_params == fake.requests[0].sampling_params
-
-
-async def test_generate_goes_on_where_the_caller_was_when_it_passes_tokens_by_index(
-    client: AsyncClient, fake: FakeScheduler
-) -> None:
-    resume = {0: EXPECTED[0][:4], 1: EXPECTED[1]}
-
-    events = client.generate(PROMPT, THREE, resume_token_ids=resume)
-    token_ids, finishes, _ = await collect_parts(events)
-
-    assert token_ids == [EXPECTED[0][4:], [], EXPECTED[2]]
-    assert len(finishes) == 3
-
-
-async def test_generate_gives_prompt_logprobs_once_when_the_stream_breaks_before_a_token(
-    client: AsyncClient, fake: FakeScheduler
-) -> None:
-    fake.before_token = cut_at(0)  # type: ignore[assignment]
-    params = SamplingParams(seed=1, max_tokens=2, n=2, num_prompt_logprobs=0, num_logprobs=0)
-
-    generation = await client.complete(PROMPT, params)
-
-    assert [score.token_id for score in generation.prompt_logprobs] == PROMPT[1:]
-    for completion in generation.completions:
-        assert tuple(score.token_id for score in completion.logprobs) == completion.token_ids
-
-
-async def test_complete_returns_one_completion_when_the_request_is_plain(
-    client: AsyncClient,
-) -> None:
-    generation = await client.complete(PROMPT, SamplingParams(seed=SEED, max_tokens=5))
-
-    (completion,) = generation.completions
-    assert list(generation.token_ids) == expected_tokens(PROMPT, SEED, 5)
-    assert (completion.reason, completion.score) == (FinishReason.LENGTH, None)
 
 
 async def test_session_loses_no_sequence_when_its_stream_breaks(
@@ -199,11 +150,36 @@ async def test_complete_ends_the_call_when_its_task_is_cancelled(
     await asyncio.wait_for(fake.ended.wait(), PATIENCE_S)
 
 
-async def test_sync_client_completes_when_it_runs_outside_asyncio(address: str) -> None:
-    def work() -> Generation:
-        with Client(address) as client:
-            return client.complete(PROMPT, THREE, request_id="mine")
+BEST_OF_5 = SamplingParams(seed=SEED, max_tokens=4, n=2, best_of=5)
 
-    generation = await asyncio.to_thread(work)
 
-    assert [list(completion.token_ids) for completion in generation.completions] == EXPECTED
+def check_best(generation: Generation, num_computed: int, n: int) -> None:
+    all_tokens = [expected_tokens(PROMPT, SEED, 4, index) for index in range(num_computed)]
+    all_tokens.sort(key=lambda tokens: -sum(map(logprob_of, tokens)))
+    assert [list(best.token_ids) for best in generation.completions] == all_tokens[:n]
+    for best in generation.completions:
+        assert best.cumulative_logprob == pytest.approx(sum(map(logprob_of, best.token_ids)))
+
+
+# 20 tokens are computed, then 2 completions delivered.
+@pytest.mark.parametrize("cuts", [(), (0,), (9,), (20,), (21,), (21, 43)])
+async def test_complete_returns_the_best_when_the_stream_breaks(
+    client: AsyncClient, fake: FakeScheduler, cuts: tuple[int, ...]
+) -> None:
+    fake.before_token = cut_at(*cuts)  # type: ignore[assignment]
+
+    generation = await client.complete(PROMPT, BEST_OF_5)
+
+    check_best(generation, 5, 2)
+    assert generation.usage.num_output_tokens == 8
+    assert len(fake.requests) == 1 + len(cuts)
+    assert not any(request.resume_sequences for request in fake.requests)
+
+
+async def test_complete_sends_only_the_beam_width_when_given_alone(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    await client.complete(PROMPT, SamplingParams(max_tokens=1, beam_search=BeamSearch(2)))
+
+    beams = fake.requests[0].sampling_params.beam_search
+    assert [field.name for field, _ in beams.ListFields()] == ["width"]

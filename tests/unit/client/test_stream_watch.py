@@ -1,4 +1,4 @@
-"""Streams over a connection whose other end answers nothing, in virtual time."""
+"""Streams over a silent connection, in virtual time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return lambda story: new_loop().run_until_complete(story())
 
 
-def test_streams_end_and_the_connection_is_replaced_when_only_new_ones_are_answered(
+def test_connection_is_replaced_when_only_new_ones_answer(
     run: Run,
 ) -> None:
     async def story() -> None:
@@ -90,7 +90,7 @@ def test_streams_end_and_the_connection_is_replaced_when_only_new_ones_are_answe
     run(story)
 
 
-def test_streams_stay_when_so_many_are_open_that_questions_may_be_held_back(run: Run) -> None:
+def test_streams_stay_when_very_many_are_open(run: Run) -> None:
     async def story() -> None:
         connection = _Connection(answers=False, answers_anew=True)
         calls = await connection.hold(100)
@@ -100,7 +100,7 @@ def test_streams_stay_when_so_many_are_open_that_questions_may_be_held_back(run:
 
 
 @pytest.mark.parametrize("elsewhere", [None, _is_better])
-def test_streams_of_a_silent_scheduler_end_when_another_one_is_better(
+def test_streams_of_a_silent_scheduler_end_when_another_serves(
     run: Run, elsewhere: Elsewhere | None
 ) -> None:
     async def story() -> None:

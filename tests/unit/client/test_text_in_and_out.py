@@ -1,4 +1,4 @@
-"""One call, text in and text out; and many of them over one session."""
+"""Text in and text out: single calls and batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from splitserve_client import (
 from splitserve_client.text_map import ProgressLine
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_generation import VOCAB_SIZE, expected_tokens
-from tests.support.fakes.fake_scheduler import Cut, FakeScheduler
+from tests.support.fakes.fake_scheduler import FakeScheduler
 from tests.support.fakes.scheduler_thread import TEMPLATE, FakeServer
 from tests.support.models import tiny_tokenizers
 
@@ -71,9 +71,7 @@ async def test_complete_text_continues_the_text_when_it_is_a_string(
     assert generation.usage.num_output_tokens == 4
 
 
-async def test_chat_renders_messages_with_the_template_for_tools_when_there_are_any(
-    client: AsyncClient, fake: FakeScheduler
-) -> None:
+async def test_chat_uses_the_template_for_tools(client: AsyncClient, fake: FakeScheduler) -> None:
     messages = [{"role": "user", "content": "t3"}]
 
     plain = await client.chat(messages, PARAMS)
@@ -83,22 +81,7 @@ async def test_chat_renders_messages_with_the_template_for_tools_when_there_are_
     assert plain.text == words(expected_tokens([3, 9], 5, 4), continues=False)
 
 
-async def test_complete_text_ends_with_the_stop_string_when_it_is_to_be_included(
-    client: AsyncClient,
-) -> None:
-    token_ids = expected_tokens([3], 5, 4)
-    stop = f"t{token_ids[1]}"
-
-    cut = await client.complete_text("t3", PARAMS, stop_strings=[stop])
-    whole = await client.complete_text("t3", PARAMS, stop_strings=[stop], include_stop_string=True)
-
-    assert cut.text == words(token_ids[:2], continues=True).removesuffix(stop)
-    assert whole.text == words(token_ids[:2], continues=True)
-    assert whole.completions[0].stop_string == stop
-    assert whole.completions[0].token_ids == tuple(token_ids[:2])
-
-
-async def test_stream_text_gives_pieces_that_add_up_when_there_are_several(
+async def test_stream_text_pieces_add_up_when_n_is_3(
     client: AsyncClient,
 ) -> None:
     params = SamplingParams(seed=5, max_tokens=4, n=3)
@@ -118,27 +101,22 @@ async def test_stream_text_gives_pieces_that_add_up_when_there_are_several(
 # -- many ------------------------------------------------------------------------------------------
 
 
-async def test_map_gives_results_in_the_order_of_prompts_when_not_told_otherwise(
-    client: AsyncClient, fake: FakeScheduler
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_map_gives_each_result_once_in_the_asked_order(
+    client: AsyncClient, in_order: bool
 ) -> None:
-    numbers = [number % VOCAB_SIZE for number in range(2, 60)]
+    numbers = range(2, 60)
 
-    results = await collect(client, [f"t{number}" for number in numbers], max_running=7)
+    results = await collect(
+        client, [f"t{number}" for number in numbers], max_running=7, in_order=in_order
+    )
 
-    assert [result.index for result in results] == list(range(58))
-    assert [result.text for result in results] == [answer(number) for number in numbers]
-
-
-async def test_map_gives_each_result_once_when_order_does_not_matter(client: AsyncClient) -> None:
-    prompts = [f"t{number}" for number in range(2, 40)]
-
-    results = await collect(client, prompts, max_running=5, in_order=False)
-
-    assert sorted(result.index for result in results) == list(range(38))
-    assert all(result.text == answer(result.index + 2) for result in results)
+    indexes = [result.index for result in results]
+    assert (indexes if in_order else sorted(indexes)) == list(range(58))
+    assert [result.text for result in results] == [answer(numbers[index]) for index in indexes]
 
 
-async def test_map_reads_no_more_prompts_than_it_may_when_results_are_not_taken(
+async def test_map_reads_few_prompts_when_results_are_not_taken(
     client: AsyncClient,
 ) -> None:
     num_read = 0
@@ -177,10 +155,13 @@ async def test_map_fails_one_item_when_it_alone_is_refused(
         _ = results[1].text
 
 
-async def test_map_waits_when_the_queue_is_full(client: AsyncClient, fake: FakeScheduler) -> None:
+@pytest.mark.parametrize("reason", ["QUEUE_FULL", "QUOTA_EXCEEDED"])
+async def test_map_waits_when_the_queue_is_full(
+    client: AsyncClient, fake: FakeScheduler, reason: str
+) -> None:
     def before_request(request: object) -> None:
         if len(fake.requests) in (2, 3):
-            raise DomainError("QUEUE_FULL", "not now")
+            raise DomainError(reason, "not now")
 
     fake.before_request = before_request
 
@@ -188,21 +169,6 @@ async def test_map_waits_when_the_queue_is_full(client: AsyncClient, fake: FakeS
 
     assert [result.text for result in results] == [answer(5), answer(6), answer(7)]
     assert len(fake.requests) == 5
-
-
-async def test_map_goes_on_where_it_was_when_the_stream_breaks(
-    client: AsyncClient, fake: FakeScheduler
-) -> None:
-    def before_token(number: int) -> None:
-        if number in (5, 9):
-            raise Cut
-
-    fake.before_token = before_token
-
-    results = await collect(client, [f"t{number}" for number in range(2, 12)], max_running=4)
-
-    assert [result.text for result in results] == [answer(number) for number in range(2, 12)]
-    assert any(request.resume_token_ids for request in fake.requests)
 
 
 async def test_map_ends_its_requests_when_it_is_left_early(
@@ -235,7 +201,7 @@ async def test_map_gives_an_item_up_when_its_time_is_over(
     assert isinstance(result.error, DeadlineExceeded)
 
 
-def test_sync_client_has_the_same_calls_when_it_runs_outside_asyncio() -> None:
+def test_sync_client_has_the_same_calls() -> None:
     server = FakeServer()
     try:
         with Client(server.address) as client:
@@ -251,7 +217,7 @@ def test_sync_client_has_the_same_calls_when_it_runs_outside_asyncio() -> None:
     assert [result.text for result in mapped] == [answer(3), answer(4)]
 
 
-def test_progress_says_how_far_and_how_fast_when_it_is_shown() -> None:
+def test_progress_shows_count_and_rate() -> None:
     now_s, file = 0.0, io.StringIO()
     with ProgressLine(4, show=True, clock=lambda: now_s, file=file) as line:
         for _ in range(2):

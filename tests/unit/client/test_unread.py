@@ -16,7 +16,7 @@ from splitserve_client import (
 from splitserve_client.session_request import SessionRequest, Wakeups
 from tests.support.fakes.fake_generation import expected_tokens
 from tests.support.fakes.fake_scheduler import FakeScheduler
-from tests.unit.client.test_client import collect, cut_at
+from tests.unit.client.test_client import collect
 
 
 class Opened:
@@ -37,7 +37,7 @@ def scored(num_top: int) -> api.SessionEvent:
     return api.SessionEvent(handle=1, tokens=chunk)
 
 
-async def test_request_gives_all_plain_tokens_at_once_when_they_were_not_read() -> None:
+async def test_request_returns_unread_tokens_at_once() -> None:
     budget = UnreadBudget()
     opened = Opened(budget)
     for number in range(300):
@@ -68,7 +68,7 @@ async def test_request_keeps_the_order_when_tokens_and_events_are_mixed() -> Non
     assert isinstance(events[-1], Finish)
 
 
-async def test_request_is_ended_when_it_held_too_much_before_more_comes() -> None:
+async def test_request_ends_when_it_held_too_much() -> None:
     budget = UnreadBudget(max_bytes=1000)
     opened = Opened(budget)
     # What comes at once may be larger.
@@ -104,7 +104,7 @@ def test_the_largest_goes_when_all_together_hold_too_much() -> None:
     assert budget.num_bytes + largest > budget.max_total_bytes
 
 
-async def test_session_aborts_what_is_not_read_when_it_is_too_much(
+async def test_session_aborts_a_request_when_unread_beyond_budget(
     client: AsyncClient, fake: FakeScheduler
 ) -> None:
     budget = UnreadBudget(max_bytes=10_000)
@@ -120,26 +120,6 @@ async def test_session_aborts_what_is_not_read_when_it_is_too_much(
     assert budget.num_bytes == 0
 
 
-async def test_session_does_not_submit_again_what_was_aborted_when_its_stream_breaks(
-    client: AsyncClient, fake: FakeScheduler
-) -> None:
-    fake.hold = asyncio.Event()
-    both_are_there = asyncio.Event()
-    fake.before_request = lambda _: both_are_there.set() if len(fake.requests) == 2 else None
-    async with client.session() as session:
-        stream = session.submit([1], SamplingParams(max_tokens=100))
-        other = session.submit([2], SamplingParams(seed=2, max_tokens=4))
-        await both_are_there.wait()
-        # The stream breaks before the server can say that it was aborted.
-        fake.before_token = cut_at(fake.num_tokens)  # type: ignore[assignment]
-        stream.close()
-        fake.hold.set()
-        token_ids, _ = await collect(other)
-
-    assert token_ids == expected_tokens([2], 2, 4)
-    assert [list(r.prompt_token_ids) for r in fake.requests].count([1]) == 1
-
-
 class Woken:
     def __init__(self) -> None:
         self.times: list[int] = []
@@ -149,7 +129,7 @@ class Woken:
         self.times.append(self.num_responses)
 
 
-async def test_readers_are_woken_together_when_a_round_of_them_takes_long() -> None:
+async def test_readers_are_woken_together_when_slow() -> None:
     loop = asyncio.get_running_loop()
     wakeups, reader = Wakeups(), Woken()
     clock = [loop.time()]

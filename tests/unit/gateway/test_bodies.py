@@ -1,4 +1,4 @@
-"""Request bodies: what is refused before it costs much."""
+"""Request bodies: limits of size, values and memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def refusal_of(body: bytes, schema: type[CompletionRequest] | type[ChatReq
         ({"prompt": ["a", *range(1000)]}, "invalid_value"),
     ],
 )
-async def test_body_is_refused_by_what_it_has_when_that_is_too_much(
+async def test_body_is_refused_when_it_has_too_many_values(
     body: dict[str, object], code: str
 ) -> None:
     refused = await refusal_of(json.dumps(body).encode(), CompletionRequest)
@@ -73,7 +73,7 @@ async def test_body_is_refused_when_it_has_too_many_messages() -> None:
     assert (refused.status, refused.param) == (400, "messages")
 
 
-async def test_body_is_taken_when_it_is_as_large_as_can_be() -> None:
+async def test_body_is_taken_when_at_the_limit() -> None:
     token_ids = [[1] * 1024] * 1024
     body = json.dumps({"prompt": token_ids}).encode()
     read = await read_body(request_with(body), CompletionRequest, MAX_BYTES, share())
@@ -98,7 +98,7 @@ def prompt_of(num_bytes: int) -> bytes:
     return head + b"a" * (num_bytes - len(head) - len(tail)) + tail
 
 
-async def test_bytes_are_given_back_when_the_share_ends_however_it_does() -> None:
+async def test_bytes_are_given_back_when_the_share_ends() -> None:
     budget = BodyBudget(MAX_BYTES)
     body = prompt_of(MAX_BYTES)
     with budget.share(None) as own:
@@ -122,7 +122,7 @@ async def test_large_body_waits_for_others_and_small_ones_pass() -> None:
         assert budget.num_bytes == 1
 
 
-async def test_body_is_refused_with_429_when_there_is_no_room_in_time() -> None:
+async def test_body_is_refused_with_429_without_room() -> None:
     budget = BodyBudget(MAX_BYTES // 2, patience_s=0.0)
     with budget.share(None) as own, pytest.raises(ApiError) as raised:
         await read_body(request_with(prompt_of(MAX_BYTES)), CompletionRequest, MAX_BYTES, own)

@@ -1,4 +1,4 @@
-"""What the gateway's options may say together."""
+"""Combinations of the gateway's options."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_options_are_refused_that_cannot_be_meant(flags: tuple[str, ...], proble
         config(*flags)
 
 
-def test_schedulers_are_reached_over_tls_when_there_is_a_file_for_it() -> None:
+def test_schedulers_are_reached_over_tls_when_configured() -> None:
     assert config().scheduler_tls is None
     assert config("--tls-ca=ca.crt").scheduler_tls == TlsFiles(ca=Path("ca.crt"))
 
@@ -58,7 +58,7 @@ def test_schedulers_are_reached_over_tls_when_there_is_a_file_for_it() -> None:
     "flags",
     [(PUBLIC, *TLS, CLIENT_CA), (PUBLIC, *TLS, "--gateway-key-file=key"), (PUBLIC, "--insecure")],
 )
-def test_others_may_reach_what_knows_its_clients_or_is_told_not_to(flags: tuple[str, ...]) -> None:
+def test_public_address_is_taken_when_clients_are_known(flags: tuple[str, ...]) -> None:
     assert config(*flags).http == "0.0.0.0:8000"
 
 

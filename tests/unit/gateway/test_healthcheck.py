@@ -1,4 +1,4 @@
-"""The probe of a gateway's image, against servers that answer by hand."""
+"""The health probe of the gateway's image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live page of a gateway is for operators, as schedulers know them."""
+"""Access to the live page of a gateway."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_live_page_answers_who_is_near_where_nobody_is_known() -> None:
         assert elsewhere.status_code == 400
 
 
-async def test_live_page_is_served_where_a_parent_listens_however_often_it_is_started() -> None:
+async def test_live_page_is_served_again_on_a_parent_socket() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         for _ in range(2):
             async with page(None, listening) as client:

@@ -70,7 +70,7 @@ def test_null_is_as_absent_in_every_field() -> None:
                 assert getattr(made, name) == field.default
 
 
-def test_objects_and_lists_may_be_nested_as_deep_as_the_doc_says() -> None:
+def test_values_may_be_nested_as_documented() -> None:
     (most,) = re.findall(r"may be nested (\d+) deep", FIELDS)
     deep: Any = {}
     for _ in range((int(most) - 2) // 2):

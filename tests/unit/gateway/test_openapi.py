@@ -1,4 +1,4 @@
-"""The OpenAPI page, against a validator of its own."""
+"""The OpenAPI page, checked by a validator."""
 
 from __future__ import annotations
 
@@ -24,34 +24,23 @@ def body_schema(path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "is_valid"),
     [
-        ("/v1/completions", {"prompt": "a", "stop": ["b"], "logit_bias": {"5": 1}}),
-        ("/v1/completions", {"prompt": [[1, 2], [3]], "temperature": 0.5, "n": 2}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
-        ),
-        ("/tokenize", {"prompt": "a"}),
-        ("/detokenize", {"tokens": [1]}),
+        ("/v1/completions", {"prompt": "a", "stop": ["b"], "logit_bias": {"5": 1}}, True),
+        ("/v1/completions", {"prompt": [[1, 2], [3]], "temperature": 0.5, "n": 2}, True),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, True),
+        ("/tokenize", {"prompt": "a"}, True),
+        ("/detokenize", {"tokens": [1]}, True),
+        ("/v1/completions", {"prompt": 5}, False),
+        ("/v1/completions", {"prompt": "a", "frobnicate": 1}, False),
+        ("/v1/chat/completions", {"messages": [{"role": "alien", "content": "a"}]}, False),
+        ("/detokenize", {}, False),
     ],
 )
-def test_page_describes_bodies_that_are_accepted(path: str, body: dict[str, Any]) -> None:
-    jsonschema.Draft202012Validator(body_schema(path)).validate(body)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": 5}),
-        ("/v1/completions", {"prompt": "a", "frobnicate": 1}),
-        ("/v1/chat/completions", {"messages": [{"role": "alien", "content": "a"}]}),
-        ("/detokenize", {}),
-    ],
-)
-def test_page_does_not_describe_bodies_that_are_refused(path: str, body: dict[str, Any]) -> None:
-    assert not jsonschema.Draft202012Validator(body_schema(path)).is_valid(body)
+def test_page_describes_bodies_that_are_accepted(
+    path: str, body: dict[str, Any], is_valid: bool
+) -> None:
+    assert jsonschema.Draft202012Validator(body_schema(path)).is_valid(body) is is_valid
 
 
 def test_page_has_every_reference_and_no_422() -> None:

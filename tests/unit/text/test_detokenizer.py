@@ -1,4 +1,4 @@
-"""What is streamed is what `tokenizers` decodes, of any tokens of any kind of tokenizer."""
+"""Streamed text equals what `tokenizers` decodes, for all kinds of tokenizers."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ def stream(detokenizer: Detokenizer, token_ids: Sequence[int], sizes: Sequence[i
 @pytest.mark.parametrize("skips", [True, False])
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(data=st.data())
-def test_pieces_add_up_to_the_text_of_all_tokens_when_tokens_are_random(
-    kind: str, skips: bool, data: st.DataObject
-) -> None:
+def test_pieces_add_up_when_tokens_are_random(kind: str, skips: bool, data: st.DataObject) -> None:
     token_ids = data.draw(token_ids_of(kind))
     sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     detokenizer = make_tokenizer(kind).detokenizer(skip_special_tokens=skips)
@@ -82,9 +80,7 @@ def test_pieces_add_up_to_the_text_of_all_tokens_when_tokens_are_random(
 @pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(data=st.data())
-def test_pieces_go_on_where_the_context_ends_when_there_is_one(
-    kind: str, data: st.DataObject
-) -> None:
+def test_pieces_go_on_after_a_context(kind: str, data: st.DataObject) -> None:
     context_ids, token_ids = data.draw(token_ids_of(kind)), data.draw(token_ids_of(kind))
     skips = data.draw(st.booleans())
     library = library_tokenizer(kind)
@@ -137,7 +133,7 @@ def test_text_comes_with_its_token_when_nothing_can_change_it(kind: str) -> None
     assert detokenizer.finish() == ""
 
 
-def test_replacements_come_at_once_when_a_run_of_bytes_is_broken() -> None:
+def test_replacements_come_at_once_when_bytes_are_broken() -> None:
     library = library_tokenizer("sentencepiece")
     detokenizer = make_tokenizer("sentencepiece").detokenizer()
     tokens = [f"<0x{byte:02X}>" for byte in "\N{SNOWMAN}".encode()]
@@ -158,7 +154,7 @@ def test_replacements_come_at_once_when_no_character_comes_of_bytes() -> None:
     assert pieces == ["", *[REPLACEMENT] * 99]
 
 
-def test_every_sequence_of_bytes_is_read_as_the_library_does_when_it_is_short() -> None:
+def test_short_byte_sequences_are_decoded_as_by_the_library() -> None:
     library = library_tokenizer("byte_level")
     tokenizer = make_tokenizer("byte_level")
     ids_of_bytes = [library.encode(chr(byte)).ids[-1] for byte in range(128)]

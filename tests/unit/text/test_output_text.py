@@ -1,4 +1,4 @@
-"""The text of a sequence: the same however its tokens arrive."""
+"""The text of a sequence is the same in whatever chunks its tokens arrive."""
 
 from __future__ import annotations
 
@@ -71,6 +71,18 @@ def test_text_ends_at_the_same_token_however_tokens_arrive(
     assert read(token_ids, cuts, TextRules()) == (whole, len(token_ids))
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "num_taken"),
+    # The token whose text the stop string is in is the last of `min_tokens`; the next one with that
+    # text comes after them; none does.
+    [(2, 3), (3, 7), (6, 7), (7, 8)],
+)
+def test_stop_string_is_looked_for_after_min_tokens(min_tokens: int, num_taken: int) -> None:
+    token_ids = [TOKENIZER.encode(char, add_special_tokens=False)[0] for char in "abcdabcd"]
+    shown, taken = read(token_ids, range(8), TextRules(("c",)), min_tokens)
+    assert (shown, taken) == ("abcdabcd"[: num_taken - (num_taken < 8)], num_taken)
+
+
 @pytest.mark.parametrize("stop_strings", [(), ("never",)])
 def test_text_has_nothing_of_tokens_when_they_are_hidden(stop_strings: tuple[str, ...]) -> None:
     (fox,) = TOKENIZER.encode(" fox")
@@ -92,7 +104,7 @@ STOP = TextRules((" fox",))
 USAGE = Usage(1, 2, 3, 0)
 
 
-def test_last_piece_says_how_a_text_ended_when_its_request_is_plain() -> None:
+def test_last_piece_has_the_finish_when_request_is_plain() -> None:
     texts = RequestTexts(TOKENIZER, SamplingParams(), [5])
 
     told = texts.receive(Tokens(FOX)) + texts.receive(Finish(FinishReason.LENGTH, None, USAGE))
@@ -104,7 +116,7 @@ def test_last_piece_says_how_a_text_ended_when_its_request_is_plain() -> None:
     ]
 
 
-def test_text_of_a_plain_request_ends_it_when_a_stop_string_comes() -> None:
+def test_plain_request_ends_at_a_stop_string() -> None:
     texts = RequestTexts(TOKENIZER, SamplingParams(), [5], STOP)
 
     told = texts.receive(Tokens((*FOX, 7, 8)))
@@ -133,7 +145,7 @@ def test_request_goes_on_when_one_of_its_texts_has_ended() -> None:
     assert end == End(FinishReason.STOP, Usage(1, 3, 0, 0), " fox")
 
 
-def test_text_has_its_scores_when_it_is_one_of_the_best_and_has_a_stop_string() -> None:
+def test_best_text_keeps_its_score_when_stopped() -> None:
     texts = RequestTexts(TOKENIZER, SamplingParams(best_of=2), [5], STOP)
     best = SequenceFinish(0, FinishReason.LENGTH, None, 4, cumulative_logprob=-1.5)
 

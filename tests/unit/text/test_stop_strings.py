@@ -35,7 +35,7 @@ def cut(
 
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(PIECES, STOPS, st.integers(0, 12), st.booleans())
-def test_text_is_cut_as_the_whole_would_be_when_pieces_are_random(
+def test_text_is_cut_alike_when_pieces_are_random(
     pieces: list[str], stops: list[str], num_early: int, include: bool
 ) -> None:
     filter_ = StopStrings(stops, include=include)
@@ -50,9 +50,7 @@ def test_text_is_cut_as_the_whole_would_be_when_pieces_are_random(
 
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(PIECES, STOPS)
-def test_exactly_what_may_begin_a_stop_string_is_held_back_when_none_is_there(
-    pieces: list[str], stops: list[str]
-) -> None:
+def test_only_a_possible_stop_string_is_held_back(pieces: list[str], stops: list[str]) -> None:
     filter_ = StopStrings(stops)
     whole = shown = ""
     for piece in pieces:
@@ -74,7 +72,7 @@ def test_nothing_is_shown_after_the_end_when_more_text_comes() -> None:
 
 
 @pytest.mark.parametrize("repeated", ["a", "ab"])
-def test_work_grows_with_the_text_alone_when_stop_strings_are_long_and_alike(
+def test_work_is_linear_in_the_text_when_stops_are_long(
     repeated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stops = StopStrings([(repeated * 1024)[:1023] + chr(200 + number) for number in range(64)])

@@ -134,7 +134,7 @@ def test_a_template_is_refused_when_it_asks_for_too_much(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_a_template_is_rendered_when_what_it_does_only_looks_bad(name: str) -> None:
+def test_template_is_rendered_when_harmless(name: str) -> None:
     assert len(run(GREEDY[name])) < 100
 
 
@@ -159,7 +159,7 @@ def test_a_template_is_stopped_when_it_runs_in_a_thread() -> None:
     assert limits.clock is time.thread_time
 
 
-def test_a_deep_recursion_is_refused_when_it_runs_in_a_thread() -> None:
+def test_deep_recursion_is_refused_in_a_thread() -> None:
     failures: list[Exception] = []
 
     def work() -> None:
@@ -176,7 +176,7 @@ def test_a_deep_recursion_is_refused_when_it_runs_in_a_thread() -> None:
     assert len(failures) == 5
 
 
-def test_a_chat_is_refused_when_it_is_larger_than_any_prompt() -> None:
+def test_chat_is_refused_when_larger_than_any_prompt() -> None:
     sandbox = make_sandbox()
     template = sandbox.compile("{{ messages | length }}")
 
@@ -233,7 +233,7 @@ _PROGRAMS = [
 
 
 @pytest.mark.parametrize("program", _PROGRAMS)
-def test_a_template_keeps_no_more_than_it_may_whatever_makes_it(program: str) -> None:
+def test_template_memory_is_bounded_for_every_operation(program: str) -> None:
     """Each level of a recursion keeps what it makes."""
     source = (
         "{% macro m(x) %}{% for c in x %}{{ loop.length }}{{ c }}{% endfor %}{% endmacro %}"
@@ -261,7 +261,7 @@ def test_a_template_keeps_no_more_than_it_may_whatever_makes_it(program: str) ->
     assert peak_bytes < MAX_KEPT_BYTES
 
 
-def test_a_real_chat_is_rendered_when_it_is_as_long_as_a_context() -> None:
+def test_real_chat_is_rendered_when_a_context_long() -> None:
     """As templates of reasoning models take answers apart, with a million words of them."""
     source = (
         "{% for message in messages %}{% set content = message.content.split('</think>')[-1]"

@@ -1,4 +1,4 @@
-"""What a template wants of contents and arguments is tried for each form that they may have."""
+"""Chat templates with each form of contents and arguments."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ RESULT = {"role": "tool", "tool_call_id": "call_1", "name": "look", "content": "
 
 @pytest.mark.parametrize("name", ASSISTANTS)
 @pytest.mark.parametrize("has_tools", [True, False])
-def test_past_calls_are_written_when_content_and_arguments_come_in_any_form(
-    name: str, has_tools: bool
-) -> None:
+def test_past_calls_are_written_in_any_form(name: str, has_tools: bool) -> None:
     values = {"place": "äh"}
     forms = itertools.product(
         (None, "", ABSENT, "said", [{"type": "text", "text": "said"}]),
@@ -125,9 +123,7 @@ def test_past_calls_are_written_when_content_and_arguments_come_in_any_form(
 
 @pytest.mark.parametrize("name", ASSISTANTS)
 @pytest.mark.parametrize("arguments", ["", "{}", {}, None])
-def test_a_call_without_arguments_is_written_when_they_come_in_any_form(
-    name: str, arguments: object
-) -> None:
+def test_call_without_arguments_is_written_in_any_form(name: str, arguments: object) -> None:
     text = rendered(template(name), USER, calling(None, arguments), RESULT, tools=TOOLS)
 
     assert "<call>look" in text
@@ -147,16 +143,14 @@ def test_a_call_without_arguments_is_written_when_they_come_in_any_form(
         "{{ message['content'][0]['text'] }}",
     ],
 )
-def test_no_content_is_no_text_when_templates_write_it_as_it_is(
-    role: str, content: object, writing: str
-) -> None:
+def test_missing_content_is_rendered_as_no_text(role: str, content: object, writing: str) -> None:
     source = "{% for message in messages %}<{{ message.role }}>" + writing + "{% endfor %}"
     message = {"role": role} if content is ABSENT else {"role": role, "content": content}
 
     assert rendered(source, USER, message).removeprefix("<user>where?") == f"<{role}>"
 
 
-def test_each_role_has_its_own_form_when_a_template_reads_parts_of_users_alone() -> None:
+def test_each_role_has_its_own_form_of_content() -> None:
     source = (
         "{% for message in messages %}{% if message.role == 'user' %}"
         "{% for part in message.content %}{{ part.text }}{% endfor %}"
@@ -169,12 +163,12 @@ def test_each_role_has_its_own_form_when_a_template_reads_parts_of_users_alone()
     assert text == "|swhere?|there|found"
 
 
-def test_an_empty_list_of_calls_is_none_when_a_client_sends_one() -> None:
+def test_empty_list_of_calls_is_ignored() -> None:
     source = "{% for m in messages %}{{ 'calls' if 'tool_calls' in m else m.content }}{% endfor %}"
 
     assert rendered(source, {"role": "assistant", "content": "x", "tool_calls": []}) == "x"
 
 
-def test_a_chat_is_refused_as_the_template_says_when_no_form_is_taken() -> None:
+def test_chat_is_refused_when_template_takes_no_form() -> None:
     with pytest.raises(ChatTemplateFailed, match="no calls here"):
         rendered("{{ raise_exception('no calls here') }}", USER, calling(None, {}))

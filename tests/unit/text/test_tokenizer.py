@@ -28,21 +28,14 @@ def make_tokenizer(template: str = "", **config: object) -> Tokenizer:
     return Tokenizer.from_files(files)
 
 
-def test_tokenizer_round_trips_when_text_has_many_scripts() -> None:
-    tokenizer = make_tokenizer()
-    text = "Straße 你好 🦊\n"
-
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_tokenizer_is_refused_when_its_main_file_is_missing_or_broken() -> None:
+def test_tokenizer_is_refused_when_file_missing_or_broken() -> None:
     with pytest.raises(TokenizerUnavailable, match=r"no tokenizer\.json"):
         Tokenizer.from_files({})
     with pytest.raises(TokenizerUnavailable, match="not readable"):
         Tokenizer.from_files({"tokenizer.json": b"{"})
 
 
-def test_render_chat_gives_special_tokens_when_they_are_objects_or_texts() -> None:
+def test_render_chat_takes_special_tokens_as_objects_or_texts() -> None:
     tokenizer = make_tokenizer(
         "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
         bos_token={"content": "<s>", "lstrip": False},
@@ -113,9 +106,7 @@ def test_render_chat_raises_when_the_model_has_no_template() -> None:
 
 @pytest.mark.parametrize("kind", [tiny_tokenizers.byte_level, tiny_tokenizers.sentencepiece])
 @pytest.mark.parametrize("word", ["fox", " fox", "quick", "the fox"])
-def test_bad_words_are_found_in_texts_when_they_are_written_as_usual(
-    kind: Callable[[], tokenizers.Tokenizer], word: str
-) -> None:
+def test_bad_words_are_found_in_texts(kind: Callable[[], tokenizers.Tokenizer], word: str) -> None:
     tokenizer = Tokenizer(kind())
     bad_words = tokenizer.bad_words_token_ids(["", " ", word])
     bare = word.strip()
@@ -137,7 +128,7 @@ def test_bad_words_are_named_once_when_the_tokenizer_ignores_spaces() -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "gemma", "word_piece"])
-def test_bytes_of_tokens_are_those_of_the_text_when_they_are_joined(kind: str) -> None:
+def test_token_bytes_join_to_the_text(kind: str) -> None:
     library = tiny_tokenizers.with_added(tiny_tokenizers.KINDS[kind]())
     tokenizer = Tokenizer(library)
     text = "the foxes" if kind == "word_piece" else "the fox 你 <|im_end|>\n🦊"
@@ -183,7 +174,7 @@ def test_text_is_refused_when_it_has_half_a_surrogate_pair() -> None:
     assert tokenizer.decode([-1, 2**31 - 1]) == ""
 
 
-def test_encoding_keeps_no_other_thread_waiting_when_the_text_is_long() -> None:
+def test_encoding_releases_the_lock_when_text_is_long() -> None:
     tokenizer = make_tokenizer()
     text = "the quick fox 你好 " * 40_000
     thread = threading.Thread(target=tokenizer.encode, args=(text,))

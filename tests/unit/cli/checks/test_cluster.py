@@ -1,4 +1,4 @@
-"""Schedulers and executors that do not fit each other, as a scheduler would tell of them."""
+"""Checks of schedulers, executors, models and clocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from splitserve_cli.checks.cluster import check_executors, check_model
+from splitserve_cli.checks.cluster import check_clock, check_executors, check_model
 from splitserve_cli.checks.finding import Finding, State
 from splitserve_client.errors import (
     CallerNotAllowed,
@@ -80,7 +80,7 @@ def changed(**changes: object) -> ExecutorList:
         (replace(LIST, num_unfitting_requests=2), "requests", State.WARNING),
     ],
 )
-async def test_what_is_wrong_with_executors_is_named_with_what_to_do(
+async def test_problem_of_executors_has_a_remedy(
     executors: ExecutorList, name: str, state: State
 ) -> None:
     (finding,) = await check(executors)
@@ -98,7 +98,7 @@ async def test_what_is_wrong_with_executors_is_named_with_what_to_do(
         (ServerUnreachable("gone"), "log"),
     ],
 )
-async def test_refusal_says_what_to_give_when_executors_cannot_be_asked_for(
+async def test_refusal_names_the_remedy_when_executors_are_unlisted(
     error: SplitserveError, remedy: str
 ) -> None:
     (finding,) = await check(error)
@@ -116,7 +116,7 @@ class Said:
         return self._answer()
 
 
-async def test_model_is_wrong_when_there_is_none_or_nobody_is_served() -> None:
+async def test_model_is_wrong_when_missing_or_stuck() -> None:
     def nobody() -> Model:
         raise ModelNotReady("no executor")
 
@@ -130,9 +130,32 @@ async def test_model_is_wrong_when_there_is_none_or_nobody_is_served() -> None:
     assert findings[0].state is State.OK
 
 
-async def test_pools_are_looked_at_of_executors_that_are_on_this_machine() -> None:
+async def test_pools_are_checked_of_local_executors() -> None:
     huge = replace(EXECUTOR, num_host_blocks=2**20, block_bytes=2**40)
     elsewhere = replace(huge, address="e0.example:1")
     assert await check(replace(LIST, executors=(elsewhere,))) == []
     here = replace(huge, address="127.0.0.1:1")
     assert [each.name for each in await check(replace(LIST, executors=(here,)))] == ["pools"]
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "state", "found"),
+    [
+        (0.0, State.OK, "agrees with ours, within 0.200 s"),
+        (0.09, State.OK, "agrees"),
+        (0.5, State.OK, "0.4 s ahead of ours at least"),
+        (5.0, State.WARNING, "4.9 s ahead of ours at least"),
+        (-5.0, State.WARNING, "4.9 s behind ours at least"),
+        (3600.0, State.WRONG, "3599.9 s ahead"),
+        (-3600.0, State.WRONG, "3599.9 s behind"),
+    ],
+)
+def test_clock_offset_is_the_certain_part(ahead_s: float, state: State, found: str) -> None:
+    finding = check_clock("clock", 1000.1 + ahead_s, 1000.0, 1000.2)
+    assert finding.state is state
+    assert finding.found.startswith(found)
+
+
+def test_clock_that_says_whole_seconds_may_be_almost_one_later() -> None:
+    assert check_clock("clock", 1000.0, 1000.9, 1000.95, resolution_s=1.0).state is State.OK
+    assert check_clock("clock", 998.0, 1000.9, 1000.95, resolution_s=1.0).state is State.WARNING

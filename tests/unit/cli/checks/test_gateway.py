@@ -1,4 +1,4 @@
-"""What a gateway answers is compared with what its scheduler serves."""
+"""Checks of a gateway against its scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that lack something, as files of /proc and /sys."""
+"""Checks of the machine, with files of /proc and /sys."""
 
 from __future__ import annotations
 
@@ -32,15 +32,6 @@ def write(root: Path, path: str, text: str) -> None:
     (root / path).write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "state"),
-    [("", State.OK), ("2", State.OK), ("16", State.WARNING), ("many", State.WRONG)],
-)
-def test_threads_are_compared_with_cores(text: str, state: State) -> None:
-    found = check_threads({"OMP_NUM_THREADS": text} if text else {}, 2.0)
-    assert found.state is state
-
-
 def test_cores_of_a_container_are_those_that_it_may_use(tmp_path: Path) -> None:
     whole = num_cores(tmp_path)
     write(tmp_path, "sys/fs/cgroup/cpu.max", "50000 100000\n")
@@ -66,7 +57,7 @@ def test_instruction_sets_are_those_of_the_kernels(
     assert found in finding.found
 
 
-def test_memory_is_what_the_machine_or_the_limit_of_its_container_leaves(tmp_path: Path) -> None:
+def test_memory_is_limited_by_machine_or_container(tmp_path: Path) -> None:
     assert check_memory(tmp_path).state is State.WARNING
     write(tmp_path, "proc/meminfo", f"MemTotal: {64 * GIB_KB} kB\nMemAvailable: {32 * GIB_KB} kB\n")
     assert check_memory(tmp_path).state is State.OK
@@ -79,7 +70,7 @@ def test_memory_is_what_the_machine_or_the_limit_of_its_container_leaves(tmp_pat
     )
 
 
-def test_swap_is_warned_of_when_most_of_it_is_in_use(tmp_path: Path) -> None:
+def test_swap_is_warned_of_when_mostly_used(tmp_path: Path) -> None:
     write(tmp_path, "proc/meminfo", f"SwapTotal: {4 * GIB_KB} kB\nSwapFree: {GIB_KB} kB\n")
     assert check_swap(tmp_path).state is State.WARNING
     write(tmp_path, "proc/meminfo", f"SwapTotal: {4 * GIB_KB} kB\nSwapFree: {3 * GIB_KB} kB\n")
@@ -108,6 +99,9 @@ def test_open_files_are_warned_of_when_few_are_allowed() -> None:
         ("16", 2, 2, State.OK),
         ("1", 2, 3, State.WARNING),
         ("", 1, None, State.OK),
+        ("4", 1, None, State.OK),
+        ("16", 1, None, State.WARNING),
+        ("many", 1, None, State.WRONG),
     ],
 )
 def test_threads_of_all_executors_are_compared_with_cores(
@@ -152,13 +146,13 @@ def test_pools_of_executors_here_are_compared_with_memory(
     assert finding.state is state
 
 
-def test_pools_say_nothing_when_blocks_have_no_size_or_nobody_is_here(tmp_path: Path) -> None:
+def test_pools_are_skipped_when_sizes_are_unknown(tmp_path: Path) -> None:
     write(tmp_path, "proc/meminfo", f"MemTotal: {8 * GIB_KB} kB\n")
     assert check_pools([], tmp_path) is None
     assert check_pools([ListedPools(0, 9, 9)], tmp_path) is None
 
 
-def test_files_in_the_page_cache_are_no_memory_that_is_used_up(tmp_path: Path) -> None:
+def test_page_cache_is_not_used_memory(tmp_path: Path) -> None:
     write(tmp_path, "proc/meminfo", f"MemTotal: {64 * GIB_KB} kB\nMemAvailable: {50 * GIB_KB} kB\n")
     write(tmp_path, "sys/fs/cgroup/memory.max", f"{16 * 2**30}\n")
     write(tmp_path, "sys/fs/cgroup/memory.current", f"{15 * 2**30}\n")

@@ -1,4 +1,4 @@
-"""Packages that are not there, or of another version."""
+"""Checks of installed packages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_packages_are_those_of_the_process_that_is_to_run() -> None:
 
 
 @pytest.mark.parametrize("version", ["8.0", "5.29"])
-def test_package_is_named_with_what_it_should_be_when_it_is_another_version(version: str) -> None:
+def test_package_of_another_version_is_named(version: str) -> None:
     installed = INSTALLED | {"protobuf": version}
     found = check_packages(
         "scheduler", REQUIREMENTS, installed.get, requirements_of=no_requirements
@@ -68,7 +68,7 @@ def test_package_is_named_with_what_it_should_be_when_it_is_another_version(vers
         (["safetensors"], State.OK, State.WARNING, "serve"),
     ],
 )
-def test_extra_that_is_not_installed_is_not_wrong_when_nobody_asks_for_it(
+def test_missing_extra_is_fine_when_nobody_asks(
     missing: list[str], gateway: State, executor: State, installed: Command
 ) -> None:
     requirements = [*REQUIREMENTS, "safetensors; extra == 'executor'"]
@@ -82,7 +82,7 @@ def test_extra_that_is_not_installed_is_not_wrong_when_nobody_asks_for_it(
     assert command_installed(here.get) == installed
 
 
-def test_extra_is_wrong_when_a_package_of_it_is_too_old_and_nobody_asks_for_it() -> None:
+def test_extra_is_wrong_when_its_package_is_too_old() -> None:
     here = {**INSTALLED, "torch": "2.0"}
     *_, found = check_packages(None, REQUIREMENTS, here.get, requirements_of=no_requirements)
     assert (found.state, found.found) == (State.WRONG, "torch is 2.0, not >=2.11")
@@ -92,7 +92,7 @@ def test_extra_is_wrong_when_a_package_of_it_is_too_old_and_nobody_asks_for_it()
     ("why_not", "state"),
     [(None, State.WARNING), ("ImportError: libdeep.so: no such file", State.WRONG)],
 )
-def test_package_of_packages_is_wrong_only_when_something_cannot_be_imported(
+def test_indirect_package_is_wrong_only_when_imports_fail(
     why_not: str | None, state: State
 ) -> None:
     def no_deep(name: str) -> list[str]:
@@ -122,7 +122,7 @@ def test_python_is_wrong_when_it_is_older_than_needed() -> None:
     assert check_python().state is State.OK
 
 
-def test_package_is_wrong_when_one_that_is_here_takes_another_version_of_it() -> None:
+def test_package_is_wrong_when_another_needs_other_version() -> None:
     others = {
         "protobuf": ["grpcio>=1.85.1", "sphinx; extra == 'docs'", "old; python_version < '3'"],
         "grpcio": ["deep"],
@@ -161,7 +161,7 @@ def test_packages_for_traces_are_needed_where_there_are_traces() -> None:
         ("cuda", True, None, None),
     ],
 )
-def test_torch_without_cuda_is_told_where_a_gpu_is_to_be_used(
+def test_torch_without_cuda_is_reported_when_gpu_wanted(
     device: str, has_gpu: bool, version: str | None, state: State | None
 ) -> None:
     found = check_torch(device, has_gpu, version)

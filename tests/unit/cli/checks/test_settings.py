@@ -1,4 +1,4 @@
-"""Options that no process would start with."""
+"""Checks of options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from splitserve_cli.checks.finding import State, check_settings, listened_at
 
 
-def test_settings_are_wrong_when_the_file_has_what_is_not_allowed(tmp_path: Path) -> None:
+def test_settings_are_wrong_when_file_is_invalid(tmp_path: Path) -> None:
     file = tmp_path / "splitserve.toml"
     file.write_text("max-num-seqs = 0\n")
     (finding,), values = check_settings("scheduler", file, {})
@@ -31,7 +31,7 @@ def test_addresses_are_those_that_a_process_listens_at() -> None:
     assert "listen" in addresses
 
 
-def test_addresses_of_metrics_are_one_for_each_process_that_serve_starts() -> None:
+def test_metrics_addresses_are_one_per_process() -> None:
     _, values = check_settings(
         "serve",
         None,

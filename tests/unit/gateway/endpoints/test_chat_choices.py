@@ -1,4 +1,4 @@
-"""Choices of chats as JSON: the pieces add up to the whole, however the text is cut."""
+"""Choices of chats as JSON: streamed pieces add up to the whole."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def deltas(text: str, cuts: list[int]) -> list[Delta]:
 
 @settings(deadline=None, max_examples=50)
 @given(cuts=st.lists(st.integers(0, 1000), max_size=30))
-def test_pieces_add_up_to_the_whole_wherever_the_text_is_cut(cuts: list[int]) -> None:
+def test_pieces_add_up_wherever_the_text_is_cut(cuts: list[int]) -> None:
     whole, streamed = new_choice(), new_choice()
     content, reasoning = "", ""
     calls: list[dict[str, str]] = []
@@ -82,7 +82,7 @@ def test_pieces_add_up_to_the_whole_wherever_the_text_is_cut(cuts: list[int]) ->
         ("stop", "Hello", "stop"),
     ],
 )
-def test_finish_reason_is_tool_calls_only_when_the_model_stopped_after_calls(
+def test_finish_reason_is_tool_calls_when_stopped_after_calls(
     reason: str, text: str, expected: str
 ) -> None:
     choice = new_choice()

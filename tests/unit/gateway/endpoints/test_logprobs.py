@@ -1,4 +1,4 @@
-"""Scores of tokens as JSON."""
+"""Logprobs as JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_logprob_is_a_number_in_json_whatever_it_was(value: float) -> None:
     assert finite(value) == -9999.0
 
 
-def test_offsets_are_places_in_the_text_when_a_character_has_several_tokens() -> None:
+def test_offsets_are_right_when_characters_have_several_tokens() -> None:
     assert len(FOX_BYTES) > 1
     token_ids = [*TOKENIZER.encode("the"), *FOX_BYTES, *TOKENIZER.encode(" dog")]
     logprobs = CompletionLogprobs(NAMES, TOKENIZER.detokenizer())

@@ -1,4 +1,4 @@
-"""Items of a response, from what a model wrote."""
+"""Output items of the Responses API."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def told(made: ResponseOutput, text: str, size: int, end: ChoiceEnd | None) -> l
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
-def test_output_has_an_item_for_each_part_when_the_text_comes_in_pieces(size: int) -> None:
+def test_output_has_an_item_for_each_part(size: int) -> None:
     made = output()
 
     events = told(made, TEXT, size, ChoiceEnd("stop"))
@@ -58,23 +58,15 @@ def test_output_has_an_item_for_each_part_when_the_text_comes_in_pieces(size: in
     assert {item["status"] for item in made.items} == {"completed"}
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert done == made.items
-    indexes = [event["output_index"] for event in events]
-    assert indexes == sorted(indexes)
-
-
-def test_output_deltas_add_up_to_each_item() -> None:
-    made = output()
-
-    events = told(made, TEXT, 2, ChoiceEnd("stop"))
-
     for index, item in enumerate(made.items):
-        pieces = [
+        whole = item["arguments"] if "arguments" in item else item["content"][0]["text"]  # type: ignore[index]
+        assert whole == "".join(
             event["delta"]
             for event in events
             if event["output_index"] == index and event["type"].endswith(".delta")
-        ]
-        whole = item["arguments"] if "arguments" in item else item["content"][0]["text"]  # type: ignore[index]
-        assert "".join(pieces) == whole
+        )
+    indexes = [event["output_index"] for event in events]
+    assert indexes == sorted(indexes)
 
 
 def test_output_is_incomplete_when_the_answer_was_cut() -> None:
@@ -122,7 +114,7 @@ def deltas(text: str, size: int) -> list[Delta]:
         ("", "  I look"),
     ],
 )
-def test_tokens_of_reasoning_are_the_same_however_many_come_at_once(
+def test_reasoning_tokens_are_counted_alike_in_any_chunks(
     reasoning: str, content: str, size: int
 ) -> None:
     made = output(wants_logprobs=True)

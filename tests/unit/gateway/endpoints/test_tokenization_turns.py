@@ -1,4 +1,4 @@
-"""Whose turn it is in the tokenizer's threads, and that nobody has one who cannot use it yet."""
+"""Turns at the tokenizer's threads are not held while a model is awaited."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ async def refuse(_: Request, error: ApiError) -> Response:
     ("path", "body"),
     [("/tokenize", {"prompt": "x" * 10**5}), ("/detokenize", {"tokens": [1] * 10**5})],
 )
-async def test_turn_is_left_to_others_when_the_model_is_waited_for(
-    path: str, body: dict[str, Any]
-) -> None:
+async def test_turn_is_left_when_model_is_awaited(path: str, body: dict[str, Any]) -> None:
     fleet: Any = MovingFleet()
     config: Any = SimpleNamespace(max_body_bytes=2**20)
     unused: Any = None

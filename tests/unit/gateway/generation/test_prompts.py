@@ -1,4 +1,4 @@
-"""Prompts: what is told of texts that are too long, and who does the work."""
+"""Prompts: refusal of long texts, work in threads, and tenants of requests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from splitserve_client import Model, Tokenizer
+from splitserve_gateway.callers.caller import ANYBODY, Caller
+from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.generation import prompts as chat_prompts
-from splitserve_gateway.generation.prompts import encode_chat, encode_prompts
+from splitserve_gateway.generation.prompts import Serving, encode_chat, encode_prompts
+from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.schemas.chat import ChatFields, ChatMessage, CompletionRequest
 from splitserve_gateway.upstreams.upstream import Served
@@ -50,7 +53,7 @@ def served(tokenizer: Tokenizer) -> Served:
 
 
 @pytest.mark.parametrize("is_chat", [True, False])
-async def test_text_is_refused_by_its_beginning_when_that_alone_is_too_long(
+async def test_text_is_refused_when_its_beginning_is_too_long(
     tokenizer: CountingTokenizer, is_chat: bool
 ) -> None:
     text = "the fox " * 10_000
@@ -85,7 +88,7 @@ async def test_text_is_encoded_as_a_whole_when_it_may_fit(
     assert prompt.token_ids == (expected if truncate is None else expected[-truncate:])
 
 
-async def test_small_text_is_encoded_while_large_ones_wait_for_each_other(
+async def test_small_text_is_encoded_while_large_ones_wait(
     tokenizer: Tokenizer,
 ) -> None:
     is_released = threading.Event()
@@ -121,3 +124,25 @@ async def test_messages_are_converted_beside_the_event_loop(
 
     assert threads
     assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize(
+    ("caller", "user", "tenant"),
+    [
+        (ANYBODY, "u", "u"),
+        (ANYBODY, None, ""),
+        (Caller("key", tenant="a"), "u", "a"),
+        (Caller("key", tenant="a"), None, "a"),
+        # May speak for tenants.
+        (Caller("key"), "u", "u"),
+    ],
+)
+async def test_tenant_is_the_callers_unless_it_may_speak_for_others(
+    caller: Caller, user: str | None, tenant: str
+) -> None:
+    serving = Serving(None, None, GatewayConfig(), GrammarChecker(), caller)  # type: ignore[arg-type]
+    assert serving.checker_for(user).tenant == tenant
+
+
+def test_callers_and_what_they_bring_are_not_shown() -> None:
+    assert "secret" not in repr(Caller("secret", tenant="a"))

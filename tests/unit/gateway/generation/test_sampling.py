@@ -1,4 +1,4 @@
-"""Fields of requests as the scheduler takes them."""
+"""Sampling and scheduling parameters from fields of requests."""
 
 from __future__ import annotations
 

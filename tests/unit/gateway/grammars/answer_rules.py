@@ -1,4 +1,4 @@
-"""What is asked of an answer, and what the plan for it makes of a text."""
+"""Tools, rules and expected notations for tests of answer grammars."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, plan_answer
 from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.grammars.tools import ToolUse
+from splitserve_gateway.grammars.tools import ToolUse, tool_use
+from splitserve_gateway.schemas.chat import ChatFields
 from splitserve_text.output_parser import FORMATS, REASONING_MARKS, OutputFormat
 from splitserve_text.values import Grammar
 from tests.unit.text.parsing.answers import Answer
@@ -77,3 +78,10 @@ def read(text: str, plan: AnswerPlan) -> Answer:
     for delta in [delta for char in text for delta in parser.push(char)] + parser.finish():
         answer.add(delta)
     return answer
+
+
+def use_of(tools: object, choice: object = None, parallel: bool | None = None) -> ToolUse:
+    """Raises what reading and understanding them raises."""
+    fields = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    body = ChatFields.model_validate(fields)
+    return tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)

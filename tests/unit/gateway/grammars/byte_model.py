@@ -1,4 +1,4 @@
-"""A model that knows nothing: its tokens are bytes, drawn at random under a grammar."""
+"""A model of random bytes under a grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer may be when the caller says so, wherever that is put."""
+"""Grammars that the caller asks for, with tools and reasoning."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.unit.gateway.grammars.answer_rules import (
     grammar_of,
     rules,
     tools,
+    use_of,
 )
 from tests.unit.gateway.grammars.byte_model import accepts
-from tests.unit.gateway.grammars.tool_uses import use_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -1,4 +1,4 @@
-"""What calls may be: llguidance's matcher says it, and the parser and jsonschema agree."""
+"""Grammars of tool calls agree with llguidance, our parser and jsonschema."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.unit.gateway.grammars.answer_rules import (
     read,
     rules,
     tools,
+    use_of,
 )
 from tests.unit.gateway.grammars.byte_model import accepts, drawn
-from tests.unit.gateway.grammars.tool_uses import use_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -95,7 +95,7 @@ async def test_call_is_spelled_as_models_learnt_it(
 
 
 @pytest.mark.parametrize("format_name", ["hermes", "mistral_args"])
-async def test_strict_tools_are_held_to_their_schemas_when_text_is_free(
+async def test_strict_tools_keep_their_schemas_when_text_is_free(
     checker: GrammarChecker, format_name: str
 ) -> None:
     use = use_of(tools(strict=True), "auto", None)
@@ -140,7 +140,7 @@ async def test_call_is_content_when_its_tool_is_not_allowed(
 
 
 @pytest.mark.parametrize("format_name", ["llama3_json", "json", "mistral"])
-async def test_answer_is_free_when_strict_calls_cannot_be_told_from_text(
+async def test_answer_is_free_when_strict_calls_look_like_text(
     checker: GrammarChecker, format_name: str
 ) -> None:
     use = use_of(tools(strict=True), "auto", None)
@@ -177,7 +177,7 @@ async def test_required_calls_are_json_when_their_notation_has_special_tokens(
     assert read(text, plan).calls == [("point", '{"x": 1}')]
 
 
-async def test_required_calls_keep_their_notation_when_it_does_without_its_special_token(
+async def test_required_calls_keep_their_notation_without_special_token(
     checker: GrammarChecker,
 ) -> None:
     use = use_of(tools(), "required", None)

@@ -1,4 +1,4 @@
-"""A process that tries grammars, and how it ends: on the loop of the gateway, and on asyncio's."""
+"""The process that compiles grammars, on uvloop and on asyncio's loop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @each_loop
-def test_another_process_answers_when_one_was_killed_while_it_had_nothing_to_do(
+def test_process_is_replaced_when_killed_while_idle(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     async def ask_twice() -> list[Verdict]:
@@ -85,7 +85,7 @@ def test_nobody_forks_to_start_a_process(new_loop: Callable[[], asyncio.Abstract
 
 
 @each_loop
-def test_what_a_process_began_ends_with_it_though_it_keeps_the_pipes(
+def test_children_of_a_process_end_with_it(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

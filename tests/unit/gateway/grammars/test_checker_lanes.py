@@ -1,4 +1,4 @@
-"""Who is next where grammars wait to be checked, and what is remembered of them."""
+"""Turns of grammars that wait to be checked, and cached verdicts."""
 
 from __future__ import annotations
 

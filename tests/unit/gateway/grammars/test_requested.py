@@ -1,4 +1,4 @@
-"""What request fields ask for, and what is refused by its name."""
+"""Grammars in request fields, and refusals by field."""
 
 from __future__ import annotations
 
@@ -137,9 +137,7 @@ def nested(depth: int) -> dict[str, object]:
         ({"response_format": {"type": "grammar"}}, "response_format.type"),
     ],
 )
-def test_request_is_refused_by_the_field_when_it_makes_no_sense(
-    body: dict[str, object], field: str
-) -> None:
+def test_grammar_request_is_refused_by_its_field(body: dict[str, object], field: str) -> None:
     with pytest.raises(GrammarRefused) as refused:
         requested_grammar(body)
     assert refused.value.field == field

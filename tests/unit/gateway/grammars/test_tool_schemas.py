@@ -14,14 +14,14 @@ from tests.unit.gateway.grammars.answer_rules import (
     grammar_of,
     rules,
     tools,
+    use_of,
 )
 from tests.unit.gateway.grammars.byte_model import accepts
-from tests.unit.gateway.grammars.tool_uses import use_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_schema_is_any_object_when_it_cannot_be_compiled_and_is_not_strict(
+async def test_schema_is_any_object_when_not_compilable_nor_strict(
     checker: GrammarChecker,
 ) -> None:
     odd = {"type": "object", "not": {"required": ["a"]}}

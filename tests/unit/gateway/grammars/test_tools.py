@@ -1,4 +1,4 @@
-"""Tools and tool choices, as chats have them."""
+"""Tools and tool choices of chats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from splitserve_gateway.grammars.checker import GrammarRefused
 from splitserve_gateway.grammars.tools import ToolUse
-from tests.unit.gateway.grammars.tool_uses import use_of
+from tests.unit.gateway.grammars.answer_rules import allowed, use_of
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -28,11 +28,6 @@ TOOLS = [WEATHER, ADD]
 
 def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
-
-
-def allowed(mode: str, *names: str) -> dict[str, Any]:
-    tools = [named(name) for name in names]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +55,7 @@ def test_choice_says_what_may_be_called(
     assert use.barred == ({"get_weather", "add"} - set(callable_names) if shown else set())
 
 
-def test_template_gets_what_is_given_of_a_tool_in_one_order() -> None:
+def test_template_gets_tools_in_one_order() -> None:
     function = {"strict": None, "parameters": {"a": None}, "description": None, "name": "f"}
     use = use_of([WEATHER, {"function": function, "type": "function"}])
 
@@ -108,9 +103,7 @@ def with_parameters(parameters: object) -> list[object]:
         ([], named("add"), "tool_choice"),
     ],
 )
-def test_tools_are_refused_by_the_field_when_they_make_no_sense(
-    tools: object, choice: object, field: str
-) -> None:
+def test_tools_are_refused_by_their_field(tools: object, choice: object, field: str) -> None:
     with pytest.raises(GrammarRefused) as refused:
         use_of(tools, choice)
     assert refused.value.field == field

@@ -1,4 +1,4 @@
-"""How often schedulers are asked what they serve: by tests, not by the clock."""
+"""Polling intervals of schedulers in tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scheduler serves another model by now: nobody is given the one before while it is read."""
+"""Requests while a scheduler's new model is read."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from splitserve_gateway.upstreams import upstream as upstream_module
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from splitserve_rpc.discovery import Listed
-from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_scheduler import FakeScheduler, start
+from tests.support.processes.gateway import until
 
 BEFORE, NOW = "00ff", "beef"
 
@@ -51,11 +51,8 @@ async def changed() -> AsyncIterator[tuple[Fleet, SlowToRead]]:
         address = f"127.0.0.1:{server.port}"
         fleet = await stack.enter_async_context(Fleet(Listed([address]), UnreadBudget()))
 
-        async def is_ready() -> tuple[bool, object]:
-            return fleet.is_ready, fleet.readiness
-
         fake.may_be_read.set()
-        await poll(is_ready)
+        await until(lambda: fleet.is_ready)
         fake.may_be_read.clear()
         fake.is_read.clear()
         fake.model_digest = NOW
@@ -96,7 +93,7 @@ async def test_request_waits_no_longer_when_it_takes_too_long(
         fake.may_be_read.set()
 
 
-async def test_model_is_believed_when_the_doubt_is_of_the_one_before() -> None:
+async def test_model_is_kept_when_doubt_is_of_its_predecessor() -> None:
     async with changed() as (fleet, fake):
         fake.may_be_read.set()
         await fleet.wait_read(None)

@@ -1,4 +1,4 @@
-"""Which scheduler gets a request, and where it goes on if that one does not take it."""
+"""Choice of a scheduler for each request, and resumption at another one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_requests_one_after_the_other_take_turns_at_idle_schedulers() -> N
         assert running.num_requests == [2, 2]
 
 
-async def test_requests_being_prepared_count_for_the_scheduler_that_they_were_given() -> None:
+async def test_requests_being_prepared_count_as_load() -> None:
     async with schedulers(2) as running:
         first, second = (f"127.0.0.1:{server.port}" for server in running.servers)
         for fake in running.fakes:
@@ -160,7 +160,7 @@ async def test_only_scheduler_is_still_asked_when_it_does_not_serve() -> None:
 
 @pytest.mark.usefixtures("asked_often")
 @pytest.mark.parametrize("seed", [7, None])
-async def test_stream_goes_on_elsewhere_when_its_scheduler_has_no_more_time_for_it(
+async def test_stream_moves_when_its_scheduler_stops(
     seed: int | None,
 ) -> None:
     async with schedulers(2) as running:
@@ -188,7 +188,7 @@ async def test_stream_goes_on_elsewhere_when_its_scheduler_has_no_more_time_for_
 
 
 @pytest.mark.usefixtures("asked_often")
-async def test_stream_ends_with_a_clear_error_when_only_another_model_is_served_elsewhere() -> None:
+async def test_stream_fails_when_only_another_model_is_left() -> None:
     config = ClientConfig(retry=RetryPolicy(first_delay_s=0.01, give_up_after_s=0.1))
     async with schedulers(2, config, ["aa", "bb"]) as running:
         held = asyncio.Event()
@@ -299,7 +299,7 @@ async def test_schedulers_still_join_when_one_could_not_be_used(
 
 
 @pytest.mark.usefixtures("asked_often")
-async def test_request_goes_to_another_scheduler_when_it_waits_where_nobody_computes(
+async def test_request_moves_when_its_scheduler_lost_all_executors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(upstream_module, "_STALLED_S", 0.02)

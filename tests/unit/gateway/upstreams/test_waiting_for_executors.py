@@ -1,4 +1,4 @@
-"""Requests that wait while executors are on their way from one scheduler to another."""
+"""Requests that wait while executors move from one scheduler to another."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def looked(running: Schedulers, num_looks: int = 6) -> None:
         await running.fleet._news.wait()
 
 
-async def test_request_waits_for_the_executors_of_a_scheduler_that_is_being_stopped() -> None:
+async def test_request_waits_for_executors_of_stopping_scheduler() -> None:
     async with second_without_executor() as running:
         await stop_first(running)
         generating = [asyncio.create_task(running.generate()) for _ in range(3)]
@@ -74,7 +74,7 @@ async def test_request_waits_for_the_executors_of_a_scheduler_that_is_being_stop
         assert running.num_requests == [3, 3]
 
 
-async def test_request_waits_until_it_is_read_what_the_other_scheduler_serves(
+async def test_request_waits_until_successor_model_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     is_read = asyncio.Event()
@@ -111,9 +111,7 @@ async def test_request_is_refused_when_the_executors_do_not_come() -> None:
             await anext(request.events())
 
 
-async def test_request_is_refused_when_the_other_scheduler_turns_out_to_serve_another_model() -> (
-    None
-):
+async def test_request_is_refused_when_successor_serves_another_model() -> None:
     async with second_without_executor() as running:
         await stop_first(running)
         generating = asyncio.create_task(running.generate())
@@ -124,7 +122,7 @@ async def test_request_is_refused_when_the_other_scheduler_turns_out_to_serve_an
             await generating
 
 
-async def test_new_request_waits_for_the_executors_of_a_scheduler_that_was_lost() -> None:
+async def test_new_request_waits_for_executors_of_lost_scheduler() -> None:
     async with second_without_executor() as running:
         await running.servers[0].server.stop(None)
         await running.until(lambda: not running.fleet.reachable())
@@ -138,7 +136,7 @@ async def test_new_request_waits_for_the_executors_of_a_scheduler_that_was_lost(
         assert running.num_requests == [0, 1]
 
 
-async def test_request_goes_on_where_it_was_when_its_scheduler_has_begun_anew() -> None:
+async def test_request_resumes_when_its_scheduler_restarted() -> None:
     async with second_without_executor() as running:
         await stop_first(running)
         generating = asyncio.create_task(running.generate())
@@ -152,7 +150,7 @@ async def test_request_goes_on_where_it_was_when_its_scheduler_has_begun_anew() 
         assert running.num_requests == [2, 0]
 
 
-async def test_new_request_waits_for_the_executors_of_a_scheduler_that_is_named_no_more(
+async def test_new_request_waits_for_executors_of_removed_scheduler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleet_module, "_LOOK_S", 0.01)
@@ -180,7 +178,7 @@ async def test_new_request_waits_for_the_executors_of_a_scheduler_that_is_named_
         assert running.fleet.reachable() == [second]
 
 
-async def test_new_request_waits_for_the_model_that_was_lost_while_another_is_served() -> None:
+async def test_new_request_waits_for_its_lost_model() -> None:
     async with schedulers(3, digests=["aa", "aa", "bb"]) as running:
         running.fakes[2].name = "other"
         running.fakes[1].before_model = refuse_model
@@ -199,7 +197,7 @@ async def test_new_request_waits_for_the_model_that_was_lost_while_another_is_se
         assert running.fleet.choose("fake")[0] is second
 
 
-async def test_new_request_waits_for_no_scheduler_that_its_caller_may_not_use(
+async def test_new_request_waits_only_for_allowed_schedulers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleet_module, "_READING_S", 3600.0)
@@ -216,7 +214,7 @@ async def test_new_request_waits_for_no_scheduler_that_its_caller_may_not_use(
         await waiting
 
 
-async def test_new_request_is_told_at_once_when_nobody_serves_and_nobody_was_lost() -> None:
+async def test_new_request_is_refused_when_nobody_was_lost() -> None:
     async with schedulers(1) as running:
         running.fakes[0].before_model = refuse_model
         upstream = running.fleet._upstreams[0]

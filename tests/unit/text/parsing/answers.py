@@ -1,4 +1,4 @@
-"""What a parser made of a text, joined: what a client has in the end."""
+"""Parsed answers, joined as a client joins them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However a text is cut, and whatever it is."""
+"""Properties of the output parser, for any text and any chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a text is a call, in each notation."""
+"""Tool calls in each notation."""
 
 from __future__ import annotations
 
@@ -111,9 +111,11 @@ def test_calls_are_as_written_when_well_formed(
 ) -> None:
     whole = answer(text, format_name)
 
-    assert whole.calls == calls
-    assert whole.content == ""
+    assert (whole.calls, whole.content) == (calls, "")
     assert answer(list(text), format_name) == whole
+    for pieces in ([text], list(text)):
+        streamed = answer(pieces, format_name, streams_arguments=True)
+        assert (streamed.calls, streamed.content) == (calls, "")
 
 
 @pytest.mark.parametrize(("format_name", "text"), NO_CALLS)
@@ -125,8 +127,10 @@ def test_text_is_content_when_it_is_no_call(format_name: str, text: str) -> None
     assert answer(list(text), format_name) == whole
 
 
-@pytest.mark.parametrize(("format_name", "text"), NO_CALLS)
-def test_calls_are_content_when_the_request_has_no_tools(format_name: str, text: str) -> None:
+@pytest.mark.parametrize(("format_name", "text", "_calls"), CALLS)
+def test_calls_are_content_when_the_request_has_no_tools(
+    format_name: str, text: str, _calls: object
+) -> None:
     assert answer(text, format_name, tools={}).content == text
 
 
@@ -205,15 +209,6 @@ def test_streamed_call_is_cut_when_the_answer_is() -> None:
 
     assert (whole.calls, whole.content) == ([("add", '{"a": "hel')], "")
     assert answer(list(text), "hermes", streams_arguments=True) == whole
-
-
-@pytest.mark.parametrize(("format_name", "text", "calls"), CALLS)
-def test_calls_are_the_same_when_their_arguments_are_streamed(
-    format_name: str, text: str, calls: list[tuple[str, str]]
-) -> None:
-    for pieces in ([text], list(text)):
-        streamed = answer(pieces, format_name, streams_arguments=True)
-        assert (streamed.calls, streamed.content) == (calls, "")
 
 
 def test_content_comes_at_once_when_it_cannot_begin_a_call() -> None:

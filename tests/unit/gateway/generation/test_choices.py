@@ -1,23 +1,24 @@
-"""What is refused, by the names that callers of each endpoint know."""
+"""Names of fields in refusals, and ids of requests."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from splitserve_client import ChatTemplateFailed, InvalidRequest
+from splitserve_client import InvalidRequest
 from splitserve_gateway.generation.choices import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     RESPONSE_FIELDS,
     FieldNames,
-    chat_fields,
-    completion_fields,
+    answer_id,
     naming,
     refusal,
-    response_fields,
+    upstream_id,
 )
 from splitserve_gateway.http.errors import ApiError, invalid
-from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
+from splitserve_rpc.process_log import LogContext, log_context
 
 ALL = (COMPLETION_FIELDS, CHAT_FIELDS, RESPONSE_FIELDS)
 
@@ -58,29 +59,6 @@ def test_message_names_the_field_as_the_caller_does() -> None:
     assert message("prompt_token_ids is empty", "PROMPT_EMPTY") == "input is empty"
 
 
-@pytest.mark.parametrize(
-    ("inside", "response"),
-    [
-        ("messages", "input"),
-        ("response_format", "text.format"),
-        ("response_format.type", "text.format.type"),
-        ("response_format.json_schema.schema", "text.format.schema"),
-        ("tools.12.function.parameters.type", "tools.12.parameters.type"),
-        ("tools", "tools"),
-        ("tool_choice.function.name", "tool_choice.name"),
-        ("tool_choice.allowed_tools.tools.3.function.name", "tool_choice.tools.3.name"),
-        ("structured_outputs.regex", "structured_outputs.regex"),
-        ("messages_of_others", "messages_of_others"),
-    ],
-)
-def test_field_of_a_chat_is_named_as_in_responses(inside: str, response: str) -> None:
-    with pytest.raises(ApiError) as raised, naming(RESPONSE_FIELDS):
-        raise invalid(f"{inside}: is wrong", inside)
-
-    assert raised.value.param == response
-    assert raised.value.message == f"{response}: is wrong"
-
-
 def test_message_names_what_a_field_cannot_be_combined_with() -> None:
     message = "guided_regex: cannot be combined with response_format.json_schema.schema"
     with pytest.raises(ApiError) as raised, naming(RESPONSE_FIELDS):
@@ -97,25 +75,17 @@ def test_names_stay_when_they_are_given_twice(names: FieldNames) -> None:
         assert raised.value.param == names[inside].replace("*", "0")
 
 
-@pytest.mark.parametrize(
-    ("names", "field"), [(CHAT_FIELDS, "messages"), (RESPONSE_FIELDS, "input")]
-)
-def test_template_that_fails_is_about_what_it_was_given(names: FieldNames, field: str) -> None:
-    with pytest.raises(ApiError) as raised, naming(names):
-        raise ChatTemplateFailed("roles must alternate")
+def test_ids_are_those_of_the_http_request_that_is_answered() -> None:
+    token = log_context.set(LogContext("req_abc"))
+    try:
+        assert (answer_id(None), answer_id("job")) == ("abc", "job")
+        assert upstream_id(None, 3) == "abc.3"
+        assert upstream_id("job", 0) == "job.abc.0"
+        assert len(upstream_id("j" * 128, 9999)) < 128
+    finally:
+        log_context.reset(token)
 
-    assert (raised.value.param, raised.value.code) == (field, "chat_template_failed")
 
-
-def test_names_are_those_of_the_fields_that_were_given() -> None:
-    chat = ChatRequest(prompt_token_ids=[1], max_completion_tokens=5, guided_regex="a")
-    assert chat_fields(chat)["prompt"] == "prompt_token_ids"
-    assert chat_fields(chat)["max_tokens"] == "max_completion_tokens"
-    assert chat_fields(chat)["grammar"] == response_fields(chat)["grammar"] == "guided_regex"
-    formatted = ChatRequest(response_format={})
-    assert response_fields(formatted)["grammar"] == "text.format"
-    assert chat_fields(ChatRequest())["grammar"] == "tools"
-    assert (
-        completion_fields(CompletionRequest(prompt_token_ids=[1]))["prompt"] == "prompt_token_ids"
-    )
-    assert completion_fields(CompletionRequest(prompt="a"))["prompt"] == "prompt"
+def test_ids_are_new_ones_where_no_http_request_is_answered() -> None:
+    assert re.fullmatch(r"[0-9a-f]{32}\.0", upstream_id(None, 0))
+    assert answer_id(None) != answer_id(None)

@@ -1,4 +1,4 @@
-"""How often schedulers are asked who somebody is, and what that may cost."""
+"""Identification of callers: credentials, cached answers, and places of tenants."""
 
 from __future__ import annotations
 
@@ -7,11 +7,52 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
-from splitserve_gateway.callers.caller import Caller
-from splitserve_gateway.callers.identification import AskAgain, KnownCallers, Memory
+from splitserve_gateway.callers.caller import Caller, credential_of
+from splitserve_gateway.callers.identification import AskAgain, KnownCallers, Memory, TenantPlaces
 from splitserve_gateway.http.errors import ApiError, no_scheduler
+from splitserve_gateway.sharing.turns import Shares
 from splitserve_gateway.upstreams.upstream import Upstream
+
+HOST = (b"host", b"x")
+
+
+@pytest.mark.parametrize(
+    ("value", "credential"),
+    [
+        (b"Bearer sk-ss-a-b", "sk-ss-a-b"),
+        (b"bearer  a.b.c ", "a.b.c"),
+        (b"BEARER " + b"a" * 8192, "a" * 8192),
+    ],
+)
+def test_credential_follows_the_scheme(value: bytes, credential: str) -> None:
+    assert credential_of([HOST, (b"authorization", value)]) == credential
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ((), "no credential was given"),
+        ((b"",), "authorization is not usable"),
+        ((b"Bearer",), "authorization is not usable"),
+        ((b"Bearer ",), "authorization is not usable"),
+        ((b"Basic YTpi",), "authorization is not usable"),
+        ((b"Bearer a", b"Bearer a"), "authorization is not usable"),
+        ((b"Bearer a", b"Bearer b"), "authorization is not usable"),
+        ((b"Bearer a b",), "3 characters; allowed: at most 8192, visible ones of ASCII"),
+        ((b"Bearer \xc3\xa4",), "2 characters"),
+        ((b"Bearer a\x7f",), "2 characters"),
+        ((b"Bearer " + b"a" * 8193,), "8193 characters"),
+    ],
+)
+def test_what_cannot_be_a_credential_is_refused(values: tuple[bytes, ...], problem: str) -> None:
+    with pytest.raises(ApiError, match=problem) as refused:
+        credential_of([HOST, *((b"authorization", value) for value in values)])
+    answer = refused.value.response()
+    assert (answer.status_code, refused.value.code) == (401, "invalid_api_key")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
 
 MEMORY = Memory(
     known_s=5.0, unknown_s=1.0, max_known=2, max_unknown=2, max_strangers=2, max_waiting=0
@@ -101,7 +142,7 @@ async def test_revoked_caller_is_refused_when_the_answer_is_old(asked: Asked) ->
     assert asked.credentials == ["a"] * 3
 
 
-async def test_caller_is_asked_about_again_when_no_scheduler_that_knows_it_is_left(
+async def test_caller_is_asked_about_again_when_its_scheduler_is_lost(
     asked: Asked,
 ) -> None:
     lost = Reachable()
@@ -124,7 +165,7 @@ async def test_one_question_serves_all_who_ask_the_same(asked: Asked) -> None:
     assert asked.credentials == ["a"]
 
 
-async def test_strangers_are_refused_when_many_are_asked_about_and_others_are_not(
+async def test_strangers_alone_are_refused_when_many_are_asked_about(
     asked: Asked,
 ) -> None:
     assert await asked.status("a") == 200
@@ -141,7 +182,7 @@ async def test_strangers_are_refused_when_many_are_asked_about_and_others_are_no
     assert await asked.status("b") == 200
 
 
-async def test_nobody_is_let_in_and_nothing_remembered_when_no_scheduler_can_say(
+async def test_caller_is_refused_when_no_scheduler_answers(
     asked: Asked,
 ) -> None:
     assert await asked.status("a") == 200
@@ -153,7 +194,7 @@ async def test_nobody_is_let_in_and_nothing_remembered_when_no_scheduler_can_say
     assert [await asked.status(name) for name in ("a", "b", "x")] == [200, 200, 401]
 
 
-async def test_few_are_remembered_and_strangers_push_out_nobody_who_is_known(asked: Asked) -> None:
+async def test_memory_is_bounded_and_strangers_evict_no_callers(asked: Asked) -> None:
     for name in ("a", "b", "x", "y", "z"):
         await asked.status(name)
     asked.credentials.clear()
@@ -167,7 +208,7 @@ async def test_few_are_remembered_and_strangers_push_out_nobody_who_is_known(ask
     assert asked.credentials == ["c", "a"]
 
 
-async def test_flood_of_one_origin_delays_a_stranger_of_another_by_one_question() -> None:
+async def test_flood_of_one_origin_hardly_delays_another() -> None:
     asked = Asked(replace(MEMORY, max_waiting=40, patience_s=60.0))
     asked.callers = {"genuine": Caller("genuine")}
     asked.answers.clear()
@@ -199,7 +240,7 @@ async def test_stranger_waits_no_longer_than_it_has_patience() -> None:
     assert await asked.status("genuine", "elsewhere") == 200
 
 
-async def test_stranger_whose_turn_it_is_is_asked_about_again_when_schedulers_have_enough() -> None:
+async def test_stranger_is_asked_about_again_when_schedulers_are_busy() -> None:
     asked = Asked(replace(MEMORY, max_waiting=40, patience_s=60.0))
     asked.callers = {"genuine": Caller("genuine")}
     asked.num_answers = 0
@@ -220,3 +261,66 @@ async def test_stranger_is_refused_when_schedulers_never_have_room() -> None:
     assert await asked.status("a") == 503
     assert asked.credentials == ["a"] * MEMORY.most_asks
     assert asked.delays_s == [0.25] * (MEMORY.most_asks - 1)
+
+
+class PlacesOfTenants:
+    """Twenty places before an application that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+        self.shares = Shares(20)
+        self.app = TenantPlaces(self.answer, self.shares)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
+        assert callable(receive)
+        assert callable(send)
+        await self.answers.wait()
+
+    async def request(self, caller: Caller | None) -> None:
+        async def receive() -> Message:
+            return {}
+
+        async def send(message: Message) -> None:
+            assert message
+
+        state = {} if caller is None else {"caller": caller}
+        await self.app({"type": "http", "state": state}, receive, send)
+
+    async def begin(self, caller: Caller | None, num: int) -> list[asyncio.Task[None]]:
+        """Those of `num` requests that were let in or refused by now."""
+        tasks = [asyncio.create_task(self.request(caller)) for _ in range(num)]
+        await asyncio.sleep(0)
+        return tasks
+
+
+@pytest.fixture
+async def places() -> PlacesOfTenants:
+    return PlacesOfTenants()
+
+
+async def test_tenant_with_many_requests_leaves_places_to_others(places: PlacesOfTenants) -> None:
+    greedy = await places.begin(Caller("key 1", tenant="a"), 10)
+    # Another key of the same tenant is no way round.
+    greedy += await places.begin(Caller("key 2", tenant="a"), 20)
+    refused = [task for task in greedy if task.done()]
+    assert places.shares.num_held in range(15, 20)
+    assert len(refused) == 30 - places.shares.num_held
+    for task in refused:
+        error = task.exception()
+        assert isinstance(error, ApiError)
+        assert (error.status, error.code) == (429, "too_many_requests")
+        assert error.retry_after_s
+    (other,) = await places.begin(Caller("key 3", tenant="b"), 1)
+    assert not other.done()
+    places.answers.set()
+    await asyncio.gather(other, *(task for task in greedy if task not in refused))
+    assert places.shares.num_held == 0
+
+
+async def test_requests_of_nobody_need_no_place(places: PlacesOfTenants) -> None:
+    health = await places.begin(None, 30)
+    assert not any(task.done() for task in health)
+    assert places.shares.num_held == 0
+    places.answers.set()
+    assert await asyncio.gather(*health) == [None] * 30

@@ -1,0 +1,146 @@
+"""Event streams, request ids in logs, errors, and origins of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from splitserve_client import RequestFailed
+from splitserve_gateway.http.errors import api_error
+from splitserve_gateway.http.exchange import Exchange, event_stream
+from splitserve_gateway.http.listener import origin_of
+from splitserve_gateway.tracing import GatewayTraces
+from splitserve_rpc.process_log import JsonFormatter
+from splitserve_tracing.trace_config import TraceConfig
+from splitserve_tracing.tracing import Tracing
+
+COMMENT = b": waiting\n\n"
+SOON_S = 0.001
+
+
+class Sent:
+    """What a stream sent; `has_comments` is set once there are two comments more."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.has_comments = asyncio.Event()
+
+    async def send(self, message: Message) -> None:
+        if "body" in message:
+            self.pieces.append(message["body"])
+        if self.pieces[-2:] == [COMMENT] * 2:
+            self.has_comments.set()
+
+    async def comments(self) -> None:
+        self.has_comments.clear()
+        await self.has_comments.wait()
+
+
+async def sent_by(
+    events: AsyncGenerator[object, None], silence_s: float, sent: Sent
+) -> list[bytes]:
+    async def receive() -> Message:
+        raise AssertionError("a stream of events reads nothing")
+
+    async with asyncio.timeout(240):
+        response = await event_stream(events, silence_s=silence_s)
+        await response({"type": "http"}, receive, sent.send)
+    return sent.pieces
+
+
+async def test_comments_are_sent_while_nothing_comes() -> None:
+    sent = Sent()
+
+    async def events() -> AsyncGenerator[object, None]:
+        await sent.comments()
+        yield 1
+        await sent.comments()
+        yield 2
+
+    pieces = await sent_by(events(), SOON_S, sent)
+
+    told = [piece for piece in pieces if piece != COMMENT]
+    assert told == [b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"]
+    assert pieces.index(told[0]) >= 2
+    assert pieces.index(told[1]) >= pieces.index(told[0]) + 3
+
+
+async def test_no_comment_is_sent_while_events_come() -> None:
+    async def events() -> AsyncGenerator[object, None]:
+        for number in range(50):
+            await asyncio.sleep(0)
+            yield number
+
+    pieces = await sent_by(events(), 15.0, Sent())
+
+    assert len(pieces) == 51
+    assert COMMENT not in pieces
+
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+SCOPE: Scope = {
+    "type": "http",
+    "method": "GET",
+    "path": "/",
+    "headers": [(b"traceparent", f"00-{TRACE_ID}-00f067aa0ba902b7-01".encode())],
+}
+
+
+async def test_line_has_the_ids_that_the_caller_gets_and_sent() -> None:
+    lines: list[dict[str, str]] = []
+    answered: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        made = logging.LogRecord("splitserve_gateway", logging.INFO, "f", 1, "event", (), None)
+        # In a task that serves it, too.
+        line = await asyncio.create_task(asyncio.to_thread(JsonFormatter().format, made))
+        lines.append(json.loads(line))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Message) -> None:
+        answered.append(message)
+
+    tracing = Tracing(TraceConfig("http://localhost:1", 0.0), "test")
+    trace = GatewayTraces(tracing).begin(SCOPE)
+    await asyncio.create_task(Exchange(SCOPE, receive, send, trace).run(app, 60.0))
+    await asyncio.to_thread(tracing.close)
+
+    (line,) = lines
+    assert line["trace_id"] == TRACE_ID
+    assert dict(answered[0]["headers"])[b"x-request-id"] == line["request_id"].encode()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_same"),
+    [
+        ("192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("a-socket", "another", False),
+    ],
+)
+def test_origins_are_addresses_or_networks(one: str, other: str, are_same: bool) -> None:
+    assert (origin_of((one, 1)) == origin_of((other, 2))) is are_same
+
+
+def test_origin_is_empty_when_there_is_none() -> None:
+    assert origin_of(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [("ROW_FAILED", 500), ("EXECUTOR_LOST_REPEATEDLY", 422)]
+)
+def test_api_error_is_not_retryable_when_executors_died(reason: str, status: int) -> None:
+    error = api_error(RequestFailed("it failed", reason=reason))
+    assert (error.status, error.code) == (status, reason.lower())
