@@ -29,8 +29,7 @@ from benchmarks.isolation_executors import PROMPT_TOKEN_S, ROW_S, STEP_S
 from benchmarks.letters_executor import MODEL
 from benchmarks.report import emit, percentile
 from scheduler_service.scheduler.values.config import PreemptionMode, SchedulerConfig
-from tests.support.core.virtual_fleet import VirtualFleet
-from tests.support.core.virtual_load import Arrival, StepCosts, random_arrivals
+from tests.support.core.virtual_fleet import Arrival, StepCosts, VirtualFleet, random_arrivals
 
 _STEADY, _ATTACKER = "steady", "attacker"
 _STEADY_PER_S = 6.0

@@ -17,7 +17,7 @@ from benchmarks.routing.routers import ROUTERS
 from benchmarks.routing.traces import multi_turn_chat, shared_system_prompts
 from benchmarks.routing.virtual_fleet import Fate, Turn, VirtualFleet
 from scheduler_service.scheduler.values.config import SchedulerConfig
-from tests.support.core.virtual_load import StepCosts
+from tests.support.core.virtual_fleet import StepCosts
 
 _NUM_EXECUTORS = 4
 _COSTS = StepCosts(step_us=8_000, row_us=30, prompt_token_us=50)

@@ -16,7 +16,7 @@ from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConf
 from scheduler_service.scheduler.values.plan import StepPlan
 from scheduler_service.scheduler.values.request import Int32Array, Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from tests.support.core.virtual_load import StepCosts, outcome_of
+from tests.support.core.virtual_fleet import StepCosts, outcome_of
 
 NUM_EXECUTORS = 64
 NUM_WAITING = 10_000

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.routing.virtual_fleet import Turn
 from scheduler_service.scheduler.values.request import Int32Array
-from tests.support.core.virtual_load import SAMPLED
+from tests.support.core.virtual_fleet import SAMPLED
 
 _VOCAB = 2**20
 _THINK_S = 4.0

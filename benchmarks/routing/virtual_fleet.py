@@ -19,7 +19,7 @@ from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConf
 from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
 from scheduler_service.scheduler.values.request import Int32Array, Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from tests.support.core.virtual_load import StepCosts, outcome_of
+from tests.support.core.virtual_fleet import StepCosts, outcome_of
 
 
 @dataclass(slots=True, eq=False)

@@ -58,19 +58,19 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_ENGINE}blocks.block_pool",
             "            counts[block_id] -= 1\n",
             "            counts[block_id] = 0\n",
-            f"{_UNIT}blocks/test_block_pool.py",
+            f"{_UNIT}blocks/test_block_manager.py",
         ),
         "the most recently used block is evicted first": Mutant(
             f"{_ENGINE}blocks.block_pool",
             "self._evictable.popitem(last=False)",
             "self._evictable.popitem(last=True)",
-            f"{_UNIT}blocks/test_block_pool.py",
+            f"{_UNIT}blocks/test_block_manager.py",
         ),
         "a prefix is evicted before what continues it": Mutant(
             f"{_ENGINE}blocks.block_pool",
             "for block_id in reversed(block_ids):",
             "for block_id in block_ids:",
-            f"{_UNIT}blocks/test_block_pool.py",
+            f"{_UNIT}blocks/test_block_manager.py",
         ),
         "what a lost step was to write stays findable": Mutant(
             f"{_ENGINE}outcomes.losses",
@@ -112,13 +112,13 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_ENGINE}blocks.prefix_cache",
             "        config.model_digest.encode(),\n",
             "",
-            f"{_UNIT}blocks/test_block_hashes.py",
+            f"{_UNIT}blocks/test_prefix_cache.py",
         ),
         "blocks are named without the encoder's input": Mutant(
             f"{_ENGINE}blocks.prefix_cache",
             'b"" if encoder is None else encoder.tobytes(),',
             "",
-            f"{_UNIT}blocks/test_block_hashes.py",
+            f"{_UNIT}blocks/test_prefix_cache.py",
         ),
         "public blocks have the names of the tenant without a name": Mutant(
             f"{_ENGINE}blocks.prefix_cache",
@@ -174,7 +174,7 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "        self.draft.moves.swap_in += to_device.items()\n"
             "        self._pin_host(host_blocks)\n",
             "        self.draft.moves.swap_in += to_device.items()\n",
-            f"{_UNIT}blocks/test_block_manager_swap.py",
+            f"{_UNIT}blocks/test_block_manager.py",
         ),
         "a swapped row has computed one token more than it has": Mutant(
             f"{_ENGINE}blocks.block_manager",
@@ -247,14 +247,14 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_ENGINE}outcomes.losses",
             "                taint.blocks |= {d for s, d in moves.copy if s in taint.blocks}\n",
             "",
-            f"{_UNIT}outcomes/test_losses_of_moves.py",
+            f"{_UNIT}outcomes/test_losses.py",
         ),
         "what was swapped out of a lost block is believed": Mutant(
             f"{_ENGINE}outcomes.losses",
             "                taint.host_blocks |= {d for s, d in moves.swap_out if s in "
             "taint.blocks}\n",
             "",
-            f"{_UNIT}outcomes/test_losses_of_moves.py",
+            f"{_UNIT}outcomes/test_losses.py",
         ),
         "tables that were given back are not looked at after a loss": Mutant(
             f"{_ENGINE}outcomes.losses",
@@ -326,7 +326,7 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_ENGINE}planning.room",
             "return max(places, key=places.__getitem__)",
             "return min(places, key=places.__getitem__)",
-            f"{_UNIT}planning/test_held_shares.py",
+            f"{_UNIT}planning/test_tenant_limits.py",
         ),
         "sequences of a request share one seed": Mutant(
             f"{_VALUES}request",
@@ -399,7 +399,7 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             f"{_ENGINE}placement",
             "        self.departures.ignore_results(sequence)\n        is_ending",
             "        is_ending",
-            "tests/unit/scheduler/scheduler/test_moves.py",
+            "tests/unit/scheduler/scheduler/test_retries.py",
         ),
         "what a run did not bring is still promised": Mutant(
             f"{_ENGINE}outcomes.results",

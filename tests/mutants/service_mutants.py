@@ -154,7 +154,7 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "scheduler_service.scheduler.preempted_moves",
             "executor.address not in self.givers and self._routing.has_room(executor)",
             "False",
-            f"{_SCHEDULER}test_scheduler.py",
+            f"{_SCHEDULER}test_retries.py",
         ),
         "the queue does not learn what tenants got": Mutant(
             "scheduler_service.scheduler.scheduler",
@@ -166,13 +166,13 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "scheduler_service.scheduler.routing.routing",
             "        return reserved is executor\n",
             "        return False\n",
-            f"{_SCHEDULER}test_shared_queue.py",
+            f"{_SCHEDULER}test_one_queue.py",
         ),
         "a large request waits for every executor": Mutant(
             "scheduler_service.scheduler.routing.routing",
             "        return reserved is executor\n",
             "        return True\n",
-            f"{_SCHEDULER}test_shared_queue.py",
+            f"{_SCHEDULER}test_one_queue.py",
         ),
         "everybody in flight was alone when an executor is lost": Mutant(
             "scheduler_service.scheduler.quarantine",

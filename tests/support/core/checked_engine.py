@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from executor_service.steps.step import StepInput
 from scheduler_service.scheduler.values.beam_search import BeamSearch, Hypothesis
-from scheduler_service.scheduler.values.config import Feature, PreemptionMode
+from scheduler_service.scheduler.values.config import Feature
 from scheduler_service.scheduler.values.plan import PreemptionCause, StepEvents
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
@@ -163,12 +162,6 @@ class CheckedEngine:
         blocks = self.core.placement.blocks
         for pool in (blocks.device, blocks.host):
             assert not any(pool.reference_count(block) for block in range(pool.num_blocks))
-
-
-def swapping_engine(**options: Any) -> CheckedEngine:  # noqa: ANN401
-    """Whoever is preempted goes to a host pool of 16 blocks, unless `options` say otherwise."""
-    swapping: dict[str, Any] = {"preemption_mode": PreemptionMode.SWAP, "num_host_blocks": 16}
-    return CheckedEngine(**(swapping | options))
 
 
 def _assert_not_refused(result: pb.StepResult) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from typing import Any
 
 import numpy as np
 
@@ -53,20 +54,9 @@ class CoreDriver:
         self.in_flight: list[StepPlan] = []
         self.num_requests = 0
 
-    def add(
-        self,
-        prompt: int | list[int],
-        request_id: str = "",
-        *,
-        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
-        encoder: list[int] | None = None,
-        resume: Items[Items[int]] = (),
-        **params: object,
-    ) -> Request:
-        """Adds a request; its `prompt` is that many tokens, the same for all, or these."""
-        request = self.make_request(
-            prompt, request_id, scheduling=scheduling, encoder=encoder, resume=resume, **params
-        )
+    def add(self, prompt: int | list[int], request_id: str = "", **options: Any) -> Request:  # noqa: ANN401
+        """Adds a request; see `make_request`."""
+        request = self.make_request(prompt, request_id, **options)
         self.core.add(request)
         return request
 
@@ -80,7 +70,7 @@ class CoreDriver:
         resume: Items[Items[int]] = (),
         **params: object,
     ) -> Request:
-        """A request that nobody has yet; see `add`."""
+        """Returns a request of `prompt`, which is that many tokens, the same for all, or these."""
         self.num_requests += 1
         tokens = [1 + p % 90 for p in range(prompt)] if isinstance(prompt, int) else prompt
         request = Request.create(

@@ -30,6 +30,7 @@ FLEET = FleetConfig()
 SCHEDULER_EPOCH = 1
 NUM_CREDITS = 2
 MAX_TOKENS = 10
+RETURN_S = 30.0
 NO_WISHES = SchedulingParams()
 _MAX_TICKS = 100
 _MAX_ROUNDS = 2000
@@ -268,3 +269,21 @@ def a_request(number: int, scheduling: SchedulingParams = NO_WISHES, **params: o
 def tokens_of(number: int, num_tokens: int = MAX_TOKENS) -> list[int]:
     """What `a_request(number)` gets if all goes well."""
     return expected_tokens([number, 2, 3], num_tokens, number, VOCAB_SIZE)
+
+
+def kinds(found: list[effects.Effect]) -> list[type[effects.Effect]]:
+    """Types of effects."""
+    return [type(effect) for effect in found]
+
+
+def a_machine(number: int = 1, **changes: object) -> Machine:
+    """Executor with this number in its address."""
+    return Machine(f"executor:{number}", **changes)  # type: ignore[arg-type]
+
+
+def a_fleet(*machines: Machine, **config: object) -> PureFleet:
+    """Fleet in which these executors have joined; lost ones are expected back for 30 s."""
+    fleet = PureFleet(FleetConfig(executor_return_s=RETURN_S, **config))  # type: ignore[arg-type]
+    for machine in machines:
+        fleet.join(machine)
+    return fleet

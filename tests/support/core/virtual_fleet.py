@@ -1,6 +1,7 @@
-"""An open load on several executors behind the scheduler, in virtual time.
+"""An open load on executors behind the scheduler, in virtual time: steps take what their costs say.
 
-The same as `virtual_load`, for a fleet: the scheduler itself decides, without an event loop.
+Deterministic, without an event loop, and a second of load takes a fraction of one. Requests come
+whether or not others are done; one that is refused does not come again.
 """
 
 from __future__ import annotations
@@ -15,11 +16,90 @@ import numpy as np
 from scheduler_service.scheduler import effects, events
 from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
+from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan, StepStatus
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.virtual_load import Arrival, Fate, StepCosts, outcome_of
+
+SAMPLED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """What a step takes: for itself, for each row, and for each token of a prompt."""
+
+    step_us: int = 10_000
+    row_us: int = 20
+    prompt_token_us: int = 100
+
+    def of(self, plan: StepPlan) -> int:
+        """Microseconds of a step."""
+        num_rows = len(plan.work.row_ids)
+        num_decodes = int(np.count_nonzero(plan.work.num_new_tokens == 1))
+        num_prompt_tokens = plan.num_tokens - num_decodes
+        return self.step_us + self.row_us * num_rows + self.prompt_token_us * num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that comes at `at_us`."""
+
+    at_us: int
+    tenant: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_sequences: int = 1
+
+
+@dataclass(slots=True)
+class Fate:
+    """What became of a request; None: it was refused, or it is not that far."""
+
+    arrival: Arrival
+    first_token_us: int | None = None
+    finished_us: int | None = None
+    num_preemptions: int = 0
+
+    @property
+    def ttft_us(self) -> int | None:
+        """From its arrival to its first token."""
+        return None if self.first_token_us is None else self.first_token_us - self.arrival.at_us
+
+
+def outcome_of(plan: StepPlan, costs: StepCosts) -> StepOutcome:
+    """The answer of an executor that takes so long."""
+    token_ids = np.full(len(plan.work.row_ids), SAMPLED, np.int32)
+    if plan.work.samples is not None:
+        token_ids[~plan.work.samples] = -1
+    return StepOutcome(plan.step_id, StepStatus.OK, token_ids, compute_us=costs.of(plan))
+
+
+def even_arrivals(
+    tenant: str, per_s: float, until_us: int, *, num_prompt_tokens: int, num_output_tokens: int
+) -> list[Arrival]:
+    """Requests that come at a steady rate."""
+    gap_us = round(1e6 / per_s)
+    times = range(gap_us // 2, until_us, gap_us)
+    return [Arrival(at_us, tenant, num_prompt_tokens, num_output_tokens) for at_us in times]
+
+
+def random_arrivals(
+    tenant: str,
+    per_s: float,
+    until_us: int,
+    *,
+    num_prompt_tokens: int,
+    num_output_tokens: int,
+    seed: int,
+    num_sequences: int = 1,
+) -> list[Arrival]:
+    """Requests that come as a Poisson process."""
+    rng, arrivals, at_us = np.random.default_rng(seed), list[Arrival](), 0.0
+    while (at_us := at_us + rng.exponential(1e6 / per_s)) < until_us:
+        arrivals.append(
+            Arrival(int(at_us), tenant, num_prompt_tokens, num_output_tokens, num_sequences)
+        )
+    return arrivals
 
 
 @dataclass(slots=True, eq=False)

@@ -1,10 +1,11 @@
-"""Beam search over score tables: what it selects, records and when it ends."""
+"""Beam search over score tables, and beams as sequences of the engine."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
@@ -14,7 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_service.scheduler.values.beam_search import BeamSearch, Hypothesis
+from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome
+from scheduler_service.scheduler.values.request import FinishReason, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import BeamParams, EarlyStopping
+from tests.support.core.checked_engine import CheckedEngine, expected_hypotheses
+from tests.support.core.driver import CoreDriver
 
 Tokens = tuple[int, ...]
 Scorer = Callable[[Tokens], Mapping[int, float]]
@@ -66,31 +71,12 @@ def logprob_of(scorer: Scorer, output: Tokens) -> float:
     return math.fsum(scorer(output[:i])[token_id] for i, token_id in enumerate(output))
 
 
-def test_advance_takes_the_best_tokens_of_the_prompt_when_first() -> None:
-    selection = make_search().advance([[(4, -0.5), (3, -1.0), (5, -2.0)]])
-    assert list(selection.beams) == [(0, 4), (0, 3)]
-    assert not selection.is_finished
-
-
-def test_advance_ranks_across_beams_when_several_are_live() -> None:
-    search = make_search(width=3)
-    search.advance([[(1, -1.0), (2, -1.5), (3, -4.0)]])
-    candidates = [[(5, -3.0)], [(6, -0.1), (7, -1.0), (8, -9.0)], [(5, -0.1)]]
-    selection = search.advance(candidates)
-    assert list(selection.beams) == [(1, 6), (1, 7), (0, 5)]
-
-
-def test_advance_prefers_the_earlier_beam_then_the_smaller_token_when_tied() -> None:
+def test_advance_breaks_ties_by_beam_then_token() -> None:
     search = make_search(width=3)
     selection = search.advance([[(6, -1.0), (2, -1.0), (4, -1.0)]])
     assert list(selection.beams) == [(0, 2), (0, 4), (0, 6)]
     candidates = [[(7, -1.0)], [(8, -1.0), (1, -1.0)], [(0, -1.0)]]
     assert list(search.advance(candidates).beams) == [(0, 7), (1, 1), (1, 8)]
-
-
-def test_advance_fills_the_beams_with_others_when_a_stop_token_is_chosen() -> None:
-    selection = make_search().advance([[(STOP, -0.1), (3, -3.0), (5, -4.0)]])
-    assert list(selection.beams) == [(0, 3), (0, 5)]
 
 
 def test_advance_skips_tokens_when_they_are_impossible() -> None:
@@ -103,51 +89,19 @@ def test_advance_ends_without_hypotheses_when_nothing_can_follow() -> None:
     assert search.hypotheses == []
 
 
-def test_advance_raises_when_candidates_are_not_those_of_the_live_beams() -> None:
+def test_advance_raises_when_candidates_are_of_other_beams() -> None:
     search = make_search()
     with pytest.raises(ValueError, match="zip"):
         search.advance([[(3, -0.1)], [(4, -0.1)]])
 
 
-@pytest.mark.parametrize("penalty", PENALTIES)
-def test_hypothesis_divides_by_the_output_length_when_a_stop_token_ends_it(penalty: float) -> None:
-    search = make_search(width=1, penalty=penalty, max_tokens=4)
-    search.advance([[(3, -1.0)]])
-    search.advance([[(STOP, -0.5), (4, -100.0)]])
-    assert search.hypotheses == [Hypothesis((3, STOP), -1.5 / 2**penalty, -1.5, STOP)]
-
-
-def test_hypothesis_is_not_recorded_when_its_stop_token_is_not_among_the_best() -> None:
+def test_hypothesis_is_not_recorded_outside_the_best() -> None:
     search = make_search(width=2)
     search.advance([[(3, -1.0), (4, -1.1), (STOP, -1.2)]])
     assert search.hypotheses == []
 
 
-def test_stop_tokens_are_not_chosen_when_there_are_fewer_than_min_tokens() -> None:
-    search = make_search(width=1, min_tokens=2, early_stopping=EarlyStopping.ALWAYS)
-    hypotheses = run(search, lambda _: {STOP: -0.1, 3: -2.0})
-    assert [h.token_ids for h in hypotheses] == [(3, 3, STOP)]
-
-
-def test_live_beams_become_hypotheses_when_they_reach_max_tokens() -> None:
-    search = make_search(width=2, max_tokens=1)
-    selection = search.advance([[(3, -0.5), (STOP, -1.0), (4, -1.5)]])
-    assert selection.is_finished
-    assert search.hypotheses == [
-        Hypothesis((3,), -0.5, -0.5, None),
-        Hypothesis((STOP,), -1.0, -1.0, STOP),
-    ]
-
-
-def test_hypothesis_is_replaced_when_a_better_one_is_found() -> None:
-    search = make_search(width=1, early_stopping=EarlyStopping.NEVER)
-    search.advance([[(STOP, -1.0), (3, -1.2)]])
-    assert [h.token_ids for h in search.hypotheses] == [(STOP,)]
-    search.advance([[(STOP, -0.1), (3, -3.0)]])
-    assert [h.token_ids for h in search.hypotheses] == [(3, STOP)]
-
-
-def test_hypotheses_are_only_the_best_when_n_is_less_than_the_width() -> None:
+def test_hypotheses_are_the_best_n_of_a_wider_search() -> None:
     search = BeamSearch(BeamParams(3), n=2, max_tokens=1)
     search.advance([[(3, -0.5), (4, -1.0), (5, -1.5)]])
     assert [h.token_ids for h in search.hypotheses] == [(3,), (4,)]
@@ -188,12 +142,6 @@ def test_search_goes_on_when_full_but_not_always(penalty: float, early: EarlySto
     # Now comes a second hypothesis, and a live beam that is better than that one.
     is_finished = search.advance([[(5, -0.2), (6, -20.0)], [(STOP, -0.1)]]).is_finished
     assert is_finished is (early is EarlyStopping.ALWAYS)
-
-
-@pytest.mark.parametrize("early_stopping", EarlyStopping)
-def test_search_goes_on_when_it_is_not_full(early_stopping: EarlyStopping) -> None:
-    search = make_search(width=2, early_stopping=early_stopping)
-    assert not search.advance([[(STOP, -0.1), (3, -50.0), (4, -60.0)]]).is_finished
 
 
 seeds = st.integers(0, 10_000)
@@ -247,3 +195,90 @@ def test_search_gives_the_same_when_told_more(seed: int, options: dict[str, Any]
     scorer = partial(random_scores, seed, 12)
     search, informed = (make_search(**options) for _ in range(2))
     assert run(search, scorer) == run(informed, scorer, num_candidates=12)
+
+
+PROMPT = [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_beams_find_what_a_plain_search_finds(width: int) -> None:
+    engine = CheckedEngine(depth=2)
+    request = engine.add(PROMPT, max_tokens=9, beam=BeamParams(width), n=width)
+    engine.run()
+    found = [(c.token_ids, c.score, c.cumulative_logprob) for c in request.completions]
+    hypotheses = expected_hypotheses(request)
+    assert found == [(list(h.token_ids), h.score, h.cumulative_logprob) for h in hypotheses]
+    assert len(found) == width
+
+
+def test_beam_search_is_charged_for_each_beam(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = CheckedEngine(queue_policy="fair", depth=1)
+    charged = Counter[str]()
+    apply = engine.core.apply
+
+    def counted(outcome: StepOutcome) -> StepEvents:
+        events = apply(outcome)
+        charged.update(events.num_sampled)
+        return events
+
+    monkeypatch.setattr(engine.core, "apply", counted)
+    scheduling = SchedulingParams(tenant="a")
+    engine.add(PROMPT, max_tokens=9, beam=BeamParams(4), n=4, scheduling=scheduling)
+    engine.run()
+
+    # The prompt has one row, and each of the eight steps after it four beams.
+    assert charged == {"a": 1 + 8 * 4}
+
+
+def test_beams_share_full_blocks_only_when_their_tokens_agree() -> None:
+    engine = CheckedEngine(prefix_caching=False)
+    engine.add([*PROMPT, 7, 8, 9], max_tokens=9, beam=BeamParams(4), n=4)
+    engine.step(4)
+    engine.engine.fill()
+    rows = engine.core.placement.rows
+    beams = [
+        (rows.block_table(s.row_id).tolist(), rows.known_tokens(s.row_id)[:12].tolist())
+        for s in rows.running
+    ]
+    pairs = list(itertools.combinations(beams, 2))
+    assert len(pairs) == 6
+    for (table, tokens), (other_table, other_tokens) in pairs:
+        assert table[:2] == other_table[:2]
+        assert (table[2] == other_table[2]) is (tokens == other_tokens)
+        assert table[3] != other_table[3]
+    assert any(tokens == other_tokens for (_, tokens), (_, other_tokens) in pairs)
+
+
+def test_rows_are_kept_for_beams_when_others_wait() -> None:
+    driver = CoreDriver(max_num_seqs=4)
+    driver.add(3, beam=BeamParams(4))
+    driver.add(3, "next")
+    assert [name for name, _, _ in driver.next_rows()] == ["r1"]
+    assert driver.core.num_waiting == 1
+
+
+def test_beams_end_by_length_when_max_tokens_is_reached() -> None:
+    engine = CheckedEngine()
+    request = engine.add(PROMPT, max_tokens=4, beam=BeamParams(2))
+    engine.run()
+    assert request.finish_reason is FinishReason.LENGTH
+    assert [completion.finish_reason for completion in request.completions] == [FinishReason.LENGTH]
+
+
+def test_beams_end_at_the_length_of_the_model() -> None:
+    engine = CheckedEngine(max_model_len=10)
+    request = engine.add(PROMPT, max_tokens=40, beam=BeamParams(2))
+    engine.run()
+    assert request.finish_reason is FinishReason.MODEL_LENGTH
+    assert len(request.completions[0].token_ids) == 4
+
+
+def test_request_fails_alone_when_a_beam_gets_no_logprobs() -> None:
+    driver = CoreDriver()
+    request, other = driver.add(3, beam=BeamParams(2)), driver.add(3)
+    driver.plan()
+    driver.answer()
+    assert request.error == ("ROW_FAILED", "the executor broke its contract: it has no logprobs")
+    assert other.error is None

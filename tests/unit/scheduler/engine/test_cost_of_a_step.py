@@ -43,10 +43,12 @@ def num_lines(action: Callable[[], object]) -> int:
 # -- rows that get a block in the same step --------------------------------------------------------
 
 
-def lines_of_growing_step(num_rows: int, **options: object) -> int:
-    """Lines of the step in which all rows get a block, and leave one behind a window."""
+def lines_of_growing_step(
+    num_rows: int, prompt: int, blocks_per_row: int, num_in_flight: int, **options: object
+) -> int:
+    """Returns the most lines of a step, some of which give every row a block or take one."""
     values: dict[str, object] = {
-        "num_device_blocks": 12 * num_rows,
+        "num_device_blocks": blocks_per_row * num_rows,
         "max_num_seqs": num_rows,
         "max_num_batched_tokens": 16 * num_rows,
         "max_num_waiting": num_rows,
@@ -54,67 +56,36 @@ def lines_of_growing_step(num_rows: int, **options: object) -> int:
     }
     driver = CoreDriver(**(values | options))  # type: ignore[arg-type]
     for _ in range(num_rows):
-        driver.add(9, max_tokens=100)
+        driver.add(prompt, max_tokens=13)
     driver.step()
+    for _ in range(num_in_flight):
+        driver.plan()
     most = 0
-    for _ in range(8):
+    while driver.core.num_running:
         most = max(most, num_lines(driver.plan))
         driver.answer()
+    assert driver.core.num_preemptions == 0
     return most
 
 
-@pytest.mark.parametrize("depth_options", [{}, {"sliding_window": 5}, {"num_lookahead_slots": 6}])
-def test_step_costs_what_the_block_pool_does_with_each_block_when_all_tables_grow(
-    depth_options: dict[str, object],
+@pytest.mark.parametrize(
+    ("prompt", "blocks_per_row", "num_in_flight", "options"),
+    [
+        (9, 12, 0, {}),
+        (9, 12, 0, {"sliding_window": 5}),
+        (9, 12, 1, {"sliding_window": 5}),
+        (9, 12, 0, {"num_lookahead_slots": 6}),
+        # Spare slots are taken back when all rows lack a block.
+        (3, 4, 0, {"num_lookahead_slots": 8}),
+    ],
+)
+def test_step_costs_a_few_lines_for_each_row_that_grows(
+    prompt: int, blocks_per_row: int, num_in_flight: int, options: dict[str, object]
 ) -> None:
-    few, many = (lines_of_growing_step(rows, **depth_options) for rows in (8, 64))
-    assert many - few <= MOST_LINES_FOR_A_ROW * (64 - 8)
-
-
-def test_windows_cost_a_few_lines_for_a_row_when_steps_in_flight_still_read_behind_them() -> None:
-    def lines(num_rows: int) -> int:
-        driver = CoreDriver(
-            sliding_window=5,
-            num_device_blocks=12 * num_rows,
-            max_num_seqs=num_rows,
-            max_num_batched_tokens=16 * num_rows,
-            max_num_waiting=num_rows,
-            prefix_caching=False,
-        )
-        for _ in range(num_rows):
-            driver.add(9, max_tokens=100)
-        driver.plan()
-        most = 0
-        for _ in range(8):
-            most = max(most, num_lines(driver.plan))
-            driver.answer()
-        return most
-
-    few, many = lines(8), lines(64)
-    assert many - few <= MOST_LINES_FOR_A_ROW * (64 - 8)
-
-
-def test_spare_slots_are_taken_back_at_once_when_many_rows_lack_a_block() -> None:
-    def lines(num_rows: int) -> int:
-        driver = CoreDriver(
-            num_lookahead_slots=8,
-            num_device_blocks=4 * num_rows,
-            max_num_seqs=2 * num_rows,
-            max_num_batched_tokens=16 * num_rows,
-            max_num_waiting=2 * num_rows,
-            prefix_caching=False,
-        )
-        for _ in range(num_rows):
-            driver.add(3, max_tokens=13)
-        driver.step()
-        most = 0
-        while driver.core.num_running:
-            most = max(most, num_lines(driver.plan))
-            driver.answer()
-        assert driver.core.num_preemptions == 0
-        return most
-
-    few, many = lines(8), lines(64)
+    few, many = (
+        lines_of_growing_step(rows, prompt, blocks_per_row, num_in_flight, **options)
+        for rows in (8, 64)
+    )
     assert many - few <= MOST_LINES_FOR_A_ROW * (64 - 8)
 
 
@@ -166,7 +137,7 @@ def test_step_costs_the_same_when_many_more_requests_wait(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_step_costs_the_same_when_many_more_lack_a_slot_before_one_that_can_run(
+def test_step_costs_the_same_when_many_lack_an_adapter_slot(
     policy: str,
 ) -> None:
     def lines(num_waiting: int) -> int:
@@ -207,7 +178,7 @@ def test_abort_costs_the_same_when_many_more_requests_wait(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_waiting_requests_cost_the_same_when_many_more_requests_of_several_sequences_run(
+def test_waiting_requests_cost_the_same_beside_many_groups(
     policy: str,
 ) -> None:
     def lines(num_running: int, num_waiting: int) -> int:

@@ -11,7 +11,7 @@ from scheduler_service.scheduler.engine.engine import Engine
 from scheduler_service.scheduler.queue.queue_policy import make_queue_policy
 from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
 from scheduler_service.scheduler.values.admission import AdmissionBlocker
-from scheduler_service.scheduler.values.config import Feature, PreemptionMode
+from scheduler_service.scheduler.values.config import Feature
 from scheduler_service.scheduler.values.plan import (
     PreemptionCause,
     StepEvents,
@@ -101,18 +101,6 @@ def running(engine: Engine) -> list[str]:
 # -- one engine ------------------------------------------------------------------------------------
 
 
-def test_request_gets_a_row_when_there_is_room() -> None:
-    fleet = SharedQueue()
-    request = fleet.add(5)
-    assert fleet.engines[0].find_blocker(request) is None
-    assert request in fleet.queue
-    plan = fleet.plan(0)
-    assert plan is not None
-    assert plan.work.num_new_tokens.tolist() == [5]
-    assert request not in fleet.queue
-    assert request.status is RequestStatus.RUNNING
-
-
 @pytest.mark.parametrize(
     ("options", "blocker"),
     [
@@ -124,7 +112,7 @@ def test_request_gets_a_row_when_there_is_room() -> None:
         ),
     ],
 )
-def test_engine_says_what_a_request_lacks_when_it_cannot_have_a_row(
+def test_find_blocker_names_what_a_request_lacks(
     options: dict[str, object], blocker: AdmissionBlocker
 ) -> None:
     fleet = SharedQueue("fcfs", options)
@@ -137,23 +125,7 @@ def test_engine_says_what_a_request_lacks_when_it_cannot_have_a_row(
     assert second in fleet.queue
 
 
-def test_less_urgent_request_is_preempted_when_no_row_is_free() -> None:
-    fleet = SharedQueue("priority", {"max_num_seqs": 1})
-    patient = fleet.add(5, priority=1)
-    fleet.step(0)
-    urgent, third = fleet.add(5, priority=0), fleet.add(5, priority=1)
-    assert fleet.engines[0].find_blocker(urgent) is AdmissionBlocker.ROWS
-    fleet.step(0)
-    assert running(fleet.engines[0]) == [urgent.request_id]
-    assert patient.status is RequestStatus.PREEMPTED
-    while not urgent.is_finished:
-        fleet.step(0)
-    fleet.step(0)
-    assert running(fleet.engines[0]) == [patient.request_id]
-    assert third in fleet.queue
-
-
-def test_engine_says_that_preempted_requests_go_first_when_there_is_room() -> None:
+def test_find_blocker_puts_preempted_requests_first() -> None:
     fleet = SharedQueue("fcfs", {"max_num_seqs": 2})
     older, third = fleet.add(5, max_tokens=20), fleet.add(5, max_tokens=20)
     fleet.step(0)
@@ -166,18 +138,7 @@ def test_engine_says_that_preempted_requests_go_first_when_there_is_room() -> No
     assert third.status is RequestStatus.RUNNING
 
 
-def test_request_ends_when_it_was_resumed_with_all_its_tokens() -> None:
-    fleet = SharedQueue()
-    request = Request.create(
-        "done", [1, 2], SamplingParams(max_tokens=2), arrival=1, seed=0, resume_token_ids=[[5, 6]]
-    )
-    fleet.queue.push(request)
-    assert fleet.plan(0) is None
-    assert fleet.engines[0].take_ended().finished == [request]
-    assert len(fleet.queue) == 0
-
-
-def test_suspect_is_tried_alone_when_an_engine_meets_it_in_the_queue() -> None:
+def test_suspect_from_the_queue_is_tried_alone() -> None:
     fleet = SharedQueue()
     fleet.add(3, "innocent", max_tokens=9)
     suspect = fleet.add(3, "suspect", max_tokens=1)
@@ -190,7 +151,7 @@ def test_suspect_is_tried_alone_when_an_engine_meets_it_in_the_queue() -> None:
     assert steps == [1] * len(steps)
 
 
-def test_suspect_that_was_just_met_is_tried_when_the_one_before_it_ends_in_its_turn() -> None:
+def test_next_suspect_is_tried_when_one_ends_in_its_turn() -> None:
     fleet = SharedQueue("deadline", {})
     (engine,) = fleet.engines
     fleet.add(3, "earlier", max_tokens=60)
@@ -215,47 +176,6 @@ def test_suspect_that_was_just_met_is_tried_when_the_one_before_it_ends_in_its_t
 # -- several engines -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
-def test_preempted_request_stays_with_its_engine_when_another_has_room(
-    mode: PreemptionMode,
-) -> None:
-    fleet = SharedQueue("fcfs", {"preemption_mode": mode, "num_host_blocks": 8}, {})
-    request = fleet.add(5, max_tokens=9)
-    fleet.step(0)
-    fleet.engines[0].placement.preempt(request, PreemptionCause.BLOCKS)
-    assert fleet.plan(1) is None
-    while not request.is_finished:
-        fleet.step(0)
-    assert {number for _, number in fleet.begun} == {0}
-
-
-def test_request_is_charged_once_when_an_engine_is_lost_and_another_begins_it() -> None:
-    fleet = SharedQueue("fair")
-    fleet.add(50, "a0", tenant="a")
-    fleet.plan(0)
-    (moved,) = fleet.engines[0].evacuate()
-    fleet.queue.push(moved)
-    fleet.add(9, "a1", tenant="a")
-    fleet.add(9, "b0", tenant="b")
-    fleet.configs[1] = make_config(queue_policy="fair", max_num_seqs=1, prefix_caching=False)
-    fleet.engines[1:] = [Engine(fleet.configs[1], fleet.queue)]
-    fleet.engines[0] = Engine(fleet.configs[0], fleet.queue)
-    fleet.plan(1)
-    assert running(fleet.engines[1]) == ["a0"]
-    # b was put level with a: charged again, a would be 50 behind.
-    assert [request.request_id for request in fleet.queue.candidates()] == ["a1", "b0"]
-
-
-def test_turn_comes_once_for_all_engines_when_urgent_requests_keep_arriving() -> None:
-    one_row: dict[str, object] = {"max_num_seqs": 1}
-    fleet = SharedQueue("priority", one_row, one_row)
-    fleet.add(3, "patient", priority=9, max_tokens=1)
-    for number in range(12):
-        fleet.add(3, f"urgent {number}", priority=-1, max_tokens=1)
-        fleet.step(number % 2)
-    assert [name for name, _ in fleet.begun].index("patient") == 8
-
-
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
 def test_full_engine_does_not_look_at_the_queue(
     policy: str, monkeypatch: pytest.MonkeyPatch
@@ -278,17 +198,6 @@ def test_full_engine_does_not_look_at_the_queue(
     assert looked == []
 
 
-def test_last_row_is_for_a_tenant_without_any_when_others_wait_before_it() -> None:
-    fleet = SharedQueue("fair", {"max_num_seqs": 3})
-    for number in range(40):
-        fleet.add(3, f"r{number}", tenant=f"t{number % 2}", max_tokens=50)
-    fleet.step(0)
-    assert running(fleet.engines[0]) == ["r0", "r1"]
-    fleet.add(3, "newcomer", tenant="new")
-    fleet.step(0)
-    assert running(fleet.engines[0]) == ["r0", "r1", "newcomer"]
-
-
 def test_request_is_prepared_anew_when_another_engine_has_other_limits() -> None:
     fleet = SharedQueue("fcfs", {"max_num_seqs": 1, "max_model_len": 200}, {"max_model_len": 20})
     fleet.add(3, max_tokens=100)
@@ -301,7 +210,7 @@ def test_request_is_prepared_anew_when_another_engine_has_other_limits() -> None
     assert request.stop_len == 20
 
 
-def test_prefix_is_found_when_an_engine_with_other_blocks_has_looked_at_the_request() -> None:
+def test_prefix_is_found_after_an_engine_with_other_blocks() -> None:
     caching: dict[str, object] = {"prefix_caching": True}
     fleet = SharedQueue("fcfs", {**caching, "block_size": 4}, {**caching, "block_size": 8})
     fleet.add(17, max_tokens=1)

@@ -1,36 +1,30 @@
-"""Rows with a grammar: refused by name, asked again until it is compiled, then like any other."""
+"""Rows with a grammar: refusals, rows that are asked again until it is compiled, failures."""
 
 from __future__ import annotations
 
-from itertools import count
-
 import pytest
 
-from executor_service.steps.step import StepInput
+from scheduler_service.scheduler.engine.outcomes.losses import MAX_UNSAMPLED_NS
 from scheduler_service.scheduler.values.config import Feature, PreemptionMode
 from scheduler_service.scheduler.values.plan import RowStatus, StepPlan
 from scheduler_service.scheduler.values.sampling_params import (
     BeamParams,
     Grammar,
-    GrammarKind,
-    SamplingParams,
 )
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.checked_engine import CheckedEngine
-from tests.support.core.driver import VOCAB_SIZE, CoreDriver
-from tests.support.fakes.fake_runner import StepFault
+from tests.support.core.driver import CoreDriver
 
 OK, NOT_SAMPLED, GRAMMAR_INVALID = RowStatus.OK, RowStatus.NOT_SAMPLED, RowStatus.GRAMMAR_INVALID
 SCHEMA = Grammar("json_schema", ("{}",))
 ALL = frozenset(Feature)
 
 
-def driver(**config: object) -> CoreDriver:
+def grammar_driver(**config: object) -> CoreDriver:
     return CoreDriver(**({"features": ALL, "prefix_caching": False} | config))  # type: ignore[arg-type]
 
 
-def planned(driver: CoreDriver) -> StepPlan:
-    plan = driver.plan()
+def planned(grammar_driver: CoreDriver) -> StepPlan:
+    plan = grammar_driver.plan()
     assert plan is not None
     return plan
 
@@ -52,23 +46,23 @@ def planned(driver: CoreDriver) -> StepPlan:
         ({"grammar": Grammar("choices", ("x" * 40000,) * 2)}, "has 80000 bytes"),
     ],
 )
-def test_request_is_refused_by_name_when_its_grammar_cannot_be_kept_to(
+def test_request_is_refused_when_its_grammar_cannot_be_kept(
     params: dict[str, object], named: str
 ) -> None:
     with pytest.raises(DomainError) as caught:
-        driver().add(3, **({"grammar": SCHEMA} | params))  # type: ignore[arg-type]
+        grammar_driver().add(3, **({"grammar": SCHEMA} | params))  # type: ignore[arg-type]
     assert caught.value.reason == "SAMPLING_PARAMS_INVALID"
     assert named in caught.value.message
 
 
-def test_request_is_refused_when_the_model_has_no_token_to_end_it() -> None:
+def test_grammar_is_refused_when_the_model_has_no_end() -> None:
     with pytest.raises(DomainError, match="end-of-sequence") as caught:
-        driver(eos_token_ids=frozenset()).add(3, grammar=SCHEMA)
+        grammar_driver(eos_token_ids=frozenset()).add(3, grammar=SCHEMA)
     assert caught.value.reason == "SAMPLING_PARAMS_INVALID"
 
 
-def test_request_is_refused_by_feature_when_the_executor_applies_no_grammars() -> None:
-    core = driver(features=ALL - {Feature.GRAMMAR}).core
+def test_grammar_is_refused_by_feature_when_unsupported() -> None:
+    core = grammar_driver(features=ALL - {Feature.GRAMMAR}).core
     request = CoreDriver().make_request(3, grammar=SCHEMA)
     assert not core.fits(request)
     with pytest.raises(DomainError, match="grammar") as caught:
@@ -76,25 +70,19 @@ def test_request_is_refused_by_feature_when_the_executor_applies_no_grammars() -
     assert caught.value.reason == "FEATURE_UNSUPPORTED"
 
 
-@pytest.mark.parametrize("kind", ["json_schema", "regex", "lark", "choices"])
-def test_request_is_taken_when_its_grammar_is_as_large_as_allowed(kind: GrammarKind) -> None:
-    texts = ("x" * 64,) * 1024 if kind == "choices" else ("x" * 65536,)
-    driver().add(3, grammar=Grammar(kind, texts), n=2, best_of=3, num_logprobs=1, top_k=3)
-
-
 # -- asked again -------------------------------------------------------------------------------
 
 
-def test_row_is_not_scheduled_again_before_its_first_token_has_come() -> None:
-    d = driver()
+def test_row_waits_for_its_first_token_before_another_step() -> None:
+    d = grammar_driver()
     d.add(6, grammar=SCHEMA)
     d.add(6)
     assert d.next_rows() == [("r1", 0, 6), ("r2", 0, 6)]
     assert d.next_rows() == [("r2", 6, 1)]
 
 
-def test_last_token_alone_is_computed_again_when_it_was_not_sampled() -> None:
-    d = driver()
+def test_unsampled_row_computes_only_its_last_token_again() -> None:
+    d = grammar_driver()
     request = d.add(6, grammar=SCHEMA)
     d.plan()
     num_free = d.core.num_free_blocks
@@ -112,7 +100,7 @@ def test_last_token_alone_is_computed_again_when_it_was_not_sampled() -> None:
 
 
 def test_row_is_pipelined_when_it_has_its_first_token() -> None:
-    d = driver()
+    d = grammar_driver()
     d.add(6, grammar=SCHEMA)
     d.step()
     plan = planned(d)
@@ -122,42 +110,9 @@ def test_row_is_pipelined_when_it_has_its_first_token() -> None:
     assert (d.rows_of(plan), plan.work.sampled_steps_back.tolist()) == ([("r1", 7, 1)], [1])
 
 
-def test_others_go_on_when_a_row_is_asked_again() -> None:
-    d = driver()
-    d.add(6, grammar=SCHEMA)
-    other = d.add(6)
-    d.plan()
-    d.plan()
-    events = d.answer(row_statuses=[NOT_SAMPLED, OK], token_ids=[-1, 5])
-    assert events.client_keys.tolist() == [other.client_key]
-    assert sorted(d.next_rows()) == [("r1", 5, 1), ("r2", 7, 1)]
-
-
-def test_row_promises_nothing_again_when_it_was_preempted() -> None:
-    d = driver()
-    request = d.add(6, grammar=SCHEMA)
-    d.step()
-    d.step()
-    d.preempt(request)
-    assert d.next_rows() == [("r1", 0, 8)]
-    assert d.plan() is None
-    d.answer(row_statuses=[NOT_SAMPLED], token_ids=[-1])
-    assert d.next_rows() == [("r1", 7, 1)]
-
-
-def test_token_counts_when_it_comes_after_a_preemption() -> None:
-    d = driver()
-    request = d.add(6, grammar=SCHEMA)
-    d.plan()
-    d.preempt(request)
-    assert d.answer(token_ids=[8]).tokens[0].token_id == 8
-    assert request.sequence.num_promised == 0
-    assert d.next_rows() == [("r1", 0, 7)]
-
-
 @pytest.mark.parametrize("status", [OK, NOT_SAMPLED])
-def test_swapped_row_goes_on_where_it_was_when_its_step_is_answered(status: RowStatus) -> None:
-    d = driver(num_host_blocks=64, preemption_mode=PreemptionMode.SWAP)
+def test_swapped_row_goes_on_where_its_answered_step_was(status: RowStatus) -> None:
+    d = grammar_driver(num_host_blocks=64, preemption_mode=PreemptionMode.SWAP)
     request = d.add(6, grammar=SCHEMA)
     d.plan()
     d.preempt(request)
@@ -171,7 +126,7 @@ def test_swapped_row_goes_on_where_it_was_when_its_step_is_answered(status: RowS
 
 @pytest.mark.parametrize("status", [NOT_SAMPLED, GRAMMAR_INVALID])
 def test_row_fails_alone_when_it_has_no_grammar(status: RowStatus) -> None:
-    d = driver()
+    d = grammar_driver()
     request, other = d.add(6), d.add(5)
     d.plan()
     events = d.answer(row_statuses=[status, OK], token_ids=[-1, 5])
@@ -182,8 +137,8 @@ def test_row_fails_alone_when_it_has_no_grammar(status: RowStatus) -> None:
     assert events.client_keys.tolist() == [other.client_key]
 
 
-def test_row_fails_when_it_is_not_sampled_after_its_first_token() -> None:
-    d = driver()
+def test_row_fails_when_unsampled_after_its_first_token() -> None:
+    d = grammar_driver()
     request = d.add(6, grammar=SCHEMA)
     d.step()
     d.plan()
@@ -194,7 +149,7 @@ def test_row_fails_when_it_is_not_sampled_after_its_first_token() -> None:
 
 @pytest.mark.parametrize("status", [NOT_SAMPLED, GRAMMAR_INVALID])
 def test_row_fails_when_its_prompt_was_not_to_be_sampled(status: RowStatus) -> None:
-    d = driver(max_num_batched_tokens=4, max_num_seqs=4)
+    d = grammar_driver(max_num_batched_tokens=4, max_num_seqs=4)
     request = d.add(6, grammar=SCHEMA)
     d.plan()
     d.answer(row_statuses=[status], token_ids=[-1])
@@ -202,19 +157,8 @@ def test_row_fails_when_its_prompt_was_not_to_be_sampled(status: RowStatus) -> N
     assert request.error[0] == "ROW_FAILED"
 
 
-def test_row_fails_when_it_left_with_a_promise_and_is_then_not_sampled() -> None:
-    d = driver()
-    request = d.add(6, grammar=SCHEMA)
-    d.step()
-    d.plan()
-    d.preempt(request)
-    d.answer(row_statuses=[NOT_SAMPLED], token_ids=[-1])
-    assert request.error is not None
-    assert request.error[0] == "ROW_FAILED"
-
-
 def test_nobody_else_loses_anything_when_a_grammar_is_invalid() -> None:
-    d = driver(prefix_caching=True)
+    d = grammar_driver(prefix_caching=True)
     prompt = list(range(1, 10))
     request, other = d.add(prompt, grammar=SCHEMA), d.add([*prompt, 20, 21])
     rows = d.next_rows()
@@ -230,40 +174,8 @@ def test_nobody_else_loses_anything_when_a_grammar_is_invalid() -> None:
 # -- what rows read ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", range(1, 9))
-def test_last_token_finds_its_window_when_it_is_computed_again(window: int) -> None:
-    d = driver(sliding_window=window)
-    request = d.add(11, grammar=SCHEMA)
-    while d.plan():
-        pass  # the last time, what lies behind the window of the next token could be given back
-    while len(d.in_flight) > 1:
-        d.answer()
-    d.answer(row_statuses=[NOT_SAMPLED], token_ids=[-1])
-    assert d.next_rows() == [("r1", 10, 1)]
-    rows, row_id = d.core.placement.rows, request.sequence.row_id
-    assert min(rows.block_table(row_id)[max(0, 11 - window) // 4 :]) >= 0
-    d.answer()
-    d.plan()
-    assert rows.num_released[row_id] == max(0, 12 - window) // 4
-
-
-def test_prompt_logprobs_are_told_when_the_row_was_not_sampled() -> None:
-    asked = count()
-
-    def fault(step: StepInput) -> StepFault:
-        return StepFault(unsampled=step.row_ids.tolist() if next(asked) < 2 else ())
-
-    engine = CheckedEngine(fault=fault, eos_token_ids=frozenset({VOCAB_SIZE - 1}))
-    request = engine.add([1, 2, 3, 4], grammar=SCHEMA, max_tokens=2, num_prompt_logprobs=0)
-    engine.engine.fill()
-    events = engine.answer()
-    assert [score.position for _, scores in events.prompt_logprobs for score in scores] == [1, 2, 3]
-    engine.drain()
-    assert request.error is None
-
-
-def test_invalid_grammar_is_what_is_told_when_the_prompt_has_no_scores() -> None:
-    d = driver()
+def test_invalid_grammar_is_reported_before_missing_scores() -> None:
+    d = grammar_driver()
     request = d.add([1, 2, 3, 4], grammar=SCHEMA, num_prompt_logprobs=1)
     d.plan()
     d.answer(row_statuses=[GRAMMAR_INVALID], token_ids=[-1])
@@ -271,7 +183,97 @@ def test_invalid_grammar_is_what_is_told_when_the_prompt_has_no_scores() -> None
     assert request.error[0] == "GRAMMAR_INVALID"
 
 
-def test_params_of_a_row_have_the_grammar_when_others_are_replaced() -> None:
-    request = CoreDriver().make_request(3, grammar=SCHEMA, best_of=2, bad_words_token_ids=((1,),))
-    assert request.row_params.grammar is SCHEMA
-    assert SamplingParams(grammar=SCHEMA).needs_history
+MS = 10**6
+START_NS = 7 * MS
+
+
+def ticking_driver(**options: object) -> CoreDriver:
+    values = {"features": frozenset(Feature), "prefix_caching": False} | options
+    d = CoreDriver(**values)  # type: ignore[arg-type]
+    d.core.tick(START_NS)
+    return d
+
+
+def ask_in_vain(d: CoreDriver) -> None:
+    """The next step is of one row alone, which gets no token."""
+    assert d.plan() is not None
+    d.answer(row_statuses=[NOT_SAMPLED], token_ids=[-1])
+
+
+def test_idle_row_is_asked_again_a_moment_later() -> None:
+    d = ticking_driver()
+    d.add(6, grammar=SCHEMA)
+    ask_in_vain(d)
+    assert d.core.schedule() is None
+    assert d.core.ask_again_at_ns == START_NS + 2 * MS
+    d.core.tick(START_NS + 2 * MS)
+    assert d.next_rows() == [("r1", 5, 1)]
+    assert d.core.ask_again_at_ns is None
+
+
+def test_pauses_grow_with_the_time_that_a_row_has_waited() -> None:
+    d = ticking_driver()
+    d.add(6, grammar=SCHEMA)
+    pauses_ms, before = [], START_NS
+    for _ in range(12):
+        ask_in_vain(d)
+        assert d.core.schedule() is None
+        assert d.core.ask_again_at_ns is not None
+        pauses_ms.append((d.core.ask_again_at_ns - before) / MS)
+        before = d.core.ask_again_at_ns
+    assert pauses_ms == [2, 2, 2, 3, 4.5, 6.75, 10.125, 15.1875, 22.78125, 34.171875, 50, 50]
+
+
+def test_row_is_asked_along_at_once_when_somebody_comes() -> None:
+    d = ticking_driver()
+    d.add(6, grammar=SCHEMA)
+    ask_in_vain(d)
+    assert d.core.schedule() is None
+    d.add(3, max_tokens=1)
+    assert d.next_rows() == [("r1", 5, 1), ("r2", 0, 3)]
+    d.answer(row_statuses=[NOT_SAMPLED, OK], token_ids=[-1, 5])
+    assert d.core.schedule() is None
+
+
+def test_steps_in_flight_do_not_have_a_row_asked_alone() -> None:
+    d = ticking_driver()
+    d.add(6, grammar=SCHEMA)
+    d.add(3)
+    d.plan()
+    d.answer(row_statuses=[NOT_SAMPLED, OK], token_ids=[-1, 5])
+    assert len(d.next_rows()) == 2
+    d.core.abort("r2")
+    assert d.core.schedule() is None
+
+
+@pytest.mark.parametrize("num_sequences", [1, 3])
+def test_request_ends_when_its_grammar_compiles_for_a_minute(
+    num_sequences: int,
+) -> None:
+    d = ticking_driver(max_num_seqs=4)
+    request, other = d.add(6, grammar=SCHEMA, n=num_sequences), d.add(6)
+    while not request.is_finished:
+        plan = d.plan()
+        assert plan is not None
+        asked = [name == "r1" for name, _, _ in d.rows_of(plan)]
+        d.core.tick(d.core.placement.now_ns + MAX_UNSAMPLED_NS // 20)
+        d.answer(
+            row_statuses=[NOT_SAMPLED if is_asked else OK for is_asked in asked],
+            token_ids=[-1 if is_asked else 5 for is_asked in asked],
+        )
+        assert d.core.placement.now_ns <= START_NS + MAX_UNSAMPLED_NS * 1.2
+    assert request.error == ("ROW_FAILED", "the executor has not compiled its grammar in 60 s")
+    assert not other.is_finished
+    assert d.next_rows()[0][0] == "r2"
+    d.run()
+
+
+def test_minute_begins_anew_when_a_row_came_back() -> None:
+    d = ticking_driver()
+    request = d.add(6, grammar=SCHEMA)
+    ask_in_vain(d)
+    d.preempt(request)
+    d.core.tick(START_NS + 2 * MAX_UNSAMPLED_NS)
+    ask_in_vain(d)
+    ask_in_vain(d)
+    assert not request.is_finished

@@ -1,15 +1,26 @@
-"""Preemption: what becomes of a request that gives up rows and blocks, and how it comes back."""
+"""Preemption: swap or recompute, what is kept, and sequences that share the KV of an ended one."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from scheduler_service.scheduler.engine.blocks.prefix_cache import NO_HIT
+from scheduler_service.scheduler.engine.preemption_costs import (
+    ASSUMED_HOST_LINK_BYTES_PER_S,
+    PreemptionCosts,
+)
 from scheduler_service.scheduler.values.config import PreemptionMode
-from scheduler_service.scheduler.values.request import RequestStatus, SequenceStatus
+from scheduler_service.scheduler.values.plan import StepStatus
+from scheduler_service.scheduler.values.request import (
+    RequestStatus,
+    SchedulingParams,
+    SequenceStatus,
+)
 from scheduler_service.scheduler.values.sampling_params import BeamParams
 from tests.support.core.checked_engine import CheckedEngine
-from tests.support.core.driver import CoreDriver, names
+from tests.support.core.driver import EOS, CoreDriver, make_config
+from tests.support.core.parts import growing_rows
 
 SWAP, RECOMPUTE, AUTO = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE, PreemptionMode.AUTO
 
@@ -25,9 +36,7 @@ def make_driver(mode: PreemptionMode = SWAP, **options: object) -> CoreDriver:
 @pytest.mark.parametrize(
     ("mode", "place"), [(SWAP, RequestStatus.SWAPPED), (RECOMPUTE, RequestStatus.PREEMPTED)]
 )
-def test_preempt_does_what_it_is_told_when_the_mode_is_pinned(
-    mode: PreemptionMode, place: RequestStatus
-) -> None:
+def test_preempt_obeys_a_pinned_mode(mode: PreemptionMode, place: RequestStatus) -> None:
     driver = make_driver(mode)
     request = driver.add(9)
     driver.step()
@@ -43,17 +52,6 @@ def test_preempt_recomputes_when_the_host_pool_is_full() -> None:
     driver.preempt(request)
     assert request.status is RequestStatus.PREEMPTED
     assert driver.next_rows() == [("r1", 0, 10)]
-
-
-def test_preempt_recomputes_when_the_row_was_placed_by_the_step_being_planned() -> None:
-    # What it was given is only moved by that very step.
-    driver = make_driver()
-    request = driver.add(9)
-    driver.core.prepare(request)
-    driver.core.placement.start(request.sequence, NO_HIT)
-    driver.preempt(request)
-    assert request.status is RequestStatus.PREEMPTED
-    assert not driver.core.placement.draft.moves
 
 
 @pytest.mark.parametrize(
@@ -78,16 +76,6 @@ def test_preempt_does_what_is_cheaper_when_both_were_measured(
     # 3 blocks out and back against 9 tokens of 10 us; 9 decoded tokens are few.
     driver.preempt(request)
     assert request.status is place
-
-
-def test_preempt_swaps_groups_only_when_nothing_was_measured() -> None:
-    driver = make_driver(AUTO)
-    single, pair = driver.add(5), driver.add(5, n=2)
-    driver.step()
-    driver.step()
-    driver.preempt(single)
-    driver.preempt(pair)
-    assert (single.status, pair.status) == (RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
 
 
 # -- what is kept ------------------------------------------------------------------------------
@@ -124,7 +112,7 @@ def test_preempt_keeps_promised_tokens_when_steps_are_in_flight(mode: Preemption
 
 
 @pytest.mark.parametrize("mode", [SWAP, RECOMPUTE])
-def test_preempted_request_waits_for_its_results_when_steps_are_in_flight(
+def test_preempted_request_waits_for_results_in_flight(
     mode: PreemptionMode,
 ) -> None:
     driver = make_driver(mode)
@@ -141,51 +129,7 @@ def test_preempted_request_waits_for_its_results_when_steps_are_in_flight(
     assert request.status is RequestStatus.RUNNING
 
 
-def test_preempted_request_ends_when_the_result_on_its_way_is_its_last() -> None:
-    driver = make_driver()
-    request = driver.add(5, max_tokens=1)
-    driver.plan()
-    driver.preempt(request)
-    driver.answer()
-    assert request.is_finished
-    driver.run()
-    assert driver.core.num_free_host_blocks == 8
-    assert driver.core.num_free_blocks == 64
-
-
-@pytest.mark.parametrize("mode", [SWAP, RECOMPUTE])
-def test_abort_frees_both_pools_when_the_request_was_preempted(mode: PreemptionMode) -> None:
-    driver = make_driver(mode)
-    request = driver.add(9, "doomed", n=2)
-    driver.step()
-    driver.plan()
-    driver.preempt(request)
-    driver.core.abort("doomed")
-    driver.run()
-    assert driver.core.num_free_host_blocks == 8
-    assert driver.core.num_free_blocks == 64
-    assert (driver.core.num_swapped, driver.core.num_waiting) == (0, 0)
-
-
-def test_preempted_request_comes_back_first_when_others_arrived_since() -> None:
-    driver = make_driver(RECOMPUTE, max_num_seqs=1)
-    old = driver.add(5, "old")
-    driver.step()
-    driver.add(5, "new")
-    driver.preempt(old)
-    assert [request.request_id for request in driver.core.queue] == ["new"]
-    assert names(driver.next_rows()) == ["old"]
-
-
-def test_drop_forgets_what_is_promised_when_steps_are_in_flight() -> None:
-    driver = make_driver()
-    sequence = driver.add(5).sequence
-    driver.plan()
-    driver.core.placement.drop(sequence)
-    assert sequence.num_promised == 0
-
-
-def test_drop_forgets_what_may_follow_when_other_beams_are_not_that_far() -> None:
+def test_drop_forgets_candidates_of_a_beam() -> None:
     driver = make_driver()
     beam = driver.add(5, beam=BeamParams(2)).sequence
     driver.plan()
@@ -194,7 +138,7 @@ def test_drop_forgets_what_may_follow_when_other_beams_are_not_that_far() -> Non
     assert beam.candidates is None
 
 
-def test_swapped_requests_are_ordered_by_urgency_when_the_younger_went_first() -> None:
+def test_swapped_requests_are_ordered_by_urgency() -> None:
     driver = make_driver()
     requests = [driver.add(5), driver.add(5), driver.add(5)]
     driver.step()
@@ -203,45 +147,144 @@ def test_swapped_requests_are_ordered_by_urgency_when_the_younger_went_first() -
     assert driver.core.placement.swapped == requests
 
 
-def test_num_preemptions_counts_each_cause_when_requests_are_preempted() -> None:
-    driver = make_driver()
-    request = driver.add(5)
-    driver.step()
-    driver.preempt(request)
-    driver.step()
-    driver.step()
-    driver.preempt(request)
-    assert request.num_preemptions == driver.core.num_preemptions == 2
+def make_costs(
+    mode: PreemptionMode = PreemptionMode.AUTO, *, block_bytes: int = 0
+) -> PreemptionCosts:
+    return PreemptionCosts(make_config(preemption_mode=mode, block_bytes=block_bytes))
 
 
-# -- with an executor --------------------------------------------------------------------------
+def observe_prefill(costs: PreemptionCosts, us_per_token: int) -> None:
+    costs.observe(num_moves=0, move_us=0, num_rows=1, num_tokens=100, compute_us=100 * us_per_token)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("mode", PreemptionMode)
-def test_requests_get_their_tokens_when_the_pool_is_too_small_for_all(
-    mode: PreemptionMode, depth: int
+def observe_moves(costs: PreemptionCosts, us_per_block: int) -> None:
+    costs.observe(num_moves=4, move_us=4 * us_per_block, num_rows=1, num_tokens=1, compute_us=0)
+
+
+def prefers_swap(costs: PreemptionCosts, num_blocks: int = 10, num_tokens: int = 40) -> bool:
+    return costs.prefers_swap(num_blocks=num_blocks, num_tokens=num_tokens, num_sequences=1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "swaps"), [(PreemptionMode.SWAP, True), (PreemptionMode.RECOMPUTE, False)]
+)
+def test_prefers_swap_obeys_when_the_mode_is_pinned(mode: PreemptionMode, swaps: bool) -> None:
+    costs = make_costs(mode)
+    observe_prefill(costs, us_per_token=1 if swaps else 1000)
+    observe_moves(costs, us_per_block=1000 if swaps else 1)
+    assert prefers_swap(costs) is swaps
+
+
+@pytest.mark.parametrize(("num_sequences", "swaps"), [(1, False), (2, True)])
+def test_prefers_swap_for_groups_when_nothing_is_measured(num_sequences: int, swaps: bool) -> None:
+    costs = make_costs()
+    preference = costs.prefers_swap(num_blocks=1, num_tokens=9, num_sequences=num_sequences)
+    assert preference is swaps
+
+
+@pytest.mark.parametrize(("us_per_block", "swaps"), [(19, True), (20, False), (21, False)])
+def test_prefers_swap_when_two_moves_cost_less_than_computing(
+    us_per_block: int, swaps: bool
 ) -> None:
-    engine = CheckedEngine(
-        num_device_blocks=12,
-        num_host_blocks=8,
-        depth=depth,
-        preemption_mode=mode,
-        us_per_block=5,
-        us_per_token=10,
-    )
-    for start in range(0, 50, 10):
-        engine.add(list(range(start, start + 9)), max_tokens=20)
+    costs = make_costs()
+    observe_prefill(costs, us_per_token=10)
+    observe_moves(costs, us_per_block=us_per_block)
+    # 2 x 10 blocks against 40 tokens of 10 us.
+    assert prefers_swap(costs) is swaps
+
+
+def test_prefers_swap_assumes_a_link_when_only_computing_was_measured() -> None:
+    costs = make_costs(block_bytes=int(ASSUMED_HOST_LINK_BYTES_PER_S / 1e6) * 19)
+    observe_prefill(costs, us_per_token=10)
+    assert prefers_swap(costs)
+    assert not prefers_swap(costs, num_tokens=37)
+
+
+def test_prefers_swap_follows_the_newest_when_measurements_change() -> None:
+    costs = make_costs()
+    observe_prefill(costs, us_per_token=10)
+    observe_moves(costs, us_per_block=5)
+    for _ in range(40):
+        observe_moves(costs, us_per_block=500)
+    assert not prefers_swap(costs)
+
+
+def test_observe_learns_nothing_of_prefills_when_a_step_only_decodes() -> None:
+    costs = make_costs()
+    observe_moves(costs, us_per_block=1)
+    costs.observe(num_moves=0, move_us=0, num_rows=64, num_tokens=64, compute_us=9000)
+    assert costs.prefill_us == 0
+    assert not prefers_swap(costs)
+
+
+def test_observe_keeps_the_last_prefill_time_during_decodes() -> None:
+    costs = make_costs()
+    observe_prefill(costs, us_per_token=3)
+    costs.observe(num_moves=0, move_us=0, num_rows=8, num_tokens=8, compute_us=50)
+    assert costs.prefill_us == 300
+
+
+SHARED_PROMPT = list(range(1, 14))
+UNCACHED = SchedulingParams(uses_prefix_cache=False)
+
+
+@pytest.mark.parametrize("length", [11, 12, 13])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("params", [{"n": 4}, {"best_of": 4}])
+def test_prompt_is_computed_once_when_all_sequences_end_early(
+    params: dict[str, Any], depth: int, length: int
+) -> None:
+    engine = CheckedEngine(depth=depth, prefix_caching=False)
+    engine.add(SHARED_PROMPT[:length], max_tokens=1, **params)
+    engine.engine.fill()
+    num_tokens = 0
+    while engine.engine.in_flight:
+        num_tokens += engine.engine.in_flight[0][0].num_tokens
+        engine.answer()
+        engine.engine.fill()
+    # Each of the others computes the last token of the prompt.
+    assert num_tokens == length + 3
     engine.run()
-    assert engine.core.num_preemptions > 0
 
 
-def test_finished_sequences_stay_finished_when_their_request_is_swapped() -> None:
-    engine = CheckedEngine(num_host_blocks=16, preemption_mode=SWAP)
-    request = engine.add([1, 2, 3], n=3, max_tokens=9, resume=[[4] * 8, [5], [6] * 3])
-    engine.step(4)
-    assert request.sequences[0].status is SequenceStatus.FINISHED
-    engine.preempt(request)
-    engine.drain()
-    assert [sequence.num_output_tokens for sequence in request.sequences] == [9, 9, 9]
-    engine.check_blocks()
+def test_siblings_keep_their_rows_when_the_first_ends() -> None:
+    driver = CoreDriver(max_num_seqs=2)
+    driver.add(SHARED_PROMPT, "several", n=2)
+    driver.add([50, 51], "next")
+    driver.plan()
+    driver.answer(token_ids=[EOS])
+    assert driver.next_rows() == [("several", 12, 1), ("next", 0, 2)]
+
+
+def test_sibling_goes_on_from_its_resumed_tokens() -> None:
+    driver = CoreDriver(prefix_caching=False)
+    driver.add(SHARED_PROMPT, n=2, resume=[[20], [30, 31]])
+    assert driver.next_rows() == [("r1", 0, 14)]
+    driver.answer(token_ids=[EOS])
+    assert driver.next_rows() == [("r1", 13, 2)]
+
+
+def test_sibling_recomputes_a_prompt_behind_the_window() -> None:
+    driver = CoreDriver(block_size=2, sliding_window=4, prefix_caching=False)
+    request = driver.add(SHARED_PROMPT, n=2)
+    driver.step()
+    assert driver.next_rows() == [("r1", 6, 7)]
+    growing_rows(driver).grow()
+    driver.answer(token_ids=[EOS])
+    assert request.sequences[1].status is SequenceStatus.WAITING
+    assert driver.next_rows() == [("r1", 0, 6)]
+
+
+def test_sibling_is_recomputed_when_its_source_was_not_written() -> None:
+    driver = CoreDriver(num_device_blocks=5, prefix_caching=False)
+    driver.add(8, "short", max_tokens=1)
+    request = driver.add(6, "several", n=2, stop_token_ids=frozenset({42}))
+    driver.add(4, "other", max_tokens=1)
+    assert len(driver.next_rows()) == 3
+    # The second sequence finds no block until the first step is answered.
+    assert [driver.next_rows() for _ in range(2)] == [[("several", 6, 1)], [("several", 7, 1)]]
+    driver.answer()
+    driver.answer(token_ids=[42])
+    assert request.sequences[1].status is SequenceStatus.RUNNING
+    driver.answer(StepStatus.FAILED)
+    assert driver.next_rows() == [("several", 0, 6)]

@@ -1,10 +1,11 @@
-"""The columns of running rows: order, tables, and what a step computes."""
+"""Columns of running rows, and what a step tells the executor of them."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from scheduler_service.scheduler.engine.row_columns import NO_STAY, RowColumns
+from scheduler_service.scheduler.engine.step_draft import StepDraft
 from scheduler_service.scheduler.values.plan import RowWork, TableWrites
 from scheduler_service.scheduler.values.request import NO_ROW, Request, Sequence, SequenceStatus
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
@@ -30,7 +31,7 @@ def plan(rows: RowColumns, sequences: list[Sequence], counts: list[int], step_id
     return rows.plan_work(row_ids, np.array(counts, np.int32), step_id)
 
 
-def test_order_is_that_of_the_ranks_when_rows_come_and_go() -> None:
+def test_order_follows_ranks_when_rows_come_and_go() -> None:
     rows = make_rows()
     sequences = {urgency: add(rows, urgency) for urgency in (5, 1, 9)}
     assert rows.running == [sequences[1], sequences[5], sequences[9]]
@@ -39,7 +40,7 @@ def test_order_is_that_of_the_ranks_when_rows_come_and_go() -> None:
     assert rows.running == [sequences[1], sequences[3], sequences[9]]
 
 
-def test_add_gives_every_stay_its_own_id_when_a_row_is_used_again() -> None:
+def test_add_gives_every_stay_its_own_id() -> None:
     rows = make_rows()
     first = add(rows, 1)
     row_id, stay_id = first.row_id, int(rows.stay_ids[first.row_id])
@@ -50,7 +51,7 @@ def test_add_gives_every_stay_its_own_id_when_a_row_is_used_again() -> None:
     assert rows.stay_ids[row_id] not in (stay_id, NO_STAY)
 
 
-def test_add_is_in_no_step_when_the_row_was_used_before() -> None:
+def test_add_starts_without_earlier_steps_of_the_row() -> None:
     rows = make_rows()
     first = add(rows, 1)
     plan(rows, [first], [6], step_id=3)
@@ -77,7 +78,7 @@ def test_held_blocks_leaves_out_blocks_when_they_were_released() -> None:
     assert rows.block_table(sequence.row_id).tolist() == [0, 1, 2]
 
 
-def test_run_limit_is_the_tighter_of_slots_and_end_when_tables_change() -> None:
+def test_run_limit_is_the_tighter_of_slots_and_end() -> None:
     rows = make_rows()
     sequence = add(rows, 1, num_blocks=2)
     row_id = sequence.row_id
@@ -88,16 +89,7 @@ def test_run_limit_is_the_tighter_of_slots_and_end_when_tables_change() -> None:
     assert rows.run_limit[row_id] == 8
 
 
-def test_extend_each_appends_one_block_when_tables_differ_in_length() -> None:
-    rows = make_rows()
-    short, long = add(rows, 1, num_blocks=2), add(rows, 2, num_blocks=3)
-    row_ids = np.array([short.row_id, long.row_id], np.int64)
-    rows.extend_each(row_ids, [8, 9])
-    assert rows.block_table(short.row_id).tolist() == [0, 1, 8]
-    assert rows.block_table(long.row_id).tolist() == [0, 1, 2, 9]
-
-
-def test_extend_each_appends_blocks_in_order_when_rows_get_different_numbers() -> None:
+def test_extend_each_appends_different_numbers_of_blocks() -> None:
     rows = make_rows()
     first, second = add(rows, 1, num_blocks=2), add(rows, 2, num_blocks=1)
     row_ids = np.array([first.row_id, second.row_id], np.int64)
@@ -116,13 +108,13 @@ def columns(writes: TableWrites) -> tuple[list[int], list[int], list[int], list[
     return row_ids, starts, counts, blocks
 
 
-def test_take_table_writes_has_nothing_when_tables_are_those_of_new_rows() -> None:
+def test_take_table_writes_leaves_out_new_rows() -> None:
     rows = make_rows()
     new = [add(rows, 1).row_id, add(rows, 2).row_id]
     assert not rows.take_table_writes(new)
 
 
-def test_take_table_writes_joins_what_a_table_grew_by_when_it_grew_twice() -> None:
+def test_take_table_writes_joins_several_extensions() -> None:
     rows = make_rows()
     first, second = add(rows, 2, num_blocks=2), add(rows, 1, num_blocks=1)
     rows.take_table_writes([first.row_id, second.row_id])
@@ -134,7 +126,7 @@ def test_take_table_writes_joins_what_a_table_grew_by_when_it_grew_twice() -> No
     assert not rows.take_table_writes([])
 
 
-def test_take_table_writes_leaves_out_blocks_when_they_were_taken_back_or_are_gone() -> None:
+def test_take_table_writes_leaves_out_blocks_taken_back() -> None:
     rows = make_rows()
     first, second = add(rows, 1, num_blocks=2), add(rows, 2, num_blocks=2)
     rows.take_table_writes([first.row_id, second.row_id])
@@ -145,7 +137,7 @@ def test_take_table_writes_leaves_out_blocks_when_they_were_taken_back_or_are_go
     assert columns(rows.take_table_writes([])) == ([first.row_id], [2], [1], [8])
 
 
-def test_take_table_writes_writes_a_block_again_when_the_executor_knew_another_there() -> None:
+def test_take_table_writes_replaces_a_block_known_before() -> None:
     rows = make_rows()
     row_id = add(rows, 1, num_blocks=3).row_id
     rows.take_table_writes([row_id])
@@ -165,7 +157,7 @@ def test_plan_work_samples_when_all_known_tokens_are_computed() -> None:
     assert rows.num_tokens[[first.row_id, second.row_id]].tolist() == [7, 6]
 
 
-def test_plan_work_refers_to_the_step_that_samples_when_the_token_is_not_known() -> None:
+def test_plan_work_refers_to_the_step_that_samples() -> None:
     rows = make_rows()
     decoding, prefilling = add(rows, 1), add(rows, 2)
     plan(rows, [decoding], [6], step_id=4)
@@ -193,3 +185,32 @@ def test_append_token_promises_nothing_when_it_is_known_at_once() -> None:
     rows.remove(sequence)
     assert sequence.num_promised == 0
     assert sequence.status is SequenceStatus.RUNNING  # Whoever removes it says what it is now.
+
+
+def make_draft(*new_row_ids: int) -> StepDraft:
+    draft = StepDraft()
+    for row_id in new_row_ids:
+        request = Request.create(f"r{row_id}", [1], SamplingParams(), arrival=row_id, seed=0)
+        request.sequence.row_id = row_id
+        draft.add_row(request.sequence)
+    return draft
+
+
+def test_remove_names_the_row_when_the_executor_knows_it() -> None:
+    draft = make_draft()
+    draft.remove_row(3)
+    assert draft.removed_row_ids == [3]
+
+
+def test_remove_says_nothing_when_the_executor_was_never_told() -> None:
+    draft = make_draft(3)
+    draft.remove_row(3)
+    assert (draft.removed_row_ids, draft.new_rows) == ([], {})
+
+
+def test_add_keeps_the_removal_of_a_reused_row() -> None:
+    draft = make_draft()
+    draft.remove_row(3)
+    draft.add_row(make_draft(3).new_rows[3])
+    assert draft.removed_row_ids == [3]
+    assert list(draft.new_rows) == [3]

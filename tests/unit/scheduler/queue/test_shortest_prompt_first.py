@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.scheduler.queue import queue_policy
-from scheduler_service.scheduler.queue.key_order import TURN_EVERY
 from scheduler_service.scheduler.queue.ordered_queue import Key
 from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES, QueuePolicy
-from scheduler_service.scheduler.values.request import Request, RequestStatus
+from scheduler_service.scheduler.values.request import Request
 from tests.support.core.driver import CoreDriver, names
 
 
@@ -41,7 +40,7 @@ def test_shortest_prompt_begins_first_when_several_wait() -> None:
     assert begun == [["of 3", "of 4", "of 5"], ["of 5", "of 9"], ["of 9"]]
 
 
-def test_no_decode_is_left_out_of_a_step_when_shorter_prompts_keep_arriving() -> None:
+def test_decodes_go_on_when_shorter_prompts_keep_arriving() -> None:
     driver = a_driver(max_num_batched_tokens=12, num_device_blocks=200, max_num_seqs=12)
     for number in range(3):
         driver.add(30 + number, f"long {number}", max_tokens=150)
@@ -54,13 +53,3 @@ def test_no_decode_is_left_out_of_a_step_when_shorter_prompts_keep_arriving() ->
         assert decoding <= set(names(driver.next_rows()))
         driver.answer()
     assert all(f"long {number}" in names(driver.next_rows()) for number in range(3))
-
-
-def test_long_prompt_has_its_turn_when_shorter_ones_keep_arriving() -> None:
-    driver = a_driver(max_num_seqs=1)
-    long = driver.add(20, "long", max_tokens=1)
-    for number in range(TURN_EVERY + 1):
-        assert long.status is RequestStatus.WAITING
-        driver.add(2, f"short {number}", max_tokens=1)
-        driver.step()
-    assert long.is_finished

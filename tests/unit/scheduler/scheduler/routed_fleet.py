@@ -39,9 +39,10 @@ class RoutedFleet(PureFleet):
         slowness: Mapping[int, int] | None = None,
         router: Router | None = None,
         num_credits: int = 1,
+        max_num_waiting: int = 10_000,
     ) -> None:
         super().__init__()
-        config = FleetConfig(queue_policy=policy, max_num_waiting=10_000)
+        config = FleetConfig(queue_policy=policy, max_num_waiting=max_num_waiting)
         self.scheduler = Scheduler(config, router)
         self.numbered = [
             Machine(f"executor:{number}", **(_DEFAULTS | dict(each) | {"queue_policy": policy}))
@@ -94,6 +95,20 @@ class RoutedFleet(PureFleet):
         **scheduling: object,
     ) -> Request:
         """A client submits a request; `prompt` is that many tokens, the same for all, or these."""
+        request = self.make_request(name, prompt, max_tokens=max_tokens, n=n, **scheduling)
+        self.handle(events.RequestSubmitted(request))
+        return request
+
+    def make_request(
+        self,
+        name: str,
+        prompt: int | list[int] = 3,
+        *,
+        max_tokens: int = 50,
+        n: int = 1,
+        **scheduling: object,
+    ) -> Request:
+        """Returns a request that is not submitted yet; see `push`."""
         self._num_requests += 1
         tokens = [1 + at % 90 for at in range(prompt)] if isinstance(prompt, int) else prompt
         request = Request.create(
@@ -105,7 +120,6 @@ class RoutedFleet(PureFleet):
             scheduling=SchedulingParams(**scheduling),  # type: ignore[arg-type]
         )
         request.client_key = self._num_requests
-        self.handle(events.RequestSubmitted(request))
         return request
 
     def begun(self) -> list[tuple[str, int]]:

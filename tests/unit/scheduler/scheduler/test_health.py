@@ -1,4 +1,4 @@
-"""Executors whose results are wrong are withdrawn, and no request fails for them."""
+"""Health of executors: whom failures are laid on, who is withdrawn, and who is taken back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from collections.abc import Sequence
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.scheduler.circuit_breaker import FIRST_PROBE_NS
+from scheduler_service.scheduler.circuit_breaker import (
+    FIRST_PROBE_NS,
+    LAST_PROBE_NS,
+    MAX_BLAME,
+    MAX_FAILURES_IN_A_ROW,
+    CircuitBreakers,
+)
 from scheduler_service.scheduler.effects import MoveReason
 from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.scheduler.values.admission import AssignedFor
@@ -17,6 +23,114 @@ from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
+
+SICK, WELL = ("sick:1", 1), ("well:1", 1)
+
+
+def blame(breakers: CircuitBreakers, *request_ids: str) -> None:
+    """One failed step of these on the sick one, which the other computes."""
+    breakers.failed(SICK, request_ids)
+    breakers.succeeded(WELL, request_ids)
+
+
+def test_breaker_opens_when_enough_failed_requests_succeed_elsewhere() -> None:
+    breakers = CircuitBreakers()
+
+    for number in range(int(MAX_BLAME) - 1):
+        blame(breakers, f"r{number}")
+    assert breakers.to_open == []
+    blame(breakers, "last")
+
+    assert breakers.to_open == [SICK]
+
+
+def test_breaker_stays_closed_when_each_step_has_a_guilty_request() -> None:
+    breakers = CircuitBreakers()
+
+    for number in range(20):
+        breakers.failed(SICK, [f"innocent{number}", f"guilty{number}"])
+        breakers.succeeded(WELL, [f"innocent{number}"])
+        breakers.ended(f"guilty{number}")
+
+    assert breakers.to_open == []
+
+
+def test_breaker_stays_closed_when_one_request_keeps_failing() -> None:
+    breakers = CircuitBreakers()
+
+    for _ in range(20):
+        blame(breakers, "r1")
+
+    assert breakers.to_open == []
+
+
+@pytest.mark.parametrize(("period", "opens"), [(2, True), (5, True), (20, False)])
+def test_breaker_opens_when_more_than_a_tenth_of_steps_fail(period: int, *, opens: bool) -> None:
+    breakers = CircuitBreakers()
+
+    for number in range(200):
+        if number % period:
+            breakers.succeeded(SICK, [f"other{number}"])
+        else:
+            blame(breakers, f"r{number}")
+
+    assert (breakers.to_open == [SICK]) is opens
+
+
+def test_executor_is_suspected_when_several_requests_fail_in_a_row() -> None:
+    breakers = CircuitBreakers()
+
+    for _ in range(10):
+        breakers.failed(SICK, ["r0"])
+    assert not breakers.is_suspected(SICK)
+    for number in range(1, MAX_FAILURES_IN_A_ROW):
+        breakers.failed(SICK, [f"r{number}"])
+    assert breakers.is_suspected(SICK)
+    breakers.succeeded(SICK, ["another"])
+
+    assert not breakers.is_suspected(SICK)
+
+
+def test_probes_come_later_each_time_when_they_fail() -> None:
+    breakers = CircuitBreakers()
+    now_ns, waits = 0, []
+
+    breakers.open(SICK, now_ns)
+    for _ in range(9):
+        waits.append(breakers.probe_at_ns(SICK) - now_ns)
+        now_ns = breakers.probe_at_ns(SICK)
+        breakers.probe_failed(SICK, now_ns)
+
+    assert waits[:4] == [FIRST_PROBE_NS * factor for factor in (1, 2, 4, 8)]
+    assert waits[-1] == LAST_PROBE_NS
+    assert breakers.is_open(SICK)
+
+
+def test_breaker_waits_longer_when_it_opens_again_soon() -> None:
+    breakers = CircuitBreakers()
+    breakers.open(SICK, 0)
+    breakers.probe_passed(SICK, FIRST_PROBE_NS)
+    assert not breakers.is_open(SICK)
+
+    breakers.open(SICK, 2 * FIRST_PROBE_NS)
+    assert breakers.probe_at_ns(SICK) == 4 * FIRST_PROBE_NS
+    breakers.probe_passed(SICK, 4 * FIRST_PROBE_NS)
+    breakers.open(SICK, 10**15)
+
+    assert breakers.probe_at_ns(SICK) == 10**15 + FIRST_PROBE_NS
+
+
+def test_nothing_is_remembered_of_requests_when_all_have_ended() -> None:
+    breakers = CircuitBreakers()
+
+    breakers.failed(SICK, ["r1", "r2"])
+    assert not breakers.is_quiet(WELL)
+    breakers.succeeded(WELL, ["r1"])
+    breakers.ended("r2")
+
+    assert breakers.is_quiet(WELL)
+    assert breakers.failed_at("r1") == breakers.failed_at("r2") == ()
+
 
 KINDS = ("fails", "is_not_a_number", "says_no_tokens")
 
@@ -63,17 +177,25 @@ async def a_fleet(count: int) -> tuple[Fleet, list[Machine]]:
     return fleet, machines
 
 
-@pytest.mark.parametrize("num_sick", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
-async def test_no_request_fails_and_the_executor_is_withdrawn_when_all_its_results_are_wrong(
-    kind: str, num_sick: int
+@pytest.mark.parametrize(
+    ("num_sick", "kind", "sick_every", "num_requests"),
+    [
+        *((num_sick, kind, 1, 37) for num_sick in (1, 2) for kind in KINDS),
+        *((1, kind, every, 60) for every in (2, 3) for kind in KINDS[:2]),
+        # Few steps fail, by chance.
+        (0, "fails", 40, 90),
+    ],
+)
+async def test_executors_are_withdrawn_when_many_of_their_steps_fail(
+    num_sick: int, kind: str, sick_every: int, num_requests: int
 ) -> None:
     fleet, machines = await a_fleet(3)
-    for machine in machines[:num_sick]:
+    for machine in machines[: max(num_sick, 1)]:
+        machine.sick_every = sick_every
         setattr(machine, kind, True)
-    fleet.submit(*range(1, 38))
+    fleet.submit(*range(1, num_requests + 1))
 
-    ends = await finishes(fleet, machines, 37)
+    ends = await finishes(fleet, machines, num_requests)
 
     assert set(ends.values()) == {""}
     states = [engine_of(fleet, machine).is_withdrawn for machine in machines]
@@ -108,7 +230,7 @@ async def test_executor_is_taken_back_when_it_computes_a_probe(kind: str) -> Non
     await fleet.cluster.drain(0)
 
 
-async def test_life_of_a_request_says_where_it_failed_and_where_it_was_retried() -> None:
+async def test_life_says_where_a_request_failed_and_was_retried() -> None:
     recorders: list[LifeRecorder] = []
 
     def watcher(fleet: Fleet) -> LifeRecorder:
@@ -130,52 +252,6 @@ async def test_life_of_a_request_says_where_it_failed_and_where_it_was_retried()
     given = next(each for each in life[life.index(moved) :] if each[0] is LifeKind.GIVEN)
     assert given == (LifeKind.GIVEN, AssignedFor.RETRIED.value)
     assert life[-1] == (LifeKind.ENDED, "length")
-    await fleet.cluster.drain(0)
-
-
-@pytest.mark.parametrize("sick_every", [2, 3])
-@pytest.mark.parametrize("kind", ["fails", "is_not_a_number"])
-async def test_executor_is_withdrawn_when_a_part_of_its_steps_fails(
-    kind: str, sick_every: int
-) -> None:
-    fleet, machines = await a_fleet(3)
-    machines[0].sick_every = sick_every
-    setattr(machines[0], kind, True)
-    fleet.submit(*range(1, 61))
-
-    ends = await finishes(fleet, machines, 60)
-
-    assert set(ends.values()) == {""}
-    assert engine_of(fleet, machines[0]).is_withdrawn
-    assert not any(engine_of(fleet, machine).is_withdrawn for machine in machines[1:])
-    await fleet.cluster.drain(0)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_streams_go_on_elsewhere_when_an_executor_becomes_sick_under_them(kind: str) -> None:
-    fleet, machines = await a_fleet(3)
-    fleet.submit(*range(1, 13))
-    for _ in range(3):
-        await step(fleet, machines)
-    setattr(machines[1], kind, True)
-    fleet.submit(*range(13, 31))
-
-    ends = await finishes(fleet, machines, 30)
-
-    assert set(ends.values()) == {""}
-    assert engine_of(fleet, machines[1]).is_withdrawn
-    await fleet.cluster.drain(0)
-
-
-async def test_executor_stays_when_a_few_steps_fail_by_chance() -> None:
-    fleet, machines = await a_fleet(3)
-    machines[0].fails, machines[0].sick_every = True, 40
-    fleet.submit(*range(1, 91))
-
-    ends = await finishes(fleet, machines, 90)
-
-    assert set(ends.values()) == {""}
-    assert not any(engine.is_withdrawn for engine in fleet.cluster.executors)
     await fleet.cluster.drain(0)
 
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.scheduler import events
+from scheduler_service.scheduler.effects import RequestAssigned, RequestMoved
 from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values.config import Feature
+from scheduler_service.scheduler.values.admission import AdmissionBlocker
+from scheduler_service.scheduler.values.config import Feature, PreemptionMode
+from splitserve_rpc.domain_error import DomainError
+from tests.support.core.checks import check_blocks, check_requests, check_rows
+from tests.support.core.machines import VOCAB_SIZE
+from tests.support.fakes.fake_chain import expected_tokens
 from tests.unit.scheduler.scheduler.routed_fleet import MS, ONE_ROW, RoutedFleet
 
 POLICIES = ["fcfs", "priority", "fair", "deadline"]
@@ -36,7 +42,7 @@ def test_first_come_is_first_served_across_executors() -> None:
     assert served == names
 
 
-def test_urgent_request_goes_before_all_that_wait_wherever_there_is_room() -> None:
+def test_urgent_request_goes_first_wherever_there_is_room() -> None:
     fleet = RoutedFleet(ONE_ROW, ONE_ROW, policy="priority")
     fleet.push("a", priority=-1)
     fleet.push("b", priority=-1)
@@ -57,19 +63,6 @@ def test_urgent_request_goes_where_somebody_less_urgent_makes_way() -> None:
     fleet.push("urgent", priority=-3)
     assert fleet.step() == [("urgent", where["ordinary"])]
     assert fleet.running(where["ordinary"]) == ["urgent"]
-
-
-def test_tenant_has_its_share_of_all_executors_together() -> None:
-    fleet = RoutedFleet(ONE_ROW, ONE_ROW, policy="fair")
-    for number in range(20):
-        fleet.push(f"flood{number}", tenant="flood", max_tokens=4)
-    for number in range(5):
-        fleet.push(f"few{number}", tenant="few", max_tokens=4)
-    order = fleet.names_begun()
-    while len(order) < 12:
-        order += [name for name, _ in fleet.step()]
-    # Both tenants ask for more than half: they get as much as the other.
-    assert sum(name.startswith("few") for name in order[:10]) == 5
 
 
 def test_tokens_count_for_a_tenant_whatever_executor_they_come_from() -> None:
@@ -123,19 +116,7 @@ def test_large_request_holds_up_one_executor_and_not_the_fleet() -> None:
     assert begun[-1][0] == "large"
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_all_requests_end_whatever_their_size(policy: str) -> None:
-    pools = {"num_device_blocks": 12}, {"num_device_blocks": 40}, ONE_ROW
-    fleet = RoutedFleet(*pools, policy=policy, num_credits=2)
-    for number in range(40):
-        length = (3, 3, 30, 90)[number % 4]
-        fleet.push(f"r{number}", length, max_tokens=4, tenant=f"t{number % 3}", priority=number % 2)
-    fleet.run()
-    assert fleet.finished.keys() == {f"r{number}" for number in range(40)}
-    assert all(request.error is None for request in fleet.finished.values())
-
-
-def test_request_ends_when_its_deadline_is_past_and_no_executor_is_there() -> None:
+def test_waiting_request_ends_at_its_deadline_without_executors() -> None:
     fleet = RoutedFleet(policy="deadline")
     late, lasting = fleet.push("late", deadline_ns=1_000), fleet.push("lasting")
     assert fleet.wakes_at_ns == 1_000 + MS  # a little late
@@ -148,7 +129,7 @@ def test_request_ends_when_its_deadline_is_past_and_no_executor_is_there() -> No
     assert fleet.wakes_at_ns is None
 
 
-def test_executor_that_lacked_blocks_is_asked_again_when_it_has_more() -> None:
+def test_executor_is_asked_again_when_it_has_more_blocks() -> None:
     fleet = RoutedFleet({"num_device_blocks": 20}, {"num_device_blocks": 20})
     for name in "abcdef":
         fleet.push(name, 40, max_tokens=20, cache_salt=name)
@@ -163,22 +144,7 @@ def test_executor_that_lacked_blocks_is_asked_again_when_it_has_more() -> None:
     assert fleet.step() == [("f", where["b"])]
 
 
-def test_request_that_lacked_blocks_beside_others_begins_when_they_have_left() -> None:
-    fleet = RoutedFleet({"num_device_blocks": 20})
-    for name, length in (("a", 40), ("b", 40), ("c", 50)):
-        fleet.push(name, length, max_tokens=20, cache_salt=name)
-    begun = fleet.names_begun()
-    assert "c" not in begun
-    for _ in range(3):
-        for name in begun:
-            fleet.abort(name)
-        begun = [name for name, _ in fleet.step()]
-        if not fleet.scheduler.num_queued:
-            break
-    assert fleet.scheduler.num_queued == 0
-
-
-def test_request_that_lacks_a_slot_for_its_adapter_holds_up_nobody() -> None:
+def test_request_without_an_adapter_slot_holds_up_nobody() -> None:
     fleet = RoutedFleet({"max_adapters": 1, "features": frozenset({Feature.ADAPTERS})})
     fleet.push("holder", adapter="a")
     fleet.begun()
@@ -188,7 +154,7 @@ def test_request_that_lacks_a_slot_for_its_adapter_holds_up_nobody() -> None:
     assert fleet.running(0) == ["holder", "plain"]
 
 
-def test_request_that_was_charged_for_is_not_charged_again_when_its_executor_is_lost() -> None:
+def test_request_is_charged_once_when_its_executor_is_lost() -> None:
     fleet = RoutedFleet(ONE_ROW, ONE_ROW, policy="fair")
     fleet.push("a", 60, tenant="a")
     ((_, number),) = fleet.begun()
@@ -214,27 +180,16 @@ def test_requests_that_fit_elsewhere_hold_up_nobody(policy: str, is_there: bool)
     fleet = RoutedFleet(*SMALL_AND_LARGE, policy=policy)
     fleet.push("first", 100, max_tokens=90)
     assert fleet.begun() == [("first", 1)]
-    # More than are passed where there is a lack of room.
-    for number in range(20):
+    for number in range(300):
         fleet.push(f"large{number}", 100, max_tokens=90)
     fleet.push("small", max_tokens=4)
     if not is_there:
         fleet.lose(fleet.numbered[1], LossCause.BLAMELESS)
     assert fleet.begun() == [("small", 0)]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_any_number_of_requests_that_fit_elsewhere_hold_up_nobody(policy: str) -> None:
-    fleet = RoutedFleet(*SMALL_AND_LARGE, policy=policy)
-    fleet.push("first", 100, max_tokens=90)
-    assert fleet.begun() == [("first", 1)]
-    for number in range(300):
-        fleet.push(f"large{number}", 100, max_tokens=90)
-    fleet.push("small", max_tokens=4)
-    assert fleet.begun() == [("small", 0)]
-    assert fleet.scheduler.num_unfitting == 0
-    fleet.abort("first")
-    assert ("large0", 1) in fleet.step()
+    if is_there:
+        assert fleet.scheduler.num_unfitting == 0
+        fleet.abort("first")
+        assert ("large0", 1) in fleet.step()
 
 
 def test_requests_that_fit_no_executor_that_is_there_wake_nobody() -> None:
@@ -248,7 +203,7 @@ def test_requests_that_fit_no_executor_that_is_there_wake_nobody() -> None:
     assert fleet.wakes_at_ns == expected_until_ns
 
 
-def test_requests_that_fit_no_executor_begin_when_one_of_another_kind_joins() -> None:
+def test_unfitting_requests_begin_when_a_larger_executor_joins() -> None:
     fleet = RoutedFleet(
         {"num_device_blocks": 4}, {"num_device_blocks": 64}, {"num_device_blocks": 8}
     )
@@ -268,3 +223,103 @@ def test_requests_that_fit_no_executor_begin_when_one_of_another_kind_joins() ->
     large.restart()
     fleet.join(large)
     assert ("large0", 1) in fleet.begun()
+
+
+# -- executors with few blocks ---------------------------------------------------------------------
+
+
+class CheckedFleet(RoutedFleet):
+    """Checks every engine after each event."""
+
+    def _check(self) -> None:
+        super()._check()
+        for executor in self.scheduler.executors.values():
+            check_blocks(executor.engine.placement)
+            check_requests(executor.engine.placement)
+            check_rows(executor.engine.placement)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
+def test_requests_begin_once_when_blocks_are_few(policy: str, mode: PreemptionMode) -> None:
+    pool = {"num_device_blocks": 14, "num_host_blocks": 14, "max_num_seqs": 4}
+    few = {**pool, "preemption_mode": mode, "prefix_caching": False}
+    fleet = CheckedFleet(few, few, policy=policy, num_credits=2)
+    prompts = [[1 + n, *range(2, 6 + n % 4)] for n in range(24)]
+    for n, prompt in enumerate(prompts):
+        fleet.push(f"r{n}", prompt, max_tokens=20, tenant=f"t{n % 3}", priority=n % 2)
+
+    fleet.run()
+
+    assert sum(fleet.engine(number).num_preemptions for number in (0, 1)) > 0
+    assigned = fleet.effects_of(RequestAssigned)
+    assert len(assigned) == 24 + len(fleet.effects_of(RequestMoved))
+    assert {each.address for each in assigned} == {"executor:0", "executor:1"}
+    for n, prompt in enumerate(prompts, 1):
+        assert fleet.tokens[n] == expected_tokens(prompt, 20, 0, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("lost", [0, 1])  # the executor of its reservation is one of them
+def test_large_request_begins_when_either_executor_is_lost(lost: int) -> None:
+    few = {"num_device_blocks": 8, "prefix_caching": False}
+    fleet = RoutedFleet(few, few, num_credits=2)
+    for name in "ab":
+        fleet.push(name, 20, max_tokens=6)
+    fleet.begun()
+    large = fleet.push("large", 28, max_tokens=2)
+    for machine in fleet.numbered:
+        fleet.answer(machine)
+    for executor in fleet.scheduler.executors.values():
+        assert fleet.scheduler.obstacle(large, executor) is AdmissionBlocker.BLOCKS
+
+    fleet.lose(fleet.numbered[lost], LossCause.BLAMELESS)
+    begun = fleet.begun()
+    fleet.run()
+
+    assert ("large", 1 - lost) in [*begun, *fleet.begun()]
+    assert fleet.finished.keys() == {"a", "b", "large"}
+
+
+# -- places ----------------------------------------------------------------------------------------
+
+
+def refusal(fleet: RoutedFleet, tenant: str = "") -> str:
+    """Message with which one more request is refused."""
+    with pytest.raises(DomainError) as refused:
+        fleet.scheduler.check(fleet.make_request("refused", tenant=tenant))
+    assert refused.value.reason == "QUEUE_FULL"
+    assert refused.value.retry_delay_s
+    return refused.value.message
+
+
+def test_queue_counts_free_rows_as_places() -> None:
+    fleet = RoutedFleet({"max_num_seqs": 2}, max_num_waiting=1)
+    for name in "abc":
+        fleet.push(name)
+    assert "3 requests wait; allowed: 3" in refusal(fleet)
+    fleet.settle()
+    assert fleet.scheduler.num_waiting == 1
+    assert "1 requests wait; allowed: 1" in refusal(fleet)
+
+
+def test_requests_of_a_lost_executor_exceed_a_full_queue() -> None:
+    fleet = RoutedFleet(ONE_ROW, ONE_ROW, max_num_waiting=1)
+    for name in "ab":
+        fleet.push(name)
+    fleet.settle()
+    for name in "cd":
+        fleet.push(name)
+    fleet.lose(fleet.numbered[0])
+    assert fleet.scheduler.num_waiting == 3
+    fleet.run()
+    assert fleet.finished.keys() == set("abcd")
+
+
+def test_last_places_are_for_tenants_that_have_none() -> None:
+    fleet = RoutedFleet(ONE_ROW, policy="fair", max_num_waiting=4)
+    fleet.push("d", tenant="d")
+    fleet.settle()
+    for number, tenant in enumerate(("b", "a", "a")):
+        fleet.push(f"r{number}", tenant=tenant)
+    assert "3 requests wait; allowed: 4, of which some" in refusal(fleet, tenant="a")
+    fleet.scheduler.check(fleet.make_request("taken", tenant="c"))

@@ -14,7 +14,7 @@ from scheduler_service.scheduler.executor_losses import (
     LossCause,
 )
 from scheduler_service.scheduler.quarantine import REASON, Quarantine, Verdict
-from scheduler_service.scheduler.values.request import Request, RequestStatus, SequenceStatus
+from scheduler_service.scheduler.values.request import Request, SequenceStatus
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.driver import CoreDriver
 
@@ -70,7 +70,7 @@ def test_executor_lost_isolates_and_then_fails_when_it_is_alone() -> None:
     assert not quarantine.holds(poison)
 
 
-def test_executor_lost_accuses_nobody_when_they_only_waited_or_it_was_asked_to_leave() -> None:
+def test_executor_lost_accuses_nobody_without_a_step_in_flight() -> None:
     quarantine, request = Quarantine(1), make("r1")
     assert lose(quarantine, request, cause=LossCause.BLAMELESS) == ([], [])
     request.was_in_flight = False
@@ -79,7 +79,7 @@ def test_executor_lost_accuses_nobody_when_they_only_waited_or_it_was_asked_to_l
     assert lose(quarantine, request) == (["r1"], [])
 
 
-def test_executor_lost_accuses_who_was_recalled_when_its_step_was_in_flight() -> None:
+def test_executor_lost_accuses_recalled_requests_in_flight() -> None:
     quarantine, poison, other = Quarantine(2), make("r1"), make("r2")
     for _ in range(2):
         lose(quarantine, poison, make("r3"))
@@ -90,7 +90,7 @@ def test_executor_lost_accuses_who_was_recalled_when_its_step_was_in_flight() ->
     assert lose(quarantine, in_flight=["r1"]) == ([], ["r1"])
 
 
-def test_trials_allow_for_results_that_were_lost_when_several_steps_were_in_flight() -> None:
+def test_trials_allow_for_lost_results_in_flight() -> None:
     quarantine, request = Quarantine(2), make("r1")
     lose(quarantine, request, num_steps=2)
     request = grown(request, 4)
@@ -112,18 +112,6 @@ def test_losses_are_forgiven_when_there_were_enough_tokens_in_between() -> None:
     assert lose(quarantine, request)[0] == ["r1"]
 
 
-def test_trials_are_doubled_when_a_request_came_through_and_executors_are_lost_again() -> None:
-    quarantine, request = Quarantine(2), make("r1")
-    lose(quarantine, request)
-    lose(quarantine, grown(request, 4))
-    request = grown(request, 9)  # its core has acquitted it
-    request.trial_size = request.num_trials_left = 0
-
-    assert lose(quarantine, request, make("r2")) == (["r1"], [])
-
-    assert request.num_trials_left == 10
-
-
 def test_one_loss_alone_fails_nobody_when_it_may_be_chance() -> None:
     quarantine, request = Quarantine(2), make("r1")
     lose(quarantine, make("r2"))  # executors die of other things, too
@@ -134,7 +122,7 @@ def test_one_loss_alone_fails_nobody_when_it_may_be_chance() -> None:
     assert lose(quarantine, request) == ([], ["r1"])
 
 
-def test_one_loss_alone_is_proof_when_the_others_are_long_ago_or_explained() -> None:
+def test_one_loss_alone_is_proof_without_other_recent_losses() -> None:
     quarantine = Quarantine(2)
     lose(quarantine, make("r9"))
     for name, now_ns in (("r1", STORM_NS), ("r2", 2 * STORM_NS)):
@@ -143,19 +131,7 @@ def test_one_loss_alone_is_proof_when_the_others_are_long_ago_or_explained() -> 
         assert verdicts[-1] == ([], [name])
 
 
-def test_silence_alone_fails_nobody_when_it_is_not_repeated() -> None:
-    quarantine, request = Quarantine(2), make("r1")
-    for _ in range(2 + NUM_ALONE_IN_A_STORM - 1):
-        lose(quarantine, request, make("r2"), cause=LossCause.SILENT)
-        assert request.error is None
-    verdicts = [
-        lose(quarantine, request, cause=LossCause.SILENT) for _ in range(NUM_ALONE_IN_A_STORM)
-    ]
-    assert verdicts[-1] == ([], ["r1"])
-    assert not any(failed for _, failed in verdicts[:-1])
-
-
-def test_one_loss_alone_fails_nobody_when_one_before_was_only_silent() -> None:
+def test_one_loss_alone_fails_nobody_after_a_silent_one() -> None:
     quarantine, request = Quarantine(2), make("r1")
     lose(quarantine, request, make("r2"), cause=LossCause.SILENT)
     lose(quarantine, request, make("r2"))
@@ -173,7 +149,7 @@ def test_others_are_tried_no_more_when_their_losses_are_explained() -> None:
     assert innocent.trial_size == 0
 
 
-def test_others_are_tried_still_when_a_loss_is_not_explained_by_the_guilty_one() -> None:
+def test_others_are_still_tried_when_a_loss_is_unexplained() -> None:
     quarantine, poison, other = Quarantine(2), make("r1"), make("r2")
     isolate(quarantine, poison, other)
     lose(quarantine, other, make("r3"))
@@ -211,7 +187,7 @@ def test_last_executor_gets_no_suspect_while_others_may_come_back() -> None:
     assert list(quarantine.dispatch([first.core], RETURN_NS)) == [(request, first.core)]
 
 
-def test_only_executor_is_risked_at_once_when_there_never_was_another() -> None:
+def test_only_executor_is_risked_at_once() -> None:
     quarantine, request, driver = Quarantine(2), make("r1"), CoreDriver()
     isolate(quarantine, request)
     assert list(quarantine.dispatch([driver.core], 0)) == [(request, driver.core)]
@@ -222,7 +198,7 @@ def isolate(quarantine: Quarantine, *requests: Request) -> None:
         lose(quarantine, *requests)
 
 
-def test_dispatch_gives_all_to_the_executor_with_the_least_other_work() -> None:
+def test_dispatch_chooses_the_executor_with_least_work() -> None:
     busy, idle = CoreDriver(), CoreDriver()
     busy.add(50)
     quarantine, requests = Quarantine(2), [make("r1"), make("r2"), make("r3")]
@@ -241,7 +217,7 @@ def test_dispatch_gives_all_to_the_executor_with_the_least_other_work() -> None:
     assert list(quarantine.dispatch([busy.core, idle.core], 0)) == []
 
 
-def test_dispatch_gives_to_another_when_one_does_not_fit_with_the_rest() -> None:
+def test_dispatch_splits_requests_that_do_not_fit_together() -> None:
     small, large = CoreDriver(num_device_blocks=8), CoreDriver()
     large.add(50)
     quarantine, requests = Quarantine(2), [make("r1", max_tokens=5), make("r2")]
@@ -250,43 +226,7 @@ def test_dispatch_gives_to_another_when_one_does_not_fit_with_the_rest() -> None
     assert given == {"r1": small.core, "r2": large.core}
 
 
-def test_dispatch_waits_when_there_is_no_executor() -> None:
-    quarantine, request = Quarantine(2), make("r1")
-    isolate(quarantine, request)
-    assert list(quarantine.dispatch([], 0)) == []
-    assert quarantine.holds(request)
-    driver = CoreDriver()
-    assert list(quarantine.dispatch([driver.core], 0)) == [(request, driver.core)]
-
-
-def test_quarantine_forgets_when_a_request_has_ended() -> None:
-    quarantine, driver = Quarantine(2), CoreDriver()
-    ended, other = make("r1"), make("r2")
-    isolate(quarantine, ended, other)
-    given = []
-    for request, _ in quarantine.dispatch([driver.core], 0):
-        given.append(request.request_id)
-        quarantine.forget("r2")
-    assert given == ["r1"]
-    assert quarantine.num_waiting == 0
-    quarantine.forget("r1")
-    assert lose(quarantine, other) == ([], []), "the name is another's by now"
-
-
-def test_next_one_may_go_anywhere_when_those_before_came_through() -> None:
-    quarantine, first, second = Quarantine(2), CoreDriver(), CoreDriver()
-    request = make("r1")
-    isolate(quarantine, request)
-    for given, _ in quarantine.dispatch([first.core], 0):
-        first.core.readmit(given)
-    first.step()
-    assert (request.status, request.trial_size) == (RequestStatus.RUNNING, 0)
-    other = make("r2")
-    isolate(quarantine, other)
-    assert list(quarantine.dispatch([first.core, second.core], 0)) == [(other, second.core)]
-
-
-def test_a_life_counts_once_when_it_comes_back_and_answers_nothing() -> None:
+def test_life_counts_once_when_it_returns_without_answers() -> None:
     quarantine, request, other = Quarantine(2), make("r1"), make("r2")
 
     def lose_silent(lost: Request, life: int) -> tuple[list[str], list[str]]:
@@ -300,14 +240,7 @@ def test_a_life_counts_once_when_it_comes_back_and_answers_nothing() -> None:
     assert lose_silent(other, 2) == (["r2"], [])
 
 
-def test_a_life_counts_again_when_it_answered_in_between() -> None:
-    quarantine, request = Quarantine(2), make("r1")
-    lose(quarantine, request, life=1)
-    assert lose(quarantine, request, life=1, has_answered=True) == (["r1"], [])
-    assert lose(quarantine, request, life=1, has_answered=True) == ([], ["r1"])
-
-
-def test_a_request_is_failed_at_last_when_one_life_comes_back_for_ever() -> None:
+def test_request_is_failed_when_one_life_returns_for_ever() -> None:
     quarantine, request = Quarantine(2), make("r1")
     most = 1 + MAX_REPEATS + 1 + NUM_ALONE_IN_A_STORM
     verdicts = [
@@ -325,7 +258,7 @@ def test_a_repeated_loss_keeps_who_is_isolated() -> None:
     assert request.trial_size == 1
 
 
-def test_innocent_that_waits_for_an_executor_is_given_back_when_others_are_guilty() -> None:
+def test_waiting_innocent_is_released_when_another_is_guilty() -> None:
     quarantine, poison, innocent = Quarantine(2), make("r1"), make("r2")
     lose(quarantine, poison, innocent)
     assert lose(quarantine, poison, innocent) == (["r1", "r2"], [])
@@ -337,16 +270,15 @@ def test_innocent_that_waits_for_an_executor_is_given_back_when_others_are_guilt
     assert quarantine.num_waiting == 0
 
 
-def test_suspect_is_still_one_when_its_executor_gives_it_back() -> None:
-    quarantine, poison = Quarantine(2), make("r1")
-    driver = CoreDriver()
-    lose(quarantine, poison, make("r2"))
-    lose(quarantine, poison, make("r3"))
-    given = list(quarantine.dispatch([driver.core], 0))
-    assert [request.request_id for request, _ in given] == ["r1"]
-    driver.core.readmit(poison)
-    moved = driver.core.withdraw("r1")
-    assert moved is not None
-    lose(quarantine, moved, cause=LossCause.BLAMELESS)
-    assert quarantine.holds(moved)
-    assert moved.trial_size == 1
+def test_quarantine_forgets_requests_that_ended() -> None:
+    quarantine, driver = Quarantine(2), CoreDriver()
+    ended, other = make("r1"), make("r2")
+    isolate(quarantine, ended, other)
+    given = []
+    for request, _ in quarantine.dispatch([driver.core], 0):
+        given.append(request.request_id)
+        quarantine.forget("r2")
+    assert given == ["r1"]
+    assert quarantine.num_waiting == 0
+    quarantine.forget("r1")
+    assert lose(quarantine, other) == ([], []), "the name is another's by now"

@@ -1,4 +1,4 @@
-"""At which executor a request begins, and how long it waits for the best one."""
+"""At which executor a request begins, why, and how long it waits for the best one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scheduler_service.scheduler.engine.engine import Engine
 from scheduler_service.scheduler.routing.prefix_index import Prefixes
 from scheduler_service.scheduler.routing.router import Choice, HostState, LeastLoaded
 from scheduler_service.scheduler.routing.routing import MAX_PASSED
+from scheduler_service.scheduler.values.admission import AssignedFor, Assignment
 from scheduler_service.scheduler.values.config import Feature
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.step_codec import decode_result
@@ -28,15 +29,7 @@ from tests.unit.scheduler.scheduler.routed_fleet import (
 )
 
 
-@pytest.mark.parametrize("holder", [0, 1, 2])
-def test_request_goes_where_its_prefix_is(holder: int) -> None:
-    fleet = measured({}, {}, {})
-    fleet.compute(holder, SYSTEM)
-    fleet.push("r1", [*SYSTEM, 50, 51])
-    assert fleet.begun() == [("r1", holder)]
-
-
-def test_request_goes_elsewhere_when_those_that_run_there_cost_more_than_is_saved() -> None:
+def test_request_avoids_a_holder_whose_load_costs_more() -> None:
     fleet = measured({}, {})
     fleet.compute(0, SYSTEM)
     with fleet.only(0):
@@ -49,7 +42,7 @@ def test_request_goes_elsewhere_when_those_that_run_there_cost_more_than_is_save
 
 
 @pytest.mark.parametrize("slowness", [(1, 4), (4, 1)])
-def test_request_goes_to_the_faster_executor_when_nobody_has_its_prefix(
+def test_request_goes_to_the_faster_executor_without_a_prefix(
     slowness: tuple[int, int],
 ) -> None:
     fleet = measured({}, {}, slowness=slowness)
@@ -80,7 +73,7 @@ def test_prefix_counts_when_it_is_in_the_host_pool() -> None:
     assert fleet.begun() == [("r1", 1)]
 
 
-def test_request_goes_to_the_executor_with_blank_blocks_when_another_would_evict() -> None:
+def test_request_goes_where_blank_blocks_avoid_an_eviction() -> None:
     fleet = measured({"num_device_blocks": 64}, {"num_device_blocks": 64})
     fleet.compute(0, [77] * 190)
     assert fleet.engine(0).pools[0].num_blank < 2
@@ -105,7 +98,7 @@ def test_requests_that_arrive_together_are_spread_when_nothing_is_cached() -> No
     assert sorted(numbers) == [0, 0, 1, 1]
 
 
-def test_family_has_a_home_that_is_the_same_in_the_next_life_of_a_fleet() -> None:
+def test_family_has_the_same_home_in_each_fleet() -> None:
     homes = []
     for _ in range(2):
         fleet = measured({}, {}, {}, {})
@@ -124,16 +117,6 @@ def test_family_has_a_home_that_is_the_same_in_the_next_life_of_a_fleet() -> Non
 # -- waiting for a busy executor -------------------------------------------------------------------
 
 
-def test_request_waits_for_a_busy_executor_when_that_saves_more() -> None:
-    fleet = busy_holder()
-    fleet.push("r1", [*LONG, 50])
-    assert fleet.begun() == []
-    fleet.answer_at(0)
-    assert fleet.begun() == []
-    fleet.answer_at(0)
-    assert fleet.begun() == [("r1", 0)]
-
-
 def test_request_waits_no_longer_than_that_may_save() -> None:
     fleet = busy_holder()
     fleet.push("r1", [*LONG, 50])
@@ -143,12 +126,6 @@ def test_request_waits_no_longer_than_that_may_save() -> None:
     fleet.now_ns = fleet.wakes_at_ns - 1
     assert fleet.begun() == []
     fleet.now_ns += 1
-    assert fleet.begun() == [("r1", 1)]
-
-
-def test_request_does_not_wait_for_a_busy_executor_when_others_are_as_good() -> None:
-    fleet = busy_holder()
-    fleet.push("r1", [*LONG[:60], 50])
     assert fleet.begun() == [("r1", 1)]
 
 
@@ -162,7 +139,7 @@ def test_others_begin_before_a_request_that_waits_but_not_many() -> None:
     assert fleet.begun()[0] == ("waits", 1)
 
 
-def test_urgent_request_does_not_wait_for_less_urgent_ones_that_wait() -> None:
+def test_urgent_request_does_not_wait_for_less_urgent_ones() -> None:
     fleet = busy_holder("priority")
     fleet.push("r1", [*LONG, 50])
     fleet.push("r2", [60], priority=1)
@@ -198,7 +175,7 @@ def hold_ends_ns(fleet: RoutedFleet) -> int | None:
     return None if fleet.wakes_at_ns is None else fleet.wakes_at_ns - MS
 
 
-def test_wait_for_a_busy_executor_ends_when_it_has_lasted_as_long_as_it_may_save() -> None:
+def test_wait_for_a_busy_executor_ends_after_its_saving() -> None:
     fleet = first_is_busy({"waits": 100.0})
     fleet.now_ns = 50
     fleet.push("waits")
@@ -214,18 +191,7 @@ def test_wait_for_a_busy_executor_ends_when_it_has_lasted_as_long_as_it_may_save
     assert fleet.begun() == [("waits", 1)]
 
 
-def test_wait_begins_when_the_step_is_planned_though_nothing_has_ticked_for_long() -> None:
-    fleet = first_is_busy({"waits": 100.0})
-    fleet.begin(1, [2, 3])
-    fleet.push("waits")
-    assert fleet.begun() == []
-    fleet.now_ns = 10**12
-    fleet.answer_at(1)
-    assert fleet.begun() == []
-    assert hold_ends_ns(fleet) == 10**12 + 900
-
-
-def test_request_is_not_held_again_when_its_wait_was_over_and_no_executor_was_open() -> None:
+def test_request_is_not_held_again_after_its_wait() -> None:
     fleet = first_is_busy({"waits": 100.0}, **ONE_ROW)
     fleet.push("waits")
     assert fleet.begun() == []
@@ -238,7 +204,7 @@ def test_request_is_not_held_again_when_its_wait_was_over_and_no_executor_was_op
     assert fleet.begun() == [("waits", 1)]
 
 
-def test_scheduler_wakes_at_the_end_of_the_first_of_several_waits() -> None:
+def test_scheduler_wakes_at_the_first_end_of_a_wait() -> None:
     fleet = first_is_busy({"long": 100.0, "short": 700.0})
     fleet.push("long")
     fleet.push("short")
@@ -265,7 +231,7 @@ def test_rows_run_ahead_while_somebody_waits_for_another_executor_only() -> None
     assert plans[1].work.num_run_on_tokens is None
 
 
-def test_request_does_not_wait_for_a_busy_executor_when_that_saves_little() -> None:
+def test_request_does_not_wait_when_that_saves_little() -> None:
     fleet = first_is_busy({"r1": 900.0})
     fleet.push("r1")
     assert fleet.begun() == [("r1", 1)]
@@ -311,3 +277,89 @@ def test_arrival_has_one_idle_executor_plan_a_step(monkeypatch: pytest.MonkeyPat
     fleet.push("arrival")
     ((_, number),) = fleet.begun()
     assert asked == [number]
+
+
+def assignment_at(fleet: RoutedFleet, name: str, number: int) -> Assignment:
+    """Why a request began at this executor."""
+    assert (name, number) in fleet.begun()
+    return fleet.assignments[name].assignment
+
+
+def test_more_in_the_cache_decided_when_that_is_what_differs() -> None:
+    fleet = measured({}, {})
+    fleet.compute(1, SYSTEM)
+    fleet.push("r1", [*SYSTEM, 50, 51])
+    given = assignment_at(fleet, "r1", 1)
+    assert given.why is AssignedFor.MOST_CACHED
+    assert given.num_cached == len(SYSTEM)
+    assert given.num_cached_elsewhere == 0
+    assert given.cost_us is not None
+    assert given.cost_elsewhere_us is not None
+    # 40 tokens more, of a millisecond each, which count for more than those that only wait.
+    assert given.cost_elsewhere_us - given.cost_us == pytest.approx(40_000 * 1.25, rel=0.01)
+
+
+def test_less_before_it_decided_when_nobody_has_its_prefix() -> None:
+    fleet = measured({}, {})
+    fleet.begin(0, [88] * 100)
+    fleet.push("r1", [5] * 20)
+    given = assignment_at(fleet, "r1", 1)
+    assert (given.why, given.num_running) == (AssignedFor.SOONEST, 0)
+
+
+def test_nothing_decided_when_executors_are_alike() -> None:
+    fleet = measured({}, {})
+    fleet.push("r1", SYSTEM)
+    fleet.begun()
+    assert fleet.assignments["r1"].assignment.why is AssignedFor.AS_GOOD
+
+
+def test_nothing_decided_when_there_is_one_executor() -> None:
+    fleet = measured({})
+    fleet.begin(0, [88] * 20)
+    fleet.push("r1", SYSTEM)
+    fleet.answer_at(0)
+    given = assignment_at(fleet, "r1", 0)
+    assert (given.why, given.num_running) == (AssignedFor.ONLY_ONE, 1)
+    assert given.cost_elsewhere_us is None
+
+
+def test_waiting_for_a_better_one_is_told_while_it_lasts() -> None:
+    fleet = busy_holder()
+    fleet.push("r1", [*LONG, 50])
+    assert fleet.begun() == []
+    ((_, blockers),) = fleet.scheduler.heads()
+    assert blockers == [("executor:0", "awaits_better"), ("executor:1", "awaits_better")]
+
+
+def test_assignment_says_that_waiting_was_in_vain() -> None:
+    fleet = busy_holder()
+    fleet.push("r1", [*LONG, 50])
+    assert fleet.begun() == []
+    fleet.now_ns = 10**12
+    given = assignment_at(fleet, "r1", 1)
+    assert given.why is AssignedFor.WAITED_LONG_ENOUGH
+    assert given.num_cached_elsewhere == len(LONG)
+
+
+def test_assignment_names_a_better_executor_that_is_busy() -> None:
+    fleet = busy_holder()
+    fleet.push("r1", [*LONG[:76], 50])
+    given = assignment_at(fleet, "r1", 1)
+    assert (given.why, given.num_cached_elsewhere) == (AssignedFor.BETTER_IS_BUSY, 76)
+    assert given.cost_us is not None
+    assert given.cost_elsewhere_us is not None
+    assert 0.8 * given.cost_us < given.cost_elsewhere_us < given.cost_us
+
+
+def test_assignment_names_the_lack_of_room() -> None:
+    small_pool = {"num_device_blocks": 32}
+    fleet = measured(small_pool, small_pool)
+    begun = [fleet.begin(number, [70 + number] * 60) for number in (0, 1)]
+    fleet.push("r1", [5] * 74)
+    fleet.step()
+    ((_, blockers),) = fleet.scheduler.heads()
+    assert [blocker for _, blocker in blockers] == ["blocks", "blocks"]
+    fleet.abort(begun[1])
+    fleet.answer_at(1)
+    assert assignment_at(fleet, "r1", 1).why is AssignedFor.NO_ROOM_ANYWHERE

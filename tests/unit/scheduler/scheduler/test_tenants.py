@@ -54,7 +54,7 @@ def swapped_by_its_own(fleet: RoutedFleet) -> Request:
     return swapped
 
 
-def test_other_tenant_begins_at_once_when_a_request_is_swapped_out() -> None:
+def test_other_tenant_begins_beside_a_swapped_request() -> None:
     fleet = RoutedFleet(SWAPPING, policy="fair")
     swapped_by_its_own(fleet)
     assert fleet.engine(0).num_free_blocks >= 70
@@ -75,14 +75,14 @@ def test_swapped_request_comes_back_when_another_tenant_goes_on_asking() -> None
     raise AssertionError("the swapped request never came back")
 
 
-def test_own_tenant_does_not_pass_a_swapped_request_when_it_asks_for_more() -> None:
+def test_own_tenant_does_not_pass_a_swapped_request() -> None:
     fleet = RoutedFleet(SWAPPING, policy="fair")
     swapped_by_its_own(fleet)
     assert not begins_within(fleet, fleet.push("later", tenant="a"), 5)
 
 
 @pytest.mark.parametrize("num_tenants", [1, 3])
-def test_swapped_request_comes_back_first_when_it_waits_for_other_tenants(num_tenants: int) -> None:
+def test_swapped_request_comes_back_before_other_tenants(num_tenants: int) -> None:
     """It waits for room that others have, and these have been served more than its tenant."""
     fleet = RoutedFleet(SWAPPING, policy="fair")
     large = fleet.push("large", 240, tenant="a", max_tokens=70)
@@ -112,7 +112,7 @@ def drop_waiting(fleet: RoutedFleet, most: int) -> None:
 
 
 @pytest.mark.parametrize("num_executors", [1, 2])
-def test_least_served_tenant_begins_at_once_when_oversized_prompts_of_another_wait(
+def test_least_served_tenant_begins_beside_oversized_prompts(
     num_executors: int,
 ) -> None:
     """The giants wait for each other, however many requests passed them."""
@@ -157,16 +157,7 @@ LONG_PROMPTS = {
 }
 
 
-def test_newcomer_begins_at_once_when_a_long_prompt_of_another_is_computed() -> None:
-    fleet = RoutedFleet(LONG_PROMPTS, policy="fair")
-    fleet.push("known", tenant="b", max_tokens=1)
-    fleet.push("long", 9000, tenant="a")
-    fleet.begun()
-    fleet.step()
-    assert begins_within(fleet, fleet.push("b", 100, tenant="b"), 2)
-
-
-def test_newcomer_begins_at_once_when_a_waiting_giant_of_another_has_the_turn() -> None:
+def test_newcomer_begins_beside_a_giant_with_the_turn() -> None:
     fleet = RoutedFleet({**LONG_PROMPTS, "num_device_blocks": 1000}, policy="fair")
     fleet.push("known", tenant="b", max_tokens=1)
     fleet.push("long", 9000, tenant="a")
@@ -178,7 +169,7 @@ def test_newcomer_begins_at_once_when_a_waiting_giant_of_another_has_the_turn() 
     assert begins_within(fleet, fleet.push("b", 100, tenant="b"), 1)
 
 
-def test_last_executor_is_left_to_others_when_requests_take_all_rows() -> None:
+def test_last_executor_is_left_to_other_tenants() -> None:
     fleet = RoutedFleet({"max_num_seqs": 8}, {"max_num_seqs": 8}, policy="fair")
     fleet.push("known", tenant="b", max_tokens=1)
     fleet.begun()
@@ -188,11 +179,3 @@ def test_last_executor_is_left_to_others_when_requests_take_all_rows() -> None:
     fleet.step()
     assert sum(request.status is RequestStatus.RUNNING for request in large) == 1
     assert begins_within(fleet, fleet.push("b", tenant="b"), 2)
-
-
-def test_requests_that_take_all_rows_use_every_executor_when_their_tenant_is_alone() -> None:
-    fleet = RoutedFleet({"max_num_seqs": 8}, {"max_num_seqs": 8}, policy="fair")
-    large = [fleet.push(f"a{number}", tenant="a", n=8, max_tokens=8) for number in range(3)]
-    fleet.begun()
-    fleet.step()
-    assert sum(request.status is RequestStatus.RUNNING for request in large) == 2

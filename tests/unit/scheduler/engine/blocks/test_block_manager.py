@@ -1,69 +1,148 @@
-"""The block manager: what fits, tables, forks, and blocks that steps in flight still write."""
+"""Blocks: the pool, what fits, tables, forks, swaps, and the host pool as a cache."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from scheduler_service.scheduler.engine.blocks.block_manager import Allocation
+from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
 from scheduler_service.scheduler.engine.blocks.prefix_cache import NO_HIT
-from scheduler_service.scheduler.engine.row_columns import RELEASED
-from scheduler_service.scheduler.values.request import Sequence
+from scheduler_service.scheduler.engine.row_columns import NO_STAY, RELEASED
+from scheduler_service.scheduler.values.request import Request, SequenceStatus
 from tests.support.core.parts import Tables
 
 
-def can_allocate(
-    tables: Tables, num_tokens: int, *, others_run: bool = False, num_more_blocks: int = 0
-) -> Allocation:
-    sequence = tables.sequence([1] * num_tokens)
-    return tables.blocks.can_allocate(
-        sequence, NO_HIT, others_run=others_run, num_more_blocks=num_more_blocks
-    )
+def name(block_id: int) -> bytes:
+    return b"contents of %d" % block_id
+
+
+def make_pool(num_blocks: int, tables: list[list[int]]) -> BlockPool:
+    """A pool whose blocks are all published, and freed again table by table."""
+    pool = BlockPool(num_blocks)
+    for block_id in pool.allocate(num_blocks):
+        pool.publish(block_id, name(block_id))
+    for table in tables:
+        pool.free(table)
+    return pool
+
+
+def test_allocate_asserts_when_there_are_not_enough_blocks() -> None:
+    pool = BlockPool(2)
+    with pytest.raises(AssertionError, match="beyond the pool"):
+        pool.allocate(3)
+
+
+def test_allocate_prefers_blank_blocks_when_others_are_findable() -> None:
+    pool = make_pool(4, [[0, 1]])
+    pool.unpublish(1)
+    assert pool.allocate(1) == [1]
+    assert pool.find(name(0)) == 0
+
+
+def test_allocate_evicts_the_least_recently_freed_when_all_are_findable() -> None:
+    pool = make_pool(4, [[2], [0], [3], [1]])
+    assert pool.allocate(3) == [2, 0, 3]
+
+
+def test_allocate_evicts_the_end_of_a_prefix_first() -> None:
+    pool = make_pool(4, [[0, 1, 2], [3]])
+    assert pool.allocate(3) == [2, 1, 0]
+
+
+def test_allocate_evicts_a_block_late_when_it_was_used_again() -> None:
+    pool = make_pool(3, [[0], [1], [2]])
+    pool.share([0])
+    pool.free([0])
+    assert pool.allocate(2) == [1, 2]
+
+
+def test_allocate_reports_the_hash_of_an_evicted_block() -> None:
+    lost: list[tuple[int, bytes]] = []
+    pool = BlockPool(2, on_evict=lambda block_id, block_hash: lost.append((block_id, block_hash)))
+    blocks = pool.allocate(2)
+    pool.publish(blocks[0], b"a")
+    pool.free(blocks)
+    pool.allocate(2)
+    assert lost == [(blocks[0], b"a")]
+    assert pool.find(b"a") is None
+
+
+def test_free_asserts_when_a_block_is_freed_twice() -> None:
+    pool = BlockPool(2)
+    blocks = pool.allocate(1)
+    pool.free(blocks)
+    with pytest.raises(AssertionError, match="freed twice"):
+        pool.free(blocks)
+
+
+def test_free_drops_each_reference_when_a_block_is_named_twice() -> None:
+    pool = BlockPool(1)
+    blocks = pool.allocate(1)
+    pool.share(blocks)
+    pool.free(blocks * 2)
+    assert pool.num_free == 1
+
+
+def test_share_takes_a_block_out_of_the_free_ones() -> None:
+    pool = make_pool(2, [[0, 1]])
+    pool.share([1])
+    assert pool.num_free == 1
+    assert pool.num_referenced([0, 1]) == 1
+    assert pool.allocate(1) == [0]
+
+
+def test_publish_keeps_the_first_block_when_two_hold_the_same() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    assert pool.publish(first, b"a")
+    assert not pool.publish(second, b"a")
+    assert pool.find(b"a") == first
+    assert pool.num_published == 1
+
+
+def test_unpublish_makes_a_block_blank_when_it_is_free() -> None:
+    pool = make_pool(2, [[0, 1]])
+    pool.unpublish(0)
+    assert pool.find(name(0)) is None
+    assert pool.num_free == 2
+    assert pool.allocate(2) == [0, 1]
 
 
 # -- what fits ---------------------------------------------------------------------------------
 
 
-def test_can_allocate_says_ok_when_the_last_free_block_is_enough() -> None:
-    tables = Tables(num_device_blocks=3)
-    tables.place(tables.sequence([1] * 4))
-    assert can_allocate(tables, 8) is Allocation.OK
-
-
-def test_can_allocate_says_later_when_others_hold_the_blocks() -> None:
-    tables = Tables(num_device_blocks=3)
-    tables.place(tables.sequence([1] * 4))
-    assert can_allocate(tables, 9) is Allocation.LATER
-
-
-def test_can_allocate_says_never_when_the_whole_pool_is_too_small() -> None:
-    tables = Tables(num_device_blocks=3)
-    assert can_allocate(tables, 13) is Allocation.NEVER
-
-
-@pytest.mark.parametrize(("num_more", "allocation"), [(1, Allocation.OK), (2, Allocation.NEVER)])
-def test_can_allocate_counts_what_else_is_needed_when_there_is_more(
-    num_more: int, allocation: Allocation
-) -> None:
-    tables = Tables(num_device_blocks=3)
-    assert can_allocate(tables, 8, num_more_blocks=num_more) is allocation
-
-
 @pytest.mark.parametrize(
-    ("others_run", "allocation"), [(True, Allocation.LATER), (False, Allocation.OK)]
+    ("num_blocks", "num_placed_tokens", "num_tokens", "options", "allocation"),
+    [
+        (3, 4, 8, {}, Allocation.OK),
+        (3, 4, 9, {}, Allocation.LATER),
+        (3, 0, 13, {}, Allocation.NEVER),
+        (3, 0, 8, {"num_more_blocks": 1}, Allocation.OK),
+        (3, 0, 8, {"num_more_blocks": 2}, Allocation.NEVER),
+        # The watermark of 200 blocks is two.
+        (200, 0, 199 * 4, {"others_run": True}, Allocation.LATER),
+        (200, 0, 198 * 4, {"others_run": True}, Allocation.OK),
+        (200, 0, 199 * 4, {}, Allocation.OK),
+    ],
 )
-def test_can_allocate_leaves_the_watermark_only_when_others_run(
-    others_run: bool, allocation: Allocation
+def test_can_allocate_compares_free_blocks_with_needed_ones(
+    num_blocks: int,
+    num_placed_tokens: int,
+    num_tokens: int,
+    options: dict[str, Any],
+    allocation: Allocation,
 ) -> None:
-    tables = Tables(num_device_blocks=200, max_model_len=900)
-    assert can_allocate(tables, 199 * 4, others_run=others_run) is allocation
+    tables = Tables(num_device_blocks=num_blocks, max_model_len=900)
+    if num_placed_tokens:
+        tables.place(tables.sequence([1] * num_placed_tokens))
+    sequence = tables.sequence([1] * num_tokens)
+    options = {"others_run": False, "num_more_blocks": 0} | options
+    assert tables.blocks.can_allocate(sequence, NO_HIT, **options) is allocation
 
 
-def test_can_allocate_says_ok_when_only_the_watermark_is_left() -> None:
-    tables = Tables(num_device_blocks=200, max_model_len=900)
-    assert can_allocate(tables, 198 * 4, others_run=True) is Allocation.OK
-
-
-def test_can_allocate_counts_blocks_that_are_in_use_once_when_they_are_shared() -> None:
+def test_can_allocate_counts_shared_blocks_once() -> None:
     tables = Tables(num_device_blocks=4)
     tables.place_published(list(range(12)))
     sequence = tables.sequence([*range(12), 50])
@@ -72,7 +151,7 @@ def test_can_allocate_counts_blocks_that_are_in_use_once_when_they_are_shared() 
     assert tables.blocks.can_allocate(sequence, hit, others_run=True) is Allocation.OK
 
 
-def test_can_allocate_counts_found_blocks_as_taken_when_they_are_free() -> None:
+def test_can_allocate_counts_found_free_blocks_as_taken() -> None:
     tables = Tables(num_device_blocks=4)
     published, _ = tables.place_published(list(range(12)))
     tables.leave(published)
@@ -97,11 +176,6 @@ def test_allocate_shares_what_was_found_when_there_is_a_hit() -> None:
     assert counts == [2, 2, 1]
 
 
-def test_allocate_takes_the_first_window_only_when_the_model_slides() -> None:
-    tables = Tables(sliding_window=4)
-    assert len(tables.place(tables.sequence([1] * 40))) == 2
-
-
 def test_allocate_begins_within_the_window_when_there_is_a_hit() -> None:
     tables = Tables(sliding_window=4)
     sequence = tables.sequence(list(range(12)))
@@ -115,48 +189,26 @@ def test_allocate_begins_within_the_window_when_there_is_a_hit() -> None:
     assert tables.blocks.device.reference_count(table[2]) == 1
 
 
-def test_extend_appends_fresh_blocks_when_a_table_grows() -> None:
-    tables = Tables()
-    sequence = tables.sequence([1] * 3)
-    table = tables.place(sequence)
-    fresh = tables.blocks.extend(sequence.row_id, 2)
-    assert tables.table(sequence) == table + fresh
-    assert tables.rows.num_slots[sequence.row_id] == 12
-
-
 # -- forks -------------------------------------------------------------------------------------
 
 
-def fork(tables: Tables, num_shared: int) -> tuple[list[int], list[int]]:
-    """Tables of a source that has 10 tokens, and of its fork with as many."""
-    request = tables.request([1] * 10, n=2)
-    source, sequence = request.sequences
-    return tables.place(source), tables.fork(source, sequence, num_shared)
-
-
-def test_fork_shares_full_blocks_and_copies_the_rest_when_tokens_fill_no_block() -> None:
+@pytest.mark.parametrize(
+    ("num_shared_tokens", "num_shared_blocks", "copies"),
+    [(9, 2, True), (8, 2, False), (3, 0, True)],
+)
+def test_fork_shares_full_blocks_and_copies_a_partial_one(
+    num_shared_tokens: int, num_shared_blocks: int, copies: bool
+) -> None:
     tables = Tables()
-    source, forked = fork(tables, 9)
-    assert forked[:2] == source[:2]
-    assert tables.blocks.draft.moves.copy == [(source[2], forked[2])]
-    assert forked[2] not in source
+    source, sequence = tables.request([1] * 10, n=2).sequences
+    table, forked = tables.place(source), tables.fork(source, sequence, num_shared_tokens)
+    assert forked[:num_shared_blocks] == table[:num_shared_blocks]
+    assert set(forked[num_shared_blocks:]).isdisjoint(table)
+    copied = [(table[num_shared_blocks], forked[num_shared_blocks])] if copies else []
+    assert tables.blocks.draft.moves.copy == copied
 
 
-def test_fork_copies_nothing_when_shared_tokens_fill_their_blocks() -> None:
-    tables = Tables()
-    source, forked = fork(tables, 8)
-    assert forked[:2] == source[:2]
-    assert not tables.blocks.draft.moves
-
-
-def test_fork_shares_nothing_when_less_than_a_block_is_common() -> None:
-    tables = Tables()
-    source, forked = fork(tables, 3)
-    assert set(source).isdisjoint(forked)
-    assert tables.blocks.draft.moves.copy == [(source[0], forked[0])]
-
-
-def test_fork_keeps_both_ends_of_a_copy_when_the_sequences_leave_before_the_step() -> None:
+def test_fork_keeps_both_ends_of_a_copy_until_the_step() -> None:
     tables = Tables(num_device_blocks=4)
     request = tables.request([1] * 10, n=2)
     source, sequence = request.sequences
@@ -169,13 +221,13 @@ def test_fork_keeps_both_ends_of_a_copy_when_the_sequences_leave_before_the_step
     assert set(tables.blocks.device.allocate(2)) == pair
 
 
-def test_num_fork_blocks_counts_the_copy_and_what_follows_when_the_fork_is_longer() -> None:
+def test_num_fork_blocks_counts_the_copy_and_the_rest() -> None:
     tables = Tables()
     assert tables.blocks.num_fork_blocks(tables.sequence([1] * 10), 9) == 1
     assert tables.blocks.num_fork_blocks(tables.sequence([1] * 13), 7) == 3
 
 
-def test_fork_shares_only_the_window_when_the_source_released_what_is_behind() -> None:
+def test_fork_shares_only_the_window_behind_released_blocks() -> None:
     tables = Tables(sliding_window=4)
     request = tables.request([1] * 12, n=2)
     source, sequence = request.sequences
@@ -194,39 +246,151 @@ def test_fork_shares_only_the_window_when_the_source_released_what_is_behind() -
 # -- blocks that a step in flight writes -------------------------------------------------------
 
 
-def running_in_step(tables: Tables, step_id: int) -> Sequence:
+@pytest.mark.parametrize("last_answered", [1, 3])
+def test_release_waits_for_the_step_that_still_writes(last_answered: int) -> None:
+    tables = Tables(num_device_blocks=4)
     sequence = tables.sequence([1] * 8)
     tables.place(sequence)
-    tables.rows.last_step_id[sequence.row_id] = step_id
-    return sequence
-
-
-def test_release_waits_for_the_step_when_it_still_writes() -> None:
-    tables = Tables(num_device_blocks=4)
-    sequence = running_in_step(tables, 3)
-    tables.blocks.release(sequence.row_id, last_answered_step_id=1)
-    assert (tables.blocks.device.num_free, tables.blocks.num_deferred) == (2, 2)
+    tables.rows.last_step_id[sequence.row_id] = 3
+    tables.blocks.release(sequence.row_id, last_answered_step_id=last_answered)
+    assert tables.blocks.num_deferred == (0 if last_answered == 3 else 2)
     tables.blocks.step_answered(2)
-    assert tables.blocks.num_deferred == 2
+    assert tables.blocks.num_deferred == (0 if last_answered == 3 else 2)
     tables.blocks.step_answered(3)
     assert (tables.blocks.device.num_free, tables.blocks.num_deferred) == (4, 0)
 
 
-def test_release_frees_at_once_when_the_last_step_is_answered() -> None:
-    tables = Tables(num_device_blocks=4)
-    sequence = running_in_step(tables, 3)
-    tables.blocks.release(sequence.row_id, last_answered_step_id=3)
-    assert tables.blocks.device.num_free == 4
+def make_pair(tables: Tables) -> Request:
+    """A request of two running sequences that share two full blocks of three."""
+    request = tables.request([1] * 10, n=2)
+    first, second = request.sequences
+    tables.place(first)
+    tables.fork(first, second, 9)
+    tables.blocks.take_draft()
+    return request
 
 
-def test_release_behind_windows_frees_once_when_the_row_is_released_later() -> None:
-    tables = Tables(num_device_blocks=8, sliding_window=4)
+def swap_out(tables: Tables, request: Request) -> list[tuple[int, int]]:
+    """As a preemption does it; returns the moves."""
+    tables.blocks.swap_out(request)
+    for sequence in request.sequences:
+        tables.leave(sequence)
+        sequence.status = SequenceStatus.SWAPPED
+    cross, request.cross_blocks = request.cross_blocks, []
+    tables.blocks.device.free(cross)
+    return tables.blocks.take_draft().moves.swap_out
+
+
+def swap_in(tables: Tables, request: Request) -> list[tuple[int, int]]:
+    for sequence in request.sequences:
+        tables.rows.add(sequence, (request.arrival,), sequence.num_computed)
+    tables.blocks.swap_in(request)
+    return tables.blocks.take_draft().moves.swap_in
+
+
+@pytest.mark.parametrize(("num_host_blocks", "fits"), [(4, True), (3, False)])
+def test_can_swap_out_counts_shared_blocks_once(num_host_blocks: int, fits: bool) -> None:
+    tables = Tables(num_host_blocks=num_host_blocks)
+    assert tables.blocks.can_swap_out(make_pair(tables)) is fits
+
+
+def test_swap_in_restores_sharing_when_a_pair_comes_back() -> None:
+    tables = Tables(num_host_blocks=8)
+    request = make_pair(tables)
+    first, second = request.sequences
+    to_host = dict(swap_out(tables, request))
+    tables.blocks.device.allocate(5)  # So that it comes back elsewhere.
+    to_device = dict(swap_in(tables, request))
+    assert sorted(to_device) == sorted(to_host.values())
+    shared = tables.table(first)[:2]
+    assert tables.table(second)[:2] == shared
+    assert tables.table(first)[2] != tables.table(second)[2]
+    assert [tables.blocks.device.reference_count(block) for block in shared] == [2, 2]
+    assert tables.blocks.host.num_free == 8
+
+
+def test_swap_leaves_out_blocks_behind_the_window() -> None:
+    tables = Tables(num_host_blocks=8, sliding_window=4)
     sequence = tables.sequence([1] * 8)
     tables.place(sequence)
     tables.rows.num_computed[sequence.row_id] = 8
-    for _ in range(2):
-        tables.slide(sequence)
+    tables.slide(sequence)
+    assert len(swap_out(tables, sequence.request)) == 1
+    assert tables.blocks.num_swap_in_blocks(sequence.request) == 1
+    swap_in(tables, sequence.request)
     assert tables.table(sequence)[0] == RELEASED
-    assert tables.blocks.device.num_free == 7
     tables.leave(sequence)
-    assert tables.blocks.device.num_free == 8
+    assert tables.blocks.device.num_free == tables.config.num_device_blocks
+
+
+def test_swap_in_keeps_blocks_of_both_pools_until_the_step() -> None:
+    tables = Tables(num_device_blocks=2, num_host_blocks=2)
+    sequence = tables.sequence([1] * 8)
+    tables.place(sequence)
+    swap_out(tables, sequence.request)
+    tables.rows.add(sequence, (1,), sequence.num_computed)
+    tables.blocks.swap_in(sequence.request)
+    tables.leave(sequence)
+    assert tables.blocks.has_pinned
+    assert (tables.blocks.device.num_free, tables.blocks.host.num_free) == (0, 0)
+    tables.blocks.take_draft()
+    assert (tables.blocks.device.num_free, tables.blocks.host.num_free) == (2, 2)
+
+
+# -- the encoder's blocks ----------------------------------------------------------------------
+
+
+def test_allocate_cross_gives_blocks_once_when_asked_again() -> None:
+    tables = Tables()
+    request = tables.request([1], encoder=[5] * 9)
+    assert tables.blocks.num_cross_blocks(request) == 3
+    for _ in range(2):
+        tables.blocks.allocate_cross(request)
+    assert len(request.cross_blocks) == 3
+    assert tables.blocks.num_cross_blocks(request) == 0
+    assert tables.blocks.device.num_free == tables.config.num_device_blocks - 3
+
+
+# -- the host pool as a cache ------------------------------------------------------------------
+
+
+def test_allocate_copies_evicted_blocks_to_the_host_pool() -> None:
+    tables = Tables(num_device_blocks=2, num_host_blocks=2)
+    sequence, table = tables.place_published([1] * 8)
+    tables.leave(sequence)
+    tables.blocks.device.allocate(1)
+    ((source, destination),) = tables.blocks.take_draft().moves.swap_out
+    assert source == table[1]
+    assert tables.blocks.host.find(sequence.block_hashes[2]) == destination
+
+
+def make_demoted() -> Tables:
+    """Only the host pool has the blocks of the tokens [1] * 8."""
+    tables = Tables(num_device_blocks=4, num_host_blocks=4)
+    sequence, _ = tables.place_published([1] * 8)
+    tables.leave(sequence)
+    tables.blocks.device.free(tables.blocks.device.allocate(4))
+    tables.blocks.take_draft()
+    return tables
+
+
+def test_allocate_swaps_in_a_block_that_only_the_host_has() -> None:
+    tables = make_demoted()
+    follower = tables.sequence([1] * 9)
+    hit = tables.blocks.prefixes.find(follower)
+    table = tables.place(follower, hit)
+    draft = tables.blocks.take_draft()
+    assert draft.moves.swap_in == list(zip(hit.host_blocks, table[:2], strict=True))
+    assert sorted(draft.published[NO_STAY]) == sorted(table[:2])
+    assert tables.blocks.device.find(follower.block_hashes[1]) == table[0]
+
+
+def test_allocate_keeps_swapped_in_blocks_until_the_step() -> None:
+    tables = make_demoted()
+    follower = tables.sequence([1] * 9)
+    tables.place(follower, tables.blocks.prefixes.find(follower))
+    tables.leave(follower)
+    assert tables.blocks.has_pinned
+    assert (tables.blocks.device.num_free, tables.blocks.host.num_free) == (2, 2)
+    tables.blocks.take_draft()
+    assert (tables.blocks.device.num_free, tables.blocks.host.num_free) == (4, 4)

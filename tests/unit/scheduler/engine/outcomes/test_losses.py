@@ -1,40 +1,27 @@
-"""Failed steps, failed rows and lost executors cost a recompute of what leaned on them."""
+"""Failed steps and rows, lost executors: what is recomputed, and where requests go on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from executor_service.steps.step import RowStatus as ExecutorRowStatus
-from executor_service.steps.step import StepInput
 from scheduler_service.scheduler.engine.outcomes.losses import MAX_FRUITLESS_LOSSES
-from scheduler_service.scheduler.values.config import BatchPolicyName
+from scheduler_service.scheduler.engine.sequences import Endings
+from scheduler_service.scheduler.values.config import BatchPolicyName, PreemptionMode
 from scheduler_service.scheduler.values.plan import RowStatus, StepStatus
-from scheduler_service.scheduler.values.request import SchedulingParams
+from scheduler_service.scheduler.values.request import FinishReason, SchedulingParams
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver, names
-from tests.support.fakes.fake_runner import StepFault
+from tests.support.core.pure_fleet import Broken
 
 COMMON = list(range(1, 13))
-FAILED_ROW = ExecutorRowStatus.FAILED
-
-
-def fail_step(step_id: int) -> Callable[[StepInput], StepFault]:
-    """A fault that fails one step as a whole."""
-
-    def fault(step: StepInput) -> StepFault:
-        return StepFault(RuntimeError("asked for") if step.step_id == step_id else None)
-
-    return fault
 
 
 # -- a step that was not executed --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [StepStatus.NEED_SNAPSHOT, StepStatus.REFUSED])
-def test_apply_recomputes_from_a_snapshot_when_a_step_was_not_executed(status: StepStatus) -> None:
+def test_apply_recomputes_from_a_snapshot_after_an_unexecuted_step(status: StepStatus) -> None:
     driver = CoreDriver()
     driver.add(3)
     driver.step()
@@ -62,7 +49,7 @@ def test_apply_recomputes_without_a_snapshot_when_a_step_failed() -> None:
     assert driver.rows_of(plan) == [("r1", 0, 4)]
 
 
-def test_request_ends_with_a_reason_when_its_steps_fail_over_and_over() -> None:
+def test_request_ends_with_an_error_when_its_steps_keep_failing() -> None:
     driver = CoreDriver()
     request = driver.add(3)
     for _ in range(MAX_FRUITLESS_LOSSES):
@@ -84,7 +71,7 @@ def test_losses_are_forgiven_when_a_token_comes_in_between() -> None:
     assert request.finish_reason is None
 
 
-def test_losses_do_not_count_when_the_executor_only_wants_a_snapshot() -> None:
+def test_losses_do_not_count_when_a_snapshot_is_wanted() -> None:
     driver = CoreDriver(max_num_batched_tokens=4, prefix_caching=False)
     request = driver.add(9)
     for _ in range(2 * MAX_FRUITLESS_LOSSES):
@@ -96,7 +83,7 @@ def test_losses_do_not_count_when_the_executor_only_wants_a_snapshot() -> None:
     assert request.sequence.num_output_tokens == 0
 
 
-def test_snapshot_has_the_token_itself_when_its_row_was_not_in_the_step_that_was_lost() -> None:
+def test_snapshot_has_the_token_of_a_row_outside_the_lost_step() -> None:
     driver = CoreDriver(queue_policy="priority", max_num_batched_tokens=4)
     driver.add(2, "patient")
     driver.step()
@@ -111,19 +98,7 @@ def test_snapshot_has_the_token_itself_when_its_row_was_not_in_the_step_that_was
     assert plan.work.sampled_steps_back.tolist() == [0]
 
 
-def test_requests_lose_nothing_when_somebody_elses_step_failed() -> None:
-    driver = CoreDriver(prefix_caching=False, max_num_batched_tokens=4)
-    driver.add(3, "old", max_tokens=2)
-    driver.plan()
-    driver.plan()  # All that the old one needs.
-    driver.add(4, "new")
-    driver.plan()
-    for status in (StepStatus.OK, StepStatus.OK, StepStatus.FAILED):
-        driver.answer(status)
-    assert driver.next_rows() == [("new", 0, 4)]
-
-
-def test_apply_sends_tokens_again_when_a_row_that_was_not_in_the_lost_step_goes_on() -> None:
+def test_apply_resends_tokens_of_rows_outside_the_lost_step() -> None:
     driver = CoreDriver(batch_policy=BatchPolicyName.PREFILL_FIRST, prefix_caching=False)
     driver.add(3, "old")
     driver.step()
@@ -141,36 +116,22 @@ def test_apply_sends_tokens_again_when_a_row_that_was_not_in_the_lost_step_goes_
 # -- what leans on a failure -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_blocks_are_computed_again_when_the_step_that_filled_them_failed(depth: int) -> None:
-    engine = CheckedEngine(depth=depth, fault=fail_step(1))
-    engine.add([*COMMON, 50], max_tokens=3)
-    engine.engine.fill()
-    engine.add([*COMMON, 60], max_tokens=3)
-    engine.run(has_faults=True)
-
-
-def test_blocks_are_not_findable_when_the_step_that_was_to_fill_them_failed() -> None:
+@pytest.mark.parametrize("is_whole_step", [True, False])
+def test_blocks_are_not_findable_when_the_step_or_row_failed(is_whole_step: bool) -> None:
     driver = CoreDriver()
     driver.add(13, "first")
     driver.plan()
-    driver.core.abort("first")
-    driver.answer(StepStatus.FAILED)
-    driver.add(13, "second")
-    assert driver.next_rows() == [("second", 0, 13)]
-
-
-def test_blocks_are_not_findable_when_the_row_that_was_to_fill_them_failed() -> None:
-    driver = CoreDriver()
-    driver.add(13, "first")
-    driver.plan()
-    driver.answer(row_statuses=[RowStatus.FAILED], token_ids=[-1])
+    if is_whole_step:
+        driver.core.abort("first")
+        driver.answer(StepStatus.FAILED)
+    else:
+        driver.answer(row_statuses=[RowStatus.FAILED], token_ids=[-1])
     driver.add(13, "second")
     assert driver.next_rows() == [("second", 0, 13)]
 
 
 @pytest.mark.parametrize("joins_later", [False, True])
-def test_others_are_computed_again_when_the_row_they_leaned_on_failed(joins_later: bool) -> None:
+def test_readers_are_recomputed_when_the_row_they_read_failed(joins_later: bool) -> None:
     driver = CoreDriver()
     driver.add([*COMMON, 50], "writer")
     if joins_later:
@@ -186,7 +147,7 @@ def test_others_are_computed_again_when_the_row_they_leaned_on_failed(joins_late
     assert ("stranger", 13, 1) in driver.rows_of(driver.in_flight[-1])
 
 
-def test_others_are_computed_again_when_what_they_read_came_from_a_failed_reader() -> None:
+def test_readers_are_recomputed_when_a_failed_reader_wrote_for_them() -> None:
     driver = CoreDriver(max_num_batched_tokens=40)
     driver.add(COMMON[:5], "writer", max_tokens=9)
     driver.add([*COMMON, 50], "reader", max_tokens=9)  # Leans on the writer, fills two more.
@@ -197,39 +158,146 @@ def test_others_are_computed_again_when_what_they_read_came_from_a_failed_reader
     assert driver.next_rows() == [("reader", 0, 13), ("third", 12, 1)]
 
 
-def test_tokens_of_a_row_are_dropped_when_it_leaned_on_one_that_failed() -> None:
-    driver = CoreDriver()
-    driver.add([*COMMON, 50], "writer")
-    driver.add([*COMMON, 60], "reader")
+def test_request_is_recomputed_when_its_swap_out_fails_after_its_return() -> None:
+    driver = CoreDriver(
+        num_host_blocks=8, preemption_mode=PreemptionMode.SWAP, prefix_caching=False
+    )
+    driver.add(9, "running")
+    swapped = driver.add(9, "swapped")
+    driver.step()
+    driver.preempt(swapped)
+    out, back = driver.plan(), driver.plan()
+    assert out
+    assert back
+    assert [to for _, to in out.moves.swap_out] == [source for source, _ in back.moves.swap_in]
+    driver.answer(StepStatus.FAILED)
+    assert driver.answer().client_keys.tolist() == []
+    assert driver.next_rows() == [("running", 0, 10), ("swapped", 0, 10)]
+
+
+def test_request_is_recomputed_when_its_swap_in_fails_after_a_swap_out() -> None:
+    driver = CoreDriver(
+        num_host_blocks=8, preemption_mode=PreemptionMode.SWAP, prefix_caching=False
+    )
+    request = driver.add(7)
+    driver.step()
+    driver.step()
+    driver.preempt(request)
+    driver.step()
+    back = driver.plan()
+    assert back
+    assert back.moves.swap_in
+    driver.preempt(request)
+    out = driver.plan()
+    assert out
+    assert [to for _, to in back.moves.swap_in] == [source for source, _ in out.moves.swap_out]
+    driver.answer(StepStatus.FAILED)
+    driver.answer()
+    assert driver.next_rows() == [("r1", 0, 9)]
+
+
+def test_blocks_of_a_fork_are_not_findable_after_a_failed_copy() -> None:
+    driver = CoreDriver(batch_policy=BatchPolicyName.PREFILL_FIRST)
+    driver.add(2, n=2, resume=[[10], [20, 21, 22]])
     driver.plan()
-    events = driver.answer(row_statuses=[RowStatus.FAILED, RowStatus.OK], token_ids=[-1, 5])
-    assert events.client_keys.tolist() == []
+    driver.add(1)
+    forked = driver.plan()
+    assert forked
+    assert forked.moves.copy
+    assert driver.rows_of(forked) == [("r1", 2, 3), ("r2", 0, 1)]
+    assert driver.core.num_cached_blocks == 1
+    driver.answer(StepStatus.FAILED)
+    assert driver.core.num_cached_blocks == 0
+
+
+def test_evicted_blocks_are_not_findable_when_their_copy_never_ran() -> None:
+    engine = CheckedEngine(num_device_blocks=4, num_host_blocks=8)
+    engine.add([*COMMON, 50], max_tokens=1)
+    engine.run()
+    engine.add(list(range(40, 53)), max_tokens=1)
+    engine.engine.fill()
+    assert engine.engine.in_flight[0][0].moves.swap_out
+    engine.engine.skip(pb.STEP_STATUS_REFUSED)
+    engine.run(has_faults=True)
+    again = engine.add([*COMMON, 50], max_tokens=1)
+    engine.run()
+    assert again.num_cached_tokens == 0
+
+
+# -- rows of one step ---------------------------------------------------------------------------
+
+
+def test_row_is_recomputed_when_it_failed_for_what_it_read() -> None:
+    driver = CoreDriver()
+    writer = driver.add([*COMMON, 50], "writer")
+    reader = driver.add([*COMMON, 60], "reader")
+    driver.plan()
+    statuses = [RowStatus.FAILED, RowStatus.INVALID_LOGITS]
+    assert driver.answer(row_statuses=statuses, token_ids=[-1, -1]).finished == [writer]
+    assert reader.error is None
     assert driver.next_rows() == [("reader", 0, 13)]
 
 
-@pytest.mark.parametrize(("window", "depth"), [(2, 2), (2, 3), (4, 3)])
-def test_others_get_their_tokens_when_a_failed_block_is_behind_their_window(
-    window: int, depth: int
+def test_rows_both_end_when_they_fail_without_sharing_new_blocks() -> None:
+    driver = CoreDriver()
+    requests = [driver.add([*COMMON, number], f"r{number}") for number in (50, 60)]
+    driver.step()
+    driver.plan()
+    statuses = [RowStatus.FAILED, RowStatus.INVALID_LOGITS]
+    driver.answer(row_statuses=statuses, token_ids=[-1, -1])
+    assert [request.finish_reason for request in requests] == [FinishReason.ERROR] * 2
+
+
+def test_evacuate_returns_requests_with_their_tokens() -> None:
+    driver, other = CoreDriver(), CoreDriver(num_device_blocks=16)
+    driver.add(3, max_tokens=6)
+    driver.add(5, max_tokens=6)
+    driver.step()
+    driver.plan()
+    moved = driver.core.evacuate()
+    assert [request.sequence.num_output_tokens for request in moved] == [1, 1]
+    for request in moved:
+        other.core.readmit(request)
+    other.run(depth=2)
+    assert [request.sequence.num_output_tokens for request in moved] == [6, 6]
+    assert other.core.num_free_blocks == 16
+
+
+def test_evacuate_takes_back_tokens_of_an_untaken_result(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fault(step: StepInput) -> StepFault:
-        fails = step.step_id == 1
-        return StepFault(rows={int(step.row_ids[0]): FAILED_ROW} if fails else {})
+    driver = CoreDriver()
+    preempted = [driver.add(3), driver.add(3)]
+    driver.plan()
+    for request in preempted:
+        driver.preempt(request)
+    Broken(monkeypatch, Endings, "finish_if_stopped").at_call = 2
+    with pytest.raises(AssertionError):
+        driver.answer(token_ids=[5, 6])
+    moved = driver.core.evacuate()
+    assert [request.sequence.num_output_tokens for request in moved] == [0, 0]
 
-    engine = CheckedEngine(block_size=1, sliding_window=window, depth=depth, fault=fault)
-    engine.add([*COMMON[:8], 50], "writer", max_tokens=8)
-    reader = engine.add([*COMMON[:8], *range(60, 90)], "reader", max_tokens=8)
-    engine.drain()
-    engine.check_tokens(reader)
+
+def test_evacuate_names_those_in_flight_when_the_executor_is_lost() -> None:
+    driver = CoreDriver(max_num_seqs=2)
+    for name in ("in flight", "answered", "waiting"):
+        driver.add(3, name, max_tokens=1 + (name == "in flight"))
+    driver.step()
+    driver.add(3, "arrived")
+    driver.core.abort("waiting")
+    driver.plan()
+    driver.add(3, "late")
+    in_flight = {r.request_id: r.was_in_flight for r in driver.core.evacuate()}
+    assert in_flight == {"in flight": True, "arrived": True, "late": False}
 
 
-@pytest.mark.parametrize("status", [pb.STEP_STATUS_NEED_SNAPSHOT, pb.STEP_STATUS_REFUSED])
-def test_requests_get_their_tokens_when_steps_are_not_executed(status: pb.StepStatus) -> None:
-    engine = CheckedEngine(depth=2)
-    for start in (1, 40):
-        engine.add(list(range(start, start + 9)), max_tokens=12, n=2)
-    for _ in range(4):
-        engine.step(3)
-        engine.engine.fill()
-        while engine.engine.in_flight:
-            engine.engine.skip(status)
-    engine.run()
+def test_evacuate_names_nobody_when_no_step_is_in_flight() -> None:
+    driver = CoreDriver()
+    request = driver.add(3)
+    driver.plan()
+    (request,) = driver.core.evacuate()
+    assert request.was_in_flight
+    driver = CoreDriver()
+    driver.core.readmit(request)
+    (request,) = driver.core.evacuate()
+    assert not request.was_in_flight

@@ -1,15 +1,27 @@
-"""Who is admitted: swapped requests first, and nobody is passed by others for ever."""
+"""Admission: who begins, who passes whom, who makes way, and for which resource."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
 import pytest
 
-from scheduler_service.scheduler.engine.blocks.prefix_cache import NO_HIT
+from executor_service.service.encode_answer import encode_info
+from scheduler_service.config import ClusterConfig
+from scheduler_service.executors.handshake import core_config
 from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES
-from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.scheduler.values.config import BatchPolicyName, Feature, PreemptionMode
+from scheduler_service.scheduler.values.plan import StepPlan, StepStatus
 from scheduler_service.scheduler.values.request import Request, RequestStatus, SchedulingParams
-from tests.support.core.driver import CoreDriver, names
+from scheduler_service.scheduler.values.sampling_params import Grammar, SamplingParams
+from scheduler_service.step_codec import encode_plan
+from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve_rpc.domain_error import DomainError
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.driver import CoreDriver, make_config, names
+from tests.support.core.in_process import executor_info
 
 
 def adapter(name: str) -> SchedulingParams:
@@ -38,7 +50,7 @@ def test_admit_passes_a_request_when_its_adapter_has_no_slot() -> None:
     assert names(driver.next_rows()) == ["a1", "a2", "none"]
 
 
-def test_admit_gives_the_slot_to_the_oldest_when_it_becomes_free() -> None:
+def test_admit_gives_a_free_adapter_slot_to_the_oldest() -> None:
     driver = make_driver()
     driver.add(3, "a1", scheduling=adapter("a"), max_tokens=1)
     driver.add(3, "b1", scheduling=adapter("b"))
@@ -48,14 +60,7 @@ def test_admit_gives_the_slot_to_the_oldest_when_it_becomes_free() -> None:
     assert names(driver.next_rows()) == ["b1"]
 
 
-def test_admit_runs_as_many_adapters_as_a_step_may_have_when_more_wait() -> None:
-    driver = make_driver(max_adapters=2)
-    for name in "abcab":
-        driver.add(3, scheduling=adapter(name))
-    assert names(driver.next_rows()) == ["r1", "r2", "r4", "r5"]
-
-
-def test_adapters_pass_no_more_when_one_without_a_slot_was_passed_often_enough() -> None:
+def test_adapters_stop_passing_a_request_after_max_bypasses() -> None:
     driver = make_driver(max_num_seqs=100)
     driver.add(1, "a", scheduling=adapter("a"), max_tokens=180)
     limited = driver.add(1, "b", scheduling=adapter("b"), max_tokens=1)
@@ -71,59 +76,6 @@ def test_adapters_pass_no_more_when_one_without_a_slot_was_passed_often_enough()
     assert names(driver.next_rows())[0] == "b"
 
 
-ALL_POLICIES = list(QUEUE_POLICIES)
-
-
-@pytest.mark.parametrize("policy", ALL_POLICIES)
-def test_requests_without_an_adapter_pass_for_ever_when_only_a_slot_is_lacking(policy: str) -> None:
-    driver = make_driver(max_num_seqs=16, queue_policy=policy)
-    driver.add(1, "a", scheduling=adapter("a"), max_tokens=190)
-    driver.add(1, "b", scheduling=adapter("b"))
-    for number in range(2 * MAX_BYPASSES):
-        driver.add(1, f"p{number}", max_tokens=1)
-        assert f"p{number}" in names(driver.next_rows())
-        driver.answer()
-
-
-@pytest.mark.parametrize("policy", ALL_POLICIES)
-def test_request_without_an_adapter_runs_when_any_number_wait_for_slots(policy: str) -> None:
-    driver = make_driver(queue_policy=policy)
-    driver.add(1, "a", scheduling=adapter("a"), max_tokens=190)
-    driver.step()
-    for number in range(100):
-        driver.add(1, scheduling=SchedulingParams(adapter=f"b{number % 3}", tenant=f"t{number}"))
-    driver.add(1, "none", scheduling=SchedulingParams(tenant="last"))
-    assert names(driver.next_rows()) == ["a", "none"]
-
-
-def test_one_without_a_slot_is_next_when_those_that_passed_it_have_taken_all_rows() -> None:
-    driver = make_driver(max_num_seqs=4)
-    driver.add(1, "a", scheduling=adapter("a"), max_tokens=MAX_BYPASSES + 9)
-    limited = driver.add(1, "b", scheduling=adapter("b"), max_tokens=1)
-    while limited.num_bypasses < MAX_BYPASSES:
-        driver.add(1, max_tokens=1)
-        driver.step()
-    for number in range(8):
-        driver.add(1, f"p{number}", max_tokens=30)
-    driver.step()
-    driver.core.abort("a")
-    driver.core.abort("p0")
-    assert "b" in names(driver.next_rows())
-
-
-def test_admit_keeps_a_request_at_its_place_when_others_pass() -> None:
-    driver = make_driver(max_num_seqs=2)
-    driver.add(1, "a", scheduling=adapter("a"), max_tokens=3)
-    driver.add(1, "b", scheduling=adapter("b"))
-    driver.add(1, "x", max_tokens=9)
-    assert names(driver.next_rows()) == ["a", "x"]
-    driver.answer()
-    driver.add(1, "y")
-    for _ in range(2):
-        driver.step()
-    assert names(driver.next_rows()) == ["x", "b"]
-
-
 # -- blocks and rows ---------------------------------------------------------------------------
 
 
@@ -136,24 +88,24 @@ def start_large(driver: CoreDriver) -> Request:
     return large
 
 
-def test_admit_lets_nobody_pass_when_first_come_is_first_served() -> None:
-    driver = make_driver(num_device_blocks=8, queue_policy="fcfs")
-    start_large(driver)
-    assert names(driver.next_rows()) == ["running"]
-
-
-@pytest.mark.parametrize("policy", ["priority", "fair", "deadline"])
-def test_admit_lets_small_requests_pass_when_the_policy_is_not_strict(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "num_bypasses", "running"),
+    [
+        ("fcfs", 0, ["running"]),
+        ("priority", 0, ["running", "small"]),
+        ("fair", 0, ["running", "small"]),
+        ("deadline", 0, ["running", "small"]),
+        ("priority", MAX_BYPASSES, ["running"]),
+    ],
+)
+def test_admit_lets_small_requests_pass_when_the_policy_allows_it(
+    policy: str, num_bypasses: int, running: list[str]
+) -> None:
     driver = make_driver(num_device_blocks=8, queue_policy=policy)
     large = start_large(driver)
-    assert names(driver.next_rows()) == ["running", "small"]
-    assert large.num_bypasses == 1
-
-
-def test_admit_lets_nobody_pass_when_a_large_request_was_passed_often_enough() -> None:
-    driver = make_driver(num_device_blocks=8, queue_policy="priority")
-    start_large(driver).num_bypasses = MAX_BYPASSES
-    assert names(driver.next_rows()) == ["running"]
+    large.num_bypasses = num_bypasses
+    assert names(driver.next_rows()) == running
+    assert large.num_bypasses == num_bypasses + ("small" in running)
 
 
 def test_admit_lets_nobody_pass_when_only_the_budget_is_spent() -> None:
@@ -162,18 +114,6 @@ def test_admit_lets_nobody_pass_when_only_the_budget_is_spent() -> None:
     driver.add(6, "second")
     driver.add(2, "third")
     assert names(driver.next_rows()) == ["first"]
-
-
-def test_admit_leaves_a_watermark_when_others_run() -> None:
-    driver = make_driver(num_device_blocks=200, max_num_batched_tokens=2000, max_model_len=900)
-    driver.add(4, "running")
-    driver.step()
-    # The running one has two blocks by now; two more are the watermark.
-    driver.add(197 * 4 - 4, "fits", max_tokens=1)
-    assert names(driver.next_rows()) == ["running", "fits"]
-    driver.answer()
-    driver.add(197 * 4 - 3, "does not", max_tokens=1)
-    assert names(driver.next_rows()) == ["running"]
 
 
 # -- swapped requests --------------------------------------------------------------------------
@@ -194,7 +134,7 @@ def swapped_driver(max_tokens: int = 9, **options: object) -> tuple[CoreDriver, 
     return driver, swapped
 
 
-def test_swap_in_waits_for_another_step_when_this_one_swaps_out() -> None:
+def test_swap_in_waits_when_the_step_swaps_out() -> None:
     driver, _ = swapped_driver()
     plan, _ = driver.step()
     assert plan.moves.swap_out
@@ -202,14 +142,7 @@ def test_swap_in_waits_for_another_step_when_this_one_swaps_out() -> None:
     assert driver.step()[0].moves.swap_in
 
 
-def test_swap_in_comes_before_waiting_requests_when_both_want_blocks() -> None:
-    driver, _ = swapped_driver()
-    driver.step()
-    driver.add(9, "new")
-    assert names(driver.next_rows())[:2] == ["running", "swapped"]
-
-
-def test_admit_takes_nobody_younger_when_a_swapped_request_cannot_come_back() -> None:
+def test_admit_takes_nobody_younger_than_a_swapped_request() -> None:
     driver, swapped = swapped_driver(num_device_blocks=8)
     driver.step()
     driver.add(1, "small")
@@ -218,7 +151,7 @@ def test_admit_takes_nobody_younger_when_a_swapped_request_cannot_come_back() ->
     assert swapped.status is RequestStatus.SWAPPED
 
 
-def test_admit_takes_nobody_younger_when_prompts_come_first_and_no_decode_can_run() -> None:
+def test_admit_takes_nobody_younger_when_no_decode_can_run() -> None:
     driver, _ = swapped_driver(
         num_device_blocks=8, batch_policy=BatchPolicyName.PREFILL_FIRST, max_tokens=3
     )
@@ -228,38 +161,9 @@ def test_admit_takes_nobody_younger_when_prompts_come_first_and_no_decode_can_ru
     assert driver.plan() is None
 
 
-def test_swap_in_leaves_each_sequence_a_block_when_others_run() -> None:
-    driver, swapped = swapped_driver(num_device_blocks=8)
-    driver.step()
-    # Four blocks are free, and it had four; the next token may need a fifth.
-    assert driver.core.num_free_blocks == 4
-    driver.step()
-    assert swapped.status is RequestStatus.SWAPPED
-
-
-def test_swap_in_waits_when_the_adapter_has_no_slot() -> None:
-    driver = make_driver(num_host_blocks=12, preemption_mode=PreemptionMode.SWAP)
-    swapped = driver.add(5, "a", scheduling=adapter("a"), max_tokens=9)
-    driver.step()
-    driver.preempt(swapped)
-    driver.step()
-    other = driver.add(5, "b", max_tokens=2)
-    driver.core.queue.begun(other, 5)
-    other.scheduling = adapter("b")
-    driver.core.placement.start(other.sequence, NO_HIT)
-    driver.add(5, "none", max_tokens=1)
-    driver.add(5, "b2", scheduling=adapter("b"))
-    # Who has no adapter takes nothing from it; who has one would keep the slot.
-    assert names(driver.next_rows()) == ["b", "none"]
-    driver.answer()
-    assert names(driver.next_rows()) == ["b"]
-    driver.answer()
-    assert names(driver.next_rows()) == ["a"]
-
-
 @pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("batch_policy", BatchPolicyName)
-def test_whoever_made_way_stays_away_when_its_blocks_are_still_on_their_way(
+def test_victim_stays_away_while_its_blocks_are_moved(
     batch_policy: BatchPolicyName, depth: int
 ) -> None:
     driver = make_driver(
@@ -284,12 +188,230 @@ def test_whoever_made_way_stays_away_when_its_blocks_are_still_on_their_way(
     assert urgent.error is None
 
 
-@pytest.mark.parametrize("batch_policy", BatchPolicyName)
-def test_swapped_requests_come_back_when_new_ones_keep_arriving(
-    batch_policy: BatchPolicyName,
-) -> None:
-    driver, swapped = swapped_driver(batch_policy=batch_policy)
-    for number in range(60):
-        driver.add(2, f"n{number}", max_tokens=4)
-        driver.step()
-    assert swapped.is_finished
+PATIENT = SchedulingParams(priority=1)
+
+
+def swapping_driver(**options: object) -> CoreDriver:
+    values: dict[str, object] = {
+        "num_host_blocks": 12,
+        "preemption_mode": PreemptionMode.SWAP,
+        "prefix_caching": False,
+        "queue_policy": "priority",
+    }
+    return CoreDriver(**(values | options))  # type: ignore[arg-type]
+
+
+def test_nobody_makes_way_when_the_step_swaps_somebody_in() -> None:
+    driver = swapping_driver(num_device_blocks=11)
+    driver.add(14, scheduling=PATIENT)
+    swapped = driver.add(14)
+    driver.step()
+    driver.preempt(swapped)
+    driver.step()
+    driver.add(14, "urgent")
+    back, _ = driver.step()
+    assert back.moves.swap_in
+    assert not back.moves.swap_out
+    assert driver.step()[0].moves.swap_out, "now the patient one makes way"
+
+
+def test_nobody_makes_way_when_the_step_gives_it_a_row() -> None:
+    driver = swapping_driver(num_device_blocks=8)
+    patient = driver.add(9, n=2, scheduling=PATIENT)
+    driver.step()
+    urgent = driver.add(17)
+    joined, _ = driver.step()
+    assert joined.new_rows
+    assert (patient.status, urgent.status) == (RequestStatus.RUNNING, RequestStatus.WAITING)
+    driver.step()
+    assert (patient.status, urgent.status) == (RequestStatus.SWAPPED, RequestStatus.RUNNING)
+
+
+def test_urgent_request_misses_a_prefix_that_its_victims_evicted() -> None:
+    engine = CheckedEngine(
+        num_device_blocks=6,
+        num_host_blocks=6,
+        preemption_mode=PreemptionMode.SWAP,
+        queue_policy="priority",
+    )
+    prefix = list(range(1, 10))
+    engine.add(prefix, max_tokens=1)
+    engine.run()
+    patient = engine.add(list(range(20, 42)), scheduling=PATIENT, max_tokens=2)
+    engine.step()
+    host = engine.core.placement.blocks.host
+    assert host.num_published == 2
+    urgent = engine.add([*prefix, 50], max_tokens=2)
+    assert engine.core.placement.blocks.prefixes.find(urgent.sequence).num_tokens == 8
+    engine.step()
+    assert patient.status is RequestStatus.SWAPPED
+    assert urgent.num_cached_tokens == 0
+    engine.run()
+
+
+ALL = frozenset(Feature)
+KIB = 1024
+MESSAGE_BYTES = 256 * KIB
+
+
+def params_driver(most: int | None, **options: object) -> CoreDriver:
+    values = {"features": ALL, "prefix_caching": False, "max_params_bytes": most}
+    return CoreDriver(**(values | options))  # type: ignore[arg-type]
+
+
+def grammar(number: int, message_bytes: int) -> Grammar:
+    return Grammar("lark", (f"{number}".rjust(message_bytes, "x"),))
+
+
+def message_bytes(plan: StepPlan) -> int:
+    return len(encode_plan(plan, scheduler_epoch=1, executor_epoch=1).data)
+
+
+@pytest.mark.parametrize("is_snapshot", [False, True])
+def test_steps_fit_their_message_when_many_rows_bring_large_grammars(is_snapshot: bool) -> None:
+    info = encode_info(executor_info(make_config(), epoch=1))
+    info.limits.max_message_bytes = MESSAGE_BYTES
+    most = core_config(info, ClusterConfig()).max_params_bytes
+    d = params_driver(most, max_num_seqs=64, num_device_blocks=400, max_num_waiting=100)
+    requests = [d.add(6, grammar=grammar(i, 30 * KIB), max_tokens=3) for i in range(24)]
+    others = [d.add(6, max_tokens=3) for _ in range(8)]
+    sizes = []
+    while plan := d.plan():
+        sizes.append(message_bytes(plan))
+        # A snapshot names all rows at once.
+        is_lost = is_snapshot and plan.base_step_id is not None and len(sizes) % 5 == 0
+        d.answer(StepStatus.NEED_SNAPSHOT if is_lost else StepStatus.OK)
+    assert max(sizes) <= MESSAGE_BYTES
+    assert max(sizes) > MESSAGE_BYTES // 4
+    assert all(request.error is None and request.is_finished for request in (*requests, *others))
+
+
+def test_parameters_are_encoded_once_when_a_snapshot_tells_them_again() -> None:
+    d = params_driver(None)
+    requests = [d.add(6, grammar=grammar(number, 100)) for number in (1, 2, 1)]
+    plan = d.plan()
+    assert plan is not None
+    first = _new_rows(plan)
+    encoded = [request.params_set.encoded for request in requests]
+    d.answer()
+    d.plan()
+    d.answer(StepStatus.NEED_SNAPSHOT)
+    plan = d.plan()
+    assert plan is not None
+    assert _new_rows(plan).sampling_params == first.sampling_params
+    assert [each.grammar.lark.strip("x") for each in first.sampling_params] == ["1", "2"]
+    assert first.sampling_params_indexes == np.array([0, 1, 0], "<i4").tobytes()
+    again = [request.params_set.encoded for request in requests]
+    assert None not in encoded
+    assert [one is other for one, other in zip(encoded, again, strict=True)] == [True] * 3
+
+
+def _new_rows(plan: StepPlan) -> pb.NewRows:
+    data = encode_plan(plan, scheduler_epoch=1, executor_epoch=1).data
+    return pb.ScheduleBatch.FromString(data).new_rows
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(logit_bias={2**24 - 1 - i: -math.inf for i in range(1024)}),
+        SamplingParams(allowed_token_ids=frozenset(range(2**24 - 16384, 2**24))),
+        SamplingParams(bad_words_token_ids=((2**24 - 1,) * 8,) * 1024),
+        SamplingParams(stop_token_ids=frozenset(range(2**24 - 256, 2**24)), min_tokens=1),
+        SamplingParams(grammar=Grammar("regex", ("é" * 32768,))),
+        SamplingParams(grammar=Grammar("choices", ("x" * 64,) * 1024)),
+        SamplingParams(grammar=Grammar("choices", ("x",) * 1024)),
+    ],
+)
+def test_bytes_are_at_least_what_is_sent(params: SamplingParams) -> None:
+    d = params_driver(None, vocab_size=2**24)
+    request = d.make_request(3)
+    request.params = params
+    d.core.add(request)
+    plan = d.plan()
+    assert plan is not None
+    plain = params_driver(None)
+    plain.add(3)
+    expected = message_bytes(plan) - message_bytes(plain.plan() or plan)
+    assert 0 < expected <= params.num_bytes + 64 <= 2 * expected + 8000
+
+
+def test_request_waits_when_those_that_run_have_taken_the_bytes() -> None:
+    d = params_driver(1000)
+    for number in range(3):
+        d.add(6, grammar=grammar(number, 450), max_tokens=2)
+    d.add(6, "plain")
+    assert names(d.next_rows()) == ["r1", "r2", "plain"]
+    d.answer()
+    d.step()
+    assert "r3" in names(d.next_rows())
+
+
+def test_same_parameters_count_once_when_many_requests_have_them() -> None:
+    d = params_driver(1000)
+    shared = [d.add(6, grammar=grammar(1, 450), max_tokens=i + 1) for i in range(6)]
+    own = d.add(6, grammar=grammar(2, 450))
+    late = d.add(6, grammar=grammar(3, 450))
+    d.step()
+    assert all(request.status is not RequestStatus.WAITING for request in (*shared, own))
+    assert late.status is RequestStatus.WAITING
+    assert d.core.placement.params_sets.num_running_bytes == 2 * 455
+    while not all(request.is_finished for request in shared):
+        assert "r8" not in names(d.next_rows())
+        d.answer()
+    assert "r8" in names(d.next_rows())
+
+
+@pytest.mark.parametrize("params", [{"grammar": grammar(1, 100)}, {"min_tokens": 1}], ids=list)
+def test_request_is_refused_when_no_step_could_tell_it(params: dict[str, Any]) -> None:
+    # With `min_tokens`, all tokens that end a sequence are told.
+    d = params_driver(50, eos_token_ids=frozenset(range(80, 100)))
+    with pytest.raises(DomainError, match="allowed: 50") as caught:
+        d.add(6, **params)
+    assert caught.value.reason == "SAMPLING_PARAMS_INVALID"
+    assert not d.core.fits(d.make_request(6, **params))
+
+
+def test_nobody_yields_bytes_when_he_has_none_to_yield() -> None:
+    d = params_driver(1000, queue_policy="priority")
+    lazy = SchedulingParams(2)
+    plain = [d.add(6, scheduling=lazy) for _ in range(2)]
+    first = d.add(6, grammar=grammar(1, 450), scheduling=lazy)
+    shared = [d.add(6, grammar=grammar(2, 450), scheduling=lazy) for _ in range(2)]
+    plain += [d.add(6, scheduling=lazy) for _ in range(2)]
+    d.step()
+    urgent = d.add(6, "urgent", grammar=grammar(3, 500), scheduling=SchedulingParams(-2))
+    d.step()
+    # The two are as good as one, and less urgent than the first.
+    assert d.core.num_preemptions == 2
+    assert [request.status for request in (*plain, first)] == [RequestStatus.RUNNING] * 5
+    assert [request.status for request in (*shared, urgent)] == [
+        RequestStatus.PREEMPTED,
+        RequestStatus.PREEMPTED,
+        RequestStatus.RUNNING,
+    ]
+
+
+def test_nobody_yields_when_some_keep_the_bytes_that_are_wanted() -> None:
+    d = params_driver(1000, queue_policy="priority")
+    d.add(6, grammar=grammar(1, 800), scheduling=SchedulingParams(-3))
+    lazy = [d.add(6, grammar=grammar(1, 800), scheduling=SchedulingParams(2)) for _ in range(3)]
+    d.step()
+    d.add(6, "urgent", grammar=grammar(3, 500), scheduling=SchedulingParams(-2))
+    d.step()
+    assert d.core.num_preemptions == 0
+    assert all(request.status is RequestStatus.RUNNING for request in lazy)
+
+
+def test_others_pass_when_the_first_in_line_lacks_bytes() -> None:
+    d = params_driver(1000)
+    d.add(6, "running", grammar=grammar(1, 600), max_tokens=50)
+    d.step()
+    first = d.add(6, "first", grammar=grammar(2, 600))
+    small = d.add(6, "small", grammar=grammar(3, 300))
+    plain = d.add(6, "plain")
+    same = d.add(6, "same", grammar=grammar(1, 600))
+    d.step()
+    assert (plain.status, same.status) == (RequestStatus.RUNNING, RequestStatus.RUNNING)
+    # In order of arrival, nobody takes the bytes that come free before the first has them.
+    assert (first.status, small.status) == (RequestStatus.WAITING, RequestStatus.WAITING)

@@ -4,29 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.scheduler.values.config import PreemptionMode
-from scheduler_service.scheduler.values.request import SequenceStatus
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
 from tests.support.core.parts import growing_rows
 
-RECOMPUTE = PreemptionMode.RECOMPUTE
-
-
 # -- blocks ------------------------------------------------------------------------------------
-
-
-def test_grow_preempts_the_youngest_when_blocks_run_out() -> None:
-    driver = CoreDriver(num_device_blocks=4, block_size=4, prefix_caching=False)
-    old, young = driver.add(7, max_tokens=8), driver.add(7, max_tokens=8)
-    driver.step()
-    driver.step()
-    assert driver.next_rows() == [("r1", 8, 1)]
-    assert young.sequence.status is SequenceStatus.WAITING
-    driver.answer()
-    driver.run()
-    assert (old.num_preemptions, young.num_preemptions) == (0, 1)
-    assert len(young.sequence.token_ids) == 15
 
 
 def test_grow_preempts_as_few_as_needed_when_several_could_yield() -> None:
@@ -40,14 +22,14 @@ def test_grow_preempts_as_few_as_needed_when_several_could_yield() -> None:
     assert driver.core.num_running == 2
 
 
-def test_grow_takes_no_block_when_the_last_one_has_a_free_slot() -> None:
+def test_grow_takes_no_block_while_a_slot_is_free() -> None:
     driver = CoreDriver(num_device_blocks=4, prefix_caching=False)
     requests = [driver.add(5, max_tokens=4) for _ in range(2)]
     driver.run()
     assert [request.num_preemptions for request in requests] == [0, 0]
 
 
-def test_grow_waits_when_blocks_come_back_with_a_step_in_flight() -> None:
+def test_grow_waits_for_blocks_of_a_step_in_flight() -> None:
     driver = CoreDriver(num_device_blocks=5, prefix_caching=False, sample=lambda: 7)
     first = driver.add(7, max_tokens=8)
     second = driver.add(5, max_tokens=8)
@@ -63,14 +45,6 @@ def test_grow_waits_when_blocks_come_back_with_a_step_in_flight() -> None:
     assert (first.num_preemptions, third.num_preemptions) == (0, 0)
 
 
-def test_prompts_that_fill_the_pool_are_served_in_turn_when_they_are_chunked() -> None:
-    driver = CoreDriver(num_device_blocks=4, block_size=4, max_num_batched_tokens=3)
-    requests = [driver.add(15, max_tokens=1) for _ in range(3)]
-    driver.run(depth=2)
-    assert all(request.sequence.num_output_tokens == 1 for request in requests)
-    assert driver.core.num_preemptions == 0
-
-
 def test_nobody_yields_when_moves_of_the_step_hold_blocks() -> None:
     driver = CoreDriver(num_device_blocks=8, prefix_caching=False)
     pair = driver.add(10, n=2)
@@ -83,7 +57,7 @@ def test_nobody_yields_when_moves_of_the_step_hold_blocks() -> None:
     assert driver.core.num_preemptions == 0
 
 
-def test_row_keeps_the_block_of_its_next_token_when_spare_ones_are_taken_back() -> None:
+def test_row_keeps_the_block_of_its_next_token() -> None:
     driver = CoreDriver(sliding_window=4)
     request = driver.add(4)
     driver.step()
@@ -97,16 +71,6 @@ def test_row_keeps_the_block_of_its_next_token_when_spare_ones_are_taken_back() 
 # -- lookahead slots ---------------------------------------------------------------------------
 
 
-def test_schedule_reserves_slots_ahead_when_lookahead_is_asked_for() -> None:
-    driver = CoreDriver(num_lookahead_slots=9, prefix_caching=False)
-    request = driver.add(3)
-    driver.step()
-    driver.step()
-    rows = driver.core.placement.rows
-    row_id = request.sequence.row_id
-    assert rows.num_slots[row_id] >= rows.num_known[row_id] + 9
-
-
 @pytest.mark.parametrize(("num_slots", "steps"), [(0, [3, 7]), (2, [2, 5]), (4, [2, 3, 7])])
 def test_schedule_extends_tables_earlier_when_lookahead_is_asked_for(
     num_slots: int, steps: list[int]
@@ -117,7 +81,7 @@ def test_schedule_extends_tables_earlier_when_lookahead_is_asked_for(
     assert [step for step, write in enumerate(writes, 1) if write] == steps
 
 
-def test_schedule_reserves_nothing_beyond_the_end_when_a_request_is_short() -> None:
+def test_lookahead_reserves_nothing_beyond_the_end() -> None:
     driver = CoreDriver(num_lookahead_slots=50)
     driver.add(3, max_tokens=2)
     driver.step()
@@ -125,7 +89,7 @@ def test_schedule_reserves_nothing_beyond_the_end_when_a_request_is_short() -> N
     assert driver.core.num_free_blocks == 64 - 2
 
 
-def test_grow_takes_reserved_slots_back_when_a_request_lacks_a_block() -> None:
+def test_lookahead_slots_are_taken_back_when_blocks_run_out() -> None:
     driver = CoreDriver(num_device_blocks=8, num_lookahead_slots=12, prefix_caching=False)
     requests = [driver.add(5, max_tokens=11) for _ in range(2)]
     driver.run()
@@ -133,7 +97,7 @@ def test_grow_takes_reserved_slots_back_when_a_request_lacks_a_block() -> None:
     assert driver.core.num_free_blocks == 8
 
 
-def test_executor_is_not_told_of_a_reserved_block_when_it_was_taken_back_at_once() -> None:
+def test_executor_is_not_told_of_a_block_taken_back_at_once() -> None:
     driver = CoreDriver(num_lookahead_slots=9, prefix_caching=False)
     request = driver.add(3)
     driver.step()
@@ -145,9 +109,8 @@ def test_executor_is_not_told_of_a_reserved_block_when_it_was_taken_back_at_once
     assert blocks[writes.start_indexes[0] :] == writes.block_ids.tolist()
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_requests_get_their_tokens_when_reserved_slots_come_and_go(depth: int) -> None:
-    engine = CheckedEngine(num_device_blocks=9, num_lookahead_slots=7, depth=depth)
+def test_requests_get_their_tokens_when_reserved_slots_come_and_go() -> None:
+    engine = CheckedEngine(num_device_blocks=9, num_lookahead_slots=7, depth=3)
     for start in (1, 20, 40):
         engine.add(list(range(start, start + 6)), max_tokens=18)
     engine.run()
@@ -182,14 +145,7 @@ def test_siblings_share_the_prompt_when_they_join() -> None:
     assert driver.core.num_free_blocks == 64 - 5
 
 
-def test_siblings_copy_nothing_when_the_prompt_fills_its_blocks_but_for_one_token() -> None:
-    driver = CoreDriver(prefix_caching=False)
-    driver.add(9, n=3)
-    driver.step()
-    assert not driver.step()[0].moves
-
-
-def test_sibling_waits_when_the_one_that_shares_most_joins_in_the_same_step() -> None:
+def test_sibling_waits_when_its_source_joins_in_the_same_step() -> None:
     driver = CoreDriver(prefix_caching=False)
     first, second, _ = driver.add(9, n=3, resume=[[20], [30], [40]]).sequences
     driver.step()
@@ -210,51 +166,3 @@ def test_rows_are_kept_for_siblings_when_others_wait() -> None:
     assert [row[0] for row in driver.next_rows()] == ["r1"]
     assert [row[0] for row in driver.next_rows()] == ["r1"]
     assert [row[0] for row in driver.next_rows()] == ["r1"] * 3
-
-
-@pytest.mark.parametrize(("num_blocks", "names"), [(4, ["alone"]), (5, ["alone", "pair"])])
-def test_blocks_are_kept_for_siblings_when_a_request_is_admitted(
-    num_blocks: int, names: list[str]
-) -> None:
-    driver = CoreDriver(num_device_blocks=num_blocks, prefix_caching=False)
-    driver.add(5, "alone", max_tokens=3)
-    driver.add(5, "pair", n=2, max_tokens=3)
-    # Two blocks are taken, and the pair needs one to share and one for each.
-    assert [row[0] for row in driver.next_rows()] == names
-    driver.answer()
-    driver.run()
-    assert driver.core.num_preemptions == 0
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("mode", PreemptionMode)
-def test_siblings_get_their_own_tokens_when_they_are_preempted_together(
-    mode: PreemptionMode, depth: int
-) -> None:
-    engine = CheckedEngine(
-        num_device_blocks=16, num_host_blocks=10, depth=depth, preemption_mode=mode
-    )
-    for start in range(0, 30, 10):
-        engine.add(list(range(start, start + 7)), n=3, max_tokens=11)
-    engine.run()
-    assert engine.core.num_preemptions > 0
-
-
-@pytest.mark.parametrize("resume", [[[1] * 5, [2] * 5], [[1, 2, 3], [1, 2, 9, 9, 9], [1]], [[5]]])
-def test_siblings_go_on_from_their_tokens_when_a_request_is_resumed(
-    resume: list[list[int]],
-) -> None:
-    driver = CoreDriver()
-    request = driver.add(6, n=3, max_tokens=8, resume=resume)
-    driver.run(depth=2)
-    for sequence, known in zip(request.sequences, resume, strict=False):
-        assert sequence.token_ids[6 : 6 + len(known)].tolist() == known
-    assert [sequence.num_output_tokens for sequence in request.sequences] == [8, 8, 8]
-
-
-def test_greedy_siblings_agree_when_seeds_do_not_matter() -> None:
-    engine = CheckedEngine()
-    engine.add([1, 2, 3, 4, 5], n=3, max_tokens=6, temperature=0.0)
-    engine.run()
-    first, *others = engine.engine.delivered["r1"]
-    assert others == [first, first]

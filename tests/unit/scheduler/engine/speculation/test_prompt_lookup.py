@@ -57,53 +57,10 @@ def test_guess_is_what_came_after_the_last_tokens_before() -> None:
     assert texts.guess(3) == [5, 6, 9]
 
 
-def test_guess_is_what_came_latest_when_it_came_several_times() -> None:
-    texts = Texts([2, 3, 4, 5, 2, 3, 4, 6, 2, 3, 4])
-    texts.look()
-    assert texts.guess(1) == [6]
-
-
-def test_guess_is_that_of_the_longest_match_when_several_are_there() -> None:
-    of_three, of_two, of_one = [1, 2, 3, 5], [8, 2, 3, 6], [9, 3, 7]
-    for earlier, guess in ((of_three + of_two + of_one, 5), (of_two + of_one, 6), (of_one, 7)):
-        texts = Texts([*earlier, 1, 2, 3])
-        assert texts.look() == [True]
-        assert texts.guess(1) == [guess]
-
-
-@pytest.mark.parametrize("prompt", [[1], [1, 2, 3], [1, 2, 3, 1, 2, 4]])
-def test_there_is_no_guess_when_the_last_token_is_new(prompt: list[int]) -> None:
-    assert Texts(prompt).look() == [False]
-
-
 def test_guess_goes_round_when_it_reaches_the_end() -> None:
     texts = Texts([1, 2, 3, 1, 2, 3])
     texts.look()
     assert texts.guess(7) == [1, 2, 3, 1, 2, 3, 1]
-
-
-def test_copy_is_followed_when_its_last_tokens_came_elsewhere_since() -> None:
-    first, second = [1, 2, 3, 4, 5, 6, 7, 8], [30, 4, 5, 6, 40]
-    texts = Texts([*first, *second, 1, 2, 3])
-    texts.look()
-    for token in (4, 5, 6):
-        texts.write([token])
-        texts.look()
-    assert texts.guess(2) == [7, 8]
-
-
-def test_copy_gives_way_to_a_longer_match_while_it_is_short() -> None:
-    # One token came latest before 8, but three came before 7.
-    texts = Texts([1, 2, 3, 7, 20, 3, 8, 30, 1])
-    texts.look()
-    assert texts.guess(1) == [2]
-    texts = Texts([4, 2, 3, 7, 20, 1, 2, 8, 30, 4])
-    texts.look()
-    texts.write([2])
-    texts.look()
-    texts.write([3])
-    texts.look()
-    assert texts.guess(2) == [7, 20]
 
 
 def test_copy_goes_on_behind_a_changed_token() -> None:
@@ -115,28 +72,6 @@ def test_copy_goes_on_behind_a_changed_token() -> None:
     texts.write([7])
     texts.look()
     assert texts.guess(2) == [8, 9]
-
-
-def test_copy_is_given_up_when_two_tokens_are_changed() -> None:
-    texts = Texts([*range(1, 20), 1, 2, 3])
-    texts.look()
-    texts.write([4, 5, 50, 51])
-    assert texts.look() == [False]
-
-
-def test_match_is_taken_where_copies_never_went_on_behind_a_change() -> None:
-    parts = [[number, *range(10, 16), 90 + number, 80, 81, 82] for number in range(9)]
-    text = [token for part in parts for token in part]
-    texts = Texts(text[:22])
-    texts.look()
-    behind_changes = []
-    for position in range(22, len(text)):
-        texts.write([text[position]])
-        texts.look()
-        if text[position] > 90 and position + 1 < len(text):
-            behind_changes.append(texts.guess(1))
-    # What is behind the number is 80, as before: so it is what the copy goes on with.
-    assert behind_changes == [[80]] * 7
 
 
 def test_chances_fall_with_wrong_guesses_and_rise_with_right_ones() -> None:
@@ -166,21 +101,7 @@ def test_long_copy_is_trusted_further_than_a_fresh_match() -> None:
     assert copied.chances(16)[-1] > 2 * fresh.chances(16)[-1]
 
 
-def test_it_is_the_same_whether_tokens_come_alone_or_together() -> None:
-    text = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 9, 6, 7, 1, 2, 8, 2, 3, 4, 9, 6]
-    alone, together = Texts(text[:8]), Texts(text[:8])
-    for each in (alone, together):
-        each.look()
-    for token in text[8:]:
-        alone.write([token])
-        alone.look()
-    together.write(text[8:])
-    together.look()
-    assert alone.guess(5) == together.guess(5)
-    assert alone.chances(5) == together.chances(5)
-
-
-def test_nothing_is_left_of_a_sequence_when_another_has_its_row() -> None:
+def test_lookup_forgets_a_sequence_when_its_row_is_reused() -> None:
     texts = Texts([1, 2, 3, 4, 5, 1, 2, 3])
     texts.look()
     texts.write([50])

@@ -1,0 +1,173 @@
+"""Sliding windows and encoders: which blocks are held, shared, moved and freed."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_service.scheduler.values.config import BatchPolicyName, Feature, PreemptionMode
+from scheduler_service.scheduler.values.plan import StepPlan
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.driver import CoreDriver
+
+
+def most_blocks_in_use(engine: CheckedEngine) -> int:
+    """Runs to the end; returns the most blocks that were in use after a step was planned."""
+    most = 0
+    while True:
+        engine.engine.fill()
+        most = max(most, engine.config.num_device_blocks - engine.core.num_free_blocks)
+        if not engine.engine.in_flight:
+            engine.check()
+            return most
+        engine.answer()
+
+
+def test_sequence_outgrows_the_pool_when_its_window_fits() -> None:
+    engine = CheckedEngine(num_device_blocks=4, sliding_window=6, max_model_len=150)
+    request = engine.add([1, 2, 3], max_tokens=140)
+    engine.run()
+    assert len(request.sequence.token_ids) == 143
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2])
+@pytest.mark.parametrize("prompt_len", [3, 40])
+def test_memory_is_bounded_when_sequences_are_long(prompt_len: int, num_sequences: int) -> None:
+    engine = CheckedEngine(
+        num_device_blocks=64, sliding_window=6, max_num_batched_tokens=8, prefix_caching=False
+    )
+    engine.add(list(range(prompt_len)), max_tokens=60, n=num_sequences)
+    # A window of two blocks and a half, and what a step writes beyond it.
+    assert most_blocks_in_use(engine) <= num_sequences * (3 + 2)
+
+
+def test_window_is_found_when_what_is_behind_it_was_reused() -> None:
+    driver = CoreDriver(sliding_window=4, num_device_blocks=16)
+    driver.add(33, "first", max_tokens=1)
+    driver.run()
+    driver.add(33, "second", max_tokens=1)
+    assert driver.next_rows() == [("second", 32, 1)]
+
+
+@pytest.mark.parametrize("window", [3, 6])
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_siblings_end_when_the_pool_just_holds_their_windows(block_size: int, window: int) -> None:
+    num_blocks = 2 * (-(-window // block_size) + 2)
+    for length in range(1, 30, 7):
+        driver = CoreDriver(
+            block_size=block_size, num_device_blocks=num_blocks, sliding_window=window
+        )
+        resume = [[10] * length, [20] * (30 - length)]
+        request = driver.add(8, n=2, max_tokens=50, resume=resume)
+        driver.run(max_steps=500)
+        assert request.error is None
+
+
+@pytest.mark.parametrize("batch_policy", BatchPolicyName)
+def test_pairs_end_when_the_pool_holds_one_of_them(
+    batch_policy: BatchPolicyName,
+) -> None:
+    driver = CoreDriver(
+        block_size=1,
+        num_device_blocks=30,
+        sliding_window=8,
+        max_num_batched_tokens=4,
+        max_num_seqs=4,
+        prefix_caching=False,
+        batch_policy=batch_policy,
+        preemption_mode=PreemptionMode.RECOMPUTE,
+    )
+    requests = [driver.add(10 + i, n=2, max_tokens=14) for i in range(3)]
+    driver.run(max_steps=2000)
+    assert [request.error for request in requests] == [None] * 3
+
+
+def test_older_request_keeps_its_blocks_beside_a_long_prompt() -> None:
+    driver = CoreDriver(num_device_blocks=8, sliding_window=4, prefix_caching=False)
+    old = driver.add(3, max_tokens=60)
+    driver.step()
+    young = driver.add(70, max_tokens=1)
+    driver.run()
+    assert (old.num_preemptions, young.num_preemptions) == (0, 0)
+
+
+ENCODER = [11, 12, 13, 14, 15, 16]  # Two blocks of 4.
+ENCODER_FEATURES = frozenset({Feature.CROSS_ATTENTION})
+
+
+def encoder_driver(**options: object) -> CoreDriver:
+    values: dict[str, object] = {"features": ENCODER_FEATURES, "prefix_caching": False}
+    return CoreDriver(**(values | options))  # type: ignore[arg-type]
+
+
+def encoded(plan: StepPlan) -> list[bool]:
+    """Whether each new row is to be encoded."""
+    return [row.encoder_token_ids is not None for row in plan.new_rows]
+
+
+def test_request_gets_blocks_for_its_encoder_when_it_is_admitted() -> None:
+    driver = encoder_driver()
+    request = driver.add(3, encoder=ENCODER)
+    plan, _ = driver.step()
+    assert plan.new_rows[0].cross_blocks == tuple(request.cross_blocks)
+    assert len(request.cross_blocks) == 2
+    assert driver.core.num_free_blocks == 64 - 3
+    assert encoded(plan) == [True]
+
+
+def test_request_waits_when_there_are_no_blocks_for_its_encoder() -> None:
+    driver = encoder_driver(num_device_blocks=4)
+    driver.add(5, "running", max_tokens=2)
+    driver.step()
+    driver.add(3, "translated", encoder=ENCODER, max_tokens=2)
+    assert [name for name, _, _ in driver.next_rows()] == ["running"]
+    driver.answer()
+    assert [name for name, _, _ in driver.next_rows()] == ["translated"]
+
+
+def test_siblings_share_the_blocks_of_the_encoder_when_they_join() -> None:
+    driver = encoder_driver()
+    request = driver.add(3, n=3, encoder=ENCODER)
+    driver.step()
+    plan, _ = driver.step()
+    assert encoded(plan) == [False, False]
+    assert {row.cross_blocks for row in plan.new_rows} == {tuple(request.cross_blocks)}
+    assert driver.core.num_free_blocks == 64 - 2 - 3
+
+
+def test_encoder_runs_again_when_a_request_is_recomputed() -> None:
+    driver = encoder_driver(preemption_mode=PreemptionMode.RECOMPUTE)
+    request = driver.add(3, encoder=ENCODER, max_tokens=4)
+    driver.step()
+    driver.preempt(request)
+    assert driver.core.num_free_blocks == 64
+    plan, _ = driver.step()
+    assert encoded(plan) == [True]
+    assert driver.core.num_free_blocks == 64 - 3
+    driver.run()
+    assert driver.core.num_free_blocks == 64
+
+
+def test_encoder_does_not_run_again_after_a_snapshot() -> None:
+    engine = CheckedEngine(batch_policy=BatchPolicyName.PREFILL_FIRST)
+    engine.add([1, 2, 3], "translated", encoder=ENCODER, max_tokens=9)
+    engine.step(3)
+    engine.add([4, 5], max_tokens=2)
+    engine.engine.fill()
+    engine.engine.skip(pb.STEP_STATUS_NEED_SNAPSHOT)
+    engine.engine.fill()
+    snapshot, _ = engine.engine.in_flight[0]
+    assert snapshot.base_step_id is None
+    rows = {row.sequence.request.request_id: row for row in snapshot.new_rows}
+    assert rows["translated"].encoder_token_ids is None
+    engine.run()
+
+
+def test_blocks_are_shared_when_encoder_and_prompt_agree() -> None:
+    driver = encoder_driver(prefix_caching=True)
+    driver.add(9, "first", encoder=ENCODER, max_tokens=1)
+    driver.run()
+    driver.add(9, "same", encoder=ENCODER)
+    driver.add(9, "other", encoder=[*ENCODER[:-1], 99])
+    driver.add(9, "none")
+    assert driver.next_rows() == [("same", 8, 1), ("other", 0, 9), ("none", 0, 9)]
