@@ -1,7 +1,8 @@
-"""`splitserve bench --processes`: one load, by several processes, and one report of it."""
+"""Tests `splitserve bench` as a process, and one load that several processes share."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ import psutil
 import pytest
 
 from tests.support.bench.http_server import AnsweringServer, answering_server
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.processes.fake_service import StepWatch, fake_service
 from tests.support.processes.forked import run_process
 from tests.support.processes.interrupts import children_take_sigint
 from tests.support.processes.patience import PATIENCE_S
@@ -129,3 +132,28 @@ def test_problem_of_a_process_is_said_once(tmp_path: Path) -> None:
     assert done.stderr == (
         f"splitserve bench: {trace}:3: input_length is 'many'; allowed: a number of tokens\n"
     )
+
+
+async def test_interrupt_reports_what_a_scheduler_answered() -> None:
+    watch = StepWatch()
+    async with fake_service(FakeExecutor(fault=watch)) as service:
+        watch.hold(after=40)
+        with children_take_sigint():
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "splitserve_bench", service.scheduler.address),
+                *("--concurrency=1", "--requests=100", "--prompt-tokens=4", "--quiet"),
+                *("--output-tokens=4", "--token-range=1:20"),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        await watch.wait_held()
+        process.send_signal(signal.SIGINT)
+        said, problems = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        watch.release()
+
+    assert (process.returncode, problems) == (130, b"")
+    # Of 40 steps at most: each request takes four, and a probe came first.
+    num_completed = int(said.decode().split("requests    ")[1].split()[0])
+    assert 1 <= num_completed <= 10
+    assert b"0 failed" in said

@@ -1,4 +1,4 @@
-"""Benchmarks run to their end and say what they promise; what they measure is not looked at.
+"""Tests that benchmarks run and print their figures; the figures are not judged.
 
 They run in this process, which has imported what they need, and share one pair of services.
 """
@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from benchmarks import accuracy, peers, serving, step_cost
+from benchmarks.more_tokens import __main__ as more_tokens
+from benchmarks.more_tokens.texts import Text, Workload, make_workloads, next_tokens
 from splitserve_kernels.cpu.library import STEP_PARTS, load_library
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +111,6 @@ def test_step_cost_knows_what_a_step_costs_each_process() -> None:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Where the services that benchmarks start are, started once."""
     with serving.serving("bundled", 1) as address:
         yield address
 
@@ -170,7 +171,7 @@ def test_accuracy_finds_no_difference_when_no_option_is_changed(
     assert started == [("bundled", 1), ("bundled", 1, "--log-level", "warning")]
 
 
-def test_peers_puts_a_peers_figures_beside_ours_when_it_is_given_some(
+def test_peers_puts_figures_of_others_beside_ours(
     run: Run, started: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     workloads_file, peer_file = tmp_path / "workloads.json", tmp_path / "peer.json"
@@ -193,3 +194,36 @@ def test_peers_puts_a_peers_figures_beside_ours_when_it_is_given_some(
     assert table["start to first token, s"] == "33.0"
     assert table["peak memory, MiB"] == "99"
     assert "12.5 (12.5 to 12.5)" in output
+
+
+def test_texts_repeat_their_prompts() -> None:
+    shares = {
+        workload.name: min(text.taken_over_ratio for text in workload.texts)
+        for workload in make_workloads(3, 384)
+    }
+    assert shares["random"] == shares["random, 8 at once"] == 0
+    assert 0.7 < shares["editing"] < 1
+    assert 0.4 < shares["quoting"] < 0.9
+
+
+def test_next_tokens_are_refused_when_a_token_has_two() -> None:
+    twice = Workload("twice", [Text([1, 2], [3, 4]), Text([5, 3], [6])])
+    with pytest.raises(ValueError, match="token 3 is followed by two"):
+        next_tokens([twice])
+
+
+def test_benchmark_gets_the_texts_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["--tiny", "--runs", "1", "--threads", "1", "--only", "running on"]
+    monkeypatch.setattr(sys, "argv", ["more_tokens", *arguments, "--out", str(tmp_path / "said")])
+    more_tokens.main()
+    output = capsys.readouterr().out
+    runs = json.loads((tmp_path / "said.json").read_text(encoding="utf-8"))["runs"]
+    names = {workload.name for workload in make_workloads(1, 96)}
+    assert {run["workload"] for run in runs} == names
+    assert all(run["is_right"] and run["ms_per_token"] > 0 for run in runs)
+    tables = (tmp_path / "said.md").read_text(encoding="utf-8")
+    assert tables in output
+    assert "| step alone |" in tables
+    assert "Other tokens than the model knows: none." in tables

@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.gateway_process import wait_ready
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.bearer import bearer
 from tests.support.security.composed import ROOT, environment, set_up
@@ -70,7 +70,6 @@ class Composed:
         )
 
     async def num_executors(self) -> int:
-        """As operators are told."""
         told = self.run("operator", "splitserve_cli", "info", "--json")
         return len(json.loads(told.stdout)["executors"]) if told.returncode == 0 else 0
 
@@ -125,15 +124,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
 async def serving(composed: Composed, key: str | None) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of the gateway, once that serves."""
     async with composed.client(key) as client:
-
-        async def ask() -> tuple[bool, object]:
-            try:
-                answer = await client.get("/health/ready")
-            except httpx2.TransportError as error:
-                return False, error
-            return answer.status_code == 200, answer.text
-
-        await poll(ask, PATIENCE_S)
+        await wait_ready(client)
         yield client
 
 

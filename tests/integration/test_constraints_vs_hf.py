@@ -1,4 +1,4 @@
-"""Greedy `generate` with what forbids and favours tokens, against the whole of ours.
+"""Compares constrained greedy decoding of the whole stack with Hugging Face.
 
 Every constraint is made from what the model says without it, so that each of them matters.
 """

@@ -1,4 +1,4 @@
-"""A scheduler process that knows callers by files and by an issuer, while both change."""
+"""Tests a scheduler process whose key file and issuer change while it runs."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_keys_come_and_go_while_the_scheduler_runs(running: Running) -> No
     assert await running.tenant_of(first) == "first"
 
 
-async def test_tokens_are_known_from_the_start_and_those_of_new_keys_soon(
+async def test_tokens_are_known_from_the_start(
     running: Running,
 ) -> None:
     token = running.issuer.token(tenant="tokens")

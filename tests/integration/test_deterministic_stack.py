@@ -86,7 +86,7 @@ def _serve(engine: _ScoringEngine, prompts: list[list[int]], together: bool) -> 
 
 
 @pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
-def test_scores_are_the_same_bits_when_requests_are_preempted_and_share_steps(
+def test_scores_are_the_same_bits_under_pressure(
     compute: Compute, pair_of: Callable[..., ModelPair], mode: PreemptionMode
 ) -> None:
     pair = pair_of("llama")

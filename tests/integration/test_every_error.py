@@ -1,4 +1,4 @@
-"""Every status of every server says why: all rpcs, with what they cannot take."""
+"""Tests that every refusal of every rpc has a reason, whatever message is sent."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ async def test_session_ends_by_name_when_a_later_message_cannot_be_decoded(
     assert reason == "MESSAGE_UNDECODABLE"
 
 
-async def test_fault_of_ours_has_a_reason_and_a_traceback_in_the_log(
+async def test_own_fault_has_a_reason_and_a_traceback(
     running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(

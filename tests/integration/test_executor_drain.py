@@ -1,8 +1,10 @@
-"""Executors that leave a scheduler while it serves: what they run ends, or goes on elsewhere."""
+"""Tests executors that leave while they serve, and the command `splitserve drain`."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
 from dataclasses import replace
 
 import grpc
@@ -13,7 +15,6 @@ from google.protobuf.duration_pb2 import Duration
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_client import (
     BeamSearch,
-    DrainedExecutor,
     ExecutorList,
     Generation,
     InvalidRequest,
@@ -23,7 +24,9 @@ from splitserve_client import (
 from splitserve_rpc.errors import failure_of
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_truth import expected_completions
+from tests.support.processes.addresses import reserve_address
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
+from tests.support.processes.forked import run_process
 from tests.support.processes.patience import PATIENCE_S
 
 PARAMS = SamplingParams(seed=3, max_tokens=40)
@@ -38,7 +41,6 @@ FOREVER_S = 3600
 
 
 async def complete(service: FakeService, number: int) -> None:
-    """One of REQUESTS gets what it must get."""
     prompt, params = REQUESTS[number]
     generation: Generation = await service.client.complete(prompt, params)
     found = [replace(completion, logprobs=()) for completion in generation.completions]
@@ -64,13 +66,10 @@ def num_requests(listed: ExecutorList) -> int:
 
 
 def small(watch: StepWatch) -> FakeExecutor:
-    """So few blocks that requests wait and yield."""
     return FakeExecutor(num_device_blocks=48, num_host_blocks=32, fault=watch)
 
 
-async def test_what_waits_moves_and_what_runs_ends_where_it_is_when_an_executor_is_drained() -> (
-    None
-):
+async def test_drain_moves_what_waits_and_ends_what_runs() -> None:
     watches = StepWatch(), StepWatch()
     going, staying = small(watches[0]), small(watches[1])
     async with fake_service(going, staying, max_num_seqs=4) as service:
@@ -94,38 +93,7 @@ def state_of(listed: ExecutorList, executor: FakeExecutor):  # type: ignore[no-u
     return next(e for e in listed.executors if e.address == executor.address)
 
 
-async def test_all_moves_at_once_when_there_is_no_time() -> None:
-    watches = StepWatch(), StepWatch()
-    going, staying = small(watches[0]), small(watches[1])
-    async with fake_service(going, staying, max_num_seqs=4) as service:
-        completing = await start_all(service, *watches)
-        num_running = state_of(await service.client.list_executors(), going).num_running_requests
-        # Its step is held: nothing ends there any more.
-        drained = await service.client.drain_executor(going.address, 0)
-        assert not drained.is_lost
-        assert drained.num_moved_requests >= num_running > 0
-        for watch in watches:
-            watch.release()
-        await asyncio.gather(*completing)
-
-
-async def test_the_shorter_time_counts_when_an_executor_is_drained_twice() -> None:
-    watch = StepWatch()
-    going = small(watch)
-    async with fake_service(going, FakeExecutor()) as service:
-        completing = await start_all(service, watch)
-        first = asyncio.create_task(service.client.drain_executor(going.address, FOREVER_S))
-        await service.wait_for(lambda listed: state_of(listed, going).is_draining)
-        second = await service.client.drain_executor(going.address, 0)
-        assert await first == second
-        assert second.num_moved_requests > 0
-        watch.release()
-        await asyncio.gather(*completing)
-        # Done already: there is nothing to wait for.
-        assert await service.client.drain_executor(going.address) == DrainedExecutor(0, False)
-
-
-async def test_requests_wait_for_the_next_executor_when_the_last_one_is_drained() -> None:
+async def test_requests_wait_when_the_last_executor_is_drained() -> None:
     watch = StepWatch()
     executor = small(watch)
     async with fake_service(executor) as service:
@@ -139,39 +107,6 @@ async def test_requests_wait_for_the_next_executor_when_the_last_one_is_drained(
         watch.release()
         await executor.stop()
         await executor.start()
-        await asyncio.gather(*completing)
-
-
-async def test_drained_executor_is_taken_again_when_its_process_was_started_anew() -> None:
-    executor = FakeExecutor()
-    async with fake_service(executor, FakeExecutor()) as service:
-        await service.client.drain_executor(executor.address)
-        assert (await register(service, executor)) == "EXECUTOR_DRAINED"
-        await executor.stop()
-        await executor.start()
-        await service.wait_connected(2)
-
-
-async def register(service: FakeService, executor: FakeExecutor) -> str:
-    """Why the scheduler does not take it."""
-    from executor_service.service.encode_answer import encode_info
-
-    request = registry_pb2.RegisterRequest(executor=encode_info(executor.info))
-    async with grpc.aio.insecure_channel(service.scheduler.address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await registry_pb2_grpc.RegistryServiceStub(channel).Register(request)
-    return failure_of(refused.value).reason
-
-
-async def test_requests_go_on_elsewhere_when_an_executor_dies_while_it_is_drained() -> None:
-    watch = StepWatch()
-    going = small(watch)
-    async with fake_service(going, FakeExecutor()) as service:
-        completing = await start_all(service, watch)
-        draining = asyncio.create_task(service.client.drain_executor(going.address, FOREVER_S))
-        await service.wait_for(lambda listed: state_of(listed, going).is_draining)
-        await service.kill(going, watch)
-        assert (await draining).is_lost
         await asyncio.gather(*completing)
 
 
@@ -234,3 +169,69 @@ async def test_drain_is_refused_by_name_when_it_makes_no_sense() -> None:
             with pytest.raises(InvalidRequest, match="timeout"):
                 await service.client.drain_executor(executor.address, timeout_s)
         await service.wait_connected(1)
+
+
+async def drain(service: FakeService, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs `splitserve drain` to its end."""
+    arguments = ("drain", *arguments, "--address", service.scheduler.address)
+    return await asyncio.to_thread(run_process, "splitserve_cli", *arguments)
+
+
+async def test_command_moves_streams_and_names_each_executor() -> None:
+    watches = [StepWatch() for _ in range(3)]
+    going = [FakeExecutor(fault=watch) for watch in watches[:2]]
+    staying = FakeExecutor(fault=watches[2])
+    async with fake_service(*going, staying) as service:
+        for watch in watches:
+            watch.hold(after=3)
+        completing = [asyncio.create_task(complete(service, number)) for number in range(9)]
+        for watch in watches:
+            await watch.wait_held()
+
+        # Their steps are held: nothing ends there any more, all has to move.
+        addresses = [executor.address for executor in going]
+        done = await drain(service, *addresses, addresses[0], "--timeout-s", "0")
+
+        assert (done.returncode, done.stderr) == (0, "")
+        moved = re.findall(r"^(\S+) drained, (\d+) requests moved$", done.stdout, re.MULTILINE)
+        assert {address for address, _ in moved} == set(addresses)
+        assert len(moved) == len(done.stdout.splitlines()) == 2
+        assert all(int(number) > 0 for _, number in moved)
+        (left,) = (await service.client.list_executors()).executors
+        assert left.address == staying.address
+
+        for watch in watches:
+            watch.release()
+        await asyncio.gather(*completing)
+
+
+async def test_command_names_executors_that_it_could_not_drain() -> None:
+    executors = FakeExecutor(), FakeExecutor()
+    async with fake_service(*executors) as service:
+        unknown = reserve_address()
+        done = await drain(service, unknown, executors[0].address)
+        assert done.returncode == 1
+        assert done.stdout == f"{executors[0].address} drained, 0 requests moved\n"
+        assert done.stderr.startswith(f"splitserve drain: {unknown}: ")
+        assert done.stderr.endswith(" [EXECUTOR_UNKNOWN]\n")
+        assert done.stderr.count("\n") == 1
+        too_long = await drain(service, executors[1].address, "--timeout-s=3601")
+        assert (too_long.returncode, too_long.stdout, "timeout" in too_long.stderr) == (1, "", True)
+
+
+async def test_command_takes_back_whom_it_sent_away() -> None:
+    going, staying = FakeExecutor(), FakeExecutor()
+    async with fake_service(going, staying) as service:
+        assert (await drain(service, going.address)).returncode == 0
+        await service.wait_connected(1)
+        done = await drain(service, "--undo", going.address)
+        assert (done.returncode, done.stdout, done.stderr) == (
+            0,
+            f"{going.address} taken back\n",
+            "",
+        )
+        await service.wait_connected(2)
+        unknown = reserve_address()
+        done = await drain(service, "--undo", unknown)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.endswith(" [EXECUTOR_UNKNOWN]\n")

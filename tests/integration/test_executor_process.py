@@ -1,4 +1,4 @@
-"""The executor as a process: what it says and how it ends."""
+"""Tests the executor process: registration, computing, exit codes and messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of
 
 
 def _start(*options: str) -> subprocess.Popen[str]:
-    """By itself, as operators start it."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
     return subprocess.Popen(
         [sys.executable, "-m", "executor_service", *options],
@@ -34,13 +33,6 @@ def _start(*options: str) -> subprocess.Popen[str]:
         text=True,
         env={**environ, "PYTHONPATH": os.pathsep.join(str(ROOT / root) for root in SOURCE_ROOTS)},
     )
-
-
-def _end_with_2(*options: str) -> str:
-    """What it says as it ends."""
-    done = run_process("executor_service", *options)
-    assert done.returncode == 2
-    return done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +46,7 @@ async def scheduler() -> AsyncIterator[tuple[FakeRegistry, str]]:
         yield serving
 
 
-async def test_executor_registers_computes_and_exits_with_0_when_it_is_terminated(
+async def test_executor_registers_computes_and_exits_with_0(
     scheduler: tuple[FakeRegistry, str], model: Path
 ) -> None:
     servicer, address = scheduler
@@ -105,7 +97,7 @@ sys.exit(process.main())
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_executor_that_is_stopped_while_it_loads_ends_beside_the_thread_that_loads(
+def test_executor_stops_while_it_loads(
     log_format: str,
 ) -> None:
     # To finalize Python beside a thread in C++ code aborts: "terminate called without an ...".
@@ -124,37 +116,41 @@ def test_executor_that_is_stopped_while_it_loads_ends_beside_the_thread_that_loa
     assert "finalized" not in rest
 
 
-def test_executor_exits_with_2_and_one_line_when_the_model_is_missing(tmp_path: Path) -> None:
-    errors = _end_with_2(f"--model={tmp_path / 'none'}", "--log-level=warning")
-    assert re.fullmatch(r"splitserve executor: .*none: no such directory.*\n", errors)
-
-
-def test_executor_exits_with_2_and_one_line_when_the_checkpoint_is_quantised(
-    model: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--model={folder}/none",), r".*none: no such directory.*"),
+        (
+            ("--model={quantised}",),
+            r".*: quantised: gptq with 4 bits \(quantization_config\), not served;"
+            r" an unquantised checkpoint of the model would be .*",
+        ),
+        (
+            ("--model={model}", "--num-device-blocks=2000000000"),
+            r"the device pool does not fit: 2000000000 blocks of \d+ bytes take"
+            r" [\d.]+ GiB, \d+ bytes are free on cpu beside the weights \([\d.]+ KiB\);"
+            r" lower --num-device-blocks",
+        ),
+    ],
+    ids=["missing", "quantised", "pool"],
+)
+def test_executor_exits_with_2_when_it_cannot_serve(
+    flags: tuple[str, ...], problem: str, model: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(model, tmp_path / "quantised")
-    path = tmp_path / "quantised" / "config.json"
+    config = tmp_path / "quantised" / "config.json"
     declared = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    path.write_text(json.dumps({**json.loads(path.read_text()), **declared}))
-    errors = _end_with_2(f"--model={path.parent}", "--log-level=warning")
-    assert re.fullmatch(
-        r"splitserve executor: .*: quantised: gptq with 4 bits \(quantization_config\), not served;"
-        r" an unquantised checkpoint of the model would be .*\n",
-        errors,
-    )
+    config.write_text(json.dumps({**json.loads(config.read_text()), **declared}))
+    names = {"folder": tmp_path, "quantised": config.parent, "model": model}
+
+    given = (flag.format_map(names) for flag in flags)
+    done = run_process("executor_service", *given, "--log-level=error")
+
+    assert done.returncode == 2
+    assert re.fullmatch(rf"splitserve executor: {problem}\n", done.stderr)
 
 
-def test_executor_exits_with_2_and_one_line_when_the_pool_does_not_fit(model: Path) -> None:
-    errors = _end_with_2(f"--model={model}", "--num-device-blocks=2000000000", "--log-level=error")
-    assert re.fullmatch(
-        r"splitserve executor: the device pool does not fit: 2000000000 blocks of \d+ bytes take"
-        r" [\d.]+ GiB, \d+ bytes are free on cpu beside the weights \([\d.]+ KiB\);"
-        r" lower --num-device-blocks\n",
-        errors,
-    )
-
-
-def test_executor_exits_with_1_before_it_loads_when_the_port_is_in_use() -> None:
+def test_executor_exits_with_1_when_the_port_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"--listen=127.0.0.1:{taken.getsockname()[1]}"
         done = run_process("executor_service", "--model=/nowhere", address)

@@ -1,4 +1,4 @@
-"""Several completions of one prompt: scheduler process, real client, tokens of a fake executor."""
+"""Tests several completions of one prompt: scheduler process, real client, fake executor."""
 
 from __future__ import annotations
 
@@ -58,38 +58,57 @@ def ask(request: pytest.FixtureRequest, service: FakeService, session: Session) 
     return service.client.generate if request.param == "generate" else session.submit
 
 
-async def check(ask: Ask, params: SamplingParams, prompt: list[int] | None = None) -> Usage:
-    """Asserts that `params` bring what they are to; returns the usage."""
+async def check(
+    ask: Ask,
+    params: SamplingParams,
+    prompt: list[int] | None = None,
+    truth: SamplingParams | None = None,
+) -> Usage:
+    """Asserts that `params` bring what `truth`, or they themselves, must; returns the usage."""
     prompt = prompt or PROMPT
     generation = await collect_generation(ask(prompt, params), params.num_completions)
-    assert generation.completions == expected_completions(prompt, params)
+    assert generation.completions == expected_completions(prompt, truth or params)
     usage = generation.usage
     assert usage.num_prompt_tokens == len(prompt)
     assert usage.num_output_tokens == sum(len(c.token_ids) for c in generation.completions)
     return usage
 
 
-async def test_generation_has_the_seeds_of_its_sequences_when_n_is_several(ask: Ask) -> None:
-    truth = expected_completions(PROMPT, SEVERAL)
-    assert len({c.token_ids for c in truth}) == 4
-    assert {c.reason for c in truth} == {FinishReason.STOP, FinishReason.LENGTH}
-    await check(ask, SEVERAL)
+@pytest.mark.parametrize(
+    ("params", "truth"),
+    [
+        (SEVERAL, SEVERAL),
+        (replace(SEVERAL, temperature=0.0), replace(SEVERAL, temperature=0.0)),
+        # As many as there are to choose from are not ranked.
+        (replace(SEVERAL, best_of=4), SEVERAL),
+        (BEST, BEST),
+    ],
+    ids=["n", "greedy", "best_of n", "best_of"],
+)
+async def test_generation_brings_the_expected_completions(
+    ask: Ask, params: SamplingParams, truth: SamplingParams
+) -> None:
+    await check(ask, params, truth=truth)
 
 
-async def test_generation_of_sequence_0_is_that_of_one_when_n_is_several(ask: Ask) -> None:
+async def test_expected_completions_differ_where_they_should() -> None:
+    several, best = (expected_completions(PROMPT, params) for params in (SEVERAL, BEST))
+    assert len({c.token_ids for c in several}) == 4
+    assert {c.reason for c in several} == {FinishReason.STOP, FinishReason.LENGTH}
+    six = expected_completions(PROMPT, replace(SEVERAL, n=6))
+    assert {c.token_ids for c in best} < {c.token_ids for c in six}
+
+
+async def test_first_of_several_sequences_is_that_of_one(ask: Ask) -> None:
     alone = await collect_generation(ask(PROMPT, replace(SEVERAL, n=None)))
     assert alone.token_ids == expected_completions(PROMPT, SEVERAL)[0].token_ids
 
 
-async def test_generation_is_the_same_for_all_when_n_is_several_and_greedy(ask: Ask) -> None:
-    params = replace(SEVERAL, temperature=0.0)
-    assert len({c.token_ids for c in expected_completions(PROMPT, params)}) == 1
-    await check(ask, params)
-
-
-async def test_generation_ends_each_sequence_after_its_tokens_when_n_is_several(ask: Ask) -> None:
+async def test_generation_streams_all_sequences_and_ends_each(ask: Ask) -> None:
     truth = expected_completions(PROMPT, SEVERAL)
     events = [event async for event in ask(PROMPT, SEVERAL)]
+    indexes = [event.index for event in events[:-1] if isinstance(event, Tokens)]
+    assert set(indexes[: len(indexes) // 2]) == {0, 1, 2, 3}
     ended: set[int] = set()
     for event in events[:-1]:
         assert isinstance(event, Tokens)
@@ -104,13 +123,7 @@ async def test_generation_ends_each_sequence_after_its_tokens_when_n_is_several(
     assert (finish.reason, finish.stop_token_id) == (truth[0].reason, truth[0].stop_token_id)
 
 
-async def test_generation_streams_all_sequences_at_a_time_when_n_is_several(ask: Ask) -> None:
-    params = replace(SEVERAL, stop_token_ids=())
-    indexes = [e.index async for e in ask(PROMPT, params) if isinstance(e, Tokens) and e.token_ids]
-    assert set(indexes[: len(indexes) // 2]) == {0, 1, 2, 3}
-
-
-async def test_generation_brings_scores_of_each_when_logprobs_are_asked_for(ask: Ask) -> None:
+async def test_generation_brings_logprobs_of_each_sequence(ask: Ask) -> None:
     params = replace(SEVERAL, num_logprobs=2, num_prompt_logprobs=1)
     generation = await collect_generation(ask(PROMPT, params), 4)
     truth = expected_completions(PROMPT, SEVERAL)
@@ -122,7 +135,7 @@ async def test_generation_brings_scores_of_each_when_logprobs_are_asked_for(ask:
 
 
 @pytest.mark.parametrize("prompt_len", [1, 4, 5, 8, 23])
-async def test_generation_shares_the_prompt_when_its_last_block_is_full_or_not(
+async def test_generation_computes_a_shared_prompt_once(
     ask: Ask, service: FakeService, prompt_len: int
 ) -> None:
     watch = service.executors[0].fault
@@ -141,20 +154,6 @@ async def test_generation_shares_the_prompt_when_its_last_block_is_full_or_not(
     assert sum(map(len, computed)) + usage.num_cached_tokens <= prompt_len + 2
 
 
-async def test_generation_brings_the_best_first_when_best_of_is_more_than_n(ask: Ask) -> None:
-    truth = expected_completions(PROMPT, BEST)
-    assert {c.token_ids for c in truth} < {
-        c.token_ids for c in expected_completions(PROMPT, replace(SEVERAL, n=6))
-    }
-    await check(ask, BEST)
-
-
-async def test_generation_streams_when_best_of_is_n(ask: Ask) -> None:
-    params = replace(SEVERAL, best_of=4)
-    generation = await collect_generation(ask(PROMPT, params), 4)
-    assert generation.completions == expected_completions(PROMPT, SEVERAL)
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -170,17 +169,13 @@ async def test_generation_streams_when_best_of_is_n(ask: Ask) -> None:
     ],
     ids=lambda params: f"width{params.beam_search.width}-n{params.n}",
 )
-async def test_generation_brings_the_best_hypotheses_when_it_is_a_beam_search(
-    ask: Ask, params: SamplingParams
-) -> None:
+async def test_beam_search_brings_the_best_hypotheses(ask: Ask, params: SamplingParams) -> None:
     await check(ask, params)
     scores = [c.score for c in expected_completions(PROMPT, params)]
     assert scores == sorted(scores, key=lambda score: -(score or 0.0))
 
 
-async def test_generations_do_not_disturb_each_other_when_all_kinds_run_together(
-    ask: Ask, service: FakeService
-) -> None:
+async def test_generations_of_all_kinds_run_together(ask: Ask, service: FakeService) -> None:
     kinds = (SEVERAL, BEST, BEAMS, replace(SEVERAL, n=1))
     requests = [
         ([*PROMPT, number], replace(kinds[number % 4], seed=number)) for number in range(16)
@@ -194,7 +189,7 @@ async def test_generations_do_not_disturb_each_other_when_all_kinds_run_together
 
 
 @pytest.mark.parametrize("params", [BEST, BEAMS], ids=["best_of", "beam search"])
-async def test_stream_brings_nothing_before_the_end_when_the_best_are_chosen(
+async def test_stream_waits_for_the_end_when_the_best_are_chosen(
     service: FakeService, params: SamplingParams
 ) -> None:
     watch = service.executors[0].fault
@@ -216,9 +211,7 @@ async def test_stream_brings_nothing_before_the_end_when_the_best_are_chosen(
     assert len({request_id for _, _, request_id in kinds}) == 1
 
 
-async def test_generation_ends_as_far_as_it_came_when_it_is_aborted(
-    ask: Ask, service: FakeService
-) -> None:
+async def test_generation_keeps_its_tokens_when_it_is_aborted(service: FakeService) -> None:
     params = SamplingParams(seed=3, max_tokens=200, n=3)
     truth = expected_completions(PROMPT, params)
     received: list[list[int]] = [[], [], []]
@@ -240,7 +233,7 @@ async def test_generation_ends_as_far_as_it_came_when_it_is_aborted(
     await service.wait_idle()
 
 
-async def test_generation_waits_for_rows_when_sequences_are_more_than_are_free() -> None:
+async def test_generation_waits_for_rows_of_its_sequences() -> None:
     async with fake_service(FakeExecutor(num_device_blocks=128), max_num_seqs=4) as service:
         requests = [replace(SEVERAL, seed=seed, n=1 + seed % 4) for seed in range(8)]
         generations = await asyncio.gather(

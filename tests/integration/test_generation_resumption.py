@@ -1,4 +1,4 @@
-"""Connections of clients that break among the tokens of several sequences."""
+"""Tests connections that break while several sequences are streamed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from splitserve_client import (
     ClientConfig,
     Completion,
     Finish,
-    FinishReason,
     RetryPolicy,
     SamplingParams,
     Tokens,
     collect_generation,
 )
-from tests.contract.stranger.process import running_scheduler
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.cut_proxy import CutProxy, cut_proxy
@@ -88,20 +86,12 @@ async def complete_with_cuts(
 
 
 @pytest.mark.parametrize("params", [THREE, UNEVEN], ids=["even", "uneven"])
-async def test_each_sequence_goes_on_where_it_was_when_the_connection_breaks(
+async def test_sequences_go_on_when_the_connection_breaks(
     running: Running, ask: Ask, params: SamplingParams
 ) -> None:
     completions, num_cuts = await complete_with_cuts(running, ask, params, [9, 6, 20])
     assert num_cuts >= 3
     assert completions == expected_completions(PROMPT, params)
-
-
-async def test_sequences_start_when_the_connection_breaks_before_the_first_token(
-    running: Running, ask: Ask
-) -> None:
-    params = replace(THREE, num_prompt_logprobs=0)
-    completions, _ = await complete_with_cuts(running, ask, params, [0])
-    assert completions == expected_completions(PROMPT, THREE)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +102,7 @@ async def test_sequences_start_when_the_connection_breaks_before_the_first_token
     ],
     ids=["best_of", "beam search"],
 )
-async def test_request_starts_over_when_the_connection_breaks_and_the_best_are_chosen(
+async def test_request_starts_over_when_the_best_are_chosen(
     running: Running, ask: Ask, params: SamplingParams
 ) -> None:
     completions, num_cuts = await complete_with_cuts(running, ask, params, [10, 5])
@@ -120,7 +110,7 @@ async def test_request_starts_over_when_the_connection_breaks_and_the_best_are_c
     assert completions == expected_completions(PROMPT, params)
 
 
-async def test_resumed_sequences_bring_what_is_missing_when_given_by_hand(
+async def test_resumed_sequences_bring_what_is_missing(
     running: Running,
 ) -> None:
     truth = expected_completions(PROMPT, UNEVEN)
@@ -135,37 +125,3 @@ async def test_resumed_sequences_bring_what_is_missing_when_given_by_hand(
         )
     assert generation.usage.num_prompt_tokens == len(PROMPT)
     assert generation.usage.num_output_tokens == sum(len(c.token_ids) for c in truth)
-
-
-async def test_request_finishes_at_once_when_all_sequences_are_resumed_to_their_ends(
-    running: Running,
-) -> None:
-    truth = expected_completions(PROMPT, UNEVEN)
-    received = {completion.index: completion.token_ids for completion in truth}
-    num_steps = len(running.watch.steps)
-    events = [
-        event async for event in running.client.generate(PROMPT, UNEVEN, resume_token_ids=received)
-    ]
-    assert [e.finish.index for e in events[:-1] if isinstance(e, Tokens) and e.finish] == [0, 1, 2]
-    assert isinstance(events[-1], Finish)
-    assert events[-1].reason is truth[0].reason
-    assert len(running.watch.steps) == num_steps
-
-
-async def test_each_sequence_goes_on_where_it_was_when_another_scheduler_takes_over() -> None:
-    watch = StepWatch()
-    executor = FakeExecutor(fault=watch)
-    async with fake_service(executor) as service:
-        address = service.scheduler.address
-        collecting = asyncio.create_task(
-            collect_generation(service.client.generate(PROMPT, UNEVEN), 3)
-        )
-        watch.hold(after=9)
-        await watch.wait_held()
-        service.scheduler.process.kill()
-        service.scheduler.process.wait()
-        watch.release()
-        async with running_scheduler(listen=address):
-            generation = await collecting
-    assert generation.completions == expected_completions(PROMPT, UNEVEN)
-    assert {c.reason for c in generation.completions} >= {FinishReason.STOP}

@@ -63,38 +63,29 @@ def found(file: ResultFile) -> list[tuple[str, object]]:
     return [(line["name"], line["value"]) for line in file.measurements()]
 
 
-def test_gpu_check_says_so_in_one_line_when_there_is_no_gpu(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "there is no CUDA device here (or torch has no CUDA)\n"),
+        (("--only", "decode", "nonsense"), "nonsense: there is no such part; allowed: env, corr"),
+        (("--fa3", "/no.so"), "--fa3 /no.so: there is no such file; allowed: a library, or hub\n"),
+    ],
+)
+def test_gpu_check_ends_with_2_when_it_cannot_run(
+    arguments: tuple[str, ...],
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert main(["--out", str(tmp_path)]) == 2
-    assert tuple(capfd.readouterr()) == (
-        "",
-        "gpu-check: there is no CUDA device here (or torch has no CUDA)\n",
-    )
+    assert main([*arguments, "--out", str(tmp_path)]) == 2
+    out, errors = capfd.readouterr()
+    assert (out, problem in errors, errors.count("\n")) == ("", True, 1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gpu_check_names_its_parts_when_one_is_not_known(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["--only", "decode", "nonsense"]) == 2
-    assert (
-        "nonsense: there is no such part; allowed: env, correct, decode," in capfd.readouterr()[1]
-    )
-
-
-def test_gpu_check_says_so_when_there_is_no_such_library(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    missing = tmp_path / "fa3.so"
-    assert main(["--fa3", str(missing)]) == 2
-    assert capfd.readouterr()[1] == (
-        f"gpu-check: --fa3 {missing}: there is no such file; allowed: a library, or hub\n"
-    )
-
-
-def test_gpu_check_refuses_flash_attention_3_that_cannot_work_before_it_measures(
+def test_gpu_check_refuses_an_unusable_flash_attention_3(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "fa3.so").touch()
@@ -113,7 +104,7 @@ def test_gpu_check_refuses_flash_attention_3_that_cannot_work_before_it_measures
 
 
 @pytest.mark.parametrize("name", ["fa3.so", "hub"])
-def test_what_has_flash_attention_3_is_told_to_executors_by_their_option(
+def test_flash_attention_3_is_passed_to_executors(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "fa3.so").touch()
@@ -138,7 +129,7 @@ def test_what_has_flash_attention_3_is_told_to_executors_by_their_option(
 @pytest.mark.thorough(
     "all parts, interpreted: a minute; tests/kernels/gpu, and all else here, stay"
 )
-def test_gpu_check_runs_every_part_when_it_is_a_smoke_test(tmp_path: Path) -> None:
+def test_gpu_check_runs_every_part(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     # A server is a start of both processes; `make gpu-check ARGS=--smoke` has it, too.
     parts = [part.name for part in wanted_parts(None, is_smoke=True) if "server" not in part.name]
@@ -185,7 +176,7 @@ def test_calls_of_the_readme_fit_ten_minutes_and_name_parts() -> None:
         assert sum(part.seconds for part in wanted_parts(names.split())) <= int(total_s) + 30
 
 
-def test_a_case_fails_alone_and_one_that_does_not_fit_is_skipped(results: ResultFile) -> None:
+def test_failed_case_costs_no_other(results: ResultFile) -> None:
     def fails() -> Iterator[Measurement]:
         yield Measurement("before", 1.0)
         raise ValueError("said by the case")

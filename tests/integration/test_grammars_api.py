@@ -1,4 +1,4 @@
-"""Grammars from a client to executors and back, over fake executors with grammars of their own."""
+"""Tests grammars from a client to fake executors and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from splitserve_client import (
     Choices,
     FinishReason,
     Generation,
-    InvalidRequest,
     Regex,
     RequestFailed,
     SamplingParams,
@@ -89,13 +88,6 @@ async def test_request_runs_where_grammars_are_applied_when_not_all_executors_do
     assert plain.num_steps == 0
 
 
-async def test_request_is_refused_by_name_when_no_executor_applies_grammars() -> None:
-    async with fake_service(executor(features=SAMPLING_FEATURES)) as service:
-        with pytest.raises(InvalidRequest, match="grammar") as caught:
-            await service.client.complete(PROMPT, RULE)
-        assert caught.value.reason == "FEATURE_UNSUPPORTED"
-
-
 async def test_output_goes_on_when_the_client_resumes_it() -> None:
     (whole,) = expected_completions(PROMPT, RULE, eos_token_ids=[EOS])
     async with fake_service(executor(fault=SlowCompiler(2))) as service:
@@ -107,18 +99,3 @@ async def test_output_goes_on_when_the_client_resumes_it() -> None:
         with pytest.raises(RequestFailed) as caught:
             await service.client.complete(PROMPT, RULE, resume_token_ids=broken)
         assert caught.value.reason == "GRAMMAR_INVALID"
-
-
-async def test_invalid_grammar_costs_its_own_request_only() -> None:
-    async with fake_service(executor()) as service:
-        bad = replace(RULE, grammar=Regex("!"), n=2)
-        results = await asyncio.gather(
-            *(service.client.complete(PROMPT, params) for params in (RULE, bad, RULE)),
-            return_exceptions=True,
-        )
-        await service.wait_idle()
-    assert isinstance(results[1], RequestFailed)
-    assert results[1].reason == "GRAMMAR_INVALID"
-    for result in (results[0], results[2]):
-        assert isinstance(result, Generation)
-        check(result, RULE)

@@ -67,7 +67,7 @@ async def complete_all(client: AsyncClient) -> list[Generation]:
     return list(await asyncio.gather(*complete_each(client)))
 
 
-async def test_texts_are_what_was_asked_for_when_requests_run_side_by_side(
+async def test_texts_follow_grammars_side_by_side(
     stack: Processes,
 ) -> None:
     await stack.run_executors(1)

@@ -1,4 +1,4 @@
-"""What real processes write with `--log-format json` is JSON to the last line."""
+"""Tests that what processes write with `--log-format json` is JSON to the last line."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 
 from tests.integration.test_serve_cli import environ
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.forked import run_process
 from tests.support.processes.patience import PATIENCE_S
 
 PROMPT = "words that no log may have"
@@ -36,7 +37,7 @@ def wait_for_event(log: Path, event: str, number: int = 1) -> None:
         time.sleep(PAUSE_S)
 
 
-def test_every_line_of_a_served_stack_is_json_when_an_executor_is_killed(tmp_path: Path) -> None:
+def test_every_line_of_a_served_stack_is_json(tmp_path: Path) -> None:
     log = tmp_path / "log"
     http = reserve_address()
     flags = ["--listen", reserve_address(), "--http", http, "--num-device-blocks", "128"]
@@ -79,62 +80,23 @@ def test_every_line_of_a_served_stack_is_json_when_an_executor_is_killed(tmp_pat
     assert PROMPT not in log.read_text()
 
 
-def test_what_grpc_says_itself_is_json() -> None:
-    # Its core, which is native code, then tells standard error of each call of its API.
-    talkative = {"GRPC_VERBOSITY": "DEBUG", "GRPC_TRACE": "api"}
-    program = """
-from splitserve_rpc.process_log import start_logging
-start_logging("info", "json")
-import grpc
-grpc.insecure_channel("127.0.0.1:1").close()
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environ() | talkative,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+@pytest.mark.parametrize(
+    ("program", "flags", "code", "why"),
+    [
+        ("executor_service", ("--model=/nowhere",), 2, "/nowhere"),
+        ("executor_service", ("--metrics-listen={taken}",), 1, "cannot listen on {taken}"),
+        ("scheduler_service", ("--metrics-listen={taken}",), 1, "cannot listen on {taken}"),
+    ],
+)
+def test_process_says_in_json_why_it_cannot_start(
+    program: str, flags: tuple[str, ...], code: int, why: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = f"127.0.0.1:{server.getsockname()[1]}"
+        given = (flag.format(taken=taken) for flag in flags)
+        ended = run_process(program, "--listen=127.0.0.1:0", "--log-format=json", *given)
 
-    # The last it says when Python has ended, and nobody reads it any more.
-    said = [line for line in ended.stderr.splitlines() if "grpc_shutdown" not in line]
-    lines = [json.loads(line) for line in said]
-    assert lines
-    assert {line["logger"] for line in lines} == {"stderr"}
-
-
-def test_why_a_process_cannot_start_is_json(tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    ended = subprocess.run(
-        [sys.executable, "-m", "splitserve_cli", "executor", *JSON, "--model", str(missing)],
-        env=environ(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert ended.returncode == 2
-    *_, why = (json.loads(line) for line in ended.stderr.splitlines())
-    assert (why["level"], why["event"]) == ("CRITICAL", "start_failed")
-    assert str(missing) in why["fields"]["why"]
-
-
-@pytest.mark.parametrize("program", ["scheduler_service", "executor_service"])
-def test_a_process_says_one_thing_when_the_address_of_its_metrics_is_taken(program: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        flags = ["--listen", "127.0.0.1:0", "--metrics-listen", address, "--log-format", "json"]
-        ended = subprocess.run(
-            [sys.executable, "-m", program, *flags],
-            env=environ(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_S,
-        )
-
-    (line,) = (json.loads(line) for line in ended.stderr.splitlines())
-    assert ended.returncode == 1
-    assert line["event"] == "start_failed"
-    assert f"cannot listen on {address}" in line["fields"]["why"]
+    assert ended.returncode == code
+    *_, line = (json.loads(line) for line in ended.stderr.splitlines())
+    assert (line["level"], line["event"]) == ("CRITICAL", "start_failed")
+    assert why.format(taken=taken) in line["fields"]["why"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -76,6 +77,11 @@ def make_model(request: pytest.FixtureRequest) -> MakeModel:
     return recorded.make
 
 
+def _load(name: str, factory: pytest.TempPathFactory) -> tuple[Path, LoadedModel]:
+    directory = make_tiny_model(name, factory.mktemp(name), seed=6)
+    return directory, load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
+
+
 def _cache(config: SchedulerConfig) -> CacheConfig:
     return CacheConfig(config.block_size, config.num_device_blocks, config.num_host_blocks)
 
@@ -120,22 +126,37 @@ def _generate_late(
         scheduler.apply(decode_result(result, in_flight.popleft()))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("llama", CONFIG),
+        # Row ids and blocks change hands while steps are in flight that were told otherwise.
+        ("llama", SCARCE),
+        # Fewer blocks than a sequence without a window would need.
+        ("mistral", replace(SCARCE, num_device_blocks=9)),
+    ],
+    ids=["plenty", "scarce", "window"],
+)
 def test_tokens_are_those_of_hugging_face_when_the_device_is_late(
-    make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
+    architecture: str,
+    config: SchedulerConfig,
+    make_model: MakeModel,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    directory = make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=6)
-    loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
-    outputs, _ = _generate_late(loaded, make_model, GREEDY)
+    directory, loaded = _load(architecture, tmp_path_factory)
+    assert (loaded.sliding_window is not None) == (architecture == "mistral")
+    config = replace(config, sliding_window=loaded.sliding_window)
+    outputs, scheduler = _generate_late(loaded, make_model, GREEDY, config)
     reference = load_reference(directory)
     assert outputs == [generate_greedily(reference, p, NUM_OUTPUT_TOKENS) for p in PROMPTS]
+    assert scheduler.num_preemptions > 0 or config.num_device_blocks != SCARCE.num_device_blocks
 
 
 @pytest.mark.parametrize("params", [RANDOM, CUT, PENALIZED], ids=["plain", "cut", "penalized"])
 def test_random_tokens_are_the_same_when_the_device_is_late(
     params: SamplingParams, make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    directory = make_tiny_model("qwen3", tmp_path_factory.mktemp("qwen3"), seed=6)
-    loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
+    _, loaded = _load("qwen3", tmp_path_factory)
     outputs, _ = _generate_late(loaded, make_model, params)
     engine = InProcessEngine(CONFIG, build_runner(loaded, _cache(CONFIG)), epoch=1, depth=1)
     for request in _requests(params):
@@ -145,38 +166,12 @@ def test_random_tokens_are_the_same_when_the_device_is_late(
 
 
 @pytest.mark.parametrize("params", [GREEDY, CUT, PENALIZED], ids=["greedy", "cut", "penalized"])
-def test_tokens_are_the_same_when_rows_run_on_on_a_late_device(
+def test_late_device_gives_same_tokens_when_rows_run_on(
     params: SamplingParams, make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    directory = make_tiny_model("qwen3", tmp_path_factory.mktemp("qwen3"), seed=6)
-    loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
+    _, loaded = _load("qwen3", tmp_path_factory)
     outputs, running_on = _generate_late(loaded, make_model, params, RUN_AHEAD)
     expected, one_by_one = _generate_late(loaded, make_model, params)
     assert outputs == expected
     brings_several = make_model is not torch_model and params is not PENALIZED
     assert (running_on.num_steps < one_by_one.num_steps) == brings_several
-
-
-def test_tokens_are_the_same_when_rows_lose_their_blocks_on_a_late_device(
-    make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Row ids and blocks change hands while steps are in flight that were told otherwise."""
-    directory = make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=6)
-    loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
-    outputs, scheduler = _generate_late(loaded, make_model, GREEDY, SCARCE)
-    reference = load_reference(directory)
-    assert outputs == [generate_greedily(reference, p, NUM_OUTPUT_TOKENS) for p in PROMPTS]
-    assert scheduler.num_preemptions > 0
-
-
-def test_tokens_are_the_same_when_blocks_fall_behind_a_window_on_a_late_device(
-    make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    directory = make_tiny_model("mistral", tmp_path_factory.mktemp("mistral"), seed=6)
-    loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
-    assert loaded.sliding_window is not None
-    # Not as many as a sequence without a window would need.
-    config = replace(SCARCE, num_device_blocks=9, sliding_window=loaded.sliding_window)
-    outputs, _ = _generate_late(loaded, make_model, GREEDY, config)
-    reference = load_reference(directory)
-    assert outputs == [generate_greedily(reference, p, NUM_OUTPUT_TOKENS) for p in PROMPTS]

@@ -79,7 +79,7 @@ def cases() -> list[Case]:
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
-def test_tokens_equal_hugging_face_when_requests_are_preempted_all_the_time(
+def test_tokens_equal_hugging_face_when_requests_are_preempted(
     case: Case, pair_of: Callable[..., ModelPair]
 ) -> None:
     pair = pair_of(case.architecture)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("native_library")
 
 
 @pytest.mark.parametrize("model_type", _TYPES)
-def test_model_type_is_served_as_hugging_face_does_or_refused_when_it_is_walked(
+def test_model_type_is_served_as_known_or_refused(
     model_type: str,
 ) -> None:
     lines = check_type(model_type, known_outcomes())

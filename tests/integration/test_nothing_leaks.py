@@ -1,4 +1,4 @@
-"""What clients say is nobody else's: no log of any process has it, at its most talkative."""
+"""Tests that no log at level debug has what clients send."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from splitserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from splitserve_client import AsyncClient, SamplingParams, SplitserveError
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.process_log import CONTINUED
-from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.gateway_process import wait_ready
 from tests.support.processes.patience import PATIENCE_S, PATIENT
 from tests.support.processes.processes import Processes, processes
 from tests.support.security.bearer import bearer
@@ -100,16 +100,8 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[Processes, str]]:
         served.start_gateway(*debug, "--http", http)
         await served.wait_until(lambda executors: len(executors) == 1)
         async with httpx2.AsyncClient(base_url=f"http://{http}", trust_env=False) as client:
-            await poll(lambda: is_ready(client), PATIENCE_S)
+            await wait_ready(client)
         yield served, http
-
-
-async def is_ready(client: httpx2.AsyncClient) -> tuple[bool, object]:
-    try:
-        answer = await client.get("/health/ready")
-    except httpx2.HTTPError as error:
-        return False, error
-    return answer.status_code == 200, answer.text
 
 
 async def ask_over_http(http: str) -> list[str]:

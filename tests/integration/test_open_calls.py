@@ -1,4 +1,4 @@
-"""What one tenant may have open, and that nobody else notices when it has all of that."""
+"""Tests bounds of open calls of one tenant."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_tokenizer_comes_in_small_pieces(running: Running) -> None:
     assert max(map(len, pieces)) <= MAX_PIECE_BYTES
 
 
-async def test_tokenizer_waits_for_its_turn_when_its_tenant_does_not_read_others(
+async def test_tokenizer_waits_while_others_are_not_read(
     running: Running,
 ) -> None:
     key, other_key = running.keys.add("a"), running.keys.add("b")
@@ -131,7 +131,7 @@ async def open_sessions(running: Running, metadata: Any, num: int) -> list[Any]:
     return calls
 
 
-async def test_stream_is_refused_when_its_tenant_has_as_many_open_as_it_may(
+async def test_stream_is_refused_when_its_tenant_has_too_many(
     running: Running,
 ) -> None:
     metadata = bearer(running.keys.add("a"))
@@ -159,7 +159,7 @@ async def test_stream_is_refused_when_its_tenant_has_as_many_open_as_it_may(
     ("scopes", "slept_s"),
     [((Scope.GENERATE,), [0.01, 0.02, 0.04]), ((Scope.GENERATE, Scope.TENANTS), [])],
 )
-async def test_session_is_read_more_slowly_when_it_asks_for_more_than_its_quota(
+async def test_session_is_read_more_slowly_beyond_its_quota(
     scopes: tuple[Scope, ...], slept_s: list[float]
 ) -> None:
     slept: list[float] = []

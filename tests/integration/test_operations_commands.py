@@ -1,4 +1,4 @@
-"""Every command that docs/operations.md shows is run, as it stands there but for names and ports.
+"""Runs every command that docs/operations.md shows, with names and ports of this machine.
 
 Those of containers are what `make compose-test` does.
 """
@@ -71,7 +71,6 @@ NAMED = {
 
 
 def shown_commands() -> set[str]:
-    """Of blocks of code and within lines, without comments."""
     fence = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
     lines = [line for block in fence.findall(OPERATIONS) for line in block.splitlines()]
     texts = [*lines, *re.findall(r"`([^`\n]+)`", fence.sub("", OPERATIONS))]
@@ -119,7 +118,6 @@ class Machines:
         self.start("scheduler_service", *words, *options)
 
     def executor(self, command: str) -> tuple[ForkedProcess, str]:
-        """One without a model, and its address."""
         _, *words = self.here(command, SCHEDULER=self.at("a:50050"))
         address = reserve_address()
         words = [address if word.startswith("0.0.0.0") else word for word in words]
@@ -146,7 +144,6 @@ class Machines:
             await poll(ask, PATIENCE_S)
 
     async def run(self, command: str, *options: str, **names: str) -> str:
-        """What it writes; it has to succeed."""
         words = self.here(command, **names)
         operators = {
             "SPLITSERVE_ADDRESS": self.at("a:50051"),
@@ -163,7 +160,6 @@ class Machines:
 
 
 def run_module(*words: str) -> subprocess.CompletedProcess[str]:
-    """As `python WORDS`."""
     return subprocess.run(
         [sys.executable, *words],
         cwd=ROOT,
@@ -239,8 +235,6 @@ async def test_commands_do_what_the_document_says(machines: Machines) -> None:
 
 
 async def wait_alive(http: str) -> None:
-    """Until a gateway listens."""
-
     async def ask() -> tuple[bool, object]:
         try:
             _, writer = await asyncio.open_connection(*http.split(":"))

@@ -120,9 +120,7 @@ def arrivals() -> list[Arrivals]:
 
 
 @pytest.mark.parametrize("case", arrivals(), ids=str)
-def test_a_prefix_is_computed_once_when_prompts_that_share_it_arrive_together(
-    case: Arrivals, pair_of: PairOf
-) -> None:
+def test_shared_prefix_of_arrivals_is_computed_once(case: Arrivals, pair_of: PairOf) -> None:
     pair = pair_of(case.architecture)
     block_size, budget = case.cut
     engine = ObservedEngine(
@@ -151,26 +149,3 @@ def test_a_prefix_is_computed_once_when_prompts_that_share_it_arrive_together(
     else:
         # Those that come first have room for a window each, and go on side by side.
         assert engine.core.num_computed_tokens < least + (NUM_SHARING - 1) * PREFIX_LEN
-
-
-# -- turns of a conversation -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("block_size", [1, 8, 16])
-@pytest.mark.parametrize("depth", [1, 2])
-def test_output_is_not_computed_again_when_it_is_part_of_the_next_prompt(
-    architecture: str, block_size: int, depth: int, pair_of: PairOf
-) -> None:
-    pair = pair_of(architecture)
-    engine = ObservedEngine(pair, depth=depth, block_size=block_size, num_device_blocks=256)
-    turns = pair.prompts((21, 6, 3, 17))
-    history: list[int] = []
-    for index, turn in enumerate(turns):
-        num_computed = max(0, len(history) - 1)
-        prompt = history + turn
-        request = make_request(index, prompt, max_tokens=NUM_OUTPUT_TOKENS + index)
-        [[output]] = engine.serve(request)
-        assert output == pair.answer(prompt, NUM_OUTPUT_TOKENS + index)
-        assert request.num_cached_tokens == num_computed // block_size * block_size
-        history = prompt + output

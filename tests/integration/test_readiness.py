@@ -1,4 +1,4 @@
-"""Why a scheduler does not serve, as its clients and the clients of a gateway see it."""
+"""Tests why a scheduler or a gateway does not serve, and gateways that only wait."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from pathlib import Path
 
 import httpx2
 
+from scheduler_service.audit.audit import CallerRefused
+from scheduler_service.callers.caller import Caller, Scope
 from splitserve_client import Readiness
 from splitserve_gateway.config import GatewayConfig
 from tests.contract.stranger.process import poll
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.fakes.listed_audit import ListedAudit
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.fake_service import TIMEOUT_S
 from tests.support.processes.gateway import (
@@ -20,6 +24,8 @@ from tests.support.processes.gateway import (
     watched_gateway,
 )
 from tests.support.processes.patience import PATIENCE_S
+from tests.support.processes.scheduler_in_process import scheduler_in_process
+from tests.support.security.key_ring import KeyRing
 
 PATH = "/v1/completions"
 COMPLETION = {"model": "fake", "prompt": "abc", "max_tokens": 60, "ignore_eos": True}
@@ -79,3 +85,41 @@ async def test_gateway_says_that_it_reaches_no_scheduler() -> None:
     ):
         answer = await http.get("/health/ready")
     assert (answer.status_code, answer.json()) == (503, not_ready("UNREACHABLE"))
+
+
+# Of several looks of the gateway.
+NUM_IDENTIFIED = 12
+
+
+class CountingKeyRing(KeyRing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_to_come = 0
+        self.is_enough = asyncio.Event()
+
+    def identify(self, credential: str) -> Caller:
+        self.num_to_come -= 1
+        if self.num_to_come == 0:
+            self.is_enough.set()
+        return super().identify(credential)
+
+
+async def test_ready_gateway_leaves_no_refusal_in_the_audit_log(tmp_path: Path) -> None:
+    keys, audit, key_file = CountingKeyRing(), ListedAudit(), tmp_path / "key"
+    key_file.write_text(keys.add("gateways", Scope.GATEWAY))
+    async with scheduler_in_process(FakeExecutor(), callers=keys, audit=audit) as scheduler:
+        config = GatewayConfig(schedulers=scheduler.address, gateway_key_file=key_file)
+        async with (
+            serving(config) as server,
+            httpx2.AsyncClient(base_url=url_of(server), trust_env=False) as http,
+        ):
+
+            async def is_ready() -> tuple[bool, int]:
+                status = (await http.get("/health/ready")).status_code
+                return status == 200, status
+
+            await poll(is_ready, PATIENCE_S)
+            keys.num_to_come = NUM_IDENTIFIED
+            async with asyncio.timeout(PATIENCE_S):
+                await keys.is_enough.wait()
+    assert [event for event in audit.events if isinstance(event, CallerRefused)] == []

@@ -1,4 +1,4 @@
-"""The two commands at the top of README.md, followed by somebody who has nothing but a clone."""
+"""Runs the two commands at the top of README.md in a fresh clone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a collector is sent of requests: read back over OTLP from a scheduler that serves."""
+"""Tests the spans of requests that a serving scheduler sends to a collector over OTLP."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"
 ASKED = TraceContext(f"00-{TRACE_ID}-{PARENT_ID}-01", "vendor=1")
 PROMPT = [1, 2, 3, 4, 5]
+TWO_TOKENS = SamplingParams(seed=1, max_tokens=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,11 @@ class Traced:
     traces: RequestTraces
     scheduler: SchedulerInProcess
 
-    async def wait_connected(self, num_executors: int) -> None:
-        """Until just so many executors are."""
-        async with asyncio.timeout(PATIENCE_S):
-            while sum(e.is_connected for e in self.scheduler.cluster.executors) != num_executors:
-                self.scheduler.changed.clear()
-                await self.scheduler.changed.wait()
+    async def one_generate(self) -> tuple[CollectedSpan, list[CollectedSpan]]:
+        """Waits for the span of the only traced request; returns it and all spans."""
+        await self.collector.wait_for_names("generate")
+        (whole,) = self.collector.named("generate")
+        return whole, self.collector.spans
 
 
 @asynccontextmanager
@@ -100,7 +100,7 @@ def children(spans: Sequence[CollectedSpan], parent: CollectedSpan) -> list[Coll
     return sorted(found, key=lambda span: span.start_ns)
 
 
-async def test_lines_about_a_request_have_its_trace_and_those_about_others_do_not(
+async def test_log_lines_have_the_trace_of_their_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with traced(FakeExecutor()) as running:
@@ -121,30 +121,26 @@ async def test_lines_about_a_request_have_its_trace_and_those_about_others_do_no
     assert woken == [{}]
 
 
-async def test_a_resumed_request_says_so_and_has_no_other_first_token() -> None:
+async def test_resumed_request_has_no_second_first_token() -> None:
     async with traced(FakeExecutor()) as running:
         params = SamplingParams(seed=1, max_tokens=9)
         rest = running.client.generate(
             PROMPT, params, trace_context=ASKED, resume_token_ids=[4, 5, 6, 7]
         )
         assert [event async for event in rest]
-        await running.collector.wait_for_names("generate")
-        spans = running.collector.spans
+        generate, spans = await running.one_generate()
 
-    (generate,) = (span for span in spans if span.name == "generate")
     assert generate.event_names == ["resumed", "given"]
     assert generate.events[0][1] == {"splitserve.num_resumed_tokens": 4}
     assert [span.name for span in children(spans, generate)] == ["queue", "resume", "decode"]
 
 
-async def test_trace_of_a_caller_goes_on_through_queue_prefill_and_decode() -> None:
+async def test_trace_has_queue_prefill_and_decode() -> None:
     async with traced(FakeExecutor()) as running:
         params = SamplingParams(seed=1, max_tokens=9)
         await running.client.complete(PROMPT, params, request_id="a", trace_context=ASKED)
-        await running.collector.wait_for_names("generate")
-        spans = running.collector.spans
+        whole, spans = await running.one_generate()
 
-    (whole,) = (span for span in spans if span.name == "generate")
     assert {span.trace_id for span in spans} == {TRACE_ID}
     assert (whole.parent_id, whole.trace_state) == (PARENT_ID, "vendor=1")
     assert whole.attributes["splitserve.request_id"] == "a"
@@ -176,16 +172,14 @@ async def test_trace_has_recovery_when_its_executor_is_lost() -> None:
             await anext(events)
             await watch.wait_held()
             killing = asyncio.create_task(executor.kill())
-            await running.wait_connected(0)
+            await running.scheduler.wait_connected(0)
             watch.release()
             await killing
             await executor.start()
             async for _ in events:
                 pass
-        await running.collector.wait_for_names("generate")
-        spans = running.collector.spans
+        whole, spans = await running.one_generate()
 
-    (whole,) = (span for span in spans if span.name == "generate")
     phases = children(spans, whole)
     assert [span.name for span in phases] == ["queue", "prefill", "decode", "recovery", "decode"]
     assert [span.is_error for span in phases] == [False, False, True, False, False]
@@ -198,9 +192,7 @@ async def test_trace_has_recovery_when_its_executor_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("num_host_blocks", "mode"), [(0, "recompute"), (32, "swap")])
-async def test_trace_says_why_it_was_preempted_and_how_it_came_back(
-    num_host_blocks: int, mode: str
-) -> None:
+async def test_trace_says_why_a_request_was_preempted(num_host_blocks: int, mode: str) -> None:
     # 64 tokens in all: two requests of 45 do not fit to their end.
     executor = FakeExecutor(num_device_blocks=16, num_host_blocks=num_host_blocks)
     async with traced(executor, sampling_ratio=1.0, preemption_mode=mode) as running:
@@ -228,20 +220,17 @@ async def test_trace_says_why_it_was_preempted_and_how_it_came_back(
         )
 
 
-async def test_nothing_is_traced_when_a_caller_wants_none() -> None:
+async def test_request_is_not_traced_when_its_caller_wants_none() -> None:
     unsampled = TraceContext(f"00-{TRACE_ID}-{PARENT_ID}-00")
     async with traced(FakeExecutor(), sampling_ratio=1.0) as running:
-        params = SamplingParams(seed=1, max_tokens=2)
-        await running.client.complete(PROMPT, params, trace_context=unsampled)
-        await running.client.complete(PROMPT, params)
-        await running.collector.wait_for_names("generate")
-        spans = running.collector.spans
+        await running.client.complete(PROMPT, TWO_TOKENS, trace_context=unsampled)
+        await running.client.complete(PROMPT, TWO_TOKENS)
+        _, spans = await running.one_generate()
 
-    assert len([span for span in spans if span.name == "generate"]) == 1
     assert TRACE_ID not in {span.trace_id for span in spans}
 
 
-async def test_trace_that_a_gateway_sampled_goes_on_whatever_callers_may_ask_for() -> None:
+async def test_trace_of_a_gateway_goes_on() -> None:
     keys = KeyRing()
     gateway, alice = keys.add("", Scope.GATEWAY), keys.add("a")
     params = SamplingParams(seed=1, max_tokens=2)
@@ -264,37 +253,29 @@ async def test_trace_that_a_gateway_sampled_goes_on_whatever_callers_may_ask_for
     assert [span.trace_id for span in running.collector.named("generate")] == [TRACE_ID]
 
 
-def test_credential_makes_nobody_a_gateway_where_nobody_is_known() -> None:
+def test_nobody_is_a_gateway_when_callers_are_not_known() -> None:
     assert not CallerChecks(OpenDoor()).is_of_gateway("x")
     assert not CallerChecks(KeyRing()).is_of_gateway("")
 
 
-@pytest.mark.parametrize(
-    "context",
-    [
+async def test_request_is_not_traced_when_its_context_is_invalid() -> None:
+    contexts = [
         TraceContext("x" * 100_000),
         TraceContext("00-" + "0" * 32 + "-" + "0" * 16 + "-01"),
         TraceContext("\x00é" * 20),
         TraceContext(f"ff-{TRACE_ID}-{PARENT_ID}-01"),
         TraceContext(f"00-{TRACE_ID}-{PARENT_ID}-01-more"),
         TraceContext(f"00-{TRACE_ID.upper()}-{PARENT_ID}-01"),
-    ],
-)
-async def test_request_is_served_and_not_traced_when_its_context_is_none(
-    context: TraceContext,
-) -> None:
+    ]
     async with traced(FakeExecutor()) as running:
-        params = SamplingParams(seed=1, max_tokens=2)
-        await running.client.complete(PROMPT, params, trace_context=context)
-        await running.client.complete(PROMPT, params, trace_context=ASKED)
-        await running.collector.wait_for_names("generate")
-        spans = running.collector.spans
+        for context in (*contexts, ASKED):
+            await running.client.complete(PROMPT, TWO_TOKENS, trace_context=context)
+        whole, spans = await running.one_generate()
 
-    assert {span.trace_id for span in spans} == {TRACE_ID}
-    assert len([span for span in spans if span.name == "generate"]) == 1
+    assert {span.trace_id for span in spans} == {whole.trace_id} == {TRACE_ID}
 
 
-async def test_call_of_its_own_may_have_its_trace_in_the_metadata() -> None:
+async def test_metadata_of_a_call_may_have_its_trace() -> None:
     async with traced(FakeExecutor()) as running:
         metadata = (("traceparent", ASKED.traceparent), ("tracestate", ASKED.tracestate))
         async with grpc.aio.insecure_channel(running.scheduler.address) as channel:
@@ -303,20 +284,15 @@ async def test_call_of_its_own_may_have_its_trace_in_the_metadata() -> None:
             message.sampling_params.max_tokens = 2
             async for _ in stub.Generate(message, metadata=metadata):
                 pass
-        await running.collector.wait_for_names("generate")
-
-        (whole,) = running.collector.named("generate")
+        whole, _ = await running.one_generate()
         assert (whole.trace_id, whole.parent_id) == (TRACE_ID, PARENT_ID)
 
 
-async def test_state_is_left_out_when_it_is_too_long() -> None:
+async def test_trace_state_is_left_out_when_it_is_too_long() -> None:
     async with traced(FakeExecutor()) as running:
         context = TraceContext(ASKED.traceparent, "vendor=" + "x" * 1000)
-        params = SamplingParams(seed=1, max_tokens=2)
-        await running.client.complete(PROMPT, params, trace_context=context)
-        await running.collector.wait_for_names("generate")
-
-        (whole,) = running.collector.named("generate")
+        await running.client.complete(PROMPT, TWO_TOKENS, trace_context=context)
+        whole, _ = await running.one_generate()
         assert (whole.trace_id, whole.trace_state) == (TRACE_ID, "")
 
 
@@ -332,8 +308,7 @@ async def test_refused_request_has_a_span_with_its_reason() -> None:
             watch.release()
             async for _ in events:
                 pass
-        await running.collector.wait_for_names("generate")
-        (whole,) = running.collector.named("generate")
+        whole, _ = await running.one_generate()
 
     assert whole.is_error
     assert whole.attributes["splitserve.refusal"] == "REQUEST_ID_IN_USE"

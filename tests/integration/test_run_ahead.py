@@ -134,7 +134,6 @@ def compute(tmp_path_factory: pytest.TempPathFactory) -> Compute:
 def draft(
     compute: Compute, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> LoadedProposer:
-    """What guesses all tokens, or hardly any."""
     directory = make_tiny_model("llama", tmp_path_factory.mktemp("draft"), seed=request.param)
     return load_draft(str(directory), compute, AUTO, BLOCK_SIZE)
 

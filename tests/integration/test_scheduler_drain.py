@@ -1,4 +1,4 @@
-"""A scheduler that stops names others, and its clients go on there."""
+"""Tests a scheduler that stops: it names others, and its clients go on there."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
-import pytest
-
 from splitserve_client import (
     AsyncClient,
-    ClientConfig,
-    Draining,
     Finish,
-    RetryPolicy,
     SamplingParams,
 )
 from tests.support.fakes.fake_executor import FakeExecutor
@@ -51,7 +46,7 @@ async def complete(client: AsyncClient, params: SamplingParams) -> None:
     assert generation.completions == expected_completions(PROMPT, params)
 
 
-async def test_streams_go_on_at_the_other_scheduler_when_theirs_stops() -> None:
+async def test_streams_go_on_elsewhere_when_their_scheduler_stops() -> None:
     async with two(0) as stack:
         stack.watch.hold(after=10)
         client = stack.going.client
@@ -64,17 +59,6 @@ async def test_streams_go_on_at_the_other_scheduler_when_theirs_stops() -> None:
         await complete(client, PARAMS)
 
 
-async def test_session_goes_on_at_the_other_scheduler_when_theirs_stops() -> None:
-    async with two(0) as stack, stack.going.client.session() as session:
-        stack.watch.hold(after=10)
-        requests = [session.submit(PROMPT, PARAMS) for _ in range(3)]
-        reading = [asyncio.create_task(tokens_of(request)) for request in requests]
-        await stack.watch.wait_held()
-        stack.going.scheduler.terminate()
-        expected = list(expected_completions(PROMPT, PARAMS)[0].token_ids)
-        assert await asyncio.gather(*reading) == [expected] * len(requests)
-
-
 async def tokens_of(request) -> list[int]:  # type: ignore[no-untyped-def]  # noqa: ANN001
     tokens: list[int] = []
     async for event in request:
@@ -83,7 +67,7 @@ async def tokens_of(request) -> list[int]:  # type: ignore[no-untyped-def]  # no
     return tokens
 
 
-async def test_what_waits_and_what_is_new_goes_at_once_and_what_runs_ends_where_it_is() -> None:
+async def test_drain_moves_what_waits_and_ends_what_runs() -> None:
     async with two(3600, max_num_seqs=1) as stack:
         client = stack.going.client
         stack.watch.hold(after=3)
@@ -103,7 +87,7 @@ async def test_what_waits_and_what_is_new_goes_at_once_and_what_runs_ends_where_
         assert len(stack.watch.steps) > num_steps
 
 
-async def test_what_a_session_submits_too_late_goes_on_elsewhere_while_its_stream_goes_on() -> None:
+async def test_session_submits_elsewhere_when_its_scheduler_drains() -> None:
     async with two(3600) as stack, stack.going.client.session() as session:
         stack.watch.hold(after=3)
         running = asyncio.create_task(tokens_of(session.submit(PROMPT, PARAMS)))
@@ -120,33 +104,6 @@ async def test_what_a_session_submits_too_late_goes_on_elsewhere_while_its_strea
         stack.watch.release()
         assert await running == expected
         assert await tokens_of(session.submit(PROMPT, PARAMS)) == expected
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        ClientConfig(follows_peers=False),
-        # Where it is sent is another host by name, and nobody vouches for it.
-        ClientConfig(api_key="ss-0123456789ab-" + "a" * 43),
-    ],
-    ids=["told not to", "would send its key"],
-)
-async def test_client_does_not_follow(config: ClientConfig) -> None:
-    async with two(3600) as stack:
-        stack.watch.hold()
-        client = stack.going.client
-        running = asyncio.create_task(complete(client, PARAMS))
-        await stack.watch.wait_held()
-        stack.going.scheduler.terminate()
-        await until_draining(client)
-        address = stack.going.scheduler.address.replace("127.0.0.1", "localhost")
-        impatient = replace(config, retry=RetryPolicy(give_up_after_s=0.0))
-        async with AsyncClient(address, impatient) as stubborn:
-            with pytest.raises(Draining) as refused:
-                await stubborn.complete(PROMPT, PARAMS)
-        assert refused.value.schedulers == (stack.staying.scheduler.address,)
-        stack.watch.release()
-        await running
 
 
 async def until_draining(client: AsyncClient) -> None:

@@ -1,4 +1,4 @@
-"""What a scheduler shows of real requests is what its clients and executors saw."""
+"""Tests that metrics of a scheduler are what clients and executors saw."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from scheduler_service.service.metrics_page import SchedulerMetrics
 from scheduler_service.service.readiness import Readiness
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import AsyncClient, SamplingParams
-from splitserve_metrics.instruments import Kind
 from splitserve_metrics.listener import MetricsAddress
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 from splitserve_rpc.domain_error import DomainError
@@ -23,7 +22,6 @@ from tests.support.fakes.listed_audit import ListedAudit
 from tests.support.metrics import Shown
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.local_call import LocalCall
-from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 
 
@@ -34,14 +32,6 @@ class Stack:
     scheduler: SchedulerInProcess
     client: AsyncClient
     metrics: SchedulerMetrics
-
-    async def wait_connected(self, num_executors: int) -> None:
-        """Until so many are left."""
-        scheduler = self.scheduler
-        async with asyncio.timeout(PATIENCE_S):
-            while sum(e.is_connected for e in scheduler.cluster.executors) != num_executors:
-                scheduler.changed.clear()
-                await scheduler.changed.wait()
 
     def read(self) -> Shown:
         return Shown(self.metrics.page(self.scheduler.cluster, Readiness.READY))
@@ -91,7 +81,7 @@ async def test_metrics_count_what_clients_got_when_requests_share_steps() -> Non
     assert shown.value("splitserve_step_tokens_sum") >= num_tokens + 9 - 3
 
 
-async def test_output_tokens_are_those_computed_here_when_a_request_is_resumed() -> None:
+async def test_output_tokens_of_resumed_requests_are_those_computed_here() -> None:
     async with stack(FakeExecutor()) as running:
         params = SamplingParams(seed=1, max_tokens=9)
         events = running.client.generate([1, 2, 3], params, resume_token_ids=[4, 5, 6, 7])
@@ -159,7 +149,7 @@ async def test_metrics_have_the_pause_of_requests_whose_executor_was_killed() ->
             "splitserve_num_requests_running", executor=executors[0].address
         )
         killing = asyncio.create_task(executors[0].kill())
-        await running.wait_connected(1)
+        await running.scheduler.wait_connected(1)
         for watch in watches:
             watch.release()
         await killing
@@ -172,7 +162,7 @@ async def test_metrics_have_the_pause_of_requests_whose_executor_was_killed() ->
     assert shown.value("splitserve_recovery_seconds_count") == num_lost
 
 
-async def test_metrics_count_refusals_before_there_is_a_model_and_while_draining() -> None:
+async def test_metrics_count_early_and_late_refusals() -> None:
     async with stack() as running:
         call = running.scheduler.servicer.Generate(api.GenerateRequest(), LocalCall())
         with pytest.raises(DomainError, match="no executor"):
@@ -193,11 +183,6 @@ async def test_metrics_count_refusals_before_there_is_a_model_and_while_draining
 
 
 async def submitted(handle: int) -> AsyncIterator[api.SessionRequest]:
-    """Of a client that keeps its side open."""
     request = api.GenerateRequest(prompt_token_ids=[1, 2, 3])
     yield api.SessionRequest(submit=api.SessionSubmit(handle=handle, request=request))
     await asyncio.Event().wait()
-
-
-def test_kinds_of_live_metrics_are_known() -> None:
-    assert {metric.kind for metric in SCHEDULER_METRICS} == set(Kind)

@@ -1,80 +1,108 @@
-"""A scheduler and an executor that prove to each other who they are, as processes."""
+"""Tests processes that prove to each other who they are, and commands that call them."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
-import grpc.aio
 import pytest
+import pytest_asyncio
 
-from splitserve.executor.v1 import executor_pb2
-from splitserve_client import (
-    AsyncClient,
-    SamplingParams,
-    ServerUnreachable,
-    SplitserveError,
-)
-from splitserve_rpc.access import Role
-from splitserve_rpc.server import channel_options
-from tests.support.models.tiny_models import make_tiny_model
+from splitserve_client import AsyncClient, ServerUnreachable
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.forked import run_process
 from tests.support.processes.patience import PATIENT
-from tests.support.processes.processes import Processes, processes
+from tests.support.processes.processes import processes
 from tests.support.security.cluster import Certificates
-from tests.support.security.sent_batch import refusal_of_batch
+from tests.support.security.secured_stack import SecuredStack, secured_stack
 
-PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture
-async def running(
-    certificates: Certificates, tmp_path: Path
-) -> AsyncIterator[tuple[Processes, str]]:
-    """The processes, and the scheduler's address for its cluster."""
-    cluster = reserve_address()
-    with processes(make_tiny_model("llama", tmp_path, seed=2)) as running:
-        flags = certificates.flags("scheduler")
-        running.start_scheduler(f"--cluster-listen={cluster}", *flags)
-        running.start_executor(f"--scheduler={cluster}", *certificates.flags("executor"))
-        operator = replace(PATIENT, credentials=certificates.client("operator"))
-        await running.wait_until(lambda executors: len(executors) == 1, cluster, operator)
-        yield running, cluster
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SecuredStack]:
+    async with secured_stack(tmp_path_factory.mktemp("stack")) as running:
+        yield running
 
 
-async def test_everything_is_encrypted_and_checked(
-    running: tuple[Processes, str], certificates: Certificates
+def secret_file(path: Path, content: str) -> Path:
+    path.write_text(f"{content}\n")
+    path.chmod(0o600)
+    return path
+
+
+async def bench(stack: SecuredStack, *arguments: str) -> subprocess.CompletedProcess[str]:
+    ca = stack.certificates.directory / "ca.crt"
+    given = (f"--tls-ca={ca}", "--rate=50", "--requests=3", "--output-tokens=3", "--quiet")
+    return await asyncio.to_thread(
+        run_process, "splitserve_bench", *arguments, *given, "--prompt-tokens=20"
+    )
+
+
+async def test_bench_loads_secured_servers_with_the_key_of_each(
+    stack: SecuredStack, tmp_path: Path
 ) -> None:
-    served, cluster = running
-    async with AsyncClient(
-        served.address, replace(PATIENT, credentials=certificates.client())
-    ) as client:
-        assert len((await client.complete([5, 6, 7], PARAMS)).token_ids) == 8
-        # What clients reach knows nothing of executors.
-        with pytest.raises(SplitserveError) as refused:
-            await client.list_executors()
-    assert refused.value.reason == "METHOD_UNKNOWN"
-    executor = replace(PATIENT, credentials=certificates.client("executor"))
-    async with AsyncClient(cluster, executor) as client:
-        with pytest.raises(SplitserveError) as refused:
-            await client.list_executors()
-    assert refused.value.reason == "CALLER_NOT_ALLOWED"
-    (address,) = served.executors
-    assert await batch_refused(certificates, "executor", address) == "CALLER_NOT_ALLOWED"
-    # Only the batch itself is wrong here: an epoch far ahead.
-    assert await batch_refused(certificates, "scheduler", address) == ""
+    keys = [secret_file(tmp_path / name, stack.keys[f"tenant {name}"]) for name in "ab"]
+    report = tmp_path / "report.json"
+
+    done = await bench(
+        stack,
+        f"a=grpc://{stack.clients}",
+        f"b=https://{stack.http}/v1",
+        *(f"--api-key-file={name}={key}" for name, key in zip("ab", keys, strict=True)),
+        f"--json={report}",
+    )
+    refused = await bench(stack, f"https://{stack.http}/v1")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    content = json.loads(report.read_text())
+    assert [each["requests"]["num_completed"] for each in content["targets"]] == [3, 3]
+    said = done.stdout + report.read_text()
+    assert not any(key in said for key in stack.keys.values())
+    assert refused.returncode == 1
+    assert refused.stderr.endswith("[http_401]\n")
 
 
-async def test_clients_need_a_certificate_when_an_authority_is_given(
-    certificates: Certificates, tmp_path: Path
+async def info(*options: str) -> str:
+    """Returns what `splitserve info` prints."""
+    done = await asyncio.to_thread(run_process, "splitserve_cli", "info", *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def operators(stack: SecuredStack) -> list[str]:
+    events = [json.loads(line) for line in (stack.folder / "audit").read_text().splitlines()]
+    return [event["caller"] for event in events if event["event"] == "operator_called"]
+
+
+async def test_info_shows_the_model_to_keys_alone(stack: SecuredStack, tmp_path: Path) -> None:
+    where = (f"--address={stack.clients}", f"--cluster-address={stack.cluster}")
+    flags = (*where, *stack.certificates.flags("operator"))
+
+    with_certificate = await info(*flags)
+    assert with_certificate.startswith("model: not shown")
+    assert stack.executor in with_certificate
+    assert operators(stack)[-1] == "certificate:operator"
+
+    with_key = await info(
+        *flags, f"--api-key-file={secret_file(tmp_path / 'key', stack.keys['operator'])}"
+    )
+    assert with_key.startswith("model: ")
+    assert "not shown" not in with_key
+    assert stack.executor in with_key
+    assert re.fullmatch(r"key:\w+, certificate:operator", operators(stack)[-1])
+
+
+async def test_clients_need_a_certificate_of_their_authority(
+    stack: SecuredStack, tmp_path: Path
 ) -> None:
+    certificates = stack.certificates
     clients, cluster = Certificates.make(tmp_path, "--client", "alice"), reserve_address()
     ours = (certificates.directory / "ca.crt").read_bytes()
     key, cert = (clients.directory / f"alice.{end}" for end in ("key", "crt"))
@@ -94,11 +122,3 @@ async def test_clients_need_a_certificate_when_an_authority_is_given(
             ) as client:
                 with pytest.raises(ServerUnreachable):
                     await client.is_serving()
-
-
-async def batch_refused(certificates: Certificates, caller: str, address: str) -> str:
-    """Why `caller`'s batch is refused, if the call is."""
-    channel = certificates.identity(caller).channel(address, Role.EXECUTOR, channel_options())
-    batch = executor_pb2.ScheduleBatch(scheduler_epoch=2**62, executor_epoch=1)
-    async with channel:
-        return await refusal_of_batch(channel, batch)

@@ -1,4 +1,4 @@
-"""The five minutes of docs/security.md, line by line as they stand there."""
+"""Runs the lines of "Five minutes" in docs/security.md."""
 
 from __future__ import annotations
 

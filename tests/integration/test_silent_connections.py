@@ -1,4 +1,4 @@
-"""How soon gRPC itself notices a dark peer: the network of the simulation believes these times."""
+"""Tests how soon gRPC notices a dark peer; the simulated network assumes these times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLACK_S = 10.0
 
 
 @pytest.mark.parametrize("how", ["stop", "drop"])
-async def test_both_ends_notice_a_dark_peer_in_the_time_that_is_configured(how: str) -> None:
+async def test_both_ends_notice_a_dark_peer_in_time(how: str) -> None:
     if how == "drop" and not await asyncio.to_thread(can_drop):
         pytest.skip("this machine allows no network namespaces, or has neither iptables nor nft")
     noticed_s = await asyncio.to_thread(measure, how)

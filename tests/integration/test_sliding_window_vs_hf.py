@@ -99,57 +99,6 @@ def test_long_sequences_need_a_window_of_blocks_each(case: Long, pair_of: PairOf
     assert core.num_preemptions == 0 or case.is_tight
 
 
-# -- preempted -------------------------------------------------------------------------------------
-
-NUM_PREEMPTED_TOKENS = 40
-
-
-@dataclass(frozen=True)
-class Preempted:
-    mode: PreemptionMode
-    prefix_caching: bool
-    block_size: int
-    depth: int
-
-
-def preempted_cases() -> list[Preempted]:
-    options = {
-        "mode": (PreemptionMode.SWAP, PreemptionMode.RECOMPUTE),
-        "prefix_caching": (True, False),
-        "block_size": (1, 4, 16),
-        "depth": (1, 2),
-    }
-    settings = covering(options, strength=2)
-    return [Preempted(**setting) for setting in settings]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("case", preempted_cases(), ids=str)
-def test_tokens_are_right_when_windows_are_preempted(case: Preempted, pair_of: PairOf) -> None:
-    pair = pair_of("mistral")
-    num_blocks = num_window_blocks(case.block_size)
-    engine = ObservedEngine(
-        pair,
-        depth=case.depth,
-        preempt_at=range(9, 300, 9),
-        block_size=case.block_size,
-        num_device_blocks=num_blocks,
-        num_host_blocks=3 * num_blocks,
-        max_num_batched_tokens=20,
-        prefix_caching=case.prefix_caching,
-        preemption_mode=case.mode,
-    )
-    prompts = pair.prompts(PROMPT_LENS)
-
-    delivered = engine.serve(*make_requests(prompts, NUM_PREEMPTED_TOKENS))
-
-    assert delivered == [[pair.answer(prompt, NUM_PREEMPTED_TOKENS)] for prompt in prompts]
-    core = engine.core
-    swaps = case.mode is PreemptionMode.SWAP
-    assert core.num_preemptions >= 10
-    assert (core.num_swapped_out > 0) == swaps
-    assert (core.num_recomputed > 0) == (not swaps)
-
-
 # -- several sequences -----------------------------------------------------------------------------
 
 WIDTH = 3
@@ -183,7 +132,7 @@ def test_sequences_share_what_is_in_their_windows(
 
 
 @pytest.mark.parametrize(("block_size", "n"), [(1, 2), (1, 4), (4, 3)])
-def test_sequences_share_a_pool_of_their_windows_when_they_are_computed_again(
+def test_recomputed_sequences_share_a_pool_of_windows(
     block_size: int, n: int, pair_of: PairOf
 ) -> None:
     """Each may have its whole past computed in one step; they must not take it from each other."""

@@ -41,9 +41,7 @@ def load_wrapper(directory: Path) -> Any:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("model_type", _SERVED_AS)
-def test_tokens_are_those_of_the_whole_model_when_only_its_text_part_is_served(
-    model_type: str, tmp_path: Path
-) -> None:
+def test_text_part_gives_tokens_of_the_whole_model(model_type: str, tmp_path: Path) -> None:
     make_tiny_model(model_type, tmp_path, seed=1)
     expected = generate_greedily(load_wrapper(tmp_path), PROMPT, NUM_TOKENS)
 
@@ -53,7 +51,7 @@ def test_tokens_are_those_of_the_whole_model_when_only_its_text_part_is_served(
     assert greedy_tokens(compute, PROMPT, NUM_TOKENS) == expected
 
 
-def test_parts_for_images_are_left_out_of_memory_when_text_is_served(tmp_path: Path) -> None:
+def test_parts_for_images_are_not_loaded(tmp_path: Path) -> None:
     make_tiny_model("qwen3_vl", tmp_path, seed=1)
 
     loaded = load_model(ModelConfig(str(tmp_path)))
@@ -63,7 +61,7 @@ def test_parts_for_images_are_left_out_of_memory_when_text_is_served(tmp_path: P
     assert loaded.weights_bytes < whole
 
 
-def test_the_end_of_a_sequence_is_the_wrappers_when_its_text_part_is_served(
+def test_eos_is_the_wrappers_when_its_text_is_served(
     tmp_path: Path,
 ) -> None:
     make_tiny_model("llava", tmp_path, seed=1)
@@ -84,7 +82,7 @@ def test_the_end_of_a_sequence_is_the_wrappers_when_its_text_part_is_served(
         ("pix2struct", "encoder-decoder"),
     ],
 )
-def test_a_multimodal_model_is_refused_by_what_it_is_when_text_alone_is_not_served(
+def test_multimodal_model_is_refused_when_it_serves_no_text(
     model_type: str, reason: str, tmp_path: Path
 ) -> None:
     make_tiny_model(model_type, tmp_path, seed=1)
@@ -96,7 +94,7 @@ def test_a_multimodal_model_is_refused_by_what_it_is_when_text_alone_is_not_serv
     assert str(refusal.value).count("served would be") == 1
 
 
-def test_the_text_part_is_not_served_when_the_whole_model_says_something_else(
+def test_text_part_is_not_served_when_it_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import LlavaForConditionalGeneration

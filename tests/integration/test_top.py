@@ -1,4 +1,4 @@
-"""`splitserve top` where people look at it: in a terminal, in a poor one, and in none."""
+"""Tests `splitserve top` in a terminal, in a dumb one, and without one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class Terminal:
         self.drawn = b""
 
     def resize(self, rows: int, columns: int) -> None:
-        """As if its window was."""
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def read_until(self, text: bytes | None) -> bytes:
@@ -69,7 +68,6 @@ class Terminal:
 
 
 def shows_narrow_blocks(drawn: bytes) -> bool:
-    """Whether blocks are drawn 30 to a line."""
     lines = CONTROLS.sub(b"", drawn).decode(errors="replace").splitlines()
     return any(BLOCKS.fullmatch(line.strip()) for line in lines)
 
@@ -88,7 +86,7 @@ async def test_top_draws_until_interrupted_as_wide_as_its_terminal_is() -> None:
             assert await asyncio.to_thread(top.process.wait, PATIENCE_S) == 130
 
 
-async def test_top_says_what_became_of_its_scheduler_after_the_screen_is_given_back() -> None:
+async def test_top_says_that_its_scheduler_is_gone() -> None:
     async with AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(scheduler_in_process(FakeExecutor()))
         with closing(Terminal(scheduler.address)) as top:

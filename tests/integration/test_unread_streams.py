@@ -1,4 +1,4 @@
-"""Streams whose clients do not read: what they may hold, and what happens beyond it.
+"""Tests what streams hold whose clients do not read, and when they end.
 
 The rpcs are called without gRPC, which would take some MiB off the streams by itself.
 """
@@ -75,7 +75,7 @@ async def test_generate_ends_by_name_when_it_is_not_read() -> None:
         assert str(BOUND) in caught.value.message
 
 
-async def test_session_ends_by_name_when_it_is_not_read_and_another_goes_on() -> None:
+async def test_unread_session_ends_and_another_goes_on() -> None:
     params = SamplingParams(seed=1, max_tokens=250)
     async with (
         scheduler_in_process(FakeExecutor(), config=CONFIG) as scheduler,
@@ -95,7 +95,7 @@ async def test_session_ends_by_name_when_it_is_not_read_and_another_goes_on() ->
     assert tuple(token_ids) == expected_completions(PROMPT, params)[0].token_ids
 
 
-async def test_session_takes_no_request_any_more_when_it_was_not_read() -> None:
+async def test_unread_session_takes_no_more_requests() -> None:
     may_go_on = asyncio.Event()
 
     async def messages() -> AsyncIterator[api.SessionRequest]:
@@ -116,7 +116,7 @@ async def test_session_takes_no_request_any_more_when_it_was_not_read() -> None:
         assert caught.value.reason == "STREAM_NOT_READ"
 
 
-async def test_session_that_failed_gives_way_when_all_together_hold_too_much() -> None:
+async def test_failed_session_gives_way_when_all_hold_too_much() -> None:
     """Its error comes after what is queued, which is bounded even so."""
     no_action = api.SessionRequest()
     async with scheduler_in_process(FakeExecutor(), config=CONFIG) as scheduler:
@@ -132,7 +132,7 @@ async def test_session_that_failed_gives_way_when_all_together_hold_too_much() -
         assert held_bytes(scheduler) == 0
 
 
-async def test_session_is_not_read_on_when_its_refusals_are_not_read() -> None:
+async def test_session_waits_when_its_refusals_are_unread() -> None:
     num_taken = 0
 
     async def refusals() -> AsyncIterator[api.SessionRequest]:
@@ -178,7 +178,7 @@ async def test_largest_stream_ends_when_all_together_hold_too_much() -> None:
 
 
 @pytest.mark.parametrize("params", [{"n": 4}, {"n": 3, "best_of": 4}, {"num_prompt_logprobs": 20}])
-async def test_stream_brings_all_when_it_is_read_however_much_comes_at_once(
+async def test_read_stream_brings_all_however_much_comes(
     params: dict[str, int],
 ) -> None:
     config = ClusterConfig(reconnect_timeout_s=0.1, max_unread_bytes=4096)

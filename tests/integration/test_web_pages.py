@@ -1,4 +1,4 @@
-"""Requests as browsers send them for web pages, by the byte, to every listener without callers."""
+"""Tests requests of browsers to every listener that asks for no credential."""
 
 from __future__ import annotations
 
@@ -146,24 +146,15 @@ async def test_page_may_ask_when_its_origin_is_allowed() -> None:
         assert await listeners.status("api", "POST", path, other) == 403
 
 
-async def test_nothing_is_guarded_when_callers_need_a_credential(tmp_path: Path) -> None:
-    key_file = tmp_path / "key"
-    key_file.write_text("the-key-of-the-gateway")
-    async with serving_gateway(
-        GatewayConfig(schedulers=NOBODY, gateway_key_file=key_file)
-    ) as gateway:
-        listeners = Listeners({"api": _address(gateway)})
-        for head in ("host: evil.example\r\n", "origin: https://evil.example\r\n"):
-            assert await listeners.status("api", "GET", "/health/live", head) == 200
-            assert await listeners.status("api", "GET", "/v1/models", head) == 401
-
-
-async def test_nothing_below_health_is_health(tmp_path: Path) -> None:
+async def test_credentials_replace_guards_but_for_health(tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("the-key-of-the-gateway")
     config = GatewayConfig(schedulers=NOBODY, gateway_key_file=key_file)
     async with serving_gateway(config) as gateway:
         listeners = Listeners({"api": _address(gateway)})
+        for head in ("host: evil.example\r\n", "origin: https://evil.example\r\n"):
+            assert await listeners.status("api", "GET", "/health/live", head) == 200
+            assert await listeners.status("api", "GET", "/v1/models", head) == 401
         for path, status in (("/health", 503), ("/health/x", 401), ("/health/", 401)):
             assert await listeners.status("api", "GET", path) == status
 

@@ -64,7 +64,6 @@ async def reading(folder: Path, running: Observed, **replaced: str) -> AsyncIter
 
 
 async def nothing() -> None:
-    """It has happened already."""
     await asyncio.sleep(LOOK_S)
 
 
@@ -81,7 +80,7 @@ async def fired(
     return seen
 
 
-async def test_alerts_fire_when_a_request_kills_one_executor_after_the_other(
+async def test_alerts_fire_when_a_request_kills_executors(
     tmp_path: Path,
 ) -> None:
     deadly = {DEADLY_REQUEST: f"die:{DEADLY_SEED}:4"}
@@ -104,7 +103,7 @@ async def test_alerts_fire_when_a_request_kills_one_executor_after_the_other(
     assert seen - SET_OFF_BY_SLOWNESS == LOST
 
 
-async def test_alerts_fire_when_steps_hang_and_those_who_wait_are_too_many(tmp_path: Path) -> None:
+async def test_alerts_fire_when_steps_hang_and_queues_fill(tmp_path: Path) -> None:
     options = ("--max-num-seqs", "2", "--max-num-waiting", "1")
     async with (
         observed(tmp_path, num_executors=1, scheduler=options) as running,

@@ -1,4 +1,4 @@
-"""What processes show at `--metrics-listen`, alone and to a Prometheus with a certificate."""
+"""Tests what processes show at `--metrics-listen`, with and without certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace as a collector that is not ours keeps it: of a request to which everything happens."""
+"""Reads a trace back from Phoenix, of a request that is preempted and loses its executor."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GatedProcesses(Processes):
     executor_module = gated_executor.MODULE
 
 
-async def test_trace_is_whole_when_it_is_read_back_from_a_collector_of_others(
+async def test_trace_is_whole_when_it_is_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(tmp_path / "gate")
@@ -142,7 +142,6 @@ async def num_tokens_so_far(answer: httpx2.Response) -> AsyncIterator[int]:
 
 
 def has_ended(spans: Sequence[StoredSpan]) -> bool:
-    """Whether both processes have sent what they end with."""
     return {span.name for span in spans} >= {"generate", "POST /v1/chat/completions"}
 
 

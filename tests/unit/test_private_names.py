@@ -24,7 +24,7 @@ FOLDERS = (
 ALLOWED = {
     ("unit/scheduler/journal/test_checkpoint.py", "_reconstructor"): "copyreg's, in a pickle",
     ("integration/test_json_logs.py", "_service"): "how names of packages end",
-    ("unit/scheduler/watching/test_request_times.py", "_bucket"): "how names of samples end",
+    ("unit/scheduler/watching/test_watching_metrics.py", "_bucket"): "how names of samples end",
 }
 # As an attribute, or as text for `getattr`, `monkeypatch` and the like. No double underscore.
 _PRIVATE = re.compile(r"([A-Za-z]\w*\.)*_[A-Za-z]\w*")

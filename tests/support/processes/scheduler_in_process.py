@@ -53,6 +53,13 @@ class SchedulerInProcess:
     changed: asyncio.Event
     view: LiveView
 
+    async def wait_connected(self, num_executors: int) -> None:
+        """Waits until just so many executors are connected. Raises TimeoutError."""
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(e.is_connected for e in self.cluster.executors) != num_executors:
+                self.changed.clear()
+                await self.changed.wait()
+
 
 @asynccontextmanager
 async def scheduler_in_process(
@@ -110,11 +117,10 @@ async def scheduler_in_process(
             executor.scheduler_address = f"127.0.0.1:{running.port}"
             executor.digest = DIGEST
             await executor.start()
-        async with asyncio.timeout(PATIENCE_S):
-            while sum(engine.is_connected for engine in cluster.executors) < len(executors):
-                changed.clear()
-                await changed.wait()
-        yield SchedulerInProcess(cluster, servicer, f"127.0.0.1:{running.port}", changed, view)
+        address = f"127.0.0.1:{running.port}"
+        started = SchedulerInProcess(cluster, servicer, address, changed, view)
+        await started.wait_connected(len(executors))
+        yield started
     finally:
         await cluster.drain(0)
         await running.stop(0.1)

@@ -17,10 +17,10 @@ from splitserve_keys.key_file import ApiKey
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.access import Role
 from splitserve_rpc.server import channel_options
-from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.gateway_process import wait_ready
 from tests.support.processes.patience import PATIENCE_S, PATIENT
-from tests.support.processes.processes import START_TIMEOUT_S, Processes, processes
+from tests.support.processes.processes import Processes, processes
 from tests.support.security.bearer import bearer
 from tests.support.security.cluster import Certificates
 from tests.support.security.key_file import KeyFile
@@ -117,15 +117,7 @@ async def secured_stack(folder: Path) -> AsyncIterator[SecuredStack]:
             certificates, keys, folder, running, running.address, cluster, executor, http
         )
         async with stack.browser() as browser:
-
-            async def is_ready() -> tuple[bool, object]:
-                try:
-                    answer = await browser.get("/health/ready")
-                except httpx2.HTTPError as error:
-                    return False, error
-                return answer.status_code == 200, answer.text
-
-            await poll(is_ready, START_TIMEOUT_S)
+            await wait_ready(browser)
         yield stack
 
 

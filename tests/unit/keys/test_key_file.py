@@ -1,9 +1,13 @@
-"""The file of keys: what is written is read, what is wrong is refused by name."""
+"""Tests API keys and the file of their digests."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import stat
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -13,13 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitserve_keys.key_file import (
+    ApiKey,
     KeyEntry,
     KeyFileUnusable,
+    Keys,
     Scope,
+    change_keys,
     format_keys,
+    is_key_id,
     parse_keys,
     read_keys,
 )
+from tests.support.processes.patience import PATIENCE_S
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
 ENTRY: dict[str, Any] = {
@@ -73,7 +82,7 @@ def test_entry_is_read_again_or_refused_when_a_field_is_anything(name: str, valu
 
 @settings(max_examples=NUM_EXAMPLES)
 @given(st.binary() | _json.map(lambda document: json.dumps(document).encode()))
-def test_content_is_refused_with_a_line_when_it_is_none_of_ours(content: bytes) -> None:
+def test_content_is_refused_when_it_is_no_key_file(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+\Z"):
         parse_keys(content)
 
@@ -138,3 +147,139 @@ def test_state_is_what_holds_at_a_time() -> None:
     assert entry.state_at(end) == "expired"
     (revoked,) = parse_keys(_document(ENTRY | {"revoked": "2027-01-31T00:00:00Z"})).values()
     assert revoked.state_at(end) == "revoked"
+
+
+ADD = """
+import sys
+from pathlib import Path
+from splitserve_cli.keys import main
+for _ in range(5):
+    assert main(["add", sys.argv[1], "--tenant", sys.argv[2]]) == 0
+"""
+
+
+def _entry(tenant: str = "a") -> KeyEntry:
+    created = datetime(2026, 1, 31, tzinfo=UTC)
+    return KeyEntry.of(ApiKey.draw(), tenant, frozenset({Scope.GENERATE}), created)
+
+
+def _add(path: Path, entry: KeyEntry) -> None:
+    change_keys(path, lambda keys: {**keys, entry.key_id: entry})
+
+
+def test_file_is_its_owners_alone_when_it_is_made(tmp_path: Path) -> None:
+    entry, path = _entry(), tmp_path / "keys.json"
+    _add(path, entry)
+    assert read_keys(path) == {entry.key_id: entry}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(("before", "after"), [(0o640, 0o640), (0o666, 0o640), (0o400, 0o600)])
+def test_group_can_read_it_still_when_it_could_before(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.json"
+    _add(path, _entry())
+    path.chmod(before)
+    _add(path, _entry())
+    assert stat.S_IMODE(path.stat().st_mode) == after
+
+
+def test_link_stays_one_when_what_it_leads_to_is_changed(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "keys.json", tmp_path / "keys.json"
+    _add(target, _entry())
+    link.symlink_to(target)
+    _add(link, _entry())
+    assert link.is_symlink()
+    assert len(read_keys(target)) == 2
+
+
+def test_nothing_is_changed_when_the_change_fails(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    _add(path, _entry())
+    before = path.read_bytes()
+
+    def fail(keys: Keys) -> Keys:
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        change_keys(path, fail)
+    assert path.read_bytes() == before
+    _add(path, _entry())
+    assert len(read_keys(path)) == 2
+
+
+def test_file_is_left_alone_when_it_is_none_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text("{}")
+    with pytest.raises(KeyFileUnusable, match="is no file of keys"):
+        _add(path, _entry())
+    assert path.read_text() == "{}"
+
+
+def test_no_key_is_lost_when_several_commands_add_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    environment = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    commands = [
+        subprocess.Popen(
+            [sys.executable, "-c", ADD, path, f"tenant {number}"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    printed = [command.communicate(timeout=PATIENCE_S)[0].split() for command in commands]
+    keys = [ApiKey.parse(text) for texts in printed for text in texts]
+    entries = read_keys(path)
+    assert len(keys) == len(entries) == 20
+    assert all(key is not None and key.has(entries[key.key_id].sha256) for key in keys)
+
+
+def test_keys_are_read_as_they_were_drawn_and_differ() -> None:
+    keys = [ApiKey.draw() for _ in range(200)]
+    assert [ApiKey.parse(key.text) for key in keys] == keys
+    assert len({key.key_id for key in keys}) == len({key.secret for key in keys}) == 200
+    assert all(is_key_id(key.key_id) for key in keys)
+
+
+def test_secret_is_not_shown_when_a_key_is() -> None:
+    key = ApiKey.draw()
+    assert key.secret not in repr(key)
+    assert key.key_id in repr(key)
+
+
+def test_key_has_the_digest_of_its_secret_and_no_other() -> None:
+    key = ApiKey("0123456789ab", "s" * 43)
+    assert key.has(hashlib.sha256(b"s" * 43).hexdigest())
+    assert not key.has(hashlib.sha256(b"t" * 43).hexdigest())
+    assert not key.has("0" * 64)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "sk-ss-",
+        "sk-ss-0123456789ab",
+        "sk-ss-0123456789ab-" + "s" * 42,
+        "sk-ss-0123456789ab-" + "s" * 44,
+        "sk-ss-0123456789ab-" + "s" * 42 + "\n",
+        "sk-ss-0123456789ab-" + "s" * 43 + "\n",
+        "sk-ss-0123456789AB-" + "s" * 43,
+        "sk-ss-01234-6789ab-" + "s" * 43,
+        "sk-0123456789ab-" + "s" * 43,
+        " sk-ss-0123456789ab-" + "s" * 43,
+        "sk-ss-012345678\u0669ab-" + "s" * 43,
+    ],
+)
+def test_text_is_no_key_when_its_form_is_another(text: str) -> None:
+    assert ApiKey.parse(text) is None
+
+
+@given(st.text())
+def test_any_text_is_a_key_that_says_it_again_or_none(text: str) -> None:
+    key = ApiKey.parse(text)
+    assert key is None or key.text == text

@@ -1,4 +1,4 @@
-"""What `splitserve top` draws, and the words of both pictures."""
+"""Tests what `splitserve top` draws, and the words that it shares with the page."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ def drawn(frame: live.WatchSchedulerResponse, width: int = 100, height: int | No
 
 
 def many_executors(number: int) -> live.WatchSchedulerResponse:
-    """As `some_frame`, of several executors; somebody waits at each."""
     frame = some_frame()
     (first,) = frame.executors
     first.waiting.append(8)
@@ -92,9 +91,7 @@ def test_screen_does_what_no_name_of_a_request_says() -> None:
 @pytest.mark.parametrize("height", [10, 16, 24, 50])
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 8, 40])
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_screen_fits_and_shows_the_queue_whatever_the_size_of_the_terminal(
-    width: int, height: int, number: int
-) -> None:
+def test_screen_fits_any_terminal_and_shows_the_queue(width: int, height: int, number: int) -> None:
     lines = drawn(many_executors(number), width, height).splitlines()
     text = "\n".join(lines)
     assert len(lines) <= height
@@ -105,7 +102,7 @@ def test_screen_fits_and_shows_the_queue_whatever_the_size_of_the_terminal(
     assert shown + sum(left_out) == number
 
 
-def test_screen_shows_a_map_of_every_executor_when_there_is_room_for_little_else() -> None:
+def test_screen_shows_maps_first_when_room_is_short() -> None:
     text = drawn(many_executors(2), 80, 20)
     assert text.count("hS···c··") == 2
     assert text.count("next here is eight\\x1b[31m: it needs 9 blocks, and 5 are free") == 2

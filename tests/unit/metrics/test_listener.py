@@ -1,4 +1,4 @@
-"""What the address of metrics answers, and to whom."""
+"""Tests the listener of metrics: answers, bounds and certificates."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ async def listening(registry: CollectorRegistry) -> AsyncIterator[int]:
 
 
 async def say(port: int, request: bytes) -> bytes:
-    """What is answered until the end of the connection."""
     async with asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request)
@@ -134,29 +133,28 @@ async def test_listener_answers_with_tls_only_who_has_a_certificate(tmp_path: Pa
     await listener.close()
 
 
-def test_address_needs_certificates_when_others_reach_it_and_there_are_some() -> None:
-    files = {"tls_cert": "c", "tls_key": "k", "tls_ca": "a"}
-    address = MetricsAddress.from_options(OPTIONS | files | {"metrics_listen": "0.0.0.0:9100"})
-
-    assert address == MetricsAddress("0.0.0.0:9100", TlsFiles(Path("c"), Path("k"), Path("a")))
+FILES = {"tls_cert": "c", "tls_key": "k", "tls_ca": "a"}
+FAR = {"metrics_listen": "0.0.0.0:9100"}
 
 
-def test_address_is_none_when_nobody_is_to_read() -> None:
-    assert MetricsAddress.from_options(OPTIONS) is None
-
-
-def test_address_is_plain_text_when_it_is_of_this_machine() -> None:
-    address = MetricsAddress.from_options(OPTIONS | {"metrics_listen": NEAR})
-
-    assert address == MetricsAddress(NEAR, None)
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ({}, None),
+        ({"metrics_listen": NEAR}, MetricsAddress(NEAR, None)),
+        (FAR | {"insecure": True}, MetricsAddress("0.0.0.0:9100", None)),
+        (
+            FAR | FILES,
+            MetricsAddress("0.0.0.0:9100", TlsFiles(Path("c"), Path("k"), Path("a"))),
+        ),
+    ],
+)
+def test_address_follows_from_options(
+    given: dict[str, object], address: MetricsAddress | None
+) -> None:
+    assert MetricsAddress.from_options(OPTIONS | given) == address
 
 
 def test_address_is_refused_when_others_reach_it_unprotected() -> None:
     with pytest.raises(SecurityUnusable, match=r"--metrics-listen 0\.0\.0\.0:9100: others"):
-        MetricsAddress.from_options(OPTIONS | {"metrics_listen": "0.0.0.0:9100"})
-
-
-def test_address_is_plain_text_when_that_is_insisted_on() -> None:
-    given = {"metrics_listen": "0.0.0.0:9100", "insecure": True}
-
-    assert MetricsAddress.from_options(OPTIONS | given) == MetricsAddress("0.0.0.0:9100", None)
+        MetricsAddress.from_options(OPTIONS | FAR)

@@ -1,3 +1,5 @@
+"""Tests how options are resolved from flags, environment and file."""
+
 from __future__ import annotations
 
 import re
@@ -45,7 +47,7 @@ def test_resolve_reads_file_when_keys_have_hyphens_or_underscores(config_file: P
     assert (values["block_size"], values["max_num_seqs"], values["model"]) == (8, 4, "some/model")
 
 
-def test_resolve_leaves_out_keys_of_other_commands_when_the_file_has_them(
+def test_resolve_leaves_out_keys_of_other_commands(
     config_file: Path,
 ) -> None:
     values = resolve("scheduler", [f"--config={config_file}"], {})
@@ -58,7 +60,7 @@ def test_resolve_treats_variable_as_unset_when_it_is_empty() -> None:
     assert resolve("executor", [], {"SPLITSERVE_BLOCK_SIZE": ""})["block_size"] is None
 
 
-def test_resolve_drops_the_weaker_of_two_exclusive_options_when_sources_differ(
+def test_resolve_drops_the_weaker_of_exclusive_options(
     config_file: Path,
 ) -> None:
     argv = [f"--config={config_file}", "--num-device-blocks=100"]
@@ -130,13 +132,6 @@ def test_resolve_names_key_and_file_when_the_file_is_bad(
     assert message.format(path=path) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1:0", "[::1]:50051", "scheduler:1", "my-host.example.com:65535"]
-)
-def test_resolve_takes_address_when_it_is_host_and_port(address: str) -> None:
-    assert resolve("executor", [f"--scheduler={address}"], {})["scheduler"] == address
-
-
 def test_resolve_reads_switch_when_it_is_flag_or_variable() -> None:
     assert resolve("serve", ["--no-demo"], {})["no_demo"] is True
     assert resolve("serve", [], {"SPLITSERVE_NO_DEMO": "yes"})["no_demo"] is True
@@ -155,7 +150,7 @@ def test_parse_warns_of_no_variable_that_our_images_set(
     assert capsys.readouterr().err == ""
 
 
-def test_parse_exits_with_2_and_one_line_when_a_value_is_bad(
+def test_parse_exits_with_2_when_a_value_is_bad(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -205,52 +200,41 @@ def test_option_table_has_valid_defaults_when_they_are_written_as_flags(command:
     assert resolve(command, argv, {}) == values  # type: ignore[arg-type]
 
 
+ORIGINS = "it takes * for any, or one like"
+LISTED = "or up to 64 with commas between"
+DISCOVERED = "dns:host:port or file:path"
+HOSTS = "it takes * for any, or names with"
+
+
 @pytest.mark.parametrize(
-    "origins",
-    ["", "example.org", "https://a/", "https://a,", "*,https://a", "https://A", "ftp://a"],
+    ("command", "name", "values", "allowed"),
+    [
+        ("gateway", "http-cors-origins", ["", "example.org", "https://a/", "https://a,"], ORIGINS),
+        ("gateway", "http-cors-origins", ["*,https://a", "https://A", "ftp://a"], ORIGINS),
+        ("gateway", "schedulers", ["nonsense", "a:1,", "a:1,b", "a:1 b:2", "a:65536"], LISTED),
+        ("executor", "scheduler", ["dns:schedulers", "file:", "dns:a:1,b:2"], DISCOVERED),
+        ("scheduler", "allowed-hosts", ["", "a,", "a:8000", "https://a"], HOSTS),
+        ("scheduler", "allowed-hosts", ["a.*", "*,a", "a b", "**.a"], HOSTS),
+    ],
 )
-def test_resolve_refuses_origins_when_one_is_none(origins: str) -> None:
-    with pytest.raises(OptionError, match=r"origins .*it takes \* for any, or one like"):
-        resolve("gateway", [f"--http-cors-origins={origins}"], {})
-
-
-@pytest.mark.parametrize("origins", ["*", "https://a.org", "http://localhost:3000,https://b"])
-def test_resolve_takes_origins(origins: str) -> None:
-    flags = [f"--http-cors-origins={origins}"]
-    assert resolve("gateway", flags, {})["http_cors_origins"] == origins
-
-
-@pytest.mark.parametrize("schedulers", ["nonsense", "a:1,", "a:1,b", "a:1 b:2", "a:65536"])
-def test_resolve_refuses_a_list_when_one_of_it_is_no_address(schedulers: str) -> None:
-    with pytest.raises(OptionError, match="or up to 64 with commas between"):
-        resolve("gateway", [f"--schedulers={schedulers}"], {})
-
-
-def test_resolve_takes_several_addresses_when_commas_part_them() -> None:
-    assert resolve("gateway", ["--schedulers=a:1,[::1]:2"], {})["schedulers"] == "a:1,[::1]:2"
-
-
-@pytest.mark.parametrize("command", ["executor", "gateway"])
-@pytest.mark.parametrize("schedulers", ["a:1,b:2", "dns:schedulers:1", "file:/etc/schedulers"])
-def test_resolve_takes_schedulers_when_they_are_to_be_discovered(
-    command: Command, schedulers: str
+def test_resolve_refuses_values_of_another_form(
+    command: Command, name: str, values: list[str], allowed: str
 ) -> None:
-    name = "scheduler" if command == "executor" else "schedulers"
-    assert resolve(command, [f"--{name}={schedulers}"], {})[name] == schedulers
+    for value in values:
+        with pytest.raises(OptionError, match=f"--{name} .*{re.escape(allowed)}"):
+            resolve(command, [f"--{name}={value}"], {})
 
 
-@pytest.mark.parametrize("schedulers", ["dns:schedulers", "file:", "dns:a:1,b:2"])
-def test_resolve_refuses_schedulers_when_they_could_not_be_discovered(schedulers: str) -> None:
-    with pytest.raises(OptionError, match="dns:host:port or file:path"):
-        resolve("executor", [f"--scheduler={schedulers}"], {})
-
-
-@pytest.mark.parametrize("hosts", ["", "a,", "a:8000", "https://a", "a.*", "*,a", "a b", "**.a"])
-def test_resolve_refuses_hosts_when_one_is_none(hosts: str) -> None:
-    with pytest.raises(OptionError, match=r"hosts .*it takes \* for any, or names with"):
-        resolve("scheduler", [f"--allowed-hosts={hosts}"], {})
-
-
-@pytest.mark.parametrize("hosts", ["*", "api.example.org", "*.example.org,gate_way-1"])
-def test_resolve_takes_hosts(hosts: str) -> None:
-    assert resolve("executor", [f"--allowed-hosts={hosts}"], {})["allowed_hosts"] == hosts
+@pytest.mark.parametrize(
+    ("command", "name", "values"),
+    [
+        ("gateway", "http-cors-origins", ["*", "https://a.org", "http://localhost:3000,https://b"]),
+        ("gateway", "schedulers", ["a:1,[::1]:2", "dns:schedulers:1", "file:/etc/schedulers"]),
+        ("executor", "scheduler", ["a:1,b:2", "dns:schedulers:1", "file:/etc/schedulers"]),
+        ("executor", "allowed-hosts", ["*", "api.example.org", "*.example.org,gate_way-1"]),
+        ("executor", "listen", ["127.0.0.1:0", "[::1]:50051", "my-host.example.com:65535"]),
+    ],
+)
+def test_resolve_takes_values_as_they_are(command: Command, name: str, values: list[str]) -> None:
+    for value in values:
+        assert resolve(command, [f"--{name}={value}"], {})[name.replace("-", "_")] == value

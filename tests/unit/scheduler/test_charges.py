@@ -1,4 +1,4 @@
-"""What becomes of a request's charge where its client has no part in it."""
+"""Tests charges of requests that end without their client, or are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Effects of the scheduler as clients, executors and operators see them."""
+"""Tests how the driver executes effects: streams, steps and log lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.core.stepped_fleet import Fleet, turns
 MS = 1_000_000
 
 
-async def test_request_in_quarantine_ends_at_its_deadline_when_no_executor_is_there() -> None:
+async def test_quarantined_request_ends_at_its_deadline() -> None:
     policies = PolicyConfig(queue_policy="deadline")
     fleet = Fleet(ClusterConfig(policies=policies, max_executor_losses=1))
     machine = Machine("executor:1")
@@ -50,7 +50,7 @@ async def test_request_in_quarantine_ends_at_its_deadline_when_no_executor_is_th
     await fleet.cluster.drain(0)
 
 
-async def test_long_parameters_are_encoded_before_the_first_step_of_their_request() -> None:
+async def test_long_parameters_are_encoded_before_the_first_step() -> None:
     fleet = Fleet()
     for number in (1, 2):
         await fleet.join(Machine(f"executor:{number}"))
@@ -61,7 +61,7 @@ async def test_long_parameters_are_encoded_before_the_first_step_of_their_reques
     await fleet.cluster.drain(0)
 
 
-async def test_log_names_the_call_and_the_address_when_an_engine_fails(
+async def test_log_names_call_and_address_of_a_failed_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fleet = Fleet()
@@ -77,7 +77,7 @@ async def test_log_names_the_call_and_the_address_when_an_engine_fails(
     await fleet.cluster.drain(0)
 
 
-async def test_all_steps_of_a_turn_are_planned_after_all_requests_of_it_arrived() -> None:
+async def test_steps_are_planned_after_all_arrivals_of_a_turn() -> None:
     fleet, machine = Fleet(), Machine("executor:1")
     await fleet.join(machine)
     fleet.submit(1, 2, 3)
@@ -87,7 +87,7 @@ async def test_all_steps_of_a_turn_are_planned_after_all_requests_of_it_arrived(
     await fleet.cluster.drain(0)
 
 
-async def test_event_that_arrives_while_effects_are_executed_is_passed_in_after_them(
+async def test_event_during_effects_is_handled_after_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fleet, machine = Fleet(), Machine("executor:1")
@@ -117,7 +117,7 @@ async def test_event_that_arrives_while_effects_are_executed_is_passed_in_after_
     await fleet.cluster.drain(0)
 
 
-async def test_lines_about_requests_in_quarantine_say_whose_they_are_and_their_trace() -> None:
+async def test_log_lines_of_quarantine_have_request_and_trace() -> None:
     fleet = Fleet(ClusterConfig(max_executor_losses=1))
     machines = [Machine(f"executor:{number}") for number in (1, 2, 3)]
     await fleet.join(machines[0])

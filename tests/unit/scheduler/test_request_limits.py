@@ -1,4 +1,4 @@
-"""Sizes are looked at first: what is refused for its size is not copied, let alone decoded."""
+"""Tests that requests are refused for their size before they are copied or decoded."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class _Cluster:
 @pytest.mark.parametrize(
     ("name", "request_"), [pytest.param(*case, id=case[0]) for case in long_lists()]
 )
-async def test_request_is_refused_without_a_copy_when_a_list_is_too_long(
+async def test_long_list_is_refused_without_a_copy(
     name: str, request_: api.GenerateRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def create(*_arguments: object, **_options: object) -> None:
@@ -166,7 +166,7 @@ def test_sizes_are_allowed_when_they_are_at_the_limits() -> None:
         ("encoder_token_ids", "NEVER_FITS_KV_CACHE"),
     ],
 )
-def test_size_is_refused_by_name_when_it_is_one_above_the_limit(field: str, reason: str) -> None:
+def test_size_is_refused_when_it_is_above_the_limit(field: str, reason: str) -> None:
     request = at_the_limit()
     getattr(request, field).append(1)
     with pytest.raises(DomainError) as caught:
@@ -177,7 +177,7 @@ def test_size_is_refused_by_name_when_it_is_one_above_the_limit(field: str, reas
 # -- bytes -------------------------------------------------------------------------------------
 
 
-def test_message_has_room_for_a_request_when_an_executor_can_run_it() -> None:
+def test_message_has_room_for_the_largest_request() -> None:
     num_tokens = CONFIG.num_device_slots
     largest = at_the_limit()
     largest.prompt_token_ids[:] = [2**28 - 1] * num_tokens
@@ -188,12 +188,12 @@ def test_message_has_room_for_a_request_when_an_executor_can_run_it() -> None:
     assert session.ByteSize() <= message_bytes(CONFIG, 4 * MIB) < session.ByteSize() + 256 * 1024
 
 
-def test_message_limit_counts_all_sequences_when_a_window_lets_them_outgrow_the_pool() -> None:
+def test_message_limit_counts_all_sequences_with_a_window() -> None:
     window = replace(CONFIG, sliding_window=16, num_device_blocks=100)
     assert message_bytes(window, 4 * MIB) == 256 * 1024 + 4 * MAX_SEQUENCES * MAX_LEN
 
 
-def test_message_limit_is_usual_when_max_model_len_asks_for_no_more() -> None:
+def test_message_limit_is_usual_for_short_models() -> None:
     assert most_message_bytes(None) == most_message_bytes(1000) == 4 * MIB
     assert most_message_bytes(2 * MIB) == 8 * MIB + 256 * 1024
     assert most_message_bytes(2**31 - 1) == 64 * MIB

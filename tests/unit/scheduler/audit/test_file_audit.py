@@ -1,25 +1,35 @@
+"""Tests the file of the audit log, and its documentation."""
+
 from __future__ import annotations
 
 import json
 import logging
+import re
 import resource
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from scheduler_service.audit.audit import (
     MAX_PEERS,
+    AuditEvent,
     CallerRefused,
     ExecutorLost,
     NoAudit,
     RequestEnded,
     RequestRefused,
 )
-from scheduler_service.audit.file_audit import AuditUnusable, EventFile, FileAudit, open_audit
+from scheduler_service.audit.file_audit import (
+    AuditUnusable,
+    EventFile,
+    FileAudit,
+    event_name,
+    open_audit,
+)
 from tests.support.processes.patience import PATIENCE_S
 
 ENDED = RequestEnded("acme", "r1", "stop", 12)
@@ -89,7 +99,7 @@ def test_event_is_a_line_of_json_with_its_time_and_name(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_event_stays_one_printable_and_bounded_line_when_a_name_is_hostile(tmp_path: Path) -> None:
+def test_event_with_a_hostile_name_stays_one_line(tmp_path: Path) -> None:
     path = tmp_path / "audit"
     audit = FileAudit(EventFile(path), Clock())
 
@@ -103,7 +113,7 @@ def test_event_stays_one_printable_and_bounded_line_when_a_name_is_hostile(tmp_p
     assert event["tenant"] == HOSTILE
 
 
-def test_file_is_made_anew_when_it_was_moved_and_goes_on_when_it_was_there(tmp_path: Path) -> None:
+def test_file_is_made_anew_when_it_was_moved(tmp_path: Path) -> None:
     path, moved = tmp_path / "audit", tmp_path / "audit.1"
     path.write_text('{"number": 0}\n')
     path.chmod(0o644)
@@ -153,7 +163,7 @@ def test_loss_is_counted_and_said_once_when_the_disk_is_full(
     ]
 
 
-def test_refusals_are_counted_by_peer_and_second_when_they_are_a_flood() -> None:
+def test_refusals_are_counted_by_peer_and_second() -> None:
     file, clock = HeldFile(), Clock()
     file.may_write.set()
     audit = FileAudit(file, clock)
@@ -173,7 +183,7 @@ def test_refusals_are_counted_by_peer_and_second_when_they_are_a_flood() -> None
     ]
 
 
-def test_refusals_of_one_host_in_one_second_are_told_apart_when_they_are_different() -> None:
+def test_different_refusals_of_one_host_are_told_apart() -> None:
     file = HeldFile()
     file.may_write.set()
     audit = FileAudit(file, Clock())
@@ -194,7 +204,7 @@ def test_refusals_of_one_host_in_one_second_are_told_apart_when_they_are_differe
     assert seen == [(*each, 1) for each in told] + [(*each, 2) for each in told]
 
 
-def test_refusals_are_few_and_all_counted_when_every_one_has_an_address_of_its_own() -> None:
+def test_refusals_of_many_addresses_are_few_lines() -> None:
     file = HeldFile()
     file.may_write.set()
     audit = FileAudit(file, Clock())
@@ -228,7 +238,7 @@ def test_refused_requests_are_counted_by_caller_reason_and_limit() -> None:
     ]
 
 
-def test_refused_requests_of_many_callers_are_few_lines_and_hide_no_peer() -> None:
+def test_refused_requests_of_many_callers_are_few_lines() -> None:
     file = HeldFile()
     file.may_write.set()
     audit = FileAudit(file, Clock())
@@ -244,7 +254,7 @@ def test_refused_requests_of_many_callers_are_few_lines_and_hide_no_peer() -> No
     assert sum(event["num_times"] for event in requests) == num_callers
 
 
-def test_flood_of_refusals_hides_no_other_event_when_the_file_is_slow() -> None:
+def test_flood_of_refusals_hides_no_other_event() -> None:
     file = HeldFile()
     audit = FileAudit(file, Clock(), max_queued=8)
     for port in range(1000):
@@ -256,7 +266,7 @@ def test_flood_of_refusals_hides_no_other_event_when_the_file_is_slow() -> None:
     assert "executor_lost" in [event["event"] for event in file.events]
 
 
-def test_audit_is_refused_in_one_line_when_its_file_cannot_be_written(tmp_path: Path) -> None:
+def test_audit_is_refused_when_its_file_is_unwritable(tmp_path: Path) -> None:
     path = tmp_path / "no" / "folder"
 
     with pytest.raises(AuditUnusable) as refusal:
@@ -265,7 +275,7 @@ def test_audit_is_refused_in_one_line_when_its_file_cannot_be_written(tmp_path: 
     assert isinstance(open_audit(None), NoAudit)
 
 
-def test_line_that_follows_is_whole_when_a_full_disk_took_a_part(tmp_path: Path) -> None:
+def test_next_line_is_whole_after_a_full_disk(tmp_path: Path) -> None:
     path = tmp_path / "audit"
     file = EventFile(path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -280,3 +290,22 @@ def test_line_that_follows_is_whole_when_a_full_disk_took_a_part(tmp_path: Path)
     file.close()
 
     assert path.read_text().split("\n")[1:] == ['{"number": 2}', ""]
+
+
+ROOT = Path(__file__).parents[4]
+
+
+def test_security_doc_lists_the_events_and_their_fields() -> None:
+    document = (ROOT / "docs" / "security.md").read_text()
+    table = document.partition("| event | when | fields")[2].partition("\n\n")[0]
+    listed = dict[str, set[str]]()
+    for row in table.splitlines()[2:]:
+        events, _, named = row.strip("| ").split(" | ")
+        for event in re.findall(r"`(\w+)`", events):
+            listed[event] = set(re.findall(r"`(\w+)`", named))
+
+    kinds = {event_name(kind): kind for kind in get_args(AuditEvent)}
+    assert listed.keys() == kinds.keys()
+    for name, kind in kinds.items():
+        missing = {field.name for field in fields(kind)} - listed[name]
+        assert not missing, name

@@ -1,4 +1,4 @@
-"""Callers as the options have them: opened, refreshed, and kept while a file cannot be used."""
+"""Tests callers opened from options: refreshed, and kept while a file cannot be used."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_file_is_named_when_it_cannot_be_used_at_the_start(
         open_callers(CallersConfig(files["api_keys"], files.get("tenants")))
 
 
-async def test_tokens_are_known_by_the_keys_of_a_file_as_they_are_now(tmp_path: Path) -> None:
+async def test_tokens_are_known_by_current_keys_of_a_file(tmp_path: Path) -> None:
     site = Site()
     file = tmp_path / "jwks.json"
     file.write_bytes(site.issuer.key_set())
@@ -147,7 +147,7 @@ async def test_tokens_are_known_by_keys_that_are_fetched(site: tuple[Site, str])
     assert _is_known(opened, token)
 
 
-async def test_tokens_are_refused_and_keys_are_not_when_the_issuer_is_away(
+async def test_tokens_are_refused_while_the_issuer_is_away(
     site: tuple[Site, str], keys: KeyFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, url = site
@@ -160,7 +160,7 @@ async def test_tokens_are_refused_and_keys_are_not_when_the_issuer_is_away(
     assert (_is_known(opened, server.issuer.token()), _is_known(opened, key)) == (False, True)
 
 
-async def test_what_is_fetched_is_not_believed_when_it_is_no_key_set(
+async def test_fetched_keys_are_refused_when_they_are_none(
     site: tuple[Site, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     server, url = site

@@ -1,4 +1,4 @@
-"""Callers by tokens: whose they are, and that nobody else gets in."""
+"""Tests callers by tokens: whose they are, and that nobody else gets in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.callers.authenticator import StrangerBudget
+from scheduler_service.callers.authenticator import MAX_AT_ONCE, StrangerBudget
 from scheduler_service.callers.caller import Caller, Scope
 from scheduler_service.callers.tokens import (
     LEEWAY_S,
@@ -29,6 +29,7 @@ from tests.support.security.issuer import (
     AUDIENCE,
     NAME,
     Issuer,
+    Signer,
     as_json,
     ec_key,
     encode,
@@ -96,27 +97,19 @@ def test_caller_is_who_the_token_says(setting: Setting) -> None:
     assert setting.identify() == Caller("token:somebody", "a", frozenset({Scope.GENERATE}))
 
 
-@pytest.mark.parametrize("algorithm", ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"])
-def test_caller_is_known_by_each_algorithm_of_rsa(algorithm: str) -> None:
-    setting = Setting(Issuer({"r": RSA}))
-    assert setting.identify(kid="r", algorithm=algorithm).tenant == "a"
-
-
 @pytest.mark.parametrize(
-    ("algorithm", "curve"),
-    [("ES256", ec.SECP256R1()), ("ES384", ec.SECP384R1()), ("ES512", ec.SECP521R1())],
+    ("algorithm", "key"),
+    [
+        *((name, RSA) for name in ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")),
+        ("ES256", ec.generate_private_key(ec.SECP256R1())),
+        ("ES384", ec.generate_private_key(ec.SECP384R1())),
+        ("ES512", ec.generate_private_key(ec.SECP521R1())),
+        *((name, ed25519.Ed25519PrivateKey.generate()) for name in ("EdDSA", "Ed25519")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_caller_is_known_by_each_algorithm_of_curves(
-    algorithm: str, curve: ec.EllipticCurve
-) -> None:
-    setting = Setting(Issuer({"e": ec.generate_private_key(curve)}))
-    assert setting.identify(kid="e", algorithm=algorithm).tenant == "a"
-
-
-@pytest.mark.parametrize("algorithm", ["EdDSA", "Ed25519"])
-def test_caller_is_known_by_both_names_of_ed25519(algorithm: str) -> None:
-    setting = Setting(Issuer({"o": ed25519.Ed25519PrivateKey.generate()}))
-    assert setting.identify(kid="o", algorithm=algorithm).tenant == "a"
+def test_caller_is_known_by_each_algorithm(algorithm: str, key: Signer) -> None:
+    assert Setting(Issuer({"k": key})).identify("k", algorithm).tenant == "a"
 
 
 @pytest.mark.parametrize(
@@ -260,7 +253,7 @@ def test_token_is_not_valid_when_it_says_it_needs_no_signature(
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "PS256", "EdDSA", "ES384", "ES512"])
-def test_token_is_not_valid_when_its_algorithm_is_not_that_of_the_key(
+def test_token_is_refused_when_its_algorithm_is_not_its_keys(
     setting: Setting, algorithm: str
 ) -> None:
     token = setting.issuer.token(header={"alg": algorithm})
@@ -354,3 +347,74 @@ def test_nobody_is_a_caller_who_does_not_have_the_token(text: str) -> None:
     elif text[:-1] != _TOKEN[:-1]:
         # The last character has bits that say nothing.
         assert _SETTING.refusal(text) == INVALID
+
+
+# -- floods ----------------------------------------------------------------------------------------
+
+
+class Flood:
+    """Forged tokens at one moment."""
+
+    def __init__(self) -> None:
+        self.setting = Setting()
+        self.issuer, self.verifier = self.setting.issuer, self.setting.verifier
+        self.num_forged = 0
+
+    def forge(self) -> str:
+        """Returns a token of a known key, with another signature each time."""
+        self.num_forged += 1
+        content, _, _ = self.issuer.token(sub="mallory").rpartition(".")
+        return f"{content}.{encode(self.num_forged.to_bytes(64))}"
+
+    def refusal(self, token: str) -> DomainError:
+        with pytest.raises(DomainError) as raised:
+            self.verifier.identify(token)
+        return raised.value
+
+    def flood(self) -> None:
+        """Shows as many as are verified, and one more."""
+        for _ in range(MAX_AT_ONCE):
+            assert self.refusal(self.forge()).reason == "CALLER_UNKNOWN"
+        assert self.refusal(self.forge()).reason == "QUOTA_EXCEEDED"
+
+
+def test_tokens_are_not_verified_when_too_many_were_forged() -> None:
+    flood = Flood()
+    flood.flood()
+
+    # One that is good is not, either: so nobody looked.
+    refusal = flood.refusal(flood.issuer.token())
+
+    assert refusal.reason == "QUOTA_EXCEEDED"
+    assert refusal.retry_delay_s == 1.0
+
+
+def test_known_callers_are_known_in_a_flood() -> None:
+    flood = Flood()
+    token = flood.issuer.token(sub="alice")
+    flood.verifier.identify(token)
+    flood.flood()
+
+    assert flood.verifier.identify(token).name == "token:alice"
+    flood.setting.keys.value = parse_token_keys(flood.issuer.key_set())
+    assert flood.verifier.identify(token).name == "token:alice"
+
+
+def test_caller_is_known_after_the_delay_of_its_refusal() -> None:
+    flood = Flood()
+    flood.flood()
+    token = flood.issuer.token()
+    delay_s = flood.refusal(token).retry_delay_s
+    assert delay_s is not None
+
+    flood.setting.monotonic_ns += int(delay_s * 1e9)
+
+    assert flood.verifier.identify(token).name == "token:somebody"
+    flood.flood()
+
+
+def test_good_tokens_are_never_too_many() -> None:
+    flood = Flood()
+    for number in range(2 * MAX_AT_ONCE):
+        token = flood.issuer.token(sub=f"user {number}")
+        assert flood.verifier.identify(token).name == f"token:user {number}"

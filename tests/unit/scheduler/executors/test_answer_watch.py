@@ -1,14 +1,21 @@
-"""Who is given up for being slow, on a clock that stands still unless a test moves it."""
+"""Tests how long steps may take, and which executors are given up for being slow."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler_service.executors.answer_watch import (
     BELIEVED_STEPS,
+    FACTOR,
     FIRST_LENIENCE,
+    GOOD_STEPS,
+    MAX_LENIENCE,
     AnswerWatch,
     FleetPulse,
     MeasuredStep,
@@ -16,6 +23,7 @@ from scheduler_service.executors.answer_watch import (
     StepSize,
     Verdict,
 )
+from scheduler_service.scheduler.values.plan import BlockMoves, RowWork, StepPlan, TableWrites
 
 FLOOR_S = 2.0
 CEILING_S = 300.0
@@ -71,7 +79,7 @@ def test_executor_is_given_up_when_it_hangs_while_others_answer() -> None:
 
 
 @pytest.mark.parametrize("has_measured", [True, False])
-def test_fresh_executor_is_given_up_for_its_first_step_by_what_it_has_measured(
+def test_first_step_is_given_up_by_what_was_measured(
     has_measured: bool,
 ) -> None:
     fleet = Fleet("a", "b")
@@ -112,7 +120,7 @@ def test_nobody_is_given_up_when_all_stand_still_and_go_on() -> None:
     assert not any(watch.is_doubtful for watch in fleet.watches.values())
 
 
-def test_executor_is_given_up_when_it_does_not_go_on_after_all_stood_still() -> None:
+def test_executor_is_given_up_when_only_others_go_on() -> None:
     fleet = Fleet("a", "b")
     for name in fleet.watches:
         fleet.send(name)
@@ -133,7 +141,7 @@ def test_nobody_is_given_up_when_this_process_stood_still() -> None:
     assert fleet.watches["a"].look(fleet.now_ns) is Verdict.WAIT
 
 
-def test_executor_is_given_up_when_the_other_has_nothing_to_do_but_says_that_it_is_there() -> None:
+def test_executor_is_given_up_when_an_idle_one_answers() -> None:
     fleet = Fleet("a", "b")
     fleet.send("a")
     fleet.now_s += FLOOR_S / 2
@@ -144,7 +152,7 @@ def test_executor_is_given_up_when_the_other_has_nothing_to_do_but_says_that_it_
     assert fleet.watches["a"].look(fleet.now_ns) is Verdict.GIVE_UP
 
 
-def test_executor_gets_no_new_work_when_it_is_late_until_it_answers() -> None:
+def test_executor_is_doubtful_while_it_is_late() -> None:
     fleet = Fleet("a")
     fleet.send("a")
     fleet.wait(FLOOR_S * 0.9)
@@ -180,3 +188,165 @@ def test_broken_connection_is_not_about_steps() -> None:
 
 def test_executor_that_has_nothing_to_do_is_never_given_up() -> None:
     assert Fleet("a", "b").wait(2 * CEILING_S, answering=["b"]) == {}
+
+
+MOST_S = 500.0
+DECODE = StepSize(num_tokens=8, num_attended=800)
+PROMPT = StepSize(num_tokens=80, num_attended=8000)
+
+
+def patience_after(took_s: float, size: StepSize = DECODE) -> StepPatience:
+    patience = StepPatience(FLOOR_S, MOST_S)
+    for _ in range(BELIEVED_STEPS):
+        patience.observe(size, took_s)
+    return patience
+
+
+def test_first_steps_have_the_most_time_there_is() -> None:
+    patience = StepPatience(FLOOR_S, MOST_S)
+    for _ in range(BELIEVED_STEPS - 1):
+        patience.observe(DECODE, 0.001)
+        assert patience.allowed_s(DECODE) == MOST_S
+    patience.observe(DECODE, 0.001)
+    assert patience.allowed_s(DECODE) == FLOOR_S
+
+
+def test_first_steps_go_by_the_one_that_the_executor_has_measured() -> None:
+    patience = StepPatience(FLOOR_S, MOST_S, MeasuredStep(DECODE, 1.0))
+    assert patience.allowed_s(DECODE) == FIRST_LENIENCE * FACTOR * 1.0
+    assert patience.allowed_s(PROMPT) == FIRST_LENIENCE * FACTOR * 10.0
+    for _ in range(BELIEVED_STEPS - 1):
+        patience.observe(DECODE, 0.001)
+        assert patience.allowed_s(DECODE) == FIRST_LENIENCE * FACTOR * 1.0
+    patience.observe(DECODE, 0.001)
+    assert patience.allowed_s(DECODE) == FLOOR_S
+
+
+def test_first_steps_have_more_than_the_floor() -> None:
+    patience = StepPatience(FLOOR_S, MOST_S, MeasuredStep(DECODE, 1e-6))
+    assert patience.allowed_s(DECODE) == FIRST_LENIENCE * FLOOR_S
+    patience.gave_up()
+    assert patience.allowed_s(DECODE) == 2 * FIRST_LENIENCE * FLOOR_S
+
+
+def test_first_steps_have_at_most_all_the_time_there_is() -> None:
+    assert StepPatience(1.0, 2.0, MeasuredStep(DECODE, 0.5)).allowed_s(DECODE) == 2.0
+    assert StepPatience(1.0, 2.0, MeasuredStep(DECODE, 1e9)).allowed_s(PROMPT) == 2.0
+
+
+LONG = StepSize(DECODE.num_tokens, 3 * DECODE.num_attended)
+
+
+@pytest.mark.parametrize(
+    ("known", "asked", "factor"),
+    [(DECODE, DECODE, 1), (DECODE, PROMPT, 10), (DECODE, LONG, 3), (PROMPT, DECODE, 1)],
+    ids=["alike", "more tokens", "more attended", "smaller"],
+)
+def test_step_may_take_a_multiple_of_what_others_took(
+    known: StepSize, asked: StepSize, factor: int
+) -> None:
+    assert patience_after(5.0, known).allowed_s(asked) == pytest.approx(factor * FACTOR * 5.0)
+
+
+def test_time_never_exceeds_the_ceiling_nor_falls_below_the_floor() -> None:
+    assert patience_after(400.0).allowed_s(DECODE) == MOST_S
+    assert patience_after(0.0).allowed_s(DECODE) == FLOOR_S
+    assert StepPatience(10.0, 1.0).allowed_s(DECODE) == 1.0
+
+
+def test_one_step_of_a_suspended_machine_changes_little() -> None:
+    patience = patience_after(0.01)
+    patience.observe(DECODE, 400.0)
+    assert patience.allowed_s(DECODE) <= FLOOR_S
+
+
+def test_executor_that_gets_slower_is_followed() -> None:
+    patience = patience_after(0.5)
+    for _ in range(50):
+        patience.observe(DECODE, 20.0)
+    assert patience.allowed_s(DECODE) == pytest.approx(FACTOR * 20.0, rel=0.01)
+
+
+def test_time_doubles_when_given_up_and_halves_again() -> None:
+    patience = patience_after(0.01)
+    for number in range(1, 5):
+        patience.gave_up()
+        assert patience.allowed_s(DECODE) == FLOOR_S * 2**number
+    for _ in range(10):
+        patience.gave_up()
+    assert patience.allowed_s(DECODE) == FLOOR_S * MAX_LENIENCE
+    for _ in range(GOOD_STEPS):
+        patience.observe(DECODE, 0.01)
+    assert patience.allowed_s(DECODE) == FLOOR_S * MAX_LENIENCE / 2
+
+
+def test_slow_steps_do_not_halve_it() -> None:
+    patience = patience_after(0.01)
+    patience.gave_up()
+    for _ in range(2 * GOOD_STEPS):
+        patience.observe(DECODE, FLOOR_S * 1.5)
+    assert patience.allowed_s(DECODE) >= 2 * FLOOR_S
+
+
+@given(
+    fixed_s=st.floats(0.001, 1.0),
+    token_s=st.floats(0.0, 0.01),
+    pair_s=st.floats(0.0, 1e-5),
+    known=st.lists(
+        st.tuples(st.integers(1, 2048), st.integers(1, 10**6)),
+        min_size=1,
+        max_size=5,
+        unique_by=lambda size: size[0].bit_length(),
+    ),
+    asked=st.tuples(st.integers(1, 2048), st.integers(1, 10**6)),
+)
+def test_true_time_of_a_step_is_always_allowed(
+    fixed_s: float,
+    token_s: float,
+    pair_s: float,
+    known: list[tuple[int, int]],
+    asked: tuple[int, int],
+) -> None:
+    def takes_s(size: StepSize) -> float:
+        return fixed_s + token_s * size.num_tokens + pair_s * size.num_attended
+
+    patience = StepPatience(0.0, 1e9)
+    for sizes in known:
+        for _ in range(BELIEVED_STEPS):
+            patience.observe(StepSize(*sizes), takes_s(StepSize(*sizes)))
+    assert patience.allowed_s(StepSize(*asked)) >= takes_s(StepSize(*asked))
+
+
+def test_size_counts_tokens_pairs_and_blocks_that_are_moved() -> None:
+    work = RowWork(
+        row_ids=np.array([0, 1]),
+        stay_ids=np.array([1, 2]),
+        num_computed_tokens=np.array([0, 2**30], np.int32),
+        num_new_tokens=np.array([10, 4], np.int32),
+        sampled_steps_back=np.zeros(2, np.int32),
+        token_ids=np.zeros(14, np.int32),
+        samples=None,
+    )
+    nothing = np.empty(0, np.int32)
+    plan = StepPlan(
+        step_id=1,
+        base_step_id=None,
+        removed_row_ids=(),
+        new_rows=(),
+        table_writes=TableWrites(nothing, nothing, nothing, nothing),
+        moves=BlockMoves(swap_in=[(0, 1), (1, 2)]),
+        work=work,
+    )
+    assert StepSize.of(plan, 16) == StepSize(14 + 2 * 16, 100 + 4 * (2**30 + 4))
+
+
+def test_step_of_several_turns_may_take_longer() -> None:
+    patience = patience_after(took_s=1.0)
+    assert patience.allowed_s(replace(DECODE, num_turns=5)) == 5 * FACTOR
+
+
+def test_step_of_several_turns_says_nothing_of_one() -> None:
+    patience = patience_after(took_s=1.0)
+    for _ in range(20):
+        patience.observe(replace(DECODE, num_turns=5), 0.1)
+    assert patience.allowed_s(DECODE) == FACTOR

@@ -1,4 +1,4 @@
-"""Executors that are replaced, lost and out of their mind, while requests come and go."""
+"""Tests streams while executors are replaced, lost or break the contract."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ async def test_streams_are_exact_when_executors_are_replaced() -> None:
         await run(seed, has_mutations=False)
 
 
-async def test_request_begins_when_the_one_that_kept_it_out_ends_before_its_first_step() -> None:
+async def test_request_begins_when_its_blocker_leaves_at_once() -> None:
     for seed in range(10):
         await Burst(seed, has_faults=False).run_with_one_that_leaves_at_once()

@@ -1,4 +1,4 @@
-"""Executors on their way out, step by step: which of their requests go, and when."""
+"""Tests which requests move, and when, while an executor is drained."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_what_still_runs_goes_when_the_time_is_up() -> None:
     await fleet.cluster.drain(0)
 
 
-async def test_new_life_at_the_address_is_served_when_the_old_one_drains() -> None:
+async def test_new_life_is_served_when_the_old_one_drains() -> None:
     fleet, machine = Fleet(), Machine("executor:1")
     await fleet.join(machine)
     fleet.submit(1)
@@ -77,7 +77,7 @@ async def test_new_life_at_the_address_is_served_when_the_old_one_drains() -> No
     await fleet.cluster.drain(0)
 
 
-async def test_requests_go_on_elsewhere_when_the_executor_is_lost_while_it_drains() -> None:
+async def test_requests_move_when_a_draining_executor_is_lost() -> None:
     fleet, going, staying = Fleet(), Machine("going:1"), Machine("staying:1")
     await fleet.join(going)
     fleet.submit(1)
@@ -94,7 +94,7 @@ async def test_requests_go_on_elsewhere_when_the_executor_is_lost_while_it_drain
     await fleet.cluster.drain(0)
 
 
-async def test_executor_without_requests_goes_at_once_and_aborted_ones_hold_nobody_up() -> None:
+async def test_idle_executor_is_drained_at_once() -> None:
     fleet, idle, busy = Fleet(), Machine("idle:1"), Machine("busy:1")
     await fleet.join(idle)
     assert await fleet.drain(idle) == Drained()
@@ -141,7 +141,7 @@ async def test_executor_that_still_drains_serves_on_when_it_is_taken_back() -> N
     await fleet.cluster.drain(0)
 
 
-async def test_executor_that_is_gone_is_taken_again_when_it_is_taken_back() -> None:
+async def test_drained_executor_joins_when_it_is_taken_back() -> None:
     fleet, machine = Fleet(), Machine("executor:1")
     await fleet.join(machine)
     assert await fleet.drain(machine) == Drained()
@@ -157,7 +157,7 @@ async def test_executor_that_is_gone_is_taken_again_when_it_is_taken_back() -> N
     await fleet.cluster.drain(0)
 
 
-async def test_executor_that_says_it_was_drained_is_refused_by_a_scheduler_that_restarted() -> None:
+async def test_drained_executor_is_refused_by_a_restarted_scheduler() -> None:
     fleet, machine = Fleet(), Machine("executor:1")
     machine.says_drained = True
     with pytest.raises(DomainError, match="known: none"):

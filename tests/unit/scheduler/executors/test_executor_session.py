@@ -1,8 +1,9 @@
-"""One executor over its link: which results become events, and when it is given up."""
+"""Tests one executor over its link: results that become events, and when it is given up."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncGenerator
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse, StepPatience
-from scheduler_service.executors.executor_link import ExecutorLost, ExecutorSilent
+from scheduler_service.executors.executor_link import ExecutorLost, ExecutorSilent, is_refused
 from scheduler_service.executors.executor_session import (
     MAX_REPEATED,
     ExecutorSession,
@@ -22,6 +23,7 @@ from scheduler_service.scheduler.values.plan import StepPlan, StepStatus
 from scheduler_service.step_codec import EncodedBatch, Received
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import CoreDriver
+from tests.support.processes.addresses import reserve_address
 
 ADDRESS = "executor:1"
 
@@ -44,7 +46,6 @@ class ScriptedLink:
         self.answer_with(step_id, np.array(token_ids, "<i4").tobytes())
 
     def answer_with(self, step_id: int, tokens: bytes) -> None:
-        """As `answer`, with `tokens` as they are."""
         self._results.put_nowait(
             pb.StepResult(step_id=step_id, status=pb.STEP_STATUS_OK, sampled_token_ids=tokens)
         )
@@ -158,7 +159,7 @@ async def test_executor_is_lost_when_it_repeats_a_result_for_ever() -> None:
     assert talk.step_ids == [1]
 
 
-async def test_result_is_reported_without_rows_when_its_step_is_not_the_oldest() -> None:
+async def test_result_of_another_step_is_reported_without_rows() -> None:
     talk = Conversation()
     talk.send()
     talk.link.answer(9)
@@ -168,7 +169,7 @@ async def test_result_is_reported_without_rows_when_its_step_is_not_the_oldest()
     await talk.close()
 
 
-async def test_executor_is_lost_when_a_result_says_nothing_that_can_be_understood() -> None:
+async def test_executor_is_lost_when_a_result_is_undecodable() -> None:
     talk = Conversation()
     talk.send()
     talk.link.answer_with(1, b"odd")
@@ -176,7 +177,7 @@ async def test_executor_is_lost_when_a_result_says_nothing_that_can_be_understoo
     assert talk.reported == []
 
 
-async def test_batch_is_answered_as_refused_at_once_when_it_is_too_large_to_be_sent(
+async def test_oversized_batch_is_answered_as_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     talk = Conversation()
@@ -190,7 +191,7 @@ async def test_batch_is_answered_as_refused_at_once_when_it_is_too_large_to_be_s
     await talk.close()
 
 
-async def test_batch_that_is_too_large_is_answered_after_those_before_it() -> None:
+async def test_oversized_batch_is_answered_in_order() -> None:
     talk = Conversation()
     talk.send()
     talk.send(max_message_bytes=1)
@@ -206,7 +207,7 @@ async def test_batch_that_is_too_large_is_answered_after_those_before_it() -> No
     await talk.close()
 
 
-async def test_nothing_is_reported_when_the_scheduler_has_removed_the_executor() -> None:
+async def test_nothing_is_reported_of_a_removed_executor() -> None:
     talk = Conversation()
     talk.send()
     await talk.turns()
@@ -236,9 +237,75 @@ async def test_executor_is_given_up_when_its_oldest_step_is_not_answered() -> No
     talk.session.closed()
 
 
-async def test_doubt_is_told_once_when_the_executor_is_silent_and_when_it_is_not() -> None:
+async def test_doubt_is_told_once_when_it_changes() -> None:
     talk = Conversation()
     for is_silent in (True, True, False, False):
         talk.alarm.silent(is_silent=is_silent)
     assert talk.doubts == [True, False]
     await talk.close()
+
+
+def listener(family: socket.AddressFamily, host: str) -> socket.socket:
+    """Raises OSError where the machine has no such addresses."""
+    listening = socket.socket(family)
+    try:
+        listening.bind((host, 0))
+    except OSError:
+        listening.close()
+        raise
+    listening.listen()
+    return listening
+
+
+async def test_address_refuses_when_nobody_listens() -> None:
+    assert await is_refused(reserve_address())
+
+
+async def test_address_does_not_refuse_when_somebody_listens() -> None:
+    with listener(socket.AF_INET, "127.0.0.1") as listening:
+        assert not await is_refused(f"127.0.0.1:{listening.getsockname()[1]}")
+
+
+async def test_name_does_not_refuse_when_one_address_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusing = reserve_address().rpartition(":")
+    with listener(socket.AF_INET, "127.0.0.1") as listening:
+        ports = [int(refusing[2]), listening.getsockname()[1]]
+
+        async def two_addresses(*_: object, **__: object) -> list[object]:
+            return [
+                (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)) for port in ports
+            ]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two_addresses)
+        assert not await is_refused("executor:1")
+        ports.pop()
+        assert await is_refused("executor:1")
+
+
+async def test_ipv6_address_refuses_when_nobody_listens_any_more() -> None:
+    try:
+        listening = listener(socket.AF_INET6, "::1")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    target = f"[::1]:{listening.getsockname()[1]}"
+    with listening:
+        assert not await is_refused(target)
+    assert await is_refused(target)
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), OSError(113, "no route"), socket.gaierror()])
+async def test_address_does_not_refuse_when_it_cannot_be_reached(
+    error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", connect)
+    assert not await is_refused("127.0.0.1:1")
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1", "127.0.0.1:", "host name:x"])
+async def test_address_does_not_refuse_when_it_is_none(target: str) -> None:
+    assert not await is_refused(target)

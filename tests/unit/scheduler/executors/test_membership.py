@@ -1,18 +1,21 @@
-"""Who joins: nothing is believed before the executor itself has said it."""
+"""Tests who joins: nothing is believed before the executor itself has said it."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
+from executor_service.service.encode_answer import encode_info
 from scheduler_service.callers.caller import Admission
-from scheduler_service.config import ClusterConfig
+from scheduler_service.config import ClusterConfig, SchedulerServiceConfig
 from scheduler_service.driver import Driver
 from scheduler_service.executors.answer_watch import FACTOR, FIRST_LENIENCE
-from scheduler_service.executors.applicants import MAX_PENDING_JOINS
+from scheduler_service.executors.applicants import MAX_PENDING_JOINS, Tasks
 from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
 from scheduler_service.executors.handshake import check_executor_info, core_config, epoch_for
 from scheduler_service.request_limits import RequestName
@@ -22,7 +25,10 @@ from scheduler_service.scheduler.values.request import Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.sinks import GenerateStream, RequestSink
 from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve_options import options
 from splitserve_rpc.domain_error import DomainError
+from tests.support.core.driver import make_config
+from tests.support.core.in_process import executor_info
 from tests.support.core.machines import VOCAB_SIZE, BurstLink, Machine
 
 ADDRESS = "executor:1"
@@ -78,7 +84,7 @@ def info_of(machine: Machine, change: Callable[[pb.ExecutorInfo], None]) -> pb.E
     return info
 
 
-async def test_model_and_length_are_those_of_executors_that_answer_when_others_claim_more() -> None:
+async def test_model_is_that_of_executors_that_answer() -> None:
     machine = Machine(ADDRESS)
     network = Network(machine)
     dead = Machine("nobody:1").info
@@ -96,35 +102,31 @@ async def test_model_and_length_are_those_of_executors_that_answer_when_others_c
     await network.cluster.drain(0)
 
 
-def _digest(info: pb.ExecutorInfo) -> None:
-    info.model.digest = "e" * 64
+def set_path(info: pb.ExecutorInfo, path: str, value: object) -> None:
+    """Sets a field, or one of a message in `info`: `model.digest`."""
+    *parents, name = path.split(".")
+    setattr(getattr(info, parents[0]) if parents else info, name, value)
 
 
-def _length(info: pb.ExecutorInfo) -> None:
-    info.model.max_model_len_tokens = 3
-
-
-def _pool(info: pb.ExecutorInfo) -> None:
-    info.num_device_blocks = 2**20
-
-
-def _epoch(info: pb.ExecutorInfo) -> None:
-    info.executor_epoch += 1
-
-
-@pytest.mark.parametrize("change", [_digest, _length, _pool, _epoch])
-async def test_living_executor_goes_on_when_another_registers_with_its_address(
-    change: Callable[[pb.ExecutorInfo], None],
-) -> None:
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model.digest", "e" * 64),
+        ("model.max_model_len_tokens", 3),
+        ("num_device_blocks", 2**20),
+        ("executor_epoch", 2**40),
+    ],
+)
+async def test_living_executor_keeps_its_address(path: str, value: object) -> None:
     machine = Machine(ADDRESS)
     network = Network(machine)
-    if change is _epoch:
+    if path == "executor_epoch":
         await network.cluster.join(machine.info)
         await turns()
     known = network.cluster.executors
 
     with pytest.raises(DomainError) as refusal:
-        await network.cluster.join(info_of(machine, change))
+        await network.cluster.join(info_of(machine, lambda info: set_path(info, path, value)))
 
     assert refusal.value.reason == "EXECUTOR_MISMATCH"
     assert f"GetInfo at {ADDRESS} says" in refusal.value.message
@@ -204,15 +206,12 @@ async def test_registrations_are_bounded_when_nobody_answers() -> None:
         ("address", "[::1]:65536"),
     ],
 )
-def test_info_is_refused_by_name_when_a_field_is_beyond_all_that_exists(
-    path: str, value: object
-) -> None:
+def test_info_is_refused_when_a_field_is_out_of_range(path: str, value: object) -> None:
     info = Machine(ADDRESS).info
     if path.startswith("trial_step"):
         info.trial_step.CopyFrom(pb.TrialStep(num_tokens=1, num_attended=1, took_us=1))
         check_executor_info(info)
-    *parents, name = path.split(".")
-    setattr(getattr(info, parents[0]) if parents else info, name, value)
+    set_path(info, path, value)
     with pytest.raises(DomainError) as refusal:
         check_executor_info(info)
     assert refusal.value.reason == "EXECUTOR_INFO_INVALID"
@@ -232,7 +231,7 @@ def test_info_is_refused_when_it_names_countless_tokens() -> None:
         check_executor_info(info)
 
 
-def test_info_is_accepted_when_it_names_a_feature_of_a_later_version() -> None:
+def test_info_is_accepted_with_an_unknown_feature() -> None:
     info = Machine(ADDRESS).info
     known = core_config(info, ClusterConfig()).features
     info.features.append(99)  # type: ignore[arg-type]
@@ -241,7 +240,7 @@ def test_info_is_accepted_when_it_names_a_feature_of_a_later_version() -> None:
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], [1, 2, VOCAB_SIZE]])
-async def test_prompt_is_looked_at_once_when_there_are_several_executors(
+async def test_prompt_is_checked_once_for_all_executors(
     prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines = [Machine(f"executor:{number}") for number in range(3)]
@@ -266,7 +265,7 @@ async def test_prompt_is_looked_at_once_when_there_are_several_executors(
     await network.cluster.drain(0)
 
 
-async def test_tenants_have_other_weights_at_executors_that_join_from_then_on() -> None:
+async def test_tenants_have_new_weights_at_new_executors() -> None:
     machine = Machine(ADDRESS)
     network = Network(machine)
     weights: list[dict[str, float]] = []
@@ -305,7 +304,7 @@ async def test_executor_is_not_taken_while_it_hangs_in_a_step() -> None:
     await network.cluster.drain(0)
 
 
-async def test_life_that_was_lost_is_not_taken_before_it_is_done_with_its_steps() -> None:
+async def test_lost_life_is_not_taken_while_its_step_runs() -> None:
     machine = Machine(ADDRESS)
     network = Network(machine)
     await network.cluster.join(machine.info)
@@ -332,7 +331,7 @@ async def test_life_that_was_lost_is_not_taken_before_it_is_done_with_its_steps(
 
 
 @pytest.mark.parametrize("has_measured", [True, False])
-async def test_first_step_of_an_executor_has_the_time_that_it_has_measured_times_a_factor(
+async def test_first_step_has_the_measured_time_times_a_factor(
     has_measured: bool,
 ) -> None:
     machine = Machine(ADDRESS)
@@ -356,24 +355,75 @@ async def test_first_step_of_an_executor_has_the_time_that_it_has_measured_times
 
 
 @pytest.mark.parametrize(("newest", "epoch"), [(0, 7), (6, 7), (7, 7), (8, 9), (2**62 - 1, 2**62)])
-def test_scheduler_speaks_with_an_epoch_that_is_not_older_than_any_the_executor_knows(
-    newest: int, epoch: int
-) -> None:
+def test_epoch_is_not_older_than_the_executor_knows(newest: int, epoch: int) -> None:
     assert epoch_for(pb.ExecutorInfo(newest_scheduler_epoch=newest), 7) == epoch
 
 
-def test_executor_is_refused_when_no_epoch_would_be_newer_than_what_it_knows() -> None:
+def test_executor_is_refused_when_no_epoch_is_newer() -> None:
     with pytest.raises(DomainError, match="newest_scheduler_epoch"):
         epoch_for(pb.ExecutorInfo(newest_scheduler_epoch=2**63 - 1), 7)
 
 
 @pytest.mark.parametrize(("most", "expected"), [(1, 1), (2, 2), (9, 3)])
-async def test_executor_gets_no_more_credits_than_it_takes_or_the_pipeline_is_deep(
-    most: int, expected: int
-) -> None:
+async def test_executor_gets_as_many_credits_as_it_takes(most: int, expected: int) -> None:
     machine = Machine(ADDRESS)
     network = Network(machine, config=ClusterConfig(pipeline_depth=3))
     machine.max_inflight_steps = most
     await network.cluster.join(machine.info)
     assert [executor.num_credits for executor in network.cluster.executors] == [expected]
     await network.cluster.drain(0)
+
+
+def config_of(*flags: str) -> ClusterConfig:
+    return SchedulerServiceConfig.from_options(options.parse("scheduler", flags, {})).cluster
+
+
+def test_scheduler_warns_when_steps_have_fewer_tokens_than_rows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    info = encode_info(executor_info(make_config(), epoch=1))
+    options_ = config_of("--max-num-batched-tokens=7", "--max-num-seqs=8")
+    with caplog.at_level(logging.WARNING):
+        assert core_config(info, options_).max_num_seqs == 7
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert "max_num_seqs=8 max_num_batched_tokens=7" in text
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_rows", "num_rows"), [(5, 300, 5), (300, 300, 256), (300, 7, 7), (7, 7, 7)]
+)
+def test_core_has_no_more_rows_than_tokens(
+    max_tokens: int, max_rows: int, num_rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = make_config(max_num_batched_tokens=max_tokens, max_num_seqs=max_rows)
+    info = encode_info(executor_info(limits, epoch=1))
+    with caplog.at_level(logging.WARNING):
+        config = core_config(info, ClusterConfig())
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (max_tokens, num_rows)
+    texts = [record.getMessage() for record in caplog.records]
+    assert [f"max_num_batched_tokens={max_tokens}" in text for text in texts] == [True] * (
+        max_tokens == 5
+    )
+
+
+async def test_task_lives_as_long_as_its_owner() -> None:
+    ended: list[str] = []
+
+    async def wait(name: str) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append(name)
+
+    async def break_off() -> None:
+        raise RuntimeError("a bug")
+
+    tasks = Tasks()
+    for name in "abc":
+        tasks.begin(wait(name))
+    tasks.begin(break_off())
+    await asyncio.sleep(0)
+    gc.collect()
+    assert ended == []
+    await tasks.close()
+    assert ended == ["a", "b", "c"]

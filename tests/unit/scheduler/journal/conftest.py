@@ -7,5 +7,4 @@ import pytest
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a journal is to be."""
     return tmp_path / "scheduler.journal"

@@ -1,3 +1,5 @@
+"""Tests checkpoints of a scheduler: what is restored, and what a stranger may write."""
+
 from __future__ import annotations
 
 import io
@@ -18,19 +20,10 @@ from scheduler_service.journal.checkpoint import (
     load_state,
     scheduler_structure,
 )
-from scheduler_service.journal.journal import JOURNAL_VERSION, Entries, NoJournal
+from scheduler_service.journal.journal import JOURNAL_VERSION
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import JournalUnreadable
 from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.events import (
-    Event,
-    ExecutorLost,
-    RequestAborted,
-    RequestSubmitted,
-    Tick,
-)
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES, make_queue_policy
 from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
 from scheduler_service.scheduler.scheduler import Scheduler
@@ -39,58 +32,7 @@ from scheduler_service.scheduler.values.config import BatchPolicyName, FleetConf
 from scheduler_service.scheduler.values.sampling_params import BeamParams
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.driver import CoreDriver, make_config
-from tests.support.core.recorded_run import RandomRun, plain_request, run_config, write_entries
-
-
-@pytest.mark.parametrize("queue_policy", list(QUEUE_POLICIES))
-@pytest.mark.parametrize("sliding_window", [None, 13])
-def test_scheduler_decides_alike_when_it_was_restored(
-    queue_policy: str, sliding_window: int | None
-) -> None:
-    config = run_config(queue_policy=queue_policy, sliding_window=sliding_window)
-    num_effects = 0
-    for seed in range(1, 7):
-        run = RandomRun(NoJournal(), config, seed)
-        run.run(60, to_the_end=False)
-        scheduler, now_ns = run.scheduler, run.now_ns + 1
-
-        copy = load_state(dump_state(scheduler), Scheduler)
-
-        assert copy.places.keys() == scheduler.places.keys()
-        # Of requests whose executor is lost, each is decided anew.
-        for address in list(scheduler.executors):
-            for event in (
-                ExecutorLost(address, LossCause.BLAMELESS, "the test asked for it"),
-                Tick(looks_everywhere=True),
-            ):
-                ours = effects_of(scheduler, event, now_ns)
-                assert effects_of(copy, event, now_ns) == ours
-                num_effects += len(ours)
-    assert num_effects > 20
-
-
-def effects_of(scheduler: Scheduler, event: Event, now_ns: int) -> list[pb.JournaledEffect]:
-    identities = [journal_identity(executor) for executor in scheduler.executors.values()]
-    entry = pb.JournalEntry()
-    Entries(identities).complete(entry, scheduler.handle(event, now_ns))
-    return list(entry.effects)
-
-
-def journal_identity(executor: ExecutorState) -> pb.ExecutorIdentity:
-    return pb.ExecutorIdentity(address=executor.address, executor_epoch=executor.epoch)
-
-
-def test_scheduler_is_restored_when_it_waits_with_every_policy() -> None:
-    for queue_policy in QUEUE_POLICIES:
-        scheduler = Scheduler(FleetConfig(queue_policy=queue_policy))
-        scheduler.handle(RequestSubmitted(plain_request(1)), 5)
-
-        copy = load_state(dump_state(scheduler), Scheduler)
-
-        assert copy.first_waiting(2) == [copy.places["r1"].request]
-        copy.handle(RequestAborted("r1"), 6)
-        assert copy.num_waiting == 0
-        assert scheduler.num_waiting == 1
+from tests.support.core.recorded_run import write_entries
 
 
 def test_checkpoint_is_small_when_rows_are_short_and_may_become_long() -> None:
@@ -112,7 +54,7 @@ def test_checkpoint_is_small_when_rows_are_short_and_may_become_long() -> None:
     assert copy.block_table(row_id).tolist() == rows.block_table(row_id).tolist()
 
 
-def test_beam_search_is_restored_when_its_beams_are_longer_than_a_pickle_may_be_deep() -> None:
+def test_beam_search_is_restored_when_its_beams_are_long() -> None:
     driver = CoreDriver()
     request = driver.add(4)
     search = BeamSearch(BeamParams(2), n=1, max_tokens=6000)
@@ -207,7 +149,7 @@ def by_name(module: str, name: str, *arguments: str) -> bytes:
         pickle.dumps({"no": "core"}),
     ],
 )
-def test_load_refuses_bytes_when_they_are_not_the_state_of_a_scheduler(data: bytes) -> None:
+def test_load_refuses_bytes_that_are_no_scheduler(data: bytes) -> None:
     with pytest.raises(CheckpointUnusable):
         load_state(data, Scheduler)
 
@@ -277,7 +219,7 @@ def write_checkpoint(path: Path, scheduler: bytes, structure: str) -> None:
     write_entries(path, entries)
 
 
-def test_replay_says_unreadable_when_a_scheduler_lacks_an_attribute_of_this_build(
+def test_replay_refuses_a_checkpoint_of_another_build(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "older.journal"
@@ -294,7 +236,7 @@ def test_replay_says_unreadable_when_a_scheduler_lacks_an_attribute_of_this_buil
     assert output.out == ""
 
 
-def test_replay_goes_on_when_a_checkpoint_is_of_a_scheduler_structured_alike(
+def test_replay_accepts_a_checkpoint_of_the_same_structure(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "same.journal"

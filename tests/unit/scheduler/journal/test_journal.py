@@ -1,3 +1,5 @@
+"""Tests the journal: entries, segments, and recording that ends when the disk is full."""
+
 from __future__ import annotations
 
 import logging
@@ -137,9 +139,7 @@ def test_entry_says_what_was_raised_when_the_scheduler_returned_nothing(
     assert replay(path).difference is None
 
 
-def test_batch_is_in_the_journal_when_the_driver_failed_to_send_it(
-    path: Path, journal: FileJournal
-) -> None:
+def test_batch_is_recorded_when_it_was_not_sent(path: Path, journal: FileJournal) -> None:
     scheduler = Scheduler(FleetConfig())
     journal.begin(scheduler, FleetConfig())
     joined = events.ExecutorJoined("a:1", 1, run_config(), num_credits=1)
@@ -169,7 +169,7 @@ def test_position_is_that_of_the_event_when_it_is_being_handled(
 
 
 @pytest.mark.parametrize("queue_policy", ["fcfs", "deadline"])
-def test_segments_stay_within_the_bound_and_replay_alone_when_the_file_rotates(
+def test_segments_are_bounded_and_replay_alone(
     path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
@@ -242,7 +242,7 @@ def test_recording_ends_and_serving_goes_on_when_the_disk_is_full(
     assert replay(path).difference is None
 
 
-def test_recording_ends_and_serving_goes_on_when_the_disk_is_full_in_the_middle_of_a_record(
+def test_recording_ends_when_the_disk_fills_within_a_record(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -260,7 +260,7 @@ def test_recording_ends_and_serving_goes_on_when_the_disk_is_full_in_the_middle_
     assert (report.is_cut, report.difference) == (True, None)
 
 
-def test_recording_ends_when_the_state_of_the_scheduler_takes_most_of_a_segment(
+def test_recording_ends_when_a_checkpoint_fills_a_segment(
     path: Path,
 ) -> None:
     journal = open_file(path, 20_000)
@@ -276,7 +276,7 @@ def test_recording_ends_when_the_state_of_the_scheduler_takes_most_of_a_segment(
     assert replay(path).difference is None
 
 
-def test_recording_ends_and_serving_goes_on_when_an_event_cannot_be_encoded(
+def test_recording_ends_when_an_event_cannot_be_encoded(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = open_file(path)

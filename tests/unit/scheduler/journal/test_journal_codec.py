@@ -1,8 +1,11 @@
+"""Tests the codec of journals: what is written comes back, and no field is forgotten."""
+
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import fields
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -118,53 +121,44 @@ def field_names(message: type) -> set[str]:
     return {field.name for field in message.DESCRIPTOR.fields}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("config", [CONFIG, make_config()])
-def test_config_is_the_same_when_it_comes_back(config: SchedulerConfig) -> None:
-    message = journal.CoreConfig()
-    encode_fields(config, message)
-
-    assert decode_config(message) == config
-
-
-def test_fleet_config_is_the_same_when_it_comes_back() -> None:
-    config = FleetConfig(
-        queue_policy="fair",
-        tenant_weights={"a": 0.3},
-        max_num_waiting=7,
-        max_executor_losses=4,
-        executor_return_s=0.1,
-    )
-    message = journal.FleetConfig()
-    encode_fields(config, message)
-
-    assert decode_fleet_config(message) == config
+SAMPLING = [
+    PARAMS,
+    SamplingParams(),
+    SamplingParams(temperature=0.0, logit_bias={3: -math.inf}),
+    SamplingParams(grammar=Grammar("json_schema", ("{}",))),
+    SamplingParams(grammar=Grammar("regex", ("[a-zé]",))),
+    SamplingParams(grammar=Grammar("lark", ("start: /x/",))),
+    SamplingParams(grammar=Grammar("choices", ("yes", "no"))),
+]
+FLEET = FleetConfig(
+    queue_policy="fair",
+    tenant_weights={"a": 0.3},
+    max_num_waiting=7,
+    max_executor_losses=4,
+    executor_return_s=0.1,
+)
 
 
 @pytest.mark.parametrize(
-    "params",
+    ("value", "message", "decode"),
     [
-        PARAMS,
-        SamplingParams(),
-        SamplingParams(temperature=0.0, logit_bias={3: -math.inf}),
-        SamplingParams(grammar=Grammar("json_schema", ("{}",))),
-        SamplingParams(grammar=Grammar("regex", ("[a-zé]",))),
-        SamplingParams(grammar=Grammar("lark", ("start: /x/",))),
-        SamplingParams(grammar=Grammar("choices", ("yes", "no"))),
+        (CONFIG, journal.CoreConfig, decode_config),
+        (make_config(), journal.CoreConfig, decode_config),
+        (FLEET, journal.FleetConfig, decode_fleet_config),
+        (SCHEDULING, journal.JournaledSchedulingParams, decode_scheduling_params),
+        (SchedulingParams(), journal.JournaledSchedulingParams, decode_scheduling_params),
+        *((params, journal.JournaledSamplingParams, decode_sampling_params) for params in SAMPLING),
     ],
 )
-def test_sampling_params_are_the_same_when_they_come_back(params: SamplingParams) -> None:
-    message = journal.JournaledSamplingParams()
-    encode_fields(params, message)
+def test_value_is_the_same_when_it_comes_back(
+    value: Any,  # noqa: ANN401
+    message: type[Any],
+    decode: Callable[[Any], object],
+) -> None:
+    encoded = message()
+    encode_fields(value, encoded)
 
-    assert decode_sampling_params(message) == params
-
-
-@pytest.mark.parametrize("params", [SCHEDULING, SchedulingParams()])
-def test_scheduling_params_are_the_same_when_they_come_back(params: SchedulingParams) -> None:
-    message = journal.JournaledSchedulingParams()
-    encode_fields(params, message)
-
-    assert decode_scheduling_params(message) == params
+    assert decode(encoded) == value
 
 
 @pytest.mark.parametrize(
@@ -235,7 +229,7 @@ def test_unsent_step_is_the_same_when_it_comes_back() -> None:
     assert (copy.outcome.step_id, copy.outcome.status) == (9, StepStatus.REFUSED)
 
 
-def test_step_is_decoded_from_the_message_that_came_when_it_comes_back() -> None:
+def test_step_is_decoded_from_its_message() -> None:
     result = executor.StepResult(step_id=9, status=executor.STEP_STATUS_FAILED)
     outcome = decode_result(result, 2)
     entry = journal.JournalEntry()

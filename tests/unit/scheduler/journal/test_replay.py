@@ -1,3 +1,5 @@
+"""Tests replaying a journal, and what is said of differences."""
+
 from __future__ import annotations
 
 import os
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.journal.__main__ import main
-from scheduler_service.journal.replay import Difference, replay
+from scheduler_service.journal.replay import Difference, find_difference, replay
 from scheduler_service.journal.segment_file import SegmentReader
 from scheduler_service.scheduler.effects import Effect
 from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
@@ -24,7 +26,9 @@ from scheduler_service.scheduler.values.request import Request
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.in_process import SCHEDULER_EPOCH
+from tests.support.core.machines import Machine
 from tests.support.core.recorded_run import RandomRun, open_file, run_config, write_entries
+from tests.support.core.stepped_fleet import Fleet, turns
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -290,3 +294,70 @@ def test_main_says_why_when_the_file_cannot_be_read(
     assert main([str(rewritten(recorded, tmp_path, change))]) == 2
 
     assert message in capsys.readouterr().err
+
+
+def test_difference_tells_element_and_both_values_when_a_column_differs() -> None:
+    ours = executor.ScheduleBatch(step_id=4, work=executor.Work(row_ids=b"\1\0\0\0\5\0\0\0"))
+    theirs = executor.ScheduleBatch(step_id=4, work=executor.Work(row_ids=b"\1\0\0\0\7\0\0\0"))
+    recorded, replayed = (
+        pb.JournaledEffect(send_step=pb.SendStep(batch=batch.SerializeToString()))
+        for batch in (ours, theirs)
+    )
+
+    difference = find_difference(recorded, replayed)
+
+    assert difference is not None
+    assert difference.field == "send_step.batch.work.row_ids[1]"
+    assert (difference.recorded, difference.replayed) == ("5", "7")
+
+
+def test_difference_tells_lengths_of_columns() -> None:
+    ours = executor.Work(row_ids=b"\1\0\0\0")
+    theirs = executor.Work(row_ids=b"\1\0\0\0\7\0\0\0")
+
+    difference = find_difference(ours, theirs)
+
+    assert difference is not None
+    assert (difference.field, difference.recorded) == ("row_ids", "1 elements")
+
+
+def test_batches_are_equal_when_only_the_order_of_a_map_differs() -> None:
+    # Two encodings of {1: 1.0, 2: 2.0}.
+    first, second = b"\x42\x07\x08\x01\x15\0\0\x80\x3f", b"\x42\x07\x08\x02\x15\0\0\0\x40"
+    messages = []
+    for params in (first + second, second + first):
+        rows = executor.NewRows(sampling_params=[executor.SamplingParams.FromString(params)])
+        messages.append(executor.ScheduleBatch(new_rows=rows))
+    assert dict(messages[0].new_rows.sampling_params[0].logit_bias) == {1: 1.0, 2: 2.0}
+
+    assert find_difference(messages[0], messages[1]) is None
+
+
+async def test_effects_are_recorded_when_the_driver_fails_to_execute_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[object] = []
+
+    def fail(events: object) -> None:
+        monkeypatch.undo()
+        failed.append(events)
+        raise RuntimeError("a fault of the driver")
+
+    journal = open_file(path)
+    fleet = Fleet(journal=journal)
+    machine = Machine("executor:1")
+    await fleet.join(machine)
+    monkeypatch.setattr(fleet.cluster.delivery, "deliver", fail)
+    fleet.submit(1)
+    await turns()
+    await fleet.finish(machine)
+    await fleet.cluster.drain(0)
+    journal.close()
+
+    entries = list(SegmentReader(path))
+    delivered = [
+        effect for entry in entries for effect in entry.effects if effect.HasField("deliver_tokens")
+    ]
+    assert len(failed) == 1
+    assert delivered
+    assert replay(path).difference is None

@@ -1,3 +1,5 @@
+"""Tests segments of a journal: whole, cut, damaged or of somebody else."""
+
 from __future__ import annotations
 
 import os
@@ -59,7 +61,7 @@ def test_reader_gives_complete_entries_when_the_file_is_cut_anywhere(tmp_path: P
         assert reader.is_cut == (length not in (0, *ends))
 
 
-def test_reader_names_the_damaged_record_when_any_one_bit_was_flipped(tmp_path: Path) -> None:
+def test_reader_names_the_record_with_a_flipped_bit(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written = entries(6)
     begins = [0, *write(path, written)]
@@ -82,7 +84,7 @@ def test_reader_names_the_damaged_record_when_any_one_bit_was_flipped(tmp_path: 
         assert named in str(raised.value) or (number == 0 and "record 0" in str(raised.value))
 
 
-def test_reader_refuses_file_when_a_record_was_taken_out_or_doubled(tmp_path: Path) -> None:
+def test_reader_refuses_missing_or_doubled_records(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     ends = write(path, entries(4))
     data = path.read_bytes()
@@ -140,7 +142,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("umask")
-def test_files_are_for_their_owner_alone_whatever_the_umask_and_what_was_there(
+def test_files_are_for_their_owner_alone(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "journal"
@@ -153,7 +155,7 @@ def test_files_are_for_their_owner_alone_whatever_the_umask_and_what_was_there(
     assert path.with_name("journal.1").stat().st_mode & 0o777 == 0o600
 
 
-def test_folder_stays_where_it_is_when_it_is_to_be_the_file(tmp_path: Path) -> None:
+def test_folder_is_not_replaced_by_a_journal(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="it is no regular file"):
         SegmentFile(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Messages of clients and to them."""
+"""Tests decoding requests of clients, and what is encoded for them."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def test_grammar_has_its_kind_and_texts_when_it_is_decoded(
         (api.Grammar(choices=api.Choices(texts=["a"] * 1025)), "has 1025 texts"),
     ],
 )
-def test_grammar_is_refused_when_there_is_nothing_or_too_much_to_decode(
-    message: api.Grammar, named: str
-) -> None:
+def test_grammar_is_refused_when_its_size_is_wrong(message: api.Grammar, named: str) -> None:
     with pytest.raises(DomainError, match=named) as caught:
         decode_sampling_params(api.SamplingParams(grammar=message))
     assert caught.value.reason == "SAMPLING_PARAMS_INVALID"
@@ -82,7 +80,7 @@ def test_grammar_is_refused_when_there_is_nothing_or_too_much_to_decode(
         api.SamplingParams(allowed_token_ids=range(500)),
     ],
 )
-def test_decoder_gives_what_is_in_a_message_when_it_comes_again(
+def test_decoder_gives_the_same_for_repeated_messages(
     message: api.SamplingParams,
 ) -> None:
     decoder = SamplingDecoder()

@@ -63,7 +63,7 @@ def test_delivery_gives_each_open_stream_its_tokens_in_order(
 
 
 @pytest.mark.parametrize("closed", [set(), {1}])
-def test_delivery_asks_nothing_of_others_when_a_step_is_of_one_stream(closed: set[int]) -> None:
+def test_delivery_of_one_stream_asks_no_other(closed: set[int]) -> None:
     streams = _deliver([(1, 0, 7), (1, 2, 8), (1, 0, 9)], closed)
     assert streams[1].tokens == ([] if closed else [(0, 7), (2, 8), (0, 9)])
     assert [stream.flushes for stream in streams] == [0, 0 if closed else 1, 0]

@@ -1,10 +1,15 @@
+"""Tests what waits for a reader, and how messages of a session are joined."""
+
 from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
+from scheduler_service.request_limits import RequestName
 from scheduler_service.streams.outbox import Outbox, Unread
+from scheduler_service.streams.sinks import SessionStream
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 
@@ -48,7 +53,7 @@ async def test_outbox_brings_what_is_queued_when_it_ends_with_an_error() -> None
     assert unread.num_bytes == 0
 
 
-async def test_outbox_counts_nothing_when_it_was_closed_while_a_message_is_written() -> None:
+async def test_outbox_counts_nothing_when_it_is_closed() -> None:
     outbox = Outbox(unread := Unread(300, 1000))
     outbox.put(message(5))
     outbox.put(message(6))
@@ -113,3 +118,67 @@ async def test_outbox_joins_no_more_than_a_bounded_number_of_bytes() -> None:
     num_bytes = [len(await outbox.get() or b"") for _ in range(2)]
     assert num_bytes == [2 * large.ByteSize()] * 2
     assert large.ByteSize() < 80_000
+
+
+FINISH = api.Finish(reason=api.FINISH_REASON_LENGTH)
+
+
+class _Session:
+    def __init__(self, *handles: int) -> None:
+        self.stream = SessionStream(Outbox(Unread(10_000, 10_000)))
+        self.begin(*handles)
+
+    def begin(self, *handles: int) -> None:
+        for handle in handles:
+            self.stream.begin(handle, RequestName(f"r{handle}"))
+
+    def step(self, *tokens: tuple[int, int], ends: tuple[int, ...] = ()) -> None:
+        if tokens:
+            handles, token_ids = np.array(tokens, np.int32).T
+            self.stream.plain_tokens(handles, token_ids)
+        for handle in ends:
+            self.stream.end(handle, FINISH)
+        self.stream.flush()
+
+    async def next_message(self) -> tuple[list[tuple[int, int]], list[int]]:
+        response = api.SessionResponse.FromString(await self.stream.outbox.get() or b"")
+        tokens = list(zip(response.handles, response.token_ids, strict=True))
+        return tokens, [event.handle for event in response.events]
+
+
+async def test_session_sends_one_message_when_requests_end_in_several_steps() -> None:
+    session = _Session(1, 2, 3)
+    session.step((1, 5), (2, 6), ends=(1,))
+    session.step((2, 7), (3, 8), ends=(2,))
+    session.step((3, 9))
+    tokens = [(1, 5), (2, 6), (2, 7), (3, 8), (3, 9)]
+    assert await session.next_message() == (tokens, [1, 2])
+    assert session.stream.outbox.is_empty
+
+
+async def test_session_keeps_order_when_a_handle_is_reused() -> None:
+    session = _Session(1, 2)
+    session.step((1, 5), (2, 6), ends=(1,))
+    session.begin(1)
+    session.step((1, 7), ends=(2,))
+    assert await session.next_message() == ([(1, 5), (2, 6)], [1])
+    assert await session.next_message() == ([(1, 7)], [2])
+
+
+async def test_session_joins_again_when_an_end_was_sent() -> None:
+    session = _Session(1, 2)
+    session.step((1, 5), ends=(1,))
+    await session.next_message()
+    session.step((2, 6), ends=(2,))
+    session.begin(1)
+    session.step((1, 7))
+    assert await session.next_message() == ([(2, 6), (1, 7)], [2])
+
+
+async def test_session_sends_tokens_after_events_when_these_have_tokens() -> None:
+    session = _Session(1, 2)
+    session.stream.put(1, tokens=api.TokenChunk(token_ids=[5]))
+    session.step((2, 6))
+    session.step((1, 7))
+    assert await session.next_message() == ([(2, 6)], [1])
+    assert await session.next_message() == ([(1, 7)], [])

@@ -1,4 +1,4 @@
-"""Audit log and log lines follow from turns alone."""
+"""Tests that audit log and log lines follow from turns alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from scheduler_service.scheduler.effects import (
     RequestFinished,
     RequestQuarantined,
 )
+from scheduler_service.scheduler.events import StepCompleted
 from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler.values.plan import StepOutcome, StepStatus
 from scheduler_service.scheduler.values.request import FinishReason, Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.watching.operator_log import OperatorLog
@@ -60,7 +62,7 @@ def gone(cause: LossCause, *, is_drained: bool = False) -> ExecutorGone:
         ),
     ],
 )
-def test_operator_log_tells_how_an_executor_left_when_it_is_gone(
+def test_operator_log_tells_how_an_executor_left(
     log: OperatorLog,
     audit: ListedAudit,
     caplog: pytest.LogCaptureFixture,
@@ -76,9 +78,7 @@ def test_operator_log_tells_how_an_executor_left_when_it_is_gone(
     assert f"address={ADDRESS}" in record.getMessage()
 
 
-def test_operator_log_tells_the_epoch_when_an_executor_is_gone_in_the_turn_that_it_joined(
-    log: OperatorLog, audit: ListedAudit
-) -> None:
+def test_operator_log_tells_the_epoch_of_a_short_life(log: OperatorLog, audit: ListedAudit) -> None:
     log.see(turn(ExecutorServes(ADDRESS), gone(LossCause.DIED)))
 
     assert audit.events == [
@@ -87,9 +87,7 @@ def test_operator_log_tells_the_epoch_when_an_executor_is_gone_in_the_turn_that_
     ]
 
 
-def test_operator_log_tells_of_a_request_once_when_its_end_is_seen_twice(
-    log: OperatorLog, audit: ListedAudit
-) -> None:
+def test_operator_log_tells_an_end_once(log: OperatorLog, audit: ListedAudit) -> None:
     request = Request.create("key", [1, 2], SamplingParams(max_tokens=5), arrival=1, seed=1)
     log.see(submitted(request, RequestName("mine")))
     log.see(turn(RequestQuarantined(request)))
@@ -104,7 +102,7 @@ def test_operator_log_tells_of_a_request_once_when_its_end_is_seen_twice(
     ]
 
 
-def test_operator_log_counts_only_tokens_that_were_computed_here_when_a_request_was_resumed(
+def test_operator_log_counts_only_tokens_computed_here(
     log: OperatorLog, audit: ListedAudit
 ) -> None:
     request = Request.create(
@@ -116,7 +114,7 @@ def test_operator_log_counts_only_tokens_that_were_computed_here_when_a_request_
     assert audit.events[-1] == audit_events.RequestEnded("", "key", "abandoned", 0)
 
 
-def test_operator_log_tells_of_health_and_of_our_faults_when_they_change(
+def test_operator_log_tells_of_health_and_faults(
     log: OperatorLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     fault = RuntimeError("a fault")
@@ -130,3 +128,23 @@ def test_operator_log_tells_of_health_and_of_our_faults_when_they_change(
     assert failed.getMessage().startswith(f"core_invariant_broken address={ADDRESS} call=apply")
     assert failed.exc_info is not None
     assert failed.exc_info[1] is fault
+
+
+COMPLETED = StepCompleted(ADDRESS, StepOutcome(1, StepStatus.OK))
+
+
+def test_turn_has_no_answer_when_it_broke_the_contract() -> None:
+    gone = ExecutorGone(ADDRESS, 1, LossCause.DIED, "it broke the step contract", [], 1)
+
+    assert turn(gone, event=COMPLETED).answered is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_drained"), [(LossCause.BLAMELESS, True), (LossCause.WITHDRAWN, False)]
+)
+def test_turn_has_the_answer_when_the_executor_leaves_after_it(
+    cause: LossCause, is_drained: bool
+) -> None:
+    gone = ExecutorGone(ADDRESS, 1, cause, "why", [], 1, is_drained=is_drained)
+
+    assert turn(gone, event=COMPLETED).answered is COMPLETED

@@ -1,13 +1,15 @@
-"""The fake is only worth something if it notices what a scheduler can do wrong."""
+"""Tests that the fake runner notices what a scheduler can do wrong."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from executor_service.steps.step import BlockMoves, RowStatus, StepInput
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, expected_tokens
-from tests.support.steps.step_driver import DrivenSequence, Row, drive, make_step
+from tests.support.steps.step_driver import Row, make_step
 
 PROMPT = [3, 1, 4, 1, 5, 9]
 
@@ -17,8 +19,10 @@ def _runner(**changes: object) -> FakeRunner:
     return FakeRunner(**(sizes | changes))  # type: ignore[arg-type]
 
 
-def _row(tokens: list[int], start: int = 0, table: tuple[int, ...] = (0, 1)) -> Row:
-    return Row(tokens, start, table, num_prompt_tokens=len(PROMPT))
+def _row(
+    tokens: list[int], start: int = 0, table: tuple[int, ...] = (0, 1), adapter: str = ""
+) -> Row:
+    return Row(tokens, start, table, num_prompt_tokens=len(PROMPT), adapter=adapter)
 
 
 def _moves(*pairs: tuple[int, int]) -> BlockMoves:
@@ -26,54 +30,25 @@ def _moves(*pairs: tuple[int, int]) -> BlockMoves:
     return BlockMoves(sources, destinations)
 
 
-@pytest.mark.parametrize("chunk_size", [None, 1, 3])
-def test_tokens_are_the_expected_ones_when_sequences_are_driven(chunk_size: int | None) -> None:
-    runner = _runner(num_device_blocks=64)
-    prompts = [PROMPT, [7], [2] * 9]
-    sequences = [DrivenSequence(prompt, 7, start_step=i) for i, prompt in enumerate(prompts)]
-    drive(runner, sequences, block_size=4, num_blocks=64, chunk_size=chunk_size)
-    assert [s.output for s in sequences] == [expected_tokens(p, 7, 0, 128) for p in prompts]
-    assert runner.violations == []
-
-
-def test_violation_is_listed_when_a_block_was_never_computed() -> None:
+@pytest.mark.parametrize(
+    ("rows", "position", "block"),
+    [
+        # Never computed; overwritten; at another place; not copied to where it is read.
+        ([_row([9], start=6)], 0, 0),
+        ([_row(PROMPT), _row([8, 8], table=(0,)), _row([2], start=6)], 2, 0),
+        ([_row([*PROMPT, 2, 6]), _row([2], start=8, table=(1, 0, 2))], 0, 1),
+        ([_row(PROMPT), _row([2], start=6, table=(0, 9))], 4, 9),
+    ],
+)
+def test_violation_is_listed_when_a_block_holds_something_else(
+    rows: list[Row], position: int, block: int
+) -> None:
     runner = _runner()
-    runner.execute(make_step([_row([9], start=6)]))
-    assert runner.violations == ["step 1: row 0 reads something else at position 0, block 0"]
-
-
-def test_violation_is_listed_when_an_early_block_was_overwritten() -> None:
-    runner = _runner()
-    runner.execute(make_step([_row(PROMPT)]))
-    runner.execute(make_step([_row([8, 8], table=(0,))], step_id=2))
-    runner.execute(make_step([_row([2], start=6)], step_id=3))
-    assert runner.violations == ["step 3: row 0 reads something else at position 2, block 0"]
-
-
-def test_violation_is_listed_when_a_block_is_at_another_place() -> None:
-    runner = _runner()
-    runner.execute(make_step([_row([*PROMPT, 2, 6])]))
-    runner.execute(make_step([_row([2], start=8, table=(1, 0, 2))], step_id=2))
-    assert len(runner.violations) == 1
-
-
-def test_violation_is_listed_when_a_copy_is_missing() -> None:
-    runner = _runner()
-    runner.execute(make_step([_row(PROMPT)]))
-    runner.execute(make_step([_row([2], start=6, table=(0, 9))], step_id=2))
-    assert len(runner.violations) == 1
-
-
-def test_blocks_come_back_when_they_were_swapped() -> None:
-    runner = _runner()
-    runner.execute(make_step([_row(PROMPT)]))
-    runner.execute(make_step([], swap_out=_moves((0, 3), (1, 2)), step_id=2))
-    runner.spoil([0, 1])
-    swap_in, copy = _moves((3, 5), (2, 6)), _moves((5, 7), (6, 8))
-    rows = [_row([2], start=6, table=(7, 8))]
-    output = runner.execute(make_step(rows, swap_in=swap_in, copy=copy, step_id=3))
-    tokens = expected_tokens([*PROMPT, 2], 1, 0, 128)
-    assert (output.sampled_token_ids.tolist(), runner.violations) == (tokens, [])
+    for step_id, row in enumerate(rows, 1):
+        runner.execute(make_step([row], step_id=step_id))
+    assert runner.violations == [
+        f"step {len(rows)}: row 0 reads something else at position {position}, block {block}"
+    ]
 
 
 def test_blocks_are_spoiled_when_their_row_fails() -> None:
@@ -102,5 +77,94 @@ def test_violation_is_listed_when_a_history_is_another() -> None:
     assert len(runner.violations) == 1
 
 
-def test_tokens_depend_on_the_seed_when_temperature_is_positive() -> None:
-    assert expected_tokens(PROMPT, 8, 1, 10**6) != expected_tokens(PROMPT, 8, 2, 10**6)
+ENCODER = [27, 18, 28, 18, 28]
+VOCAB_SIZE = 10**6
+
+
+def _large_runner(window: int | None = None) -> FakeRunner:
+    return _runner(vocab_size=VOCAB_SIZE, sliding_window_tokens=window)
+
+
+def _truth(tokens: list[int], **options: object) -> int:
+    return expected_tokens(tokens, 1, 0, VOCAB_SIZE, **options)[0]  # type: ignore[arg-type]
+
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
+def test_blocks_are_noticed_when_they_were_computed_with_another_adapter() -> None:
+    runner = _large_runner()
+    runner.execute(make_step([_row(PROMPT, adapter="a")]))
+    output = runner.execute(make_step([_row([2], start=6, adapter="b")], step_id=2))
+    assert output.sampled_token_ids.tolist() != [_truth([*PROMPT, 2], adapter="b")]
+    assert runner.violations == ["step 2: row 0 reads something else at position 0, block 0"]
+
+
+# -- encoder tokens --------------------------------------------------------------------------------
+
+
+def _cross_row(tokens: list[int], start: int = 0, table: tuple[int, ...] = (0, 1)) -> Row:
+    row = _row(tokens, start, table)
+    return replace(row, cross_blocks=(8, 9), num_encoder=len(ENCODER))
+
+
+@pytest.mark.parametrize("block", [8, 9])
+def test_cross_block_is_noticed_when_it_was_overwritten(block: int) -> None:
+    runner = _large_runner()
+    runner.execute(make_step([replace(_cross_row(PROMPT), encoder=ENCODER)]))
+    runner.spoil([block])
+    runner.execute(make_step([_cross_row([2], start=6)], step_id=2))
+    assert f"encoder position {4 * (block - 8)}, block {block}" in runner.violations[0]
+
+
+def test_blocks_are_noticed_when_they_were_computed_with_other_encoder_tokens() -> None:
+    runner = _large_runner()
+    runner.execute(make_step([replace(_cross_row(PROMPT), encoder=ENCODER)]))
+    other = replace(_cross_row([2], start=6), encoder=[1, 2, 3, 4, 5])
+    runner.execute(make_step([other], step_id=2))
+    assert runner.violations == ["step 2: row 0 reads something else at position 0, block 0"]
+
+
+def test_cross_blocks_are_noticed_when_two_rows_fill_them() -> None:
+    runner = _large_runner()
+    row = replace(_cross_row(PROMPT), encoder=ENCODER)
+    runner.execute(make_step([row, replace(row, block_table=(2, 3))]))
+    assert len(runner.violations) == 1
+
+
+def test_cross_blocks_are_spoiled_when_their_row_fails() -> None:
+    runner = _large_runner()
+    runner.fault = lambda step: StepFault(rows={0: RowStatus.FAILED})
+    runner.execute(make_step([replace(_cross_row(PROMPT), encoder=ENCODER)]))
+    runner.fault = lambda step: StepFault()
+    runner.execute(make_step([_cross_row(PROMPT)], step_id=2))
+    assert runner.violations == [
+        "step 2: row 0 reads something else at encoder position 0, block 8"
+    ]
+
+
+# -- sliding windows -------------------------------------------------------------------------------
+
+
+def test_block_is_noticed_when_it_was_taken_back_too_early() -> None:
+    runner = _large_runner(5)
+    runner.execute(make_step([_row([*PROMPT, 2, 6])]))
+    # The token at position 8 reads from position 4 on, in block 1.
+    runner.spoil([1])
+    row = _row([5], start=8, table=(-1, 1, 2))
+    output = runner.execute(make_step([row], step_id=2))
+    assert output.sampled_token_ids.tolist() != [_truth([*PROMPT, 2, 6, 5], window=5)]
+    assert runner.violations == ["step 2: row 0 reads something else at position 4, block 1"]
+
+
+def test_block_is_noticed_when_its_entry_is_missing_but_needed() -> None:
+    runner = _large_runner(6)
+    runner.execute(make_step([_row([*PROMPT, 2, 6])]))
+    runner.execute(make_step([_row([5], start=8, table=(-1, 1, 2))], step_id=2))
+    assert runner.violations == ["step 2: row 0 reads something else at position 3, block -1"]
+
+
+def test_durations_follow_from_the_step_when_they_are_asked_for() -> None:
+    runner = FakeRunner(block_size=4, num_device_blocks=4, us_per_block=7, us_per_token=3)
+    output = runner.execute(make_step([_row(PROMPT)], copy=_moves((2, 3))))
+    assert (output.move_us, output.forward_us) == (7, 18)

@@ -1,9 +1,8 @@
-"""Forked processes are as those that were executed."""
+"""Tests processes that are forked instead of executed."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -24,13 +23,6 @@ process.wait()
 """
 
 
-def test_process_says_what_it_says_and_ends_with_its_code() -> None:
-    done = run_process("scheduler_service", "--nonsense")
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "splitserve scheduler: --nonsense: unknown option\n"
-
-
 def test_process_has_the_environment_of_its_own_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPLITSERVE_QUEUE_POLICY", "lifo")
 
@@ -38,18 +30,6 @@ def test_process_has_the_environment_of_its_own_start(monkeypatch: pytest.Monkey
 
     assert done.returncode == 2
     assert done.stderr.startswith("splitserve scheduler: SPLITSERVE_BATCH_POLICY (environment)")
-
-
-def test_process_ends_by_the_signal_that_it_gets() -> None:
-    process = start_process("scheduler_service", _OPTIONS, stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    with process.stdin:
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0)
-        assert process.poll() is None
-        process.kill()
-        assert process.wait(PATIENCE_S) == process.poll() == -signal.SIGKILL
-    process.terminate()
 
 
 def test_process_sees_the_end_of_its_input_while_others_run() -> None:

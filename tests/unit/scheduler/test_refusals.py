@@ -1,10 +1,19 @@
-"""How long Sessions of a tenant that asks for more than it may are not read."""
+"""Tests pauses and log entries after refusals."""
 
 from __future__ import annotations
 
 import asyncio
 
-from scheduler_service.service.refusals import RefusalPauses
+import pytest
+
+from scheduler_service.audit.audit import RequestRefused
+from scheduler_service.callers.caller import Caller, Scope
+from scheduler_service.config import ClusterConfig
+from scheduler_service.driver import Driver
+from scheduler_service.service.refusals import RefusalPauses, RequestLog
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve_rpc.domain_error import DomainError
+from tests.support.fakes.listed_audit import ListedAudit
 
 QUOTA = "QUOTA_EXCEEDED"
 
@@ -27,7 +36,7 @@ async def test_pauses_double_and_begin_again_when_a_submit_was_taken() -> None:
     assert clock.slept_s == [0.01, 0.02, 0.04, 0.08, 0.1, 0.1, 0.01]
 
 
-async def test_no_pause_is_made_when_it_was_no_quota_or_the_session_is_for_many() -> None:
+async def test_no_pause_is_made_for_other_refusals() -> None:
     clock = Clock()
     pauses = RefusalPauses(clock.sleep)
     await pauses.of("a").after("PROMPT_EMPTY")
@@ -45,7 +54,7 @@ async def test_pauses_go_on_when_a_tenant_has_another_session() -> None:
     assert clock.slept_s == [0.01, 0.02, 0.04, 0.01]
 
 
-async def test_pauses_begin_anew_when_all_sessions_of_a_tenant_have_ended() -> None:
+async def test_pauses_begin_anew_when_all_sessions_ended() -> None:
     clock = Clock()
     pauses = RefusalPauses(clock.sleep)
     for _ in range(2):
@@ -73,3 +82,24 @@ async def test_sessions_of_a_tenant_pause_one_after_the_other() -> None:
     assert len(asleep) == 3
     asleep[2].set()
     await asyncio.gather(*pausing)
+
+
+@pytest.mark.parametrize("tenant", ["", "t" * 129])
+def test_names_of_a_refused_request_are_shortened_before_they_wait(tenant: str) -> None:
+    audit = ListedAudit()
+    log = RequestLog(Driver(ClusterConfig(), 1, lambda: None, audit=audit))
+    caller = Caller("c" * 1000, tenant, frozenset({Scope.GENERATE}))
+    message = api.GenerateRequest(request_id="r" * 4_000_000, tenant="m" * 4_000_000)
+
+    with pytest.raises(DomainError), log.refusals(message, caller):
+        raise DomainError("REQUEST_ID_INVALID", "too long")
+
+    shown = ("t" if tenant else "m") * 128 + "..."
+    assert audit.events == [
+        RequestRefused("c" * 128 + "...", shown, "r" * 128 + "...", "REQUEST_ID_INVALID", "")
+    ]
+    whole = api.GenerateRequest(request_id="r" * 128)
+    with pytest.raises(DomainError), log.refusals(whole, caller):
+        raise DomainError("REQUEST_ID_INVALID", "why")
+    assert isinstance(audit.events[1], RequestRefused)
+    assert audit.events[1].request_id == "r" * 128

@@ -1,20 +1,35 @@
-"""What is written down of requests, by a clock that stands still unless it is moved."""
+"""Tests what is recorded of the lives of requests."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import cast
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler_service.callers.caller import Caller, Scope
 from scheduler_service.config import ClusterConfig
 from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
+from scheduler_service.scheduler.values.plan import (
+    BlockMoves,
+    Drafts,
+    NewRow,
+    RowWork,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+    TableWrites,
+)
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.service.refusals import RequestLog
-from scheduler_service.watching.life import Life, LifeEvent, LifeKind, Part, Phase
+from scheduler_service.watching.life import Life, LifeEvent, LifeKind, Part, Phase, StepRows
+from scheduler_service.watching.life_recorder import SharedPlaces
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.machines import Machine
@@ -23,7 +38,7 @@ from tests.support.core.stepped_fleet import turns
 from tests.support.core.told_fleet import S, ToldFleet
 
 
-async def test_life_has_what_happened_and_when_of_a_request_that_nothing_hinders() -> None:
+async def test_life_has_events_and_times_of_a_request() -> None:
     told, machine = ToldFleet(), Machine("executor:1")
     await told.fleet.join(machine)
 
@@ -45,7 +60,7 @@ async def test_life_has_what_happened_and_when_of_a_request_that_nothing_hinders
     await told.close()
 
 
-async def test_life_says_why_it_waits_when_no_executor_is_there_and_when_rows_are_taken() -> None:
+async def test_life_says_why_a_request_waits() -> None:
     told, machine = ToldFleet(), Machine("executor:1")
     await told.fleet.join(machine)
     told.fleet.submit(1, 2, 3, 4)
@@ -74,7 +89,7 @@ async def test_life_says_why_it_waits_when_no_executor_is_there_and_when_rows_ar
     await told.close()
 
 
-async def test_life_tells_of_a_lost_executor_and_who_went_on_when_it_was_generating() -> None:
+async def test_life_tells_of_a_lost_executor() -> None:
     told, first, second = ToldFleet(), Machine("executor:1"), Machine("executor:2")
     await told.fleet.join(first)
     told.fleet.submit(1)
@@ -108,7 +123,7 @@ async def test_life_tells_of_a_lost_executor_and_who_went_on_when_it_was_generat
     await told.close()
 
 
-async def test_life_tells_that_it_was_taken_back_when_its_executor_is_drained() -> None:
+async def test_life_tells_of_a_drained_executor() -> None:
     told, first, second = ToldFleet(), Machine("executor:1"), Machine("executor:2")
     await told.fleet.join(first)
     told.fleet.submit(1)
@@ -134,7 +149,7 @@ async def test_life_tells_that_it_was_taken_back_when_its_executor_is_drained() 
         (PreemptionMode.SWAP, LifeKind.SWAPPED_OUT, Phase.SWAPPED),
     ],
 )
-async def test_life_says_how_and_why_it_was_preempted_when_blocks_run_out(
+async def test_life_says_why_a_request_was_preempted(
     mode: PreemptionMode, kind: LifeKind, phase: Phase
 ) -> None:
     told = ToldFleet(ClusterConfig(policies=PolicyConfig(preemption_mode=mode)))
@@ -159,7 +174,7 @@ async def test_life_says_how_and_why_it_was_preempted_when_blocks_run_out(
     await told.close()
 
 
-def test_refused_request_is_known_by_its_id_and_goes_on_when_it_is_taken_at_last() -> None:
+def test_refused_request_is_known_and_may_be_taken_later() -> None:
     told = ToldFleet()
     message = api.GenerateRequest(request_id="mine", tenant="a")
     log = RequestLog(told.fleet.cluster)
@@ -181,7 +196,7 @@ def test_refused_request_is_known_by_its_id_and_goes_on_when_it_is_taken_at_last
     assert [event.kind.value for event in life.events] == ["refused", "refused", "received"]
 
 
-async def test_listener_is_told_of_what_happens_until_it_wants_no_more() -> None:
+async def test_listener_is_told_until_it_ends() -> None:
     told, machine = ToldFleet(), Machine("executor:1")
     heard: list[tuple[str, LifeKind]] = []
     end = told.recorder.listen(lambda life, event: heard.append((life.key, event.kind)))
@@ -197,7 +212,7 @@ async def test_listener_is_told_of_what_happens_until_it_wants_no_more() -> None
     await told.close()
 
 
-def test_events_in_the_middle_are_left_out_when_there_are_too_many() -> None:
+def test_events_in_the_middle_are_left_out() -> None:
     life = Life("k", "r", "", 0)
     for number in range(100):
         life.add(number, LifeKind.GIVEN)
@@ -208,7 +223,7 @@ def test_events_in_the_middle_are_left_out_when_there_are_too_many() -> None:
     assert life.events[-1].at_ns == 99
 
 
-def test_waiting_for_two_things_in_turn_is_two_events_when_it_goes_on_for_long() -> None:
+def test_waiting_for_two_things_in_turn_is_two_events() -> None:
     life = Life("k", "r", "", 0)
     told = [life.wait(number, ("rows", "blocks")[number % 2], "e") for number in range(50)]
 
@@ -218,7 +233,7 @@ def test_waiting_for_two_things_in_turn_is_two_events_when_it_goes_on_for_long()
     assert parts[Part(Phase.QUEUED, "rows", "e")] == parts[Part(Phase.QUEUED, "blocks", "e")] == 25
 
 
-async def test_life_tells_of_steps_that_failed_when_a_request_is_the_reason() -> None:
+async def test_life_tells_of_steps_that_failed() -> None:
     told, machine = ToldFleet(), Machine("executor:1", guilty=2)
     await told.fleet.join(machine)
     told.fleet.submit(1, 2)
@@ -235,7 +250,7 @@ async def test_life_tells_of_steps_that_failed_when_a_request_is_the_reason() ->
     await told.close()
 
 
-async def test_life_tells_that_it_is_tried_alone_and_where_when_executors_died_of_it() -> None:
+async def test_life_tells_that_a_suspect_is_tried_alone() -> None:
     told, machines = (
         ToldFleet(ClusterConfig(max_executor_losses=1)),
         [Machine(f"executor:{number}") for number in (1, 2, 3)],
@@ -272,7 +287,7 @@ async def test_life_tells_that_it_is_tried_alone_and_where_when_executors_died_o
     await told.close()
 
 
-async def test_life_tells_that_it_came_through_when_it_was_tried_alone() -> None:
+async def test_life_tells_that_a_suspect_was_acquitted() -> None:
     told = ToldFleet(ClusterConfig(max_executor_losses=1))
     first, second = Machine("executor:1"), Machine("executor:2")
     await told.fleet.join(first)
@@ -306,7 +321,7 @@ async def test_life_says_why_it_was_given_to_an_executor() -> None:
     await told.close()
 
 
-async def test_heads_are_looked_at_once_in_a_while_however_many_turns_there_are(
+async def test_heads_are_looked_at_once_in_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told, num_looks = ToldFleet(), itertools.count(1)
@@ -329,3 +344,143 @@ async def test_heads_are_looked_at_once_in_a_while_however_many_turns_there_are(
     told.fleet.cluster.look_again()
     assert looked_at == [1, 2]
     await told.close()
+
+
+EMPTY = np.empty(0, np.int32)
+
+
+class Rows:
+    """StepRows, and lives by name."""
+
+    def __init__(self, *names: str) -> None:
+        self.lives = {name: Life(name, name, "", 0) for name in names}
+        self.rows = StepRows()
+        self._step_id = 0
+
+    def send(
+        self,
+        rows: dict[int, int],
+        new: dict[int, str] | None = None,
+        num_new_tokens: int = 1,
+        drafts: dict[int, int] | None = None,
+        run_on: dict[int, int] | None = None,
+        samples: bool = True,
+    ) -> None:
+        """A step with these rows, which have these stays."""
+        self._step_id += 1
+        num_rows = len(rows)
+        counts = np.array([(drafts or {}).get(row, 0) for row in rows], np.int32)
+        work = RowWork(
+            np.array(list(rows), np.int64),
+            np.array(list(rows.values()), np.int64),
+            np.zeros(num_rows, np.int32),
+            np.full(num_rows, num_new_tokens, np.int32),
+            np.zeros(num_rows, np.int32),
+            np.zeros(num_rows * num_new_tokens, np.int32),
+            None if samples else np.zeros(num_rows, np.bool_),
+            None if run_on is None else np.array([run_on.get(row, 0) for row in rows], np.int32),
+            None if drafts is None else Drafts(counts, np.zeros(counts.sum(), np.int32)),
+        )
+        new_rows = [
+            NewRow(_request(name).sequence, row_id, EMPTY, EMPTY)
+            for row_id, name in (new or {}).items()
+        ]
+        writes = TableWrites(EMPTY, EMPTY, EMPTY, EMPTY)
+        plan = StepPlan(self._step_id, None, (), new_rows, writes, BlockMoves(), work)
+        self.rows.sent(plan, self.lives.get)
+
+    def answer(self, *counts: int, status: StepStatus = StepStatus.OK) -> list[str]:
+        """Who got the token that it awaited; the oldest step brought rows so many tokens."""
+        token_ids = np.zeros(sum(counts), np.int32)
+        outcome = StepOutcome(1, status, token_ids, token_counts=np.array(counts, np.int32))
+        return [life.key for life in self.rows.answered(outcome)]
+
+
+def _request(name: str) -> Request:
+    return Request.create(name, [1], SamplingParams(), arrival=1, seed=1)
+
+
+def test_first_token_is_of_the_step_that_samples() -> None:
+    rows = Rows("a", "b")
+    rows.lives["a"].awaits_token = True
+    rows.send({0: 7, 1: 8}, {0: "a", 1: "b"}, num_new_tokens=16, samples=False)
+    rows.send({0: 7, 1: 8}, num_new_tokens=3)
+    rows.send({0: 7, 1: 8})
+
+    assert [rows.answer(0, 0), rows.answer(1, 1), rows.answer(1, 1)] == [[], ["a"], []]
+    life = rows.lives["a"]
+    assert (life.num_chunks, life.num_prompt_tokens) == (2, 19)
+    assert rows.lives["b"].num_chunks == 0
+
+
+def test_failed_step_brings_no_first_token() -> None:
+    rows = Rows("a", "b")
+    rows.lives["a"].awaits_token = True
+    rows.send({0: 7}, {0: "a"})
+    assert rows.answer(status=StepStatus.FAILED) == []
+
+    rows.send({0: 8}, {0: "a"})
+    rows.rows.forget(rows.lives["a"])
+    rows.send({0: 9}, {0: "b"})
+
+    assert rows.answer(1) == ["a"]  # it was under way
+    assert rows.answer(1) == []
+
+
+def test_drafts_are_those_of_the_stay_that_had_them() -> None:
+    rows = Rows("a", "b")
+    rows.send({0: 7, 2: 9}, {0: "a", 2: "b"}, drafts={0: 3, 2: 1})
+    rows.send({0: 7, 2: 9}, drafts={0: 2})
+    rows.answer(4, 1)
+    rows.send({2: 10}, {2: "b"}, drafts={2: 5})  # another stay, of the same request
+    rows.answer(2, 3)
+    rows.answer(2)
+    for life in rows.lives.values():
+        rows.rows.settle(life)
+        rows.rows.settle(life)
+
+    counted = {k: (each.num_drafts, each.num_more_tokens) for k, each in rows.lives.items()}
+    assert counted == {"a": (5, 4), "b": (6, 1)}
+    assert {k: each.num_accepted for k, each in rows.lives.items()} == {"a": 4, "b": 1}
+
+
+def test_tokens_beyond_the_guesses_are_those_of_running_on() -> None:
+    rows = Rows("a", "b")
+    rows.send({0: 7, 2: 9}, {0: "a", 2: "b"}, drafts={0: 2}, run_on={0: 3, 2: 3})
+    rows.answer(5, 4)
+    for life in rows.lives.values():
+        rows.rows.settle(life)
+
+    counted = {k: (each.num_more_tokens, each.num_accepted) for k, each in rows.lives.items()}
+    assert counted == {"a": (4, 2), "b": (3, 0)}
+
+
+NUM_PLACES = 5
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), max_size=60),
+    st.booleans(),
+)
+def test_whoever_has_most_gives_a_place_when_all_are_taken(
+    added: list[tuple[str, int]], gives_oldest: bool
+) -> None:
+    places = SharedPlaces(NUM_PLACES, gives_oldest=gives_oldest)
+    kept: list[tuple[str, str]] = []  # tenant and key, oldest first
+    for tenant, number in added:
+        key = f"{tenant}{number}"
+        places.add(Life(key, key, tenant, 0))
+        if (tenant, key) in kept:
+            kept.remove((tenant, key))
+        kept.append((tenant, key))
+        if len(kept) > NUM_PLACES:
+            numbers = Counter(each for each, _ in kept)
+            in_turn = kept if gives_oldest else kept[::-1]
+            assert sum(places.get(k) is None for _, k in kept) == 1
+            lost = next(each for each in kept if places.get(each[1]) is None)
+            assert numbers[lost[0]] == max(numbers.values())
+            assert lost == next(each for each in in_turn if each[0] == lost[0])
+            kept.remove(lost)
+        assert len(places) == len(kept)
+
+    assert sorted(life.key for life in places) == sorted(key for _, key in kept)

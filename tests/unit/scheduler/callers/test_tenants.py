@@ -1,4 +1,4 @@
-"""The tenants' file: what is inherited, and what is refused by name."""
+"""Tests the tenants' file, and the limits that it sets."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ import os
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
-from scheduler_service.callers.tenants_file import Tenants, parse_tenants, read_tenants
+from scheduler_service.callers.tenants_file import (
+    Tenants,
+    check_model,
+    check_prompt,
+    check_request,
+    may_use_model,
+    parse_tenants,
+    read_tenants,
+)
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.files import FilesUnusable
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
@@ -41,7 +54,7 @@ def test_every_field_can_be_said() -> None:
     )
 
 
-def test_tenant_has_the_default_when_it_has_no_entry_or_does_not_say() -> None:
+def test_tenant_has_the_default_when_nothing_is_said() -> None:
     tenants = parse_tenants(f"[default]{EVERYTHING}[tenants.'team b']\nmax_sequences = 9\n")
     assert tenants.limits("nobody") == ALL_LIMITS
     assert tenants.limits("team b") == replace(ALL_LIMITS, max_sequences=9)
@@ -107,9 +120,7 @@ def test_file_is_refused_by_table_and_field_when_it_is_wrong(
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"a = " + b"[" * 100_000])
-def test_file_is_refused_with_a_line_when_it_is_no_text_or_without_end(
-    content: bytes, tmp_path: Path
-) -> None:
+def test_file_is_refused_when_it_is_no_text(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tenants.toml").write_bytes(content)
     with pytest.raises(FilesUnusable, match=r"^[^\n]*tenants\.toml: [^\n]+\Z"):
         read_tenants(tmp_path / "tenants.toml")
@@ -120,9 +131,7 @@ def test_file_is_refused_with_a_line_when_it_is_no_text_or_without_end(
     st.sampled_from([field.name for field in fields(TenantLimits)]),
     st.integers() | st.floats() | st.booleans().map(lambda value: str(value).lower()),
 )
-def test_field_is_taken_as_it_is_or_refused_by_name_when_it_is_a_number(
-    name: str, value: float | str
-) -> None:
+def test_number_is_taken_or_refused_by_name(name: str, value: float | str) -> None:
     said = ""
     try:
         tenants = parse_tenants(f"[tenants.a]\n{name} = {value}\n")
@@ -133,3 +142,70 @@ def test_field_is_taken_as_it_is_or_refused_by_name_when_it_is_a_number(
         or "tenants.a.min_priority is " in said
         or getattr(tenants.limits("a"), name) == value
     )
+
+
+def a_request(params: SamplingParams, scheduling: SchedulingParams) -> Request:
+    return Request.create("r", [1], params, arrival=1, seed=1, scheduling=scheduling)
+
+
+CASES: list[tuple[dict[str, Any], SamplingParams, SchedulingParams]] = [
+    ({"max_output_tokens": 4}, SamplingParams(max_tokens=5), SchedulingParams()),
+    ({"max_output_tokens": 4}, SamplingParams(min_tokens=5), SchedulingParams()),
+    ({"max_sequences": 2}, SamplingParams(n=3), SchedulingParams()),
+    ({"max_sequences": 2}, SamplingParams(best_of=3), SchedulingParams()),
+    ({"max_sequences": 2}, SamplingParams(beam=BeamParams(3)), SchedulingParams()),
+    ({"min_priority": 0}, SamplingParams(), SchedulingParams(priority=-1)),
+    ({"max_priority": 0}, SamplingParams(), SchedulingParams(priority=1)),
+    ({"adapters": ("a-*",)}, SamplingParams(), SchedulingParams(adapter="b-1")),
+]
+
+
+@pytest.mark.parametrize(("limits", "params", "scheduling"), CASES)
+def test_refusal_names_its_limit(
+    limits: dict[str, Any], params: SamplingParams, scheduling: SchedulingParams
+) -> None:
+    request = a_request(params, scheduling)
+    with pytest.raises(DomainError) as caught:
+        check_request(request, TenantLimits(**limits), "t")
+    assert [caught.value.limit] == list(limits)
+    assert "tenant 't'" in caught.value.message
+    check_request(request, NO_LIMITS, "t")
+
+
+def test_request_passes_when_it_is_at_every_limit() -> None:
+    limits = TenantLimits(
+        min_priority=-3,
+        max_priority=-3,
+        max_output_tokens=5,
+        max_sequences=2,
+        adapters=("x", "a-?"),
+    )
+    params = SamplingParams(max_tokens=5, min_tokens=5, n=2)
+    check_request(a_request(params, SchedulingParams(priority=-3, adapter="a-1")), limits, "t")
+    check_request(a_request(params, SchedulingParams(priority=-3)), limits, "t")
+
+
+@pytest.mark.parametrize("name", ["prompt_token_ids", "encoder_token_ids"])
+def test_prompt_is_refused_when_it_is_longer_than_the_tenants(name: str) -> None:
+    limits, message = TenantLimits(max_prompt_tokens=3), api.GenerateRequest()
+    getattr(message, name).extend([1, 2, 3])
+    check_prompt(message, limits, "t")
+    getattr(message, name).append(4)
+    with pytest.raises(DomainError) as caught:
+        check_prompt(message, limits, "t")
+    assert (caught.value.reason, caught.value.limit) == ("PROMPT_TOO_LONG", "max_prompt_tokens")
+
+
+def test_model_is_one_of_the_patterns() -> None:
+    limits = TenantLimits(models=("qwen-*", "Llama"))
+    assert [may_use_model(limits, name) for name in ("qwen-7b", "Llama", "llama", "x")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    with pytest.raises(DomainError) as caught:
+        check_model(limits, "t", "x")
+    assert (caught.value.reason, caught.value.limit) == ("CALLER_NOT_ALLOWED", "models")
+    assert not may_use_model(TenantLimits(models=()), "x")
+    check_model(NO_LIMITS, "t", "x")
