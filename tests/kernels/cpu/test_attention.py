@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from splitserve_kernels.cpu.library import NativeLibrary
 from splitserve_kernels.cpu.operations import NativeAttention, why_not_native_attention
 from splitserve_kernels.paged_batch import AttentionOptions
-from tests.kernels.cpu.problems import (
-    TOLERANCES,
+from tests.kernels.problems import (
     Shape,
     assert_close,
     attend_both,
@@ -25,7 +24,7 @@ from tests.kernels.cpu.problems import (
 
 pytestmark = pytest.mark.cases(12)
 
-DTYPES = tuple(TOLERANCES)
+DTYPES = (torch.float32, torch.bfloat16)
 BLOCK_SIZES = (1, 3, 4, 8, 16, 24, 32, 48, 64, 256)
 SHAPES = (
     Shape(1, 1, 32, 32, 1, ((0, 1),)),
@@ -44,6 +43,35 @@ SHAPES = (
 PLAIN = Shape(8, 2, 32, 32, 16, ((0, 5), (15, 1), (16, 20), (129, 1)))
 GAPS = Shape(4, 2, 32, 32, 8, ((9, 0), (0, 3), (70, 1), (20, 0), (30, 9), (5, 0)))
 WINDOWED = Shape(4, 2, 32, 64, 8, ((100, 1), (0, 90), (63, 30), (1100, 2)))
+
+
+_SINKS = torch.linspace(-2, 9, PLAIN.num_heads)
+_SINKS[3] = -torch.inf
+CASES: tuple[tuple[Shape, AttentionOptions], ...] = (
+    *((shape, AttentionOptions(scale=shape.key_dim**-0.5)) for shape in SHAPES),
+    *(
+        (
+            Shape(4, 2, 64, 64, block_size, ((0, 70), (1010, 20), (300, 1), (130, 1))),
+            AttentionOptions(scale=0.125),
+        )
+        for block_size in BLOCK_SIZES
+    ),
+    # A long context.
+    (Shape(4, 1, 64, 64, 16, ((8191, 1), (8185, 7))), AttentionOptions(scale=0.125)),
+    *(
+        (
+            replace(WINDOWED, block_size=block_size),
+            AttentionOptions(scale=0.2, sliding_window=window),
+        )
+        for window in (1, 2, 9, 64, 1000)
+        for block_size in (3, 16, 64)
+    ),
+    # Scores of up to 100, where tanh is 1 or -1.
+    *((PLAIN, AttentionOptions(scale=3.0, softcap=softcap)) for softcap in (0.5, 30.0)),
+    (PLAIN, AttentionOptions(scale=0.3, sliding_window=50, sinks=_SINKS)),
+    # Rows without tokens.
+    *((GAPS, AttentionOptions(scale=0.3, sliding_window=window)) for window in (None, 10)),
+)
 _SETTINGS = settings(
     max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
@@ -64,22 +92,14 @@ def shapes(draw: st.DrawFn) -> Shape:
     )
 
 
+@pytest.mark.cases(64)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_attention_equals_oracle_when_shapes_are_odd(
-    library: NativeLibrary, shape: Shape, dtype: torch.dtype
+@pytest.mark.parametrize(("shape", "options"), CASES)
+def test_attention_equals_oracle(
+    library: NativeLibrary, shape: Shape, options: AttentionOptions, dtype: torch.dtype
 ) -> None:
-    options = AttentionOptions(scale=shape.key_dim**-0.5)
-    assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_attention_equals_oracle_when_blocks_are_of_any_size(
-    library: NativeLibrary, block_size: int, dtype: torch.dtype
-) -> None:
-    shape = Shape(4, 2, 64, 64, block_size, ((0, 70), (1010, 20), (300, 1), (130, 1)))
-    options = AttentionOptions(scale=0.125)
+    if options.sinks is not None:
+        options = replace(options, sinks=options.sinks.to(dtype))
     assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
 
 
@@ -102,55 +122,6 @@ def test_attention_equals_oracle_when_everything_is_random(
     sinks = torch.linspace(-2, 4, shape.num_heads) if has_sinks else None
     options = AttentionOptions(shape.key_dim**-0.5, window, softcap, sinks)
     assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_equals_oracle_when_the_context_is_long(
-    library: NativeLibrary, dtype: torch.dtype
-) -> None:
-    shape = Shape(4, 1, 64, 64, 16, ((8191, 1), (8185, 7)))
-    options = AttentionOptions(scale=0.125)
-    assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [1, 2, 9, 64, 1000])
-@pytest.mark.parametrize("block_size", [3, 16, 64])
-def test_attention_sees_the_window_alone_when_it_slides(
-    library: NativeLibrary, block_size: int, window: int, dtype: torch.dtype
-) -> None:
-    options = AttentionOptions(scale=0.2, sliding_window=window)
-    shape = replace(WINDOWED, block_size=block_size)
-    assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("softcap", [0.5, 30.0])
-def test_attention_equals_oracle_when_scores_are_capped(
-    library: NativeLibrary, softcap: float, dtype: torch.dtype
-) -> None:
-    # Scores of up to 100, where tanh is 1 or -1.
-    options = AttentionOptions(scale=3.0, softcap=softcap)
-    assert_close(*attend_both(NativeAttention(library), PLAIN, options, dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_equals_oracle_when_heads_have_sinks(
-    library: NativeLibrary, dtype: torch.dtype
-) -> None:
-    sinks = torch.linspace(-2, 9, PLAIN.num_heads)
-    sinks[3] = -torch.inf
-    options = AttentionOptions(scale=0.3, sliding_window=50, sinks=sinks.to(dtype))
-    assert_close(*attend_both(NativeAttention(library), PLAIN, options, dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 10])
-def test_attention_equals_oracle_when_rows_have_no_tokens(
-    library: NativeLibrary, window: int | None, dtype: torch.dtype
-) -> None:
-    options = AttentionOptions(scale=0.3, sliding_window=window)
-    assert_close(*attend_both(NativeAttention(library), GAPS, options, dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

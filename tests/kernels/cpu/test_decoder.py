@@ -92,7 +92,7 @@ def _native_logits(library: NativeLibrary, directory: Path, tokens: torch.Tensor
     return run_in_steps(tokens, forward)
 
 
-def test_decoder_says_what_each_part_of_a_step_takes_when_it_is_asked(
+def test_decoder_measures_each_part_of_a_step_when_asked(
     library: NativeLibrary, directory_of: DirectoryOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part_ns = torch.zeros(len(STEP_PARTS), dtype=torch.int64)

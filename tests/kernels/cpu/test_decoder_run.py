@@ -178,7 +178,7 @@ def test_tokens_and_pools_are_those_of_turns_when_rows_run_on(
 
 
 @pytest.mark.usefixtures("num_threads")
-def test_tokens_are_those_of_turns_when_rows_come_to_be_cut_and_share_blocks(
+def test_tokens_are_those_of_turns_when_long_rows_share_blocks(
     library: NativeLibrary, tmp_path: Path
 ) -> None:
     """Attention cuts a context of 2048 tokens into partitions, and reads shared blocks once."""
@@ -190,7 +190,7 @@ def test_tokens_are_those_of_turns_when_rows_come_to_be_cut_and_share_blocks(
     _assert_equal(decoder, replace(step, block_tables=tables), 16)
 
 
-def test_rotation_is_long_enough_when_a_run_passes_the_end_of_its_table(
+def test_rotation_table_grows_when_a_run_passes_its_end(
     library: NativeLibrary, tmp_path: Path
 ) -> None:
     _assert_equal(_long_decoder(library, tmp_path), _step([(4090, 12, GREEDY)], 16), 16)
@@ -222,7 +222,7 @@ def test_row_ends_before_logits_that_are_nan(
     assert output.row_statuses.tolist() == [RowStatus.OK, RowStatus.OK, RowStatus.INVALID_LOGITS]
 
 
-def test_run_says_what_each_part_of_it_takes_when_it_is_asked(
+def test_run_measures_each_of_its_parts_when_asked(
     library: NativeLibrary, directory_of: DirectoryOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part_ns = torch.zeros(len(STEP_PARTS), dtype=torch.int64)

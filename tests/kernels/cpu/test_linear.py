@@ -150,7 +150,7 @@ def test_linear_equals_float64_when_inputs_are_odd_in_float32(
 @example(order=list(range(7)) * 14, num_inputs=4100, is_int8=False)
 @example(order=list(range(7)) * 14, num_inputs=4100, is_int8=True)
 @_SETTINGS
-def test_linear_gives_a_row_the_same_bits_when_others_share_its_batch(
+def test_linear_gives_the_same_bits_when_rows_share_a_batch(
     library: NativeLibrary, dtype: torch.dtype, order: list[int], num_inputs: int, is_int8: bool
 ) -> None:
     bias = _random(75, dtype=dtype, seed=3)
@@ -206,7 +206,7 @@ def test_linear_takes_rows_when_they_are_strided(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_pack_keeps_an_output_at_its_bias_when_its_weights_round_to_nothing(
+def test_pack_keeps_the_bias_when_weights_round_to_zero(
     library: NativeLibrary, dtype: torch.dtype
 ) -> None:
     weight = _random(70, 34, dtype=dtype, seed=1)
@@ -218,7 +218,7 @@ def test_pack_keeps_an_output_at_its_bias_when_its_weights_round_to_nothing(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("poison", [torch.inf, -torch.inf, torch.nan])
-def test_pack_makes_one_output_nan_when_it_has_a_weight_that_cannot_be_rounded(
+def test_pack_makes_an_output_nan_when_a_weight_cannot_be_rounded(
     library: NativeLibrary, dtype: torch.dtype, poison: float
 ) -> None:
     weight = _random(70, 34, dtype=dtype, seed=1)

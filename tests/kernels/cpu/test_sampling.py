@@ -11,8 +11,9 @@ from torch import Tensor
 
 from executor_service.backends.choose import native_draw
 from executor_service.sampling.sampler import SamplingRows, draw_in_torch
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.steps.sampling_params import SamplingParams
 from splitserve_kernels.cpu.library import NativeLibrary
+from tests.support.steps.sampling_rows import make_sampling_rows
 
 VOCAB_SIZES = (1, 7, 511, 512, 513, 3000)
 SPOILT = (float("nan"), float("inf"), float("-inf"))
@@ -56,12 +57,8 @@ def problems(draw: st.DrawFn) -> tuple[Tensor, SamplingRows]:
 
 def make_rows(params: list[SamplingParams], first_seed: int) -> SamplingRows:
     count = len(params)
-    return SamplingRows(
-        params=ParamRows.of(params),
-        seeds=np.arange(first_seed, first_seed + count, dtype=np.int64),
-        positions=np.arange(count, dtype=np.int32) * 1000,
-        num_prompt_tokens=np.zeros(count, np.int32),
-        histories=[None] * count,
+    return make_sampling_rows(
+        params, seeds=np.arange(first_seed, first_seed + count), positions=np.arange(count) * 1000
     )
 
 
@@ -93,7 +90,7 @@ def test_draw_is_invalid_when_no_token_can_be_told(library: NativeLibrary, numbe
     assert (native_draw(library)(logits, rows) >= 0).tolist() == [False, True]
 
 
-def test_draw_reads_rows_that_lie_apart_when_the_logits_are_a_part(library: NativeLibrary) -> None:
+def test_draw_reads_rows_when_the_logits_are_a_slice(library: NativeLibrary) -> None:
     logits = torch.zeros(3, 200)
     logits[:, 150:] = 50.0
     logits[:, 42] = 9.0

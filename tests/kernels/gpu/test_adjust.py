@@ -16,7 +16,8 @@ from executor_service.device.streams import HostStreams, streams_of
 from executor_service.device.uploads import Uploads
 from executor_service.sampling.sampler import SamplingRows, adjust_in_torch, sample
 from executor_service.sampling.token_counts import TokenCounts
-from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams, TokenMasks
+from executor_service.steps.sampling_params import Grammar, SamplingParams, TokenMasks
+from tests.support.steps.sampling_rows import make_sampling_rows
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -43,11 +44,11 @@ def _assert_same_bits(logits: Tensor, rows: SamplingRows) -> None:
 def _rows(
     params: list[SamplingParams], histories: list[list[int]], masks: TokenMasks | None = None
 ) -> SamplingRows:
-    return SamplingRows(
-        params=ParamRows.of(params),
-        seeds=np.zeros(len(params), np.int64),
-        positions=np.array([len(history) for history in histories], np.int32),
-        num_prompt_tokens=np.full(len(params), NUM_PROMPT_TOKENS, np.int32),
+    positions = [len(history) for history in histories]
+    return make_sampling_rows(
+        params,
+        positions=positions,
+        num_prompt_tokens=NUM_PROMPT_TOKENS,
         histories=histories,
         masks=masks,
     )

@@ -13,7 +13,7 @@ import torch
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.launch import why_unavailable
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions, KVScales
-from tests.kernels.gpu.problems import Shape, assert_close, make_problem
+from tests.kernels.problems import Shape, assert_close, make_problem
 
 IMPORT_WITHOUT_TRITON = """
 import sys
@@ -47,7 +47,7 @@ def test_availability_names_triton_when_it_is_missing() -> None:
     assert _output_of(IMPORT_WITHOUT_TRITON) == "triton is not installed"
 
 
-def test_availability_imports_triton_and_names_the_device_only_when_it_is_asked() -> None:
+def test_availability_imports_triton_only_when_asked() -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     environment = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
     is_imported, said = _output_of(LEAVE_TRITON_ALONE_UNTIL_ASKED, **environment).splitlines()

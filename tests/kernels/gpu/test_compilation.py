@@ -90,7 +90,7 @@ def _bounds(case: str, found: Resources) -> Bounds:
     return cases.CASES[case].bounds.get(found.kernel, Bounds())
 
 
-def test_programs_that_share_keys_run_as_many_at_a_time_as_they_are_launched_for(
+def test_programs_that_share_keys_reach_their_planned_occupancy(
     capability: int, compiled: list[tuple[str, Resources]]
 ) -> None:
     layers = cases.ATTENTION_LAYERS | cases.FEW_TOKENS_LAYERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from splitserve_kernels.gpu.attention.flash_attention_3_op import (
     why_not_flash_attention_3,
 )
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales, build_paged_batch
-from tests.kernels.gpu.problems import (
+from tests.kernels.problems import (
     Problem,
     Shape,
     assert_close,
@@ -61,23 +62,6 @@ def backend(op: FlashAttention3Op) -> FlashAttention3:
     return FlashAttention3(op)
 
 
-def _assert_attends(
-    backend: FlashAttention3,
-    shape: Shape,
-    options: AttentionOptions,
-    device: torch.device,
-    dtype: torch.dtype = torch.bfloat16,
-) -> None:
-    problem = make_problem(shape, device, dtype)
-    expected = attend_by_oracle(problem, options)
-    if options.sliding_window is not None:
-        _give_blocks_back(problem, shape, options.sliding_window)
-    actual = backend.paged_attention(
-        problem.query, problem.key_pool, problem.value_pool, problem.batch, options
-    )
-    assert_close(actual, expected)
-
-
 def _give_blocks_back(problem: Problem, shape: Shape, window: int) -> None:
     """Those wholly behind the window; tables name them still, or nothing, and they are NaN."""
     for row, (computed, _) in enumerate(shape.rows):
@@ -89,44 +73,59 @@ def _give_blocks_back(problem: Problem, shape: Shape, window: int) -> None:
         table[:num_behind:2] = -1
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("block_size", [1, 16, 48])
-@pytest.mark.parametrize("rows", [DECODES, MIXED, GAPS])
-def test_flash_attention_3_equals_oracle_when_rows_are_mixed(
+FLOAT16, BFLOAT16 = torch.float16, torch.bfloat16
+# Some take nearly nothing, some nearly everything, with keys few and many.
+SINKS = torch.tensor([-20.0, 0.5, 4.0, 30.0])
+CASES: list[tuple[Shape, AttentionOptions, torch.dtype]] = [
+    *(
+        (Shape(4, 2, 64, 64, block_size, rows), AttentionOptions(scale=0.3), dtype)
+        for rows in (DECODES, MIXED, GAPS)
+        for block_size in (1, 16, 48)
+        for dtype in (FLOAT16, BFLOAT16)
+    ),
+    *(
+        (
+            Shape(4, 2, 64, 64, 16, rows),
+            AttentionOptions(scale=0.3, sliding_window=window),
+            BFLOAT16,
+        )
+        for rows in (DECODES, MIXED)
+        for window in (16, 50, 129, 10_000)
+    ),
+    (Shape(4, 2, 64, 64, 16, MIXED), AttentionOptions(0.3, softcap=1.5), BFLOAT16),
+    # Values are narrower than keys.
+    (Shape(4, 2, 192, 128, 16, ((70, 1), (0, 9))), AttentionOptions(scale=0.1), BFLOAT16),
+    *(
+        (
+            Shape(4, 2, 64, 64, 16, MIXED),
+            AttentionOptions(scale=0.3, sliding_window=window, sinks=SINKS),
+            dtype,
+        )
+        for window in (None, 50)
+        for dtype in (FLOAT16, BFLOAT16)
+    ),
+]
+
+
+@pytest.mark.cases(32)
+@pytest.mark.parametrize(("shape", "options", "dtype"), CASES)
+def test_flash_attention_3_equals_oracle(
     backend: FlashAttention3,
-    rows: tuple[tuple[int, int], ...],
-    block_size: int,
+    shape: Shape,
+    options: AttentionOptions,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    shape = Shape(4, 2, 64, 64, block_size, rows)
-    _assert_attends(backend, shape, AttentionOptions(scale=0.3), device, dtype)
-
-
-@pytest.mark.parametrize("window", [16, 50, 129, 10_000])
-@pytest.mark.parametrize("rows", [DECODES, MIXED])
-def test_flash_attention_3_sees_the_window_alone_when_it_slides(
-    backend: FlashAttention3,
-    rows: tuple[tuple[int, int], ...],
-    window: int,
-    device: torch.device,
-) -> None:
-    options = AttentionOptions(scale=0.3, sliding_window=window)
-    _assert_attends(backend, Shape(4, 2, 64, 64, 16, rows), options, device)
-
-
-def test_flash_attention_3_equals_oracle_when_scores_are_capped(
-    backend: FlashAttention3, device: torch.device
-) -> None:
-    options = AttentionOptions(0.3, softcap=1.5)
-    _assert_attends(backend, Shape(4, 2, 64, 64, 16, MIXED), options, device)
-
-
-def test_flash_attention_3_equals_oracle_when_values_are_narrower(
-    backend: FlashAttention3, device: torch.device
-) -> None:
-    shape = Shape(4, 2, 192, 128, 16, ((70, 1), (0, 9)))
-    _assert_attends(backend, shape, AttentionOptions(scale=0.1), device)
+    if options.sinks is not None:
+        options = replace(options, sinks=options.sinks.to(device, dtype))
+    problem = make_problem(shape, device, dtype)
+    expected = attend_by_oracle(problem, options)
+    if options.sliding_window is not None:
+        _give_blocks_back(problem, shape, options.sliding_window)
+    actual = backend.paged_attention(
+        problem.query, problem.key_pool, problem.value_pool, problem.batch, options
+    )
+    assert_close(actual, expected)
 
 
 def test_flash_attention_3_reads_what_it_wrote_when_a_step_runs(
@@ -156,17 +155,6 @@ def test_flash_attention_3_returns_nothing_when_there_are_no_rows(
     assert output.shape == (0, 4, 64)
 
 
-@pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_flash_attention_3_equals_oracle_when_heads_have_sinks(
-    backend: FlashAttention3, window: int | None, dtype: torch.dtype, device: torch.device
-) -> None:
-    # Some take nearly nothing, some nearly everything, with keys few and many.
-    sinks = torch.tensor([-20.0, 0.5, 4.0, 30.0]).to(device, dtype)
-    options = AttentionOptions(scale=0.3, sliding_window=window, sinks=sinks)
-    _assert_attends(backend, Shape(4, 2, 64, 64, 16, MIXED), options, device, dtype)
-
-
 def _narrow(problem: Problem, scales: KVScales) -> tuple[Problem, Problem]:
     """With float8 pools, and with what these stand for."""
     numbers = [
@@ -182,7 +170,7 @@ def _narrow(problem: Problem, scales: KVScales) -> tuple[Problem, Problem]:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [DECODES, MIXED])
-def test_flash_attention_3_errs_by_what_it_rounds_when_pools_are_float8(
+def test_flash_attention_3_errs_by_rounding_when_pools_are_float8(
     backend: FlashAttention3,
     rows: tuple[tuple[int, int], ...],
     dtype: torch.dtype,
@@ -203,7 +191,7 @@ def test_flash_attention_3_errs_by_what_it_rounds_when_pools_are_float8(
     assert 0 < error < 2.0**-4 * expected.square().mean().sqrt()
 
 
-def test_flash_attention_3_finds_what_rows_need_once_when_layers_are_alike(
+def test_flash_attention_3_schedules_once_when_layers_are_alike(
     op: FlashAttention3Op, backend: FlashAttention3, device: torch.device
 ) -> None:
     if not isinstance(op, _CountingOp):
@@ -217,7 +205,7 @@ def test_flash_attention_3_finds_what_rows_need_once_when_layers_are_alike(
         assert op.num_metadata == 2 * num_passes
 
 
-def test_flash_attention_3_sees_new_lengths_when_a_batch_comes_again(
+def test_flash_attention_3_sees_new_lengths_when_a_batch_is_reused(
     backend: FlashAttention3, device: torch.device
 ) -> None:
     """As when a recorded step is replayed: the tensors of a batch are the same, with other rows."""
@@ -231,7 +219,7 @@ def test_flash_attention_3_sees_new_lengths_when_a_batch_comes_again(
         assert_close(actual, attend_by_oracle(problem, options))
 
 
-def test_rows_in_sight_name_the_first_block_in_sight_when_others_lie_behind(
+def test_rows_in_sight_name_the_first_block_in_sight(
     device: torch.device,
 ) -> None:
     tables = torch.arange(3 * 300).view(3, 300).to(torch.int32)
@@ -276,8 +264,4 @@ def test_rules_name_what_flash_attention_3_cannot_do(
     reason: str | None,
 ) -> None:
     said = why_not_flash_attention_3(head_dims, dtype, kv_dtype, block_size, window)
-    if reason is None:
-        assert said is None
-    else:
-        with pytest.raises(ValueError, match=reason):
-            raise ValueError(said)
+    assert said is None if reason is None else re.search(reason, str(said))

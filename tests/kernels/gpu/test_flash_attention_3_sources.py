@@ -78,21 +78,26 @@ def test_hub_takes_the_operators_of_the_build_that_it_is_given(
     assert asked == [("kernels-community/flash-attn3", 1)]
 
 
-def test_hub_says_one_line_when_it_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get_kernel(_repository: str, **_options: int) -> ModuleType:
-        raise OSError("no route to huggingface.co\nTraceback")
-
-    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(get_kernel=get_kernel))
-    with pytest.raises(FlashAttention3Missing) as raised:
-        load_flash_attention_3(HUB)
-    assert str(raised.value) == (
-        "kernels-community/flash-attn3 is not to be had from the hub: no route to huggingface.co"
-    )
+def _unreachable(_repository: str, **_options: int) -> ModuleType:
+    raise OSError("no route to huggingface.co\nTraceback")
 
 
-def test_hub_names_the_package_when_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kernels", None)
-    with pytest.raises(FlashAttention3Missing, match="from the hub needs the package kernels"):
+@pytest.mark.parametrize(
+    ("kernels", "said"),
+    [
+        (
+            SimpleNamespace(get_kernel=_unreachable),
+            r"flash-attn3 is not to be had from the hub: no route to huggingface.co$",
+        ),
+        (None, "from the hub needs the package kernels"),
+    ],
+    ids=["unreachable", "no package"],
+)
+def test_hub_says_one_line_when_it_has_no_build(
+    kernels: object, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kernels", kernels)
+    with pytest.raises(FlashAttention3Missing, match=said):
         load_flash_attention_3(HUB)
 
 
@@ -127,7 +132,7 @@ def test_file_gives_its_operators_when_it_was_renamed(
     assert isinstance(load_flash_attention_3(str(path)), FlashAttention3Op)
 
 
-def test_file_is_refused_with_what_it_registers_when_it_is_another_library(
+def test_file_is_refused_by_name_when_it_is_another_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kept: list[Any] = []

@@ -115,7 +115,7 @@ def test_kv_write_fills_slots_and_nothing_else_when_shapes_are_odd(
     assert torch.equal(pools.value.float(), expected_value.float())
 
 
-def test_kv_write_keeps_to_the_range_when_numbers_are_too_large_for_float8(
+def test_kv_write_saturates_when_numbers_exceed_float8(
     device: torch.device,
 ) -> None:
     shape = Shape(1, 1, 8, 8, 16)
@@ -160,29 +160,22 @@ def _turned(numbers: Tensor, rotary: RotaryTables) -> Tensor:
     return torch.cat([turning * cosine + rotated_half * sine, rest], dim=-1)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("part", [1.0, 0.5, 0.25])
-def test_rotary_kv_write_turns_query_and_key_when_shapes_are_odd(
-    shape: Shape, part: float, device: torch.device
-) -> None:
-    _check_rotary(shape, part, torch.float32, torch.float32, device)
-
-
+@pytest.mark.cases(12)
 @pytest.mark.parametrize(
-    ("dtype", "pool_dtype"),
+    ("shape", "part", "dtype", "pool_dtype"),
     [
-        (torch.bfloat16, torch.bfloat16),
-        (torch.float16, torch.float32),
-        (torch.bfloat16, FLOAT8),
+        *(
+            (shape, part, torch.float32, torch.float32)
+            for shape in SHAPES
+            for part in (1, 0.5, 0.25)
+        ),
+        # Rounded once.
+        (SHAPES[2], 0.5, torch.bfloat16, torch.bfloat16),
+        (SHAPES[2], 0.5, torch.float16, torch.float32),
+        (SHAPES[2], 0.5, torch.bfloat16, FLOAT8),
     ],
 )
-def test_rotary_kv_write_rounds_once_when_dtypes_are_narrow(
-    dtype: torch.dtype, pool_dtype: torch.dtype, device: torch.device
-) -> None:
-    _check_rotary(SHAPES[2], 0.5, dtype, pool_dtype, device)
-
-
-def _check_rotary(
+def test_rotary_kv_write_turns_query_and_key(
     shape: Shape, part: float, dtype: torch.dtype, pool_dtype: torch.dtype, device: torch.device
 ) -> None:
     half = int(shape.key_dim * part) // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.sampling.sampler import SamplingRows, draw_in_torch, draw_rows, uniform
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.sampling.sampler import (
+    SamplingRows,
+    draw_in_torch,
+    draw_rows,
+    sample,
+    uniform,
+)
+from executor_service.steps.sampling_params import SamplingParams
+from tests.support.steps.sampling_rows import make_sampling_rows
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 import triton
 import triton.language as tl
 
+from executor_service.backends.gpu_draw import triton_draw
 from splitserve_kernels.gpu import philox
 from splitserve_kernels.gpu.sampling.draw import DrawColumns, draw, greedy, num_words, pack
 
@@ -37,12 +46,8 @@ def _logits(num_rows: int, vocab_size: int, device: torch.device) -> Tensor:
 
 def _rows(params: list[SamplingParams], first_seed: int = 7) -> SamplingRows:
     count = len(params)
-    return SamplingRows(
-        params=ParamRows.of(params),
-        seeds=np.arange(first_seed, first_seed + count, dtype=np.int64),
-        positions=np.arange(count, dtype=np.int32) * 13,
-        num_prompt_tokens=np.zeros(count, dtype=np.int32),
-        histories=[None] * count,
+    return make_sampling_rows(
+        params, seeds=np.arange(first_seed, first_seed + count), positions=np.arange(count) * 13
     )
 
 
@@ -225,3 +230,34 @@ def _seed_of_largest_u() -> int:
     """Of many seeds that whose u at position 0 is closest to 1."""
     seeds = torch.arange(100_000)
     return int(uniform(seeds, torch.zeros_like(seeds)).argmax())
+
+
+GREEDY, RANDOM = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)
+CUT = (
+    SamplingParams(temperature=1.0, top_k=3),
+    SamplingParams(temperature=0.7, top_p=0.5),
+    SamplingParams(temperature=1.3, min_p=0.2),
+)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "params", [(GREEDY,), (RANDOM,), CUT, (GREEDY, RANDOM, *CUT), (CUT[0], GREEDY)]
+)
+def test_triton_draw_chooses_what_torch_does_when_rows_differ(
+    params: tuple[SamplingParams, ...], device: torch.device
+) -> None:
+    rows = _rows([params[row % len(params)] for row in range(8)])
+    logits = _broken_logits(device)
+    token_ids = triton_draw(logits, rows)
+    assert token_ids.dtype == torch.int32
+    assert token_ids.tolist() == draw_in_torch(logits.cpu(), rows).tolist()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_sample_chooses_the_same_when_biases_hide_what_is_wrong(device: torch.device) -> None:
+    hiding = SamplingParams(temperature=0.8, logit_bias={0: -math.inf, 4999: -math.inf})
+    rows, logits = _rows([hiding, GREEDY] * 4), _broken_logits(device)
+    expected = sample(logits, rows).tolist()
+    assert sample(logits, rows, triton_draw).tolist() == expected
+    assert expected[1] == expected[2] == -1

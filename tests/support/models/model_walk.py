@@ -23,14 +23,11 @@ from torch import Tensor
 from executor_service.backends.choose import AUTO, choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.device.kv_cache import KVCache
 from executor_service.errors import BackendUnavailable, ModelUnsupported
-from executor_service.model.input_batch import build_input_batch
-from executor_service.steps.sampling_params import SamplingParams
 from executor_service.trials.float32_trial import relative_error
 from executor_service.trials.model_trial import rounded_matrices
+from tests.support.models.served_logits import served_logits
 from tests.support.models.tiny_models import auto_class, make_tiny_model
-from tests.support.steps.step_driver import Row, make_step
 
 FORMATS = ("float32", "bfloat16", "float16", "int8")
 REFUSED, NOT_SMALL = "refused", "not made small"
@@ -181,19 +178,10 @@ def _true_logits(
     return logits
 
 
-def _served_logits(compute: Compute, prompt: list[int]) -> Tensor:
-    """Of all tokens of `prompt`, [len(prompt), V], in chunks."""
-    loaded, size = compute.loaded, len(prompt)
-    table = list(reversed(range(-(-size // _BLOCK_SIZE))))
-    cache = KVCache(loaded.layers, _BLOCK_SIZE, len(table), 0, loaded.kv_dtype, loaded.device)
-    model = compute.make_model(loaded, cache)
-    params, parts = SamplingParams(num_prompt_logprobs=0), []
-    for start in range(0, size, _CHUNK):
-        tokens = prompt[start : start + _CHUNK]
-        row = Row(tokens, start, table, size + 1, False, params)
-        batch = build_input_batch(make_step([row]), [0], _BLOCK_SIZE, loaded.device)
-        parts.append(model.logits(batch).clone())
-    return torch.cat(parts)
+def _served_logits(compute: Compute, prompt: Sequence[int]) -> Tensor:
+    """Logits [len(prompt), V] of all tokens of `prompt`."""
+    ends = range(_CHUNK, len(prompt), _CHUNK)
+    return served_logits(compute.loaded, compute.make_model, prompt, _BLOCK_SIZE, ends)
 
 
 def greedy_tokens(compute: Compute, prompt: Sequence[int], num_tokens: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from tests.support.models.tiny_configs import shrunk_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+    from executor_service.engine_loader import LoadedEngine
+    from executor_service.model.loaded_model import LoadedModel
 
 VOCAB_SIZE = 160
 EOS_TOKEN_ID = 2
@@ -137,6 +141,37 @@ def make_tiny_model(
     untyped: Any = model
     untyped.to(dtype).save_pretrained(directory)
     return directory
+
+
+def load_tiny_model(
+    architecture: str,
+    directory: Path,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    seed: int = 0,
+    **overrides: object,
+) -> LoadedModel:
+    """Saves such a model in `directory`, and loads it on the CPU as an executor does."""
+    from executor_service.checkpoint.model_loader import ModelConfig, load_model
+
+    make_tiny_model(architecture, directory, seed=seed, overrides=overrides)
+    return load_model(ModelConfig(str(directory), dtype=dtype, max_model_len=max_model_len))
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    """Changes fields of a JSON file, which need not be there yet."""
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**content, **changes}))
+
+
+def load_engine_of(*flags: str) -> LoadedEngine:
+    """An engine as an executor that is started with `flags` loads it."""
+    from executor_service.config import ExecutorConfig
+    from executor_service.engine_loader import load_engine
+    from splitserve_options import options
+
+    values = options.parse("executor", list(flags), {})
+    return load_engine(ExecutorConfig.from_options(values), executor_epoch=1)
 
 
 def make_tiny_config(

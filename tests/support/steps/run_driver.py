@@ -6,41 +6,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
-from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import Runner, execute_step
-from tests.support.steps.step_driver import GREEDY, Row, make_step
-
-
-@dataclass(slots=True)
-class RunningSequence:
-    """One sequence in a row of its own. `num_computed`: tokens in the blocks of `block_table`."""
-
-    prompt: list[int]
-    num_output_tokens: int
-    params: SamplingParams = GREEDY
-    seed: int = 0
-    block_table: list[int] = field(default_factory=list)
-    num_computed: int = 0
-    output: list[int] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> list[int]:
-        """All so far."""
-        return self.prompt + self.output
-
-    @property
-    def num_left(self) -> int:
-        """Tokens that it still wants."""
-        ends = bool(self.output) and self.output[-1] in self.params.stop_token_ids
-        return 0 if ends else self.num_output_tokens - len(self.output)
+from tests.support.steps.step_driver import DrivenSequence, make_step, next_row
 
 
 def run(
-    runner: Runner, sequences: Sequence[RunningSequence], rng: random.Random, most: int = 8
+    runner: Runner, sequences: Sequence[DrivenSequence], rng: random.Random, most: int = 8
 ) -> None:
     """Runs all to their ends; in each step some of them, a part of a prompt or up to `most` + 1."""
     step_id = 0
@@ -52,19 +27,7 @@ def run(
             pending = each.tokens[each.num_computed :]
             chunk = pending[: rng.randint(1, len(pending))] if len(pending) > 1 else pending
             is_whole = len(chunk) == len(pending)
-            history = each.tokens if each.params.needs_history else None
-            rows.append(
-                Row(
-                    chunk,
-                    each.num_computed,
-                    each.block_table,
-                    len(each.prompt),
-                    is_whole,
-                    each.params,
-                    each.seed,
-                    history,
-                )
-            )
+            rows.append(replace(next_row(each, None), tokens=chunk, samples=is_whole))
             permitted.append(min(rng.randint(0, most), each.num_left - 1) if is_whole else 0)
         step = make_step(rows, step_id=step_id)
         step = replace(step, row_ids=np.array([index for index, _ in chosen], np.int32))

@@ -6,9 +6,11 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from executor_service.steps.executor_info import ExecutorInfo, ModelInfo
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import (
     NO_MOVES,
@@ -23,6 +25,27 @@ from executor_service.steps.step import (
 )
 
 GREEDY = SamplingParams(temperature=0.0)
+
+
+def make_executor_info(**fields: Any) -> ExecutorInfo:  # noqa: ANN401
+    """An executor with a small float32 model; `fields`: those of ExecutorInfo or ModelInfo."""
+    model: dict[str, Any] = {
+        "name": "m",
+        "digest": "d",
+        "dtype": "float32",
+        "kv_cache_dtype": "float32",
+        "vocab_size": 128,
+        "max_model_len": 64,
+    }
+    model |= {name: fields.pop(name) for name in set(fields) & set(ModelInfo.__slots__)}
+    pools = {"block_size": 4, "num_device_blocks": 16, "num_host_blocks": 0, "block_bytes": 1}
+    return ExecutorInfo(**{"executor_epoch": 1, "model": ModelInfo(**model), **pools, **fields})
+
+
+def make_moves(*pairs: tuple[int, int]) -> BlockMoves:
+    """Moves of blocks: (source, destination) of each."""
+    columns = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+    return BlockMoves(columns[:, 0].copy(), columns[:, 1].copy())
 
 
 @dataclass(slots=True)
@@ -44,6 +67,12 @@ class DrivenSequence:
     def tokens(self) -> list[int]:
         """All tokens so far."""
         return self.prompt + self.output
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may follow, of which there are none after a stop token."""
+        ends = bool(self.output) and self.output[-1] in self.params.stop_token_ids
+        return 0 if ends else self.num_output_tokens - len(self.output)
 
     @property
     def is_finished(self) -> bool:

@@ -1,10 +1,17 @@
+"""The configuration of an executor, and the start of a process that becomes another one."""
+
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
+from executor_service import __main__ as executor_main
 from executor_service.config import ExecutorConfig
+from executor_service.errors import RecordingFailed
 from splitserve_options import options
 from splitserve_options.security_table import SECURITY_OPTIONS
 
@@ -56,3 +63,58 @@ def test_options_are_refused_when_two_pool_sizes_are_given() -> None:
     flags = ["--num-device-blocks=1", "--memory-fraction=0.5"]
     with pytest.raises(options.OptionError, match="exclude each other"):
         options.resolve("executor", flags, {})
+
+
+PROGRAM = """
+import sys
+from executor_service.config import start_again
+
+flags = sys.argv[1:]
+if "--second" not in flags:
+    start_again(["--second"], "a secret of the cluster" if "--token" in flags else None)
+file = [flag.partition("=")[2] for flag in flags if flag.startswith("--cluster-token-file=")]
+print([flag for flag in flags if "/dev/fd" not in flag], [open(name).read() for name in file])
+print(sys.flags.safe_path, sys.stdin.read())
+"""
+
+
+def _run_program(path: Path, *flags: str) -> list[str]:
+    program = path / "program.py"
+    program.write_text(PROGRAM)
+    # -P: what was said to the interpreter is said again.
+    command = [sys.executable, "-P", str(program), *flags]
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    result = subprocess.run(
+        command, input="still open", env=environment, capture_output=True, text=True, check=True
+    )
+    return result.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("flag", "token"), [("--model=x", []), ("--token", ["a secret of the cluster"])]
+)
+def test_process_keeps_flags_token_and_input_when_it_starts_again(
+    tmp_path: Path, flag: str, token: list[str]
+) -> None:
+    """The token of the cluster, which a pipe said before, is said by another one."""
+    first, second = _run_program(tmp_path, flag)
+    assert first == f"{[flag, '--second']} {token}"
+    assert second == "True still open"
+
+
+def test_executor_starts_again_without_graphs_when_one_could_not_be_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("a secret of the cluster")
+    started: list[tuple[list[str], str | None]] = []
+
+    async def serve(_config: ExecutorConfig) -> None:
+        raise RecordingFailed("capture was invalidated")
+
+    monkeypatch.setattr(sys, "argv", ["executor", f"--cluster-token-file={tmp_path / 'token'}"])
+    monkeypatch.setattr(executor_main, "serve", serve)
+    monkeypatch.setattr(
+        executor_main, "start_again", lambda flags, token: started.append((flags, token))
+    )
+    executor_main.main()
+    assert started == [(["--cuda-graphs=off"], "a secret of the cluster")]

@@ -62,9 +62,7 @@ def nested(depth: int) -> str:
         ("lark", "start: %json " + nested(100_000), "deeply"),
     ],
 )
-def test_grammar_is_refused_by_name_when_it_says_what_it_may_not(
-    kind: str, text: str, why: str
-) -> None:
+def test_grammar_is_refused_by_name(kind: str, text: str, why: str) -> None:
     with pytest.raises(GrammarInvalid, match=why):
         grammar_text(kind, [text])
 

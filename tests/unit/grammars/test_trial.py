@@ -1,10 +1,13 @@
-"""What is said of grammars, and what a process that ended means."""
+"""What is said of grammars, and that whoever asks a process about one goes on."""
 
 from __future__ import annotations
 
 import json
 import signal
 import subprocess
+import sys
+import threading
+from contextlib import closing
 
 import llguidance
 import pytest
@@ -12,6 +15,8 @@ import pytest
 from splitserve_grammars import trial_process
 from splitserve_grammars.limits import MAX_COMPILED_BYTES, error_message
 from splitserve_grammars.trial import (
+    MAX_LINE_BYTES,
+    GrammarTrials,
     TrialTooSlow,
     TrialUnavailable,
     Verdict,
@@ -23,6 +28,7 @@ from splitserve_grammars.trial import (
 )
 from splitserve_grammars.trial_process import try_grammar
 from tests.support.grammars.json_schemas import REFUSED, SUPPORTED
+from tests.support.processes.patience import PATIENCE_S
 
 TOKENIZER = llguidance.LLTokenizer("byte")
 BAD = [
@@ -113,7 +119,7 @@ def test_usual_schemas_take_little_when_they_are_compiled() -> None:
     assert max(verdict.num_bytes for verdict in verdicts) < 1_000_000
 
 
-def test_verdict_is_read_as_it_was_written_when_its_line_is_whole() -> None:
+def test_verdict_is_read_as_it_was_written() -> None:
     verdict = Verdict("no", "start: \u2028\n", 5)
     line = encode_verdict(verdict)
     assert decode_answer(line) == verdict
@@ -128,7 +134,7 @@ def test_grammar_is_to_blame_when_its_process_is_out_of_memory(number: signal.Si
     assert "memory" in decode_answer(encode_end(-number)).error
 
 
-def test_grammar_is_not_to_blame_when_its_process_was_killed_or_did_not_start() -> None:
+def test_grammar_is_not_blamed_for_a_killed_process() -> None:
     for exit_code in (-signal.SIGKILL, -signal.SIGTERM, 0, 1):
         with pytest.raises(TrialUnavailable):
             decode_answer(encode_end(exit_code))
@@ -150,3 +156,42 @@ def test_process_lives_on_when_a_grammar_ends_its_own() -> None:
         decode_answer(first)
     assert "memory" in decode_answer(second).error
     assert decode_answer(third).error == ""
+
+
+# More than a pipe holds.
+LARGE = "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exec sleep 100000",  # it reads nothing
+        "exec cat > /dev/null",  # it says nothing
+        "printf [; exec cat > /dev/null",  # it does not end what it says
+    ],
+)
+def test_process_is_given_up_when_it_stalls(script: str) -> None:
+    trials = GrammarTrials(["sh", "-c", script], max_wall_s=0.3)
+    raised: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            trials.ask("regex", [LARGE], 1.0)
+        except TrialUnavailable as error:
+            raised.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asking.join(PATIENCE_S)
+    is_stuck = asking.is_alive()
+    trials.close()
+    asking.join()
+    assert not is_stuck
+    assert len(raised) == 1
+
+
+def test_process_is_given_up_when_it_says_too_much() -> None:
+    script = f"print('[\"\", \"\", 1' + ' ' * {MAX_LINE_BYTES} + ']', flush=True); input()"
+    trials = GrammarTrials([sys.executable, "-c", script], PATIENCE_S)
+    with closing(trials), pytest.raises(TrialUnavailable):
+        trials.ask("regex", ["a"], 1.0)

@@ -1,10 +1,12 @@
-"""Builds with a compiler that is a shell script, so that nothing takes long."""
+"""Builds of the CPU kernels, by compilers that are scripts; which compilers a machine has."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import pwd
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from splitserve_kernels import toolchain
 from splitserve_kernels.cpu import build
 from splitserve_kernels.cpu.build import (
     CACHE_VARIABLE,
@@ -20,6 +23,7 @@ from splitserve_kernels.cpu.build import (
     best_variant,
     library_path,
 )
+from splitserve_kernels.toolchain import main, why_no_c_modules, why_no_cpu_kernels
 
 PORTABLE = VARIANTS[-1]
 # Writes what it was called with to the file that follows -o, as the last argument.
@@ -66,7 +70,7 @@ def test_library_path_compiles_into_the_directory_when_the_environment_names_one
 
 
 @pytest.mark.usefixtures("compiler")
-def test_library_path_compiles_below_the_users_cache_when_no_directory_is_named(
+def test_library_path_compiles_below_the_users_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(CACHE_VARIABLE)
@@ -218,7 +222,7 @@ def test_program_ends_with_1_when_one_variant_cannot_be_compiled(
 
 
 @pytest.mark.usefixtures("compiler")
-def test_program_compiles_the_portable_variant_alone_when_the_machine_is_no_x86(
+def test_program_compiles_only_the_portable_variant_without_x86(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _build_for_image(tmp_path / "image", "aarch64", monkeypatch) == (0, {"portable"})
@@ -242,7 +246,7 @@ def test_program_ends_with_1_when_there_is_no_compiler(
         ("fma avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_tile", "avx512_bf16"),
     ],
 )
-def test_best_variant_is_what_the_processor_can_run_when_flags_are_read(
+def test_best_variant_is_what_the_processor_can_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, expected: str
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
@@ -259,3 +263,83 @@ def test_best_variant_is_portable_when_no_flags_can_be_read(
         (tmp_path / "cpuinfo").write_text(content)
     monkeypatch.setattr(build, "_CPUINFO", tmp_path / "cpuinfo")
     assert best_variant() is PORTABLE
+
+
+needs_gcc = pytest.mark.skipif(
+    shutil.which("gcc") is None or not Path(toolchain._python_headers(), "Python.h").is_file(),
+    reason="needs gcc and Python.h",
+)
+
+
+@pytest.fixture
+def no_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing is in PATH, and no kernels are compiled. Returns the folder for these."""
+    for variable in ("CC", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "kernels"))
+    return tmp_path / "kernels"
+
+
+@needs_gcc
+def test_c_modules_can_be_had_when_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    assert why_no_c_modules() is None
+
+
+@needs_gcc
+def test_c_modules_need_the_headers_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(toolchain, "_python_headers", lambda: str(tmp_path))
+    assert "Python.h" in str(why_no_c_modules())
+
+
+@pytest.mark.usefixtures("no_compilers")
+def test_c_modules_cannot_be_had_when_there_is_no_compiler() -> None:
+    assert why_no_c_modules() == "there is no C compiler (gcc or clang, or what CC names)"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("exit 1", "no reason"),
+        ("echo 'x.c: In function' >&2; echo 'x.c:1: error: bad' >&2; exit 1", "x.c:1: error: bad"),
+        # It says that all is well and writes no module.
+        ("exit 0", "probe.so"),
+    ],
+)
+def test_c_modules_cannot_be_had_when_the_compiler_fails(
+    script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    reason = why_no_c_modules()
+    assert reason is not None
+    assert reason.startswith(f"{compiler}")
+    assert said in reason
+
+
+def test_cpu_kernels_need_no_compiler_when_they_are_compiled(
+    no_compilers: Path,
+) -> None:
+    assert why_no_cpu_kernels() == "there is no C++ compiler (g++, or what CXX names)"
+    no_compilers.mkdir()
+    build._cached_path(build.best_variant()).touch()
+    assert why_no_cpu_kernels() is None
+
+
+@pytest.mark.usefixtures("no_compilers")
+def test_toolchain_program_ends_with_1_without_a_compiler(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 1
+    c_modules, cpu_kernels = capsys.readouterr().err.splitlines()
+    assert c_modules.startswith("c_modules: there is no C compiler")
+    assert cpu_kernels.startswith("cpu_kernels: there is no C++ compiler")
+
+    assert main(["--json"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"c_modules", "cpu_kernels"}

@@ -13,7 +13,7 @@ from splitserve_kernels.gpu.sampling.draw import DrawColumns, num_words, pack
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 3, 4, 9])
-def test_columns_are_those_that_were_packed_when_rows_are_few_or_many(num_rows: int) -> None:
+def test_columns_are_those_that_were_packed(num_rows: int) -> None:
     numbers = np.arange(num_rows)
     rows = DrawRows(
         temperatures=numbers.astype(np.float32) + 0.5,

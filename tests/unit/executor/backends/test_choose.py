@@ -16,17 +16,13 @@ from executor_service.backends.choose import AUTO, NATIVE, TORCH, choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.decoders.packed_linears import PackedLinearModule
-from executor_service.device.kv_cache import KVCache
 from executor_service.errors import BackendUnavailable
-from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LoadedModel
-from executor_service.steps.sampling_params import SamplingParams
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary
 from splitserve_kernels.cpu.operations import NativeAttention
-from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
+from tests.support.models.served_logits import served_logits
 from tests.support.models.tiny_models import make_tiny_model
-from tests.support.steps.step_driver import Row, make_step
 
 BLOCK_SIZE = 8
 PROMPT = [(11 * i + 5) % 90 for i in range(45)]
@@ -94,18 +90,8 @@ class _Loads:
         return self._load(self._config_class)
 
 
-@torch.inference_mode()
 def _logits(compute: Compute) -> torch.Tensor:
-    """Of all tokens of PROMPT, [len(PROMPT), V], in two chunks."""
-    loaded = compute.loaded
-    cache = KVCache(loaded.layers, BLOCK_SIZE, 8, 0, loaded.dtype, loaded.device)
-    model = compute.make_model(loaded, cache)
-    params, tokens, parts = SamplingParams(num_prompt_logprobs=0), [*PROMPT, 7], []
-    for start, end in ((0, 20), (20, len(PROMPT))):
-        row = Row(tokens[start:end], start, (5, 0, 3, 1, 7, 2), len(tokens), False, params)
-        batch = build_input_batch(make_step([row]), [0], BLOCK_SIZE, loaded.device)
-        parts.append(model.logits(batch).clone())
-    return torch.cat(parts)
+    return served_logits(compute.loaded, compute.make_model, PROMPT, BLOCK_SIZE, ends=[20])
 
 
 def _assert_same_logits(
@@ -114,42 +100,27 @@ def _assert_same_logits(
     torch.testing.assert_close(_logits(compute), _logits(expected), atol=tolerance, rtol=0)
 
 
-def test_choose_compute_takes_torch_when_asked(load: Load) -> None:
-    compute = choose_compute(lambda: load("LlamaConfig"), TORCH, BLOCK_SIZE)
-    assert compute.description == "torch"
-    assert _logits(compute).shape == (len(PROMPT), 160)
-
-
 @pytest.mark.parametrize("name", [AUTO, NATIVE])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_choose_compute_takes_the_native_decoder_when_the_model_is_a_llama(
+def test_choose_compute_takes_the_native_decoder_for_a_llama(
     load: Load, native_library: NativeLibrary, name: str, dtype: str
 ) -> None:
     compute = choose_compute(lambda: load("LlamaConfig", dtype), name, BLOCK_SIZE)
     assert compute.description == f"native decoder ({native_library.variant})"
+    in_torch = choose_compute(lambda: load("LlamaConfig", dtype), TORCH, BLOCK_SIZE)
+    assert in_torch.description == "torch"
+    if dtype == "float32":
+        _assert_same_logits(compute, in_torch)
 
 
-def test_choose_compute_serves_the_same_logits_when_the_decoder_is_native(
-    load: Load, native_library: NativeLibrary
-) -> None:
-    compute = choose_compute(lambda: load("LlamaConfig"), NATIVE, BLOCK_SIZE)
-    _assert_same_logits(compute, choose_compute(lambda: load("LlamaConfig"), TORCH, BLOCK_SIZE))
-
-
-@pytest.mark.parametrize("config_class", _OTHERS)
-def test_choose_compute_takes_native_attention_when_the_model_has_other_parts(
-    load: Load, native_library: NativeLibrary, config_class: str
-) -> None:
-    loads = _Loads(load, config_class)
-    compute = choose_compute(loads, AUTO, BLOCK_SIZE)
-    assert compute.description == f"native attention and matrices ({native_library.variant})"
-    assert loads.count == 1
-    _assert_same_logits(compute, choose_compute(loads, TORCH, BLOCK_SIZE))
-
-
-@pytest.mark.parametrize("name", [AUTO, NATIVE])
-@pytest.mark.parametrize("config_class", _LOOKALIKES)
-def test_choose_compute_refuses_the_native_decoder_when_the_model_computes_something_else(
+@pytest.mark.parametrize(
+    ("config_class", "name"),
+    [
+        *((each, AUTO) for each in (*_OTHERS, *_LOOKALIKES)),
+        *((each, NATIVE) for each in _LOOKALIKES),
+    ],
+)
+def test_choose_compute_takes_native_attention_when_the_model_is_no_llama(
     load: Load,
     native_library: NativeLibrary,
     caplog: pytest.LogCaptureFixture,
@@ -164,18 +135,6 @@ def test_choose_compute_refuses_the_native_decoder_when_the_model_computes_somet
     assert [record.levelno for record in refusals] == [logging.INFO]
     assert loads.count == 1
     _assert_same_logits(compute, choose_compute(loads, TORCH, BLOCK_SIZE))
-
-
-@pytest.mark.parametrize(("dtype", "is_int8"), [("bfloat16", False), ("bfloat16", True)])
-@pytest.mark.parametrize("architecture", ["ministral3", "smollm3", "granite"])
-def test_choose_compute_refuses_the_native_decoder_when_gentle_weights_hide_the_difference(
-    tmp_path: Path, native_library: NativeLibrary, architecture: str, dtype: str, is_int8: bool
-) -> None:
-    """Their errors, 0.01 to 0.05, are within what 16 or 8 bits do to a model of that kind."""
-    make_tiny_model(architecture, tmp_path, overrides={"initializer_range": 0.02})
-    config = ModelConfig(str(tmp_path), dtype=dtype)
-    compute = choose_compute(lambda: load_model(config), AUTO, BLOCK_SIZE, is_int8=is_int8)
-    assert compute.description.startswith("native attention and matrices")
 
 
 def _round_matrices(loaded: LoadedModel) -> LoadedModel:
@@ -202,7 +161,7 @@ def test_choose_compute_raises_when_int8_was_asked_and_torch_computes(load: Load
         choose_compute(lambda: load("LlamaConfig"), TORCH, BLOCK_SIZE, is_int8=True)
 
 
-def test_choose_compute_keeps_matrices_in_torch_when_packed_ones_compute_something_else(
+def test_choose_compute_keeps_matrices_in_torch_when_packed_ones_are_wrong(
     load: Load,
     native_library: NativeLibrary,
     monkeypatch: pytest.MonkeyPatch,
@@ -244,7 +203,7 @@ def test_choose_compute_takes_the_native_decoder_when_unknown_fields_change_noth
 
 
 @pytest.mark.usefixtures("native_library")
-def test_choose_compute_warns_of_unknown_fields_when_the_decoder_computes_something_else(
+def test_choose_compute_warns_of_unknown_fields_when_the_decoder_is_wrong(
     load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     forward: Any = LlamaForCausalLM.forward
@@ -286,66 +245,35 @@ def test_choose_compute_warns_and_takes_torch_when_there_is_no_compiler(
     (warning,) = _warnings(caplog)
     assert "reason='there is no C++ compiler' price='a step takes 2.5 times" in warning
     assert _logits(compute).isfinite().all()
-
-
-def test_choose_compute_raises_when_native_was_asked_and_there_is_no_compiler(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("executor_service.backends.choose.load_library", _fail_to_build)
     with pytest.raises(BackendUnavailable, match="native: there is no C\\+\\+ compiler"):
-        choose_compute(lambda: load("LlamaConfig"), NATIVE, BLOCK_SIZE)
+        choose_compute(loads, NATIVE, BLOCK_SIZE)
 
 
 class _Nonsense(NativeAttention):
-    def paged_attention(
-        self,
-        query: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
-        batch: PagedBatch,
-        options: AttentionOptions,
-        scales: KVScales = UNIT_SCALES,
-    ) -> torch.Tensor:
-        output = super().paged_attention(query, key_pool, value_pool, batch, options, scales)
-        return output + 0.01
+    def paged_attention(self, *arguments: Any, **options: Any) -> torch.Tensor:  # noqa: ANN401
+        return super().paged_attention(*arguments, **options) + 0.01
 
 
-def test_choose_compute_says_an_error_and_takes_torch_when_the_backend_computes_nonsense(
-    load: Load,
-    native_library: NativeLibrary,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.usefixtures("native_library")
+def test_choose_compute_takes_torch_when_the_backend_is_wrong(
+    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("executor_service.backends.choose.NativeAttention", _Nonsense)
     compute = choose_compute(lambda: load("LlamaConfig"), AUTO, BLOCK_SIZE)
     assert compute.description == "torch"
-    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
-    assert len(errors) == 1
-    assert "differs by 0.01 from the reference" in errors[0]
-
-
-def test_choose_compute_raises_when_native_was_asked_and_computes_nonsense(
-    load: Load, native_library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("executor_service.backends.choose.NativeAttention", _Nonsense)
+    (error,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert "differs by 0.01 from the reference" in error
     with pytest.raises(BackendUnavailable, match=r"native: the output differs by 0\.01 "):
         choose_compute(lambda: load("LlamaConfig"), NATIVE, BLOCK_SIZE)
 
 
-@pytest.mark.parametrize(
-    ("is_exact", "dtype", "event"),
-    [
-        (True, "bfloat16", "float16_computed_in_bfloat16"),
-        (False, "float32", "float16_computed_in_float32"),
-    ],
-)
+@pytest.mark.parametrize(("is_exact", "dtype"), [(True, "bfloat16"), (False, "float32")])
 def test_choose_compute_takes_the_native_decoder_when_the_checkpoint_is_float16(
     tmp_path: Path,
     native_library: NativeLibrary,
     caplog: pytest.LogCaptureFixture,
     is_exact: bool,
     dtype: str,
-    event: str,
 ) -> None:
     caplog.set_level(logging.INFO, "executor_service")
     _save_float16(tmp_path, is_exact=is_exact)
@@ -353,14 +281,12 @@ def test_choose_compute_takes_the_native_decoder_when_the_checkpoint_is_float16(
     compute = choose_compute(lambda: load_model(config), AUTO, BLOCK_SIZE, is_deterministic=True)
     assert compute.description == f"native decoder ({native_library.variant})"
     assert (compute.loaded.dtype_name, compute.why_slow) == (dtype, None)
-    assert [event in record.getMessage() for record in caplog.records].count(True) == 1
+    assert caplog.text.count(f"float16_computed_in_{dtype}") == 1
     assert _warnings(caplog) == []
-    # The weights are the same numbers: float32 says the same of them.
-    expected = choose_compute(
-        lambda: load_model(ModelConfig(str(tmp_path), dtype="float32")), TORCH, BLOCK_SIZE
-    )
     if dtype == "float32":
-        _assert_same_logits(compute, expected)
+        # The weights are the same numbers.
+        exact = ModelConfig(str(tmp_path), dtype="float32")
+        _assert_same_logits(compute, choose_compute(lambda: load_model(exact), TORCH, BLOCK_SIZE))
 
 
 def test_load_model_rounds_float16_and_warns_when_float32_does_not_fit(

@@ -20,13 +20,12 @@ from executor_service.backends.attention_candidates import (
     time_attention,
 )
 from executor_service.backends.choose import AUTO, NATIVE, TORCH, choose_gpu_attention
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionBackend
 from splitserve_options.options import OPTIONS
-from tests.support.models.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import load_tiny_model
 
 
 class _Right:
@@ -38,12 +37,6 @@ class _Wrong(_Right):
     @staticmethod
     def paged_attention(query: Tensor, *others: Any) -> Tensor:  # noqa: ANN401
         return reference.paged_attention(query, *others) + 1
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    directory = make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
-    return load_model(ModelConfig(str(directory)))
 
 
 def _candidate(
@@ -97,21 +90,14 @@ def test_choose_gpu_attention_takes_the_default_when_timing_fails(
     assert "attention_backends_not_timed reason='out of memory'" in caplog.text
 
 
-def test_choose_gpu_attention_takes_who_can_when_the_block_size_is_fine(
-    loaded: LoadedModel,
-) -> None:
+def test_choose_gpu_attention_obeys_the_block_size_when_it_is_given(loaded: LoadedModel) -> None:
     choice = choose_gpu_attention(loaded, None, 32, (FIRST, COARSE), _never)
     assert (choice.name, choice.block_size) == ("first", 32)
-
-
-def test_choose_gpu_attention_raises_when_the_only_one_cannot_do_the_block_size(
-    loaded: LoadedModel,
-) -> None:
     with pytest.raises(BackendUnavailable, match="block_size 16: multiples of 256 only"):
         choose_gpu_attention(loaded, "coarse", 16, (FIRST, COARSE), _never)
 
 
-def test_choose_gpu_attention_says_an_error_and_takes_the_next_when_one_is_wrong(
+def test_choose_gpu_attention_takes_the_next_when_one_is_wrong(
     loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong = _candidate("wrong", _Wrong)
@@ -134,7 +120,7 @@ def test_choose_gpu_attention_raises_what_is_worse_when_none_can_serve(
         choose_gpu_attention(loaded, None, None, (missing,), _never)
 
 
-def test_choose_gpu_attention_warns_when_what_was_asked_for_cannot_be_had(
+def test_choose_gpu_attention_warns_when_the_wanted_backend_is_missing(
     loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -153,50 +139,50 @@ def test_candidates_are_what_the_option_takes_when_it_names_a_backend() -> None:
     assert set(option.choices) == {AUTO, TORCH, NATIVE, *(each.name for each in gpu_candidates())}
 
 
+_TRIAL = "executor_service.backends.attention_candidates"
+
+
 def test_candidates_warn_of_flash_attention_3_when_its_source_is_given() -> None:
     assert [each.is_asked_for for each in gpu_candidates()] == [False, False]
     assert gpu_candidates("hub")[0].is_asked_for
 
 
-@pytest.fixture
-def flash_attention_3(monkeypatch: pytest.MonkeyPatch) -> Candidate:
-    """As if it were here."""
-    module = "executor_service.backends.attention_candidates"
-    for name in ("why_no_hopper", "why_unavailable"):
-        monkeypatch.setattr(f"{module}.{name}", lambda: None)
-    monkeypatch.setattr(f"{module}.load_flash_attention_3", lambda _source: None)
-    return gpu_candidates()[0]
-
-
 def test_candidates_load_nothing_when_the_device_is_no_hopper(
     monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel
 ) -> None:
-    module = "executor_service.backends.attention_candidates"
-    monkeypatch.setattr(f"{module}.why_no_hopper", lambda: "no Hopper")
-    monkeypatch.setattr(f"{module}.load_flash_attention_3", _fail)
+    monkeypatch.setattr(f"{_TRIAL}.why_no_hopper", lambda: "no Hopper")
+    monkeypatch.setattr(f"{_TRIAL}.load_flash_attention_3", _fail)
     assert gpu_candidates("hub")[0].why_not(loaded, 16) == "no Hopper"
 
 
-def test_candidates_say_why_flash_attention_3_is_missing_when_it_is(
-    monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel
-) -> None:
-    module = "executor_service.backends.attention_candidates"
+@pytest.fixture
+def _on_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("why_no_hopper", "why_unavailable"):
-        monkeypatch.setattr(f"{module}.{name}", lambda: None)
-    assert gpu_candidates("/nowhere/_C.so")[0].why_not(loaded, 16) == (
-        "flash-attn 3: there is no file /nowhere/_C.so"
-    )
+        monkeypatch.setattr(f"{_TRIAL}.{name}", lambda: None)
+
+
+@pytest.fixture
+def flash_attention_3(monkeypatch: pytest.MonkeyPatch, _on_a_hopper: None) -> Candidate:
+    """As if it were here."""
+    monkeypatch.setattr(f"{_TRIAL}.load_flash_attention_3", lambda _source: None)
+    return gpu_candidates()[0]
+
+
+@pytest.mark.usefixtures("_on_a_hopper")
+def test_candidates_say_why_flash_attention_3_is_missing(loaded: LoadedModel) -> None:
+    reason = gpu_candidates("/nowhere/_C.so")[0].why_not(loaded, 16)
+    assert reason == "flash-attn 3: there is no file /nowhere/_C.so"
 
 
 def test_candidates_take_flash_attention_3_when_a_model_has_sinks(
     tmp_path: Path, flash_attention_3: Candidate
 ) -> None:
-    loaded = load_model(ModelConfig(str(make_tiny_model("gpt_oss", tmp_path)), dtype="bfloat16"))
+    loaded = load_tiny_model("gpt_oss", tmp_path, "bfloat16")
     assert loaded.layer_options[0].sinks is not None
     assert flash_attention_3.why_not(loaded, 8) is None
 
 
-def test_candidates_take_flash_attention_3_by_name_only_when_pools_are_float8(
+def test_flash_attention_3_is_taken_by_name_only_over_float8(
     loaded: LoadedModel, flash_attention_3: Candidate
 ) -> None:
     narrow = replace(loaded, dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn)
@@ -210,13 +196,8 @@ def test_candidates_take_flash_attention_3_by_name_only_when_pools_are_float8(
 def test_candidates_pass_the_window_on_when_a_model_has_one(
     loaded: LoadedModel, flash_attention_3: Candidate
 ) -> None:
-    options = [replace(each, sliding_window=20) for each in loaded.layer_options]
-    half = replace(
-        loaded,
-        dtype=torch.bfloat16,
-        kv_dtype=torch.bfloat16,
-        layer_options=tuple(options),
-    )
+    options = tuple(replace(each, sliding_window=20) for each in loaded.layer_options)
+    half = replace(loaded, dtype=torch.bfloat16, kv_dtype=torch.bfloat16, layer_options=options)
     assert flash_attention_3.why_not(half, 16) is None
     assert flash_attention_3.why_not(half, 32) == (
         "a sliding window of 20 in blocks of 32: allowed: a block or more"
@@ -243,10 +224,7 @@ def _demand(loaded: LoadedModel, kv_dtype: torch.dtype) -> LayerDemand:
 
 
 def test_time_attention_takes_time(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    for constant, number in (
-        ("_NUM_TIMED_COMPUTED", 20),
-        ("_NUM_TIMED_PROMPT_TOKENS", 8),
-        ("_NUM_RUNS", 1),
-    ):
-        monkeypatch.setattr(f"executor_service.backends.attention_candidates.{constant}", number)
+    for name, number in (("COMPUTED", 20), ("PROMPT_TOKENS", 8)):
+        monkeypatch.setattr(f"{_TRIAL}._NUM_TIMED_{name}", number)
+    monkeypatch.setattr(f"{_TRIAL}._NUM_RUNS", 1)
     assert time_attention(reference, loaded, 16) > 0

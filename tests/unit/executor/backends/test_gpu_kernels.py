@@ -176,30 +176,31 @@ def _refuse(_kernel: Callable[[], None]) -> None:
     raise TrialFailed("all is 1")
 
 
-def test_tried_kernel_says_an_error_and_takes_torch_when_a_kernel_is_wrong(
+def _in_torch() -> None:
+    """Replaces a kernel."""
+
+
+def _missing() -> Callable[[], None]:
+    raise ImportError("no triton")
+
+
+@pytest.mark.parametrize(
+    ("make", "trial", "reason"),
+    [
+        (lambda: _nothing, _refuse, "all is 1"),
+        (_missing, lambda _: None, "ImportError: no triton"),
+        (lambda: _nothing, lambda _: None, None),
+    ],
+    ids=["wrong", "cannot be made", "right"],
+)
+def test_tried_kernel_falls_back_to_torch_when_it_fails(
+    make: Callable[[], Callable[[], None]],
+    trial: Callable[[Callable[[], None]], None],
+    reason: str | None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def in_torch() -> None:
-        """Another one."""
-
-    assert tried_kernel("some", lambda: _nothing, _refuse, in_torch) is in_torch
-    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
-    assert errors == ["kernel_refused kernel=some reason='all is 1': plain torch does it"]
-
-
-def test_tried_kernel_says_an_error_and_takes_torch_when_a_kernel_cannot_be_made(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def make() -> Callable[[], None]:
-        raise ImportError("no triton")
-
-    assert tried_kernel("some", make, lambda _: None, _nothing) is _nothing
-    assert "reason='ImportError: no triton'" in caplog.text
-
-
-def test_tried_kernel_takes_the_kernel_when_it_is_right(caplog: pytest.LogCaptureFixture) -> None:
-    def in_torch() -> None:
-        """Another one."""
-
-    assert tried_kernel("some", lambda: _nothing, lambda _: None, in_torch) is _nothing
-    assert not caplog.records
+    kernel = tried_kernel("some", make, trial, _in_torch)
+    assert kernel is (_in_torch if reason else _nothing)
+    error = f"kernel_refused kernel=some reason='{reason}': plain torch does it"
+    assert caplog.messages == ([error] if reason else [])
+    assert all(record.levelno == logging.ERROR for record in caplog.records)

@@ -1,21 +1,14 @@
-"""What a refusal comes before."""
+"""The checkpoint that most tests of loading change."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-
-@pytest.fixture
-def reads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_args: object) -> None:
-        raise AssertionError("weights are read")
-
-    monkeypatch.setattr("executor_service.checkpoint.model_loader.read_model", read)
+from tests.support.models.tiny_models import make_tiny_model
 
 
 @pytest.fixture
-def asks_no_transformers(monkeypatch: pytest.MonkeyPatch, reads_no_weights: None) -> None:
-    def read(*_args: object) -> None:
-        raise AssertionError("transformers is asked")
-
-    monkeypatch.setattr("executor_service.checkpoint.model_loader._read_config", read)
+def llama(tmp_path: Path) -> Path:
+    return make_tiny_model("llama", tmp_path / "tiny-llama")

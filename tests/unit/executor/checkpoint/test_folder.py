@@ -39,45 +39,36 @@ def test_resolve_checkpoint_finds_all_shards_when_there_is_an_index(tmp_path: Pa
     assert resolve_checkpoint(str(tmp_path)).weight_files == tuple(sorted(shards))
 
 
-def _break_missing_config(directory: Path) -> None:
-    (directory / "config.json").unlink()
+def _writing(name: str, content: bytes | None) -> Callable[[Path], None]:
+    """Writes a file, or removes it."""
+
+    def write(directory: Path) -> None:
+        if content is None:
+            (directory / name).unlink()
+        else:
+            (directory / name).write_bytes(content)
+
+    return write
 
 
-def _break_config(directory: Path) -> None:
-    (directory / "config.json").write_text('{"model_type": ')
+def _cutting(size: int) -> Callable[[Path], None]:
+    """Cuts the weights to `size` bytes, or cuts so many off."""
+
+    def cut(directory: Path) -> None:
+        path = directory / "model.safetensors"
+        os.truncate(path, size % path.stat().st_size)
+
+    return cut
 
 
-def _break_config_type(directory: Path) -> None:
-    (directory / "config.json").write_text("[]")
-
-
-def _break_no_weights(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-
-
-def _break_truncated(directory: Path) -> None:
-    path = directory / "model.safetensors"
-    os.truncate(path, path.stat().st_size - 10)
-
-
-def _break_truncated_header(directory: Path) -> None:
-    os.truncate(directory / "model.safetensors", 5)
-
-
-def _break_header(directory: Path) -> None:
+def _spoil_header(directory: Path) -> None:
     path = directory / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[8:20] = b"x" * 12
     path.write_bytes(content)
 
 
-def _break_not_safetensors(directory: Path) -> None:
-    (directory / "model.safetensors").write_bytes(
-        b"version https://git-lfs.github.com/spec/v1\n" * 4
-    )
-
-
-def _break_shards(directory: Path) -> None:
+def _miss_shards(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
     index = {"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -86,30 +77,29 @@ def _break_shards(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("breaks", "message"),
     [
-        (_break_missing_config, "config.json is missing"),
-        (_break_config, "config.json: not readable as JSON"),
-        (_break_config_type, "config.json: not a JSON object"),
-        (_break_no_weights, "no weights"),
-        (_break_truncated, "model.safetensors: truncated"),
-        (_break_truncated_header, "model.safetensors: truncated"),
-        (_break_header, "header is corrupt"),
-        (_break_not_safetensors, "header is corrupt"),
-        (_break_shards, "2 of 2 weight files are missing, the first is model-1.safetensors"),
+        (_writing("config.json", None), "config.json is missing"),
+        (_writing("config.json", b'{"model_type": '), "config.json: not readable as JSON"),
+        (_writing("config.json", b"[]"), "config.json: not a JSON object"),
+        (_writing("model.safetensors", None), "no weights"),
+        (_cutting(-10), "model.safetensors: truncated"),
+        (_cutting(5), "model.safetensors: truncated"),
+        (_spoil_header, "header is corrupt"),
+        (_writing("model.safetensors", b"version https://git-lfs" * 8), "header is corrupt"),
+        (_miss_shards, "2 of 2 weight files are missing, the first is model-1.safetensors"),
     ],
 )
 @pytest.mark.parametrize("look", [resolve_checkpoint, check_directory])
 def test_both_name_the_problem_when_a_checkpoint_is_broken(
-    tmp_path: Path, look: Callable[[str], object], breaks: object, message: str
+    tmp_path: Path, look: Callable[[str], object], breaks: Callable[[Path], None], message: str
 ) -> None:
     _write(tmp_path)
-    assert callable(breaks)
     breaks(tmp_path)
     with pytest.raises(ModelUnreadable, match=message) as caught:
         look(str(tmp_path))
     assert "\n" not in str(caught.value)
 
 
-def test_check_directory_leaves_to_others_what_is_complete_or_on_the_hub(tmp_path: Path) -> None:
+def test_check_directory_passes_complete_folders_and_hub_names(tmp_path: Path) -> None:
     _write(tmp_path)
     check_directory(str(tmp_path))
     check_directory("someone/some-model")

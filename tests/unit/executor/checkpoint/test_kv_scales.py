@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,16 +19,8 @@ from executor_service.checkpoint.model_loader import (
 )
 from executor_service.errors import ModelUnsupported
 from splitserve_kernels.paged_batch import KVScales
-from tests.support.models.tiny_models import make_tiny_model
-from tests.unit.executor.checkpoint.refusals import LLAMA, refusal, write_checkpoint
+from tests.support.models.tiny_models import edit_json, load_tiny_model
 
-KV_SCHEME = {
-    "num_bits": 8,
-    "type": "float",
-    "strategy": "tensor",
-    "dynamic": False,
-    "symmetric": True,
-}
 NAMES = [
     ("self_attn.k_scale", "self_attn.v_scale"),
     ("self_attn.attn.k_scale", "self_attn.attn.v_scale"),
@@ -60,7 +50,7 @@ def _read(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[KVScales, ...]:
 
 
 @pytest.mark.parametrize("names", NAMES)
-def test_read_kv_scales_finds_both_of_each_layer_by_the_names_in_use(
+def test_read_kv_scales_finds_scales_by_all_names_in_use(
     tmp_path: Path, names: tuple[str, str]
 ) -> None:
     tensors = {
@@ -71,9 +61,13 @@ def test_read_kv_scales_finds_both_of_each_layer_by_the_names_in_use(
     assert _read(tmp_path, tensors) == (KVScales(0.5, 0.25), KVScales(2.0, 4.0))
 
 
-def test_read_kv_scales_takes_one_for_both_when_there_is_one(tmp_path: Path) -> None:
+def test_read_kv_scales_takes_one_for_both_when_there_is_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     tensors = {f"layers.{layer}.self_attn.kv_scale": torch.tensor(0.5) for layer in (0, 2)}
     assert _read(tmp_path, tensors) == (KVScales(0.5, 0.5),) * 2
+    assert "kv_scales_read num_layers=2 keys=0.5..0.5 values=0.5..0.5" in caplog.text
 
 
 def test_read_kv_scales_says_so_when_there_are_none(
@@ -83,33 +77,24 @@ def test_read_kv_scales_says_so_when_there_are_none(
     assert "kv_scales_missing" in caplog.text
 
 
-def test_read_kv_scales_says_what_it_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    _read(tmp_path, {f"layers.{layer}.self_attn.kv_scale": torch.tensor(0.5) for layer in (0, 2)})
-    assert "kv_scales_read num_layers=2 keys=0.5..0.5 values=0.5..0.5" in caplog.text
-
-
 @pytest.mark.parametrize(
-    ("key_scale", "reason"),
+    ("scales", "reason"),
     [
-        (torch.ones(2), r"k_scale has shape \[2\]: allowed: one number for a layer"),
-        (torch.tensor(0.0), "k_scale is 0.0: allowed: a positive number"),
-        (torch.tensor(-1.0), "k_scale is -1.0"),
-        (torch.tensor(torch.nan), "k_scale is nan"),
-        (torch.tensor(torch.inf), "k_scale is inf"),
+        ({"2.self_attn.k": torch.ones(2)}, r"k_scale has shape \[2\]: allowed: one number for a"),
+        ({"2.self_attn.k": torch.tensor(0.0)}, "k_scale is 0.0: allowed: a positive number"),
+        ({"2.self_attn.k": torch.tensor(-1.0)}, "k_scale is -1.0"),
+        ({"2.self_attn.k": torch.tensor(torch.nan)}, "k_scale is nan"),
+        ({"2.self_attn.k": torch.tensor(torch.inf)}, "k_scale is inf"),
+        (None, "no k_scale of layer 2: allowed: both"),
     ],
 )
-def test_read_kv_scales_refuses_a_scale_that_is_not_one_positive_number(
-    tmp_path: Path, key_scale: Tensor, reason: str
+def test_read_kv_scales_refuses_missing_and_invalid_scales(
+    tmp_path: Path, scales: Mapping[str, Tensor] | None, reason: str
 ) -> None:
-    tensors = {f"layers.{layer}.self_attn.kv_scale": torch.ones(1) for layer in (0, 2)}
+    layers = (0,) if scales is None else (0, 2)
+    tensors = {f"layers.{layer}.self_attn.kv_scale": torch.ones(1) for layer in layers}
+    tensors |= {f"layers.{name}_scale": scale for name, scale in (scales or {}).items()}
     with pytest.raises(ModelUnsupported, match=reason):
-        _read(tmp_path, {**tensors, "layers.2.self_attn.k_scale": key_scale})
-
-
-def test_read_kv_scales_refuses_when_a_layer_has_none(tmp_path: Path) -> None:
-    tensors = {"layers.0.self_attn.kv_scale": torch.ones(1)}
-    with pytest.raises(ModelUnsupported, match="no k_scale of layer 2: allowed: both"):
         _read(tmp_path, tensors)
 
 
@@ -129,12 +114,9 @@ def test_is_kv_scale_knows_what_no_weight_depends_on(name: str, is_one: bool) ->
     assert is_kv_scale(name) == is_one
 
 
-def test_load_model_takes_a_checkpoint_that_was_calibrated_for_keys_and_values(
-    tmp_path: Path,
-) -> None:
-    """And computes the same with it, as long as pools are not of 8 bits."""
-    make_tiny_model("llama", tmp_path)
-    plain = load_model(ModelConfig(str(tmp_path)))
+def test_load_model_computes_the_same_when_keys_and_values_were_calibrated(tmp_path: Path) -> None:
+    """Scales matter only to pools of 8 bits."""
+    plain = load_tiny_model("llama", tmp_path)
     weights = tmp_path / "model.safetensors"
     scales = {
         f"model.layers.{layer}.self_attn.{name}": torch.tensor(0.5)
@@ -142,44 +124,13 @@ def test_load_model_takes_a_checkpoint_that_was_calibrated_for_keys_and_values(
         for name in ("k_scale", "v_scale")
     }
     save_file(load_file(weights) | scales, weights, metadata={"format": "pt"})
-    _declare(tmp_path, {})
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    scheme |= {"dynamic": False, "symmetric": True}
+    declared = {"quant_method": "compressed-tensors", "config_groups": {}}
+    edit_json(tmp_path / "config.json", quantization_config={**declared, "kv_cache_scheme": scheme})
     calibrated = load_model(ModelConfig(str(tmp_path)))
     assert calibrated.kv_scales == ()
     states = (plain.model.state_dict(), calibrated.model.state_dict())
     torch.testing.assert_close(states[0], states[1], atol=0, rtol=0)
     found = read_kv_scales([weights], calibrated.model, calibrated.attention_modules)
     assert found == (KVScales(0.5, 0.5),) * len(plain.layers)
-
-
-def _declare(folder: Path, changes: Mapping[str, Any]) -> None:
-    declared = {
-        "quant_method": "compressed-tensors",
-        "config_groups": {},
-        "kv_cache_scheme": KV_SCHEME,
-        **changes,
-    }
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": declared}))
-
-
-@pytest.mark.usefixtures("asks_no_transformers")
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"config_groups": {"group_0": {"weights": {"num_bits": 8}}}},
-        {"kv_cache_scheme": {**KV_SCHEME, "num_bits": 4}},
-        {"kv_cache_scheme": {**KV_SCHEME, "type": "int"}},
-        {"kv_cache_scheme": {**KV_SCHEME, "strategy": "channel"}},
-        {"kv_cache_scheme": {**KV_SCHEME, "dynamic": True}},
-        {"kv_cache_scheme": {**KV_SCHEME, "symmetric": False}},
-        {"kv_cache_scheme": None},
-        {"sparsity_config": {"format": "sparse-24-bitmask"}},
-        {"quant_method": "another"},
-    ],
-)
-def test_load_model_refuses_when_more_is_declared_than_one_scale_for_keys_and_values(
-    tmp_path: Path, changes: Mapping[str, Any]
-) -> None:
-    write_checkpoint(tmp_path, LLAMA)
-    _declare(tmp_path, changes)
-    assert "quantised" in refusal(tmp_path)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,40 +19,23 @@ from tests.support.models.tiny_models import (
     EOS_TOKEN_ID,
     SLIDING_WINDOW,
     VOCAB_SIZE,
+    edit_json,
+    load_tiny_model,
     make_tiny_model,
 )
 
 pytestmark = pytest.mark.cases(12)
 
-DYNAMIC = {
-    "rope_type": "dynamic",
-    "rope_theta": 1e4,
-    "factor": 2.0,
-    "original_max_position_embeddings": 128,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "original_max_position_embeddings": 128,
-}
-LONGROPE = {
+
+_ORIGINAL = {"rope_theta": 1e4, "original_max_position_embeddings": 128}
+DYNAMIC: Mapping[str, Any] = {"rope_type": "dynamic", "factor": 2.0, **_ORIGINAL}
+YARN: Mapping[str, Any] = {"rope_type": "yarn", "factor": 4.0, **_ORIGINAL}
+LONGROPE: Mapping[str, Any] = {
     "rope_type": "longrope",
-    "rope_theta": 1e4,
     "short_factor": [1.0] * 8,
     "long_factor": [2.0] * 8,
-    "original_max_position_embeddings": 128,
+    **_ORIGINAL,
 }
-
-
-def _edit_json(path: Path, changes: Mapping[str, Any]) -> None:
-    content = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**content, **changes}))
-
-
-@pytest.fixture
-def llama(tmp_path: Path) -> Path:
-    return make_tiny_model("llama", tmp_path / "tiny-llama")
 
 
 def test_load_model_describes_the_model_when_it_can_be_served(llama: Path) -> None:
@@ -87,8 +70,7 @@ def test_load_model_describes_the_model_when_it_can_be_served(llama: Path) -> No
 def test_load_model_finds_a_sliding_window_when_every_layer_has_it(
     tmp_path: Path, architecture: str, overrides: dict[str, Any], window: int | None
 ) -> None:
-    make_tiny_model(architecture, tmp_path, overrides=overrides)
-    assert load_model(ModelConfig(str(tmp_path))).sliding_window == window
+    assert load_tiny_model(architecture, tmp_path, **overrides).sliding_window == window
 
 
 def test_load_model_takes_the_options_when_they_are_given(llama: Path) -> None:
@@ -97,8 +79,8 @@ def test_load_model_takes_the_options_when_they_are_given(llama: Path) -> None:
     assert (loaded.name, loaded.dtype, loaded.max_model_len) == ("mine", torch.bfloat16, 100)
 
 
-def test_load_model_prefers_eos_of_the_generation_config_when_both_have_it(llama: Path) -> None:
-    _edit_json(llama / "generation_config.json", {"eos_token_id": [7, 9]})
+def test_load_model_prefers_eos_of_the_generation_config(llama: Path) -> None:
+    edit_json(llama / "generation_config.json", eos_token_id=[7, 9])
     assert load_model(ModelConfig(str(llama))).eos_token_ids == (7, 9)
 
 
@@ -126,9 +108,8 @@ def test_load_model_prefers_eos_of_the_generation_config_when_both_have_it(llama
 def test_load_model_refuses_by_name_when_it_cannot_serve(
     tmp_path: Path, architecture: str, overrides: Mapping[str, Any], reason: str
 ) -> None:
-    make_tiny_model(architecture, tmp_path, overrides=overrides)
     with pytest.raises(ModelUnsupported, match=reason):
-        load_model(ModelConfig(str(tmp_path)))
+        load_tiny_model(architecture, tmp_path, **overrides)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +118,9 @@ def test_load_model_refuses_by_name_when_it_cannot_serve(
 def test_load_model_serves_scaled_rope_when_no_sequence_changes_it(
     tmp_path: Path, architecture: str, rope: Mapping[str, Any]
 ) -> None:
-    overrides = {"rope_parameters": rope, "original_max_position_embeddings": 128}
-    make_tiny_model(architecture, tmp_path, overrides=overrides)
+    overrides: dict[str, Any] = {"rope_parameters": rope, "original_max_position_embeddings": 128}
     max_model_len = None if rope is YARN else 128
-    loaded = load_model(ModelConfig(str(tmp_path), max_model_len=max_model_len))
+    loaded = load_tiny_model(architecture, tmp_path, max_model_len=max_model_len, **overrides)
     assert loaded.max_model_len == (max_model_len or 512)
 
 
@@ -149,24 +129,8 @@ def test_load_model_refuses_when_more_positions_are_asked_than_there_are(llama: 
         load_model(ModelConfig(str(llama), max_model_len=513))
 
 
-def test_load_model_refuses_when_the_model_type_is_unknown(llama: Path) -> None:
-    _edit_json(llama / "config.json", {"model_type": "no_such_model"})
-    with pytest.raises(ModelUnsupported, match="no_such_model"):
-        load_model(ModelConfig(str(llama)))
-
-
-def test_load_model_names_a_tensor_when_weights_are_missing(llama: Path) -> None:
-    weights = load_file(llama / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        ModelUnreadable, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight and 0 more"
-    ):
-        load_model(ModelConfig(str(llama)))
-
-
 def test_load_model_refuses_when_weights_have_another_shape(llama: Path) -> None:
-    _edit_json(llama / "config.json", {"intermediate_size": 100})
+    edit_json(llama / "config.json", intermediate_size=100)
     with pytest.raises(
         ModelUnreadable, match=r"shape \[.*96.*\] where config.json implies \[.*100.*\]"
     ) as caught:
@@ -216,7 +180,7 @@ def test_load_model_refuses_by_its_trial_when_nothing_told_it(
         load_model(ModelConfig(str(tmp_path)))
 
 
-def test_load_model_refuses_when_a_large_window_is_in_the_mask_only(
+def test_load_model_refuses_a_window_applied_by_mask_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_tiny_model("mistral", tmp_path, overrides={"sliding_window": 300})
@@ -234,8 +198,7 @@ def test_load_model_refuses_when_a_large_window_is_in_the_mask_only(
 def test_load_model_accepts_when_precision_is_half(
     tmp_path: Path, architecture: str, dtype: str
 ) -> None:
-    make_tiny_model(architecture, tmp_path)
-    assert load_model(ModelConfig(str(tmp_path), dtype=dtype)).dtype_name == dtype
+    assert load_tiny_model(architecture, tmp_path, dtype).dtype_name == dtype
 
 
 def _save_encoder(directory: Path) -> None:
@@ -274,7 +237,7 @@ def test_load_model_refuses_an_encoder_when_precision_hides_what_it_sees(
         load_model(ModelConfig(str(tmp_path), dtype=dtype))
 
 
-def test_load_model_takes_the_positions_of_the_decoder_when_it_is_one_of_an_encoder(
+def test_load_model_takes_the_positions_of_the_decoder_of_an_encoder(
     tmp_path: Path,
 ) -> None:
     from transformers import WhisperConfig, WhisperForCausalLM
@@ -297,7 +260,7 @@ def test_load_model_takes_the_positions_of_the_decoder_when_it_is_one_of_an_enco
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_load_model_refuses_when_a_model_leaves_the_oracle_from_some_position_on(
+def test_load_model_refuses_when_far_positions_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """Positions that no prompt of a trial would reach."""
@@ -318,3 +281,34 @@ def test_load_model_refuses_when_a_model_leaves_the_oracle_from_some_position_on
     with pytest.raises(ModelUnsupported, match=r"differ from .* in torch\.float32"):
         load_model(ModelConfig(str(tmp_path), dtype=dtype))
     assert load_model(ModelConfig(str(tmp_path), dtype=dtype, max_model_len=299))
+
+
+@pytest.mark.parametrize(
+    "architectures",
+    [
+        None,
+        [],
+        "LlamaForCausalLM",
+        ["LlamaForCausalLM"],
+        ["LLaMAForCausalLM"],
+        ["X", "LlamaForCausalLM"],
+    ],
+)
+def test_load_model_serves_the_class_of_the_model_type(
+    tmp_path: Path, architectures: object
+) -> None:
+    make_tiny_model("llama", tmp_path)
+    edit_json(tmp_path / "config.json", architectures=architectures)
+    assert load_model(ModelConfig(str(tmp_path))).architecture == "LlamaForCausalLM"
+
+
+def test_load_model_runs_no_custom_code_when_the_checkpoint_brings_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_tiny_model("llama", tmp_path)
+    (tmp_path / "modeling_x.py").write_text("raise SystemExit('custom code is run')")
+    own = {"AutoConfig": "modeling_x.X", "AutoModelForCausalLM": "modeling_x.LlamaForCausalLM"}
+    edit_json(tmp_path / "config.json", auto_map=own)
+    caplog.set_level(logging.INFO, "executor_service")
+    assert load_model(ModelConfig(str(tmp_path))).architecture == "LlamaForCausalLM"
+    assert "custom_code_not_run model_type=llama" in caplog.text

@@ -35,9 +35,13 @@ def client_tokenizer(read: ModelTokenizer) -> Tokenizer:
     return Tokenizer.from_files(files)
 
 
+def read_in(folder: Path, model_type: str = "llama") -> Tokenizer:
+    return client_tokenizer(read_tokenizer(checkpoint_in(folder, model_type)))
+
+
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_token_ids_are_those_of_transformers_when_a_checkpoint_has_other_files(
+def test_token_ids_are_those_of_transformers_for_all_files(
     kind: str, model_type: str, tmp_path: Path
 ) -> None:
     FOLDERS[kind](tmp_path)
@@ -62,27 +66,24 @@ def test_token_ids_are_those_of_transformers_when_a_checkpoint_has_other_files(
             assert own.decode(ids, skip_special_tokens=skips) == expected, (text, skips)
 
 
+CHAT = [{"role": "user", "content": "hi"}]
+
+
 def test_special_tokens_reach_templates_when_no_file_names_them(tmp_path: Path) -> None:
     FOLDERS["sentencepiece"](tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}|{{ eos_token }}")
-
-    tokenizer = client_tokenizer(read_tokenizer(checkpoint_in(tmp_path)))
-
-    assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "<s>|</s>"
+    assert read_in(tmp_path).render_chat(CHAT) == "<s>|</s>"
 
 
-def test_the_template_of_a_processor_counts_when_there_is_no_other(tmp_path: Path) -> None:
+def test_template_is_that_of_a_processor_when_there_is_no_other(tmp_path: Path) -> None:
     FOLDERS["tokenizer.json"](tmp_path)
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of old"}))
-    chat = [{"role": "user", "content": "hi"}]
-
-    assert client_tokenizer(read_tokenizer(checkpoint_in(tmp_path))).render_chat(chat) == "of old"
-
+    assert read_in(tmp_path).render_chat(CHAT) == "of old"
     (tmp_path / "chat_template.jinja").write_text("newer")
-    assert client_tokenizer(read_tokenizer(checkpoint_in(tmp_path))).render_chat(chat) == "newer"
+    assert read_in(tmp_path).render_chat(CHAT) == "newer"
 
 
-def test_there_are_no_files_and_a_line_when_a_checkpoint_has_no_vocabulary(
+def test_tokenizer_has_no_files_when_a_checkpoint_has_no_vocabulary(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_config(tmp_path, tokenizer_class="Qwen2Tokenizer", **SPECIAL)
@@ -94,40 +95,29 @@ def test_there_are_no_files_and_a_line_when_a_checkpoint_has_no_vocabulary(
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "vocab.json"])
-def test_there_are_no_files_and_a_reason_when_a_vocabulary_is_broken(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_tokenizer_has_no_files_when_a_vocabulary_is_broken(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / name).write_bytes(b"\x00broken")
-
+    monkeypatch.setattr(tokenizer_files, "find_spec", lambda _name: None)
     assert read_tokenizer(checkpoint_in(tmp_path)) == ModelTokenizer()
     (line,) = [r.getMessage() for r in caplog.records if "tokenizer_unreadable" in r.getMessage()]
     assert f"source={name}" in line
+    # Only this format needs packages.
+    said = "not installed: sentencepiece, tiktoken" in line
+    assert said == (name == "tokenizer.model")
 
 
-def test_tekken_is_converted_when_transformers_prefers_a_tokenizer_without_a_form(
+def test_tekken_is_converted_when_transformers_has_no_form_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FOLDERS["tekken"](tmp_path)
-    expected = client_tokenizer(read_tokenizer(checkpoint_in(tmp_path))).encode("hello world")
+    expected = read_in(tmp_path).encode("hello world")
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: object())
-
-    assert client_tokenizer(read_tokenizer(checkpoint_in(tmp_path))).encode("hello world") == (
-        expected
-    )
+    assert read_in(tmp_path).encode("hello world") == expected
 
 
-def test_the_reason_names_the_package_when_one_is_missing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"\x00broken")
-    monkeypatch.setattr(tokenizer_files, "find_spec", lambda _name: None)
-
-    read_tokenizer(checkpoint_in(tmp_path))
-
-    assert "not installed: sentencepiece, tiktoken" in caplog.text
-
-
-def test_tokenizer_json_is_given_out_as_it_is_when_its_class_is_custom_code(
+def test_tokenizer_json_is_given_out_when_its_class_is_custom_code(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     FOLDERS["tokenizer.json"](tmp_path)
@@ -166,21 +156,18 @@ def test_templates_are_left_out_when_their_names_have_control_characters(
         ("tekken", None),
         ("tekken with config", 2),
         ("tokenizer.json", 1),
+        ("only its class has one", None),
     ],
 )
-def test_the_end_of_a_sequence_is_the_tokenizers_own(
+def test_eos_is_the_one_that_the_files_name(
     kind: str, eos_token_id: int | None, tmp_path: Path
 ) -> None:
-    FOLDERS[kind](tmp_path)
-
+    if kind in FOLDERS:
+        FOLDERS[kind](tmp_path)
+    else:
+        FOLDERS["vocab and merges"](tmp_path)
+        write_config(tmp_path, tokenizer_class="GPT2Tokenizer")
     assert read_tokenizer(checkpoint_in(tmp_path)).eos_token_id == eos_token_id
-
-
-def test_no_end_is_made_up_when_only_a_class_has_one(tmp_path: Path) -> None:
-    FOLDERS["vocab and merges"](tmp_path)
-    write_config(tmp_path, tokenizer_class="GPT2Tokenizer")
-
-    assert read_tokenizer(checkpoint_in(tmp_path)).eos_token_id is None
 
 
 @pytest.mark.parametrize(
@@ -193,7 +180,7 @@ def test_no_end_is_made_up_when_only_a_class_has_one(tmp_path: Path) -> None:
         ((2,), 10, (2,), "tokenizer_eos_ignored token_id=10"),
     ],
 )
-def test_a_sequence_ends_where_its_tokenizer_says_or_the_log_has_a_line(
+def test_eos_of_the_tokenizer_is_added_or_logged(
     named: tuple[int, ...],
     own: int | None,
     expected: tuple[int, ...],

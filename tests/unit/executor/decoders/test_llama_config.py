@@ -1,13 +1,16 @@
+"""Which configurations are those of a Llama, and how the layers of one are taken."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from executor_service.decoders.llama_config import unknown_fields, why_not_llama_config
-from tests.support.models.tiny_models import make_tiny_config
+from executor_service.decoders.llama_config import take_layers, unknown_fields, why_not_llama_config
+from tests.support.models.tiny_models import load_tiny_model, make_tiny_config
 
 LLAMA3: Mapping[str, Any] = {
     "rope_type": "llama3",
@@ -25,6 +28,13 @@ def _model(architecture: str, overrides: Mapping[str, Any] | None = None) -> Any
     auto: Any = AutoModelForCausalLM
     with torch.device("meta"):
         return auto.from_config(make_tiny_config(architecture, overrides))
+
+
+def _with_fields(architecture: str, fields: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    model = _model(architecture)
+    for name, setting in fields.items():
+        setattr(model.config, name, setting)
+    return model
 
 
 @pytest.mark.parametrize(
@@ -73,78 +83,62 @@ def test_why_not_llama_config_says_nothing_when_every_field_is_understood(
 def test_unknown_fields_are_none_when_the_fields_belong_to_others(
     overrides: Mapping[str, Any],
 ) -> None:
-    model = _model("llama")
-    for name, setting in overrides.items():
-        setattr(model.config, name, setting)
-    assert unknown_fields(vars(model.config)) == {}
+    assert unknown_fields(vars(_with_fields("llama", overrides).config)) == {}
 
 
 def test_unknown_fields_names_what_may_matter_when_a_checkpoint_has_it() -> None:
-    model, unknown = (
-        _model("llama"),
-        {
-            "some_field_of_tomorrow": 0.95,
-            "some_switch_of_tomorrow": False,
-            "residual_multiplier": 0.95,
-            "no_rope_layers": [1, 0],
-            "attn_logit_softcapping": 30.0,
-            "num_global_tokens": 4,
-            "_hidden_setting": 2,
-        },
-    )
-    for name, setting in unknown.items():
-        setattr(model.config, name, setting)
-    model.config.rope_parameters = {**LLAMA3, "llama_4_scaling_beta": 0.1}
-    assert unknown_fields(vars(model.config)) == {
-        **unknown,
-        "rope_parameters.llama_4_scaling_beta": 0.1,
+    unknown = {
+        "some_field_of_tomorrow": 0.95,
+        "some_switch_of_tomorrow": False,
+        "residual_multiplier": 0.95,
+        "no_rope_layers": [1, 0],
+        "attn_logit_softcapping": 30.0,
+        "num_global_tokens": 4,
+        "_hidden_setting": 2,
     }
+    rope = {**LLAMA3, "llama_4_scaling_beta": 0.1}
+    model = _with_fields("llama", {**unknown, "rope_parameters": rope})
+    expected = {**unknown, "rope_parameters.llama_4_scaling_beta": 0.1}
+    assert unknown_fields(vars(model.config)) == expected
     # The trial of the decoder judges them.
     assert why_not_llama_config(model) is None
 
 
 @pytest.mark.parametrize(
-    ("overrides", "named"),
+    ("architecture", "fields", "reason"),
     [
-        ({"is_causal": False}, "is_causal is False"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"add_cross_attention": True}, "add_cross_attention is True"),
+        ("llama", {"is_causal": False}, "is_causal is False, which is not understood"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not understood"),
+        ("llama", {"add_cross_attention": True}, "add_cross_attention is True, which is not under"),
+        # Layers have rotary parameters of their own.
+        (
+            "llama",
+            {"rope_parameters": {"full_attention": LLAMA3}},
+            "rope_parameters.full_attention is",
+        ),
+        ("llama", {"rope_parameters": {"main": {"rope_theta": 1e4}}}, "rope_parameters.main is"),
+        (
+            "cwm",
+            {"layer_types": ["full_attention", "chunked_attention"]},
+            "layer_types is ['full_attention', 'chunked",
+        ),
     ],
 )
-def test_why_not_llama_config_names_a_field_when_its_setting_is_not_computed(
-    overrides: Mapping[str, Any], named: str
+def test_why_not_llama_config_names_an_unsupported_field(
+    architecture: str, fields: Mapping[str, Any], reason: str
 ) -> None:
-    model = _model("llama")
-    for name, setting in overrides.items():
-        setattr(model.config, name, setting)
-    assert why_not_llama_config(model) == f"{named}, which is not understood"
-
-
-@pytest.mark.parametrize("nested", [{"full_attention": LLAMA3}, {"main": {"rope_theta": 1e4}}])
-def test_why_not_llama_config_names_rotary_parameters_when_layers_have_their_own(
-    nested: Mapping[str, Any],
-) -> None:
-    model = _model("llama")
-    model.config.rope_parameters = nested
-    (name,) = nested
-    assert f"rope_parameters.{name} is" in str(why_not_llama_config(model))
-
-
-def test_why_not_llama_config_names_the_type_of_a_layer_when_it_is_unknown() -> None:
-    model = _model("cwm")
-    model.config.layer_types = ["full_attention", "chunked_attention"]
-    assert str(why_not_llama_config(model)).startswith("layer_types is ['full_attention', 'chunked")
+    assert str(why_not_llama_config(_with_fields(architecture, fields))).startswith(reason)
 
 
 @pytest.mark.parametrize("architecture", ["ministral3", "smollm3", "granite", "ernie4_5", "helium"])
-def test_why_not_llama_config_names_the_class_when_only_its_parts_are_a_llamas(
+def test_why_not_llama_config_names_the_class_of_lookalikes(
     architecture: str,
 ) -> None:
     reason = str(why_not_llama_config(_model(architecture)))
     assert reason.endswith("is no class that is known to compute a Llama")
 
 
-def test_why_not_llama_config_names_the_class_when_it_is_derived_from_a_llama() -> None:
+def test_why_not_llama_config_names_a_subclass_of_llama() -> None:
     from transformers import LlamaForCausalLM
 
     base: Any = LlamaForCausalLM
@@ -152,3 +146,36 @@ def test_why_not_llama_config_names_the_class_when_it_is_derived_from_a_llama() 
     with torch.device("meta"):
         model = scaled(make_tiny_config("llama"))
     assert str(why_not_llama_config(model)).startswith("Scaled is no class")
+
+
+def test_take_layers_frees_each_layer_before_the_next(tmp_path: Path) -> None:
+    loaded = load_tiny_model("qwen3", tmp_path, num_hidden_layers=3)
+    model: Any = loaded.model
+    queries = [layer.self_attn.q_proj.weight.detach().clone() for layer in model.model.layers]
+    for index, weights in enumerate(take_layers(loaded)):
+        assert torch.equal(weights.query.weight, queries[index])
+        kept = [any(p.numel() for p in layer.parameters()) for layer in model.model.layers]
+        assert kept == [layer >= index for layer in range(3)]
+    assert model.model.embed_tokens.weight.numel()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="there is no /proc")
+def test_take_layers_keeps_no_pages_of_layers_that_were_copied(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6}
+    loaded = load_tiny_model("llama", tmp_path, **sizes, initializer_range=0.02)
+    file_kib = (tmp_path / "model.safetensors").stat().st_size // 1024
+    resident = []
+    for layer in take_layers(loaded):
+        layer.down.weight.detach().sum()
+        layer.query.weight.detach().sum()
+        resident.append(_resident_kib(tmp_path))
+    # Each alone: its own pages and some around them.
+    assert 0 < max(resident) < file_kib // 3
+
+
+def _resident_kib(directory: Path) -> int:
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.endswith(str(directory / "model.safetensors")):
+            return next(int(each.split()[1]) for each in lines if each.startswith("Rss:"))
+    return 0

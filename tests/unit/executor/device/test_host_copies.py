@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import to_device, to_host
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
@@ -25,7 +24,6 @@ from executor_service.runner.pool_sizes import CacheConfig
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import AwaitedTokens, RowStatus
 from tests.support.devices.late_device import LateStreams, late_runner
-from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import GREEDY, Row, make_step
 
 CPU = torch.device("cpu")
@@ -92,11 +90,6 @@ class CountingModel:
         self.modes.enter_context(_Methods(self.waits))
         self.modes.enter_context(_Operators(self.waits))
         return logits
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(ModelConfig(str(make_tiny_model("llama", tmp_path_factory.mktemp("llama")))))
 
 
 @pytest.fixture
@@ -179,7 +172,7 @@ def test_execute_leaves_scores_out_when_a_row_has_no_token(
     assert output.logprobs.top_offsets.tolist() == [0, 2, 4]
 
 
-def test_to_host_gives_back_what_it_was_given_when_kinds_are_mixed() -> None:
+def test_to_host_returns_the_same_numbers_for_mixed_dtypes() -> None:
     tensors = (
         torch.tensor([[1, -2], [3, 2**31 - 1]], dtype=torch.int32),
         torch.tensor([0.5, -torch.inf, torch.nan]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,8 +15,7 @@ from executor_service.device.kv_cache import (
     copy_in_torch,
 )
 from executor_service.device.streams import streams_of
-from executor_service.steps.step import BlockMoves
-from tests.support.steps.step_driver import Row, make_step
+from tests.support.steps.step_driver import Row, make_moves, make_step
 
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, NUM_STEPS = 9, 5, 120
 LARGEST = 2**20
@@ -27,11 +25,6 @@ Pairs = list[tuple[int, int]]
 def _choose(chance: random.Random, num_sources: int, num_targets: int) -> Pairs:
     targets = chance.sample(range(num_targets), chance.choice((0, 0, 1, 2)))
     return [(chance.randrange(num_sources), target) for target in targets]
-
-
-def _moves(pairs: Pairs) -> BlockMoves:
-    columns = np.array(pairs, dtype=np.int32).reshape(-1, 2)
-    return BlockMoves(columns[:, 0].copy(), columns[:, 1].copy())
 
 
 def _triton_copy() -> CopyBlocks:
@@ -80,7 +73,7 @@ def test_blocks_hold_what_they_should_when_swaps_overlap_computing(
         first, second = chance.sample(range(NUM_DEVICE_BLOCKS), 2)
         copied = [(first, second)] if chance.random() < 0.3 else []
         rows = [Row([0], 0, (block,), 1) for block in (first, second)]
-        step = make_step(rows, _moves(swap_out), _moves(swap_in), _moves(copied))
+        step = make_step(rows, make_moves(*swap_out), make_moves(*swap_in), make_moves(*copied))
         timers = transfers.begin(step)
         numbers.move(swap_out, swap_in, copied)
         for block in (first, second):

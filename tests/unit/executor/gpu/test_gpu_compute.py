@@ -15,15 +15,13 @@ from executor_service.backends import choose as gpu
 from executor_service.backends.choose import compute_on_gpu
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.device.kv_cache import KVCache, copy_in_torch
+from executor_service.device.kv_cache import copy_in_torch
 from executor_service.device.uploads import Uploads
-from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LoadedModel, weights_bytes
 from executor_service.model.paged_model import torch_model
 from executor_service.sampling.sampler import SamplingRows, adjust_in_torch, draw_unseen_in_torch
-from executor_service.steps.sampling_params import SamplingParams
+from tests.support.models.served_logits import served_logits
 from tests.support.models.tiny_models import make_tiny_model
-from tests.support.steps.step_driver import Row, make_step
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -68,14 +66,8 @@ def _choose(loads: Loads) -> Compute:
     return compute_on_gpu(loads, loads(), "triton", BLOCK_SIZE)
 
 
-@torch.inference_mode()
 def _logits(compute: Compute) -> Tensor:
-    loaded = compute.loaded
-    cache = KVCache(loaded.layers, BLOCK_SIZE, 8, 0, loaded.dtype, loaded.device)
-    params = SamplingParams(num_prompt_logprobs=0)
-    row = Row(PROMPT, 0, (5, 0, 3), len(PROMPT) + 1, False, params)
-    batch = build_input_batch(make_step([row]), [0], BLOCK_SIZE, loaded.device)
-    return compute.make_model(loaded, cache).logits(batch).clone().cpu()
+    return served_logits(compute.loaded, compute.make_model, PROMPT, BLOCK_SIZE)
 
 
 def _assert_right(compute: Compute, loads: Loads) -> None:
@@ -88,7 +80,7 @@ def _errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
 
 
-def test_compute_on_gpu_takes_decoder_draw_and_copy_when_all_are_right(
+def test_compute_on_gpu_takes_all_kernels_when_all_are_right(
     tmp_path: Path, device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
     loads = Loads(tmp_path, device, "llama")
@@ -111,7 +103,7 @@ def test_compute_on_gpu_takes_decoder_draw_and_copy_when_all_are_right(
     ("architecture", "overrides"),
     [("olmo2", {}), ("llama", {"hidden_act": "gelu"}), ("ministral3", {})],
 )
-def test_compute_on_gpu_leaves_the_model_to_transformers_when_it_is_no_llama(
+def test_compute_on_gpu_keeps_transformers_when_the_model_is_no_llama(
     tmp_path: Path,
     device: torch.device,
     caplog: pytest.LogCaptureFixture,
@@ -127,7 +119,7 @@ def test_compute_on_gpu_leaves_the_model_to_transformers_when_it_is_no_llama(
 
 
 @pytest.mark.usefixtures("_attention_passes_its_trial")
-def test_compute_on_gpu_says_an_error_and_loads_again_when_the_decoder_is_wrong(
+def test_compute_on_gpu_loads_again_when_the_decoder_is_wrong(
     tmp_path: Path,
     device: torch.device,
     caplog: pytest.LogCaptureFixture,
@@ -149,7 +141,7 @@ def test_compute_on_gpu_says_an_error_and_loads_again_when_the_decoder_is_wrong(
 
 
 @pytest.mark.usefixtures("_attention_passes_its_trial")
-def test_compute_on_gpu_draws_and_copies_in_torch_when_kernels_are_wrong(
+def test_compute_on_gpu_falls_back_to_torch_when_kernels_are_wrong(
     tmp_path: Path,
     device: torch.device,
     caplog: pytest.LogCaptureFixture,

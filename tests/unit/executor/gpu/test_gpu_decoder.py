@@ -14,17 +14,27 @@ from torch import Tensor
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.decoders.decoder import DecoderModel
-from executor_service.device.kv_cache import KVCache
+from executor_service.decoders.llama_config import rotation
+from executor_service.device.kv_cache import KVCache, LayerShape
 from executor_service.device.streams import CudaGraphs, Recorder
 from executor_service.errors import TrialFailed
 from executor_service.model.input_batch import build_input_batch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import MakeModel, PagedModel, TransformersModel
+from executor_service.model.loaded_model import LayerKind, LoadedModel
+from executor_service.model.paged_model import MakeModel, TransformersModel
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.runner.step_graphs import RecordedModels
-from executor_service.steps.sampling_params import SamplingParams
+from executor_service.trials.attention_trial import try_layer, try_rotary_write
+from splitserve_kernels import reference
+from splitserve_kernels.paged_batch import (
+    UNIT_SCALES,
+    AttentionBackend,
+    AttentionOptions,
+    KVScales,
+    PagedBatch,
+)
 from tests.support.devices.recorded_ops import TORCH_KERNELS, RecordedOps, RunAgain, StaticAttention
 from tests.support.models.hugging_face import generate_greedily, load_reference
+from tests.support.models.served_logits import served_logits
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import DrivenSequence, Row, drive, make_step
 
@@ -32,10 +42,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from executor_service.decoders import gpu_decoder
 from executor_service.decoders.gpu_decoder import GpuDecoder, build_gpu_decoder
-from splitserve_kernels import reference
 from splitserve_kernels.gpu.attention import backend
 from splitserve_kernels.gpu.kv_write import rotary_kv_write
-from splitserve_kernels.paged_batch import KVScales
 
 pytestmark = pytest.mark.cases(2)
 
@@ -144,7 +152,7 @@ def test_runner_samples_what_hugging_face_generates_when_our_decoder_computes(
     assert not refusals
 
 
-def test_runner_reads_a_prefix_when_another_row_of_the_step_writes_it(case: Case) -> None:
+def test_runner_reads_a_prefix_that_another_row_writes(case: Case) -> None:
     loaded = case.load()
     runner = build_runner(loaded, _config(), _making(GpuDecoder(loaded, reference)))
     first = _prompts(case)[1]
@@ -157,17 +165,9 @@ def test_runner_reads_a_prefix_when_another_row_of_the_step_writes_it(case: Case
     assert tokens == [generate_greedily(case.reference, p, 1)[0] for p in (first, second)]
 
 
-@torch.inference_mode()
-def _logits(loaded: LoadedModel, model: PagedModel) -> Tensor:
-    """Of all tokens of PROMPT, [len(PROMPT), V]: a chunk, a chunk behind it, a decode."""
-    params, tokens, parts = SamplingParams(num_prompt_logprobs=0), [*PROMPT, 7], []
-    ends = (20, len(PROMPT) - 1, len(PROMPT))
-    for start, end in zip((0, *ends), ends, strict=False):
-        table = (15, 0, 3, 1, 2, 9, 8, 7, 6, 4, 5, 13)
-        row = Row(tokens[start:end], start, table, len(tokens), False, params)
-        batch = build_input_batch(make_step([row]), [0], BLOCK_SIZE, loaded.device)
-        parts.append(model.logits(batch).clone())
-    return torch.cat(parts).cpu()
+def _logits(loaded: LoadedModel, make_model: MakeModel) -> Tensor:
+    """Logits [len(PROMPT), V] of a chunk, a chunk behind it, and a decode."""
+    return served_logits(loaded, make_model, PROMPT, BLOCK_SIZE, ends=[20, len(PROMPT) - 1])
 
 
 def _cache(loaded: LoadedModel) -> KVCache:
@@ -181,12 +181,11 @@ def _relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("case", ["qwen3, head norms"], indirect=True)
-def test_decoder_errs_no_more_than_transformers_does_when_numbers_have_16_bits(case: Case) -> None:
+def test_decoder_errs_no_more_than_transformers_in_16_bits(case: Case) -> None:
     exact, loaded = case.load(), case.load("bfloat16")
-    expected = _logits(exact, TransformersModel(exact, _cache(exact), reference))
-    theirs = _logits(loaded, TransformersModel(loaded, _cache(loaded), reference))
-    decoder = build_gpu_decoder(loaded, reference, BLOCK_SIZE)
-    ours = _logits(loaded, DecoderModel(decoder, _cache(loaded)))
+    expected, theirs = _attended(exact, reference), _attended(loaded, reference)
+    decoder = GpuDecoder(loaded, reference)
+    ours = _logits(loaded, _making(decoder))
     assert _relative_error(ours, expected) < 1.2 * _relative_error(theirs, expected)
 
 
@@ -194,14 +193,65 @@ def test_decoder_errs_no_more_than_transformers_does_when_numbers_have_16_bits(c
 def test_decoder_says_what_the_model_says_when_pools_have_8_bits(
     llama: Case, scales: KVScales
 ) -> None:
-    loaded = llama.load()
-    kv_scales = (scales,) * len(loaded.layers)
-    loaded = replace(loaded, kv_dtype=torch.float8_e4m3fn, kv_scales=kv_scales)
-    expected = _logits(loaded, TransformersModel(loaded, _cache(loaded), reference))
-    decoder = build_gpu_decoder(loaded, reference, BLOCK_SIZE)
-    actual = _logits(loaded, DecoderModel(decoder, _cache(loaded)))
+    loaded = _with_float8(llama.load(), scales)
+    expected = _attended(loaded, reference)
+    half = rotation(loaded, 0, 1)[0].shape[1]
+    try_rotary_write(rotary_kv_write, loaded, BLOCK_SIZE, half)
+    decoder = GpuDecoder(loaded, reference)
+    actual = _logits(loaded, _making(decoder))
     # A key that is on the border of two numbers of 8 bits may be rounded to the other one.
     assert _relative_error(actual, expected) < TOLERANCE
+
+
+def _with_float8(loaded: LoadedModel, scales: KVScales | None) -> LoadedModel:
+    kv_scales = () if scales is None else (scales,) * len(loaded.layers)
+    return replace(loaded, kv_dtype=torch.float8_e4m3fn, kv_scales=kv_scales)
+
+
+def _attended(loaded: LoadedModel, attention: AttentionBackend) -> Tensor:
+    return _logits(loaded, lambda _, cache: TransformersModel(loaded, cache, attention))
+
+
+class _Noisy:
+    """The oracle, but each key and value is wrong by a random ratio up to 2^-4."""
+
+    def write_kv(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+        scales: KVScales = UNIT_SCALES,
+    ) -> None:
+        generator = torch.Generator().manual_seed(len(key))
+        noise = torch.rand(2, *key.shape, generator=generator).to(key.device) * 2 - 1
+        key, value = torch.stack([key, value]) * (1 + 2.0**-4 * noise)
+        reference.write_kv(key, value, key_pool, value_pool, batch, scales)
+
+    paged_attention = staticmethod(reference.paged_attention)
+
+
+@pytest.mark.parametrize("scales", [None, KVScales(0.02, 0.05)])
+def test_model_computes_the_same_over_8_bit_pools(llama: Case, scales: KVScales | None) -> None:
+    loaded = _with_float8(llama.load(), scales)
+    expected = _attended(loaded, reference)
+    torch.testing.assert_close(_attended(loaded, backend), expected, atol=1e-4, rtol=0)
+    unscaled = _attended(_with_float8(loaded, None), reference)
+    assert torch.allclose(expected, unscaled, atol=1e-4) == (scales is None)
+
+
+def test_model_errs_no_more_than_noise_over_8_bit_pools(llama: Case) -> None:
+    loaded = llama.load()
+    exact = _attended(loaded, reference)
+    error = _attended(_with_float8(loaded, None), backend) - exact
+    noise = _attended(loaded, _Noisy()) - exact
+    assert 0 < error.std() < noise.std()
+
+
+def test_backend_passes_its_trial_when_pools_are_float8(device: torch.device) -> None:
+    kind = LayerKind(LayerShape(1, 32, 32), 2, AttentionOptions(scale=32**-0.5))
+    try_layer(backend, kind, 16, torch.bfloat16, device, torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +309,7 @@ def test_build_gpu_decoder_raises_when_only_the_parts_are_a_llamas(
 
 
 @torch.inference_mode()
-def test_decoder_reads_no_further_than_its_tables_when_a_position_is_too_large(llama: Case) -> None:
+def test_decoder_stays_in_its_tables_when_a_position_is_too_large(llama: Case) -> None:
     """On a GPU that would be the end of the process."""
     loaded = llama.load()
     decoder, cache = GpuDecoder(loaded, reference), _cache(loaded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -46,15 +47,17 @@ def grammars() -> Iterator[CompiledGrammars]:
     followed.close()
 
 
-@pytest.fixture
-def held() -> Iterator[CompiledGrammars]:
-    """Compiles nothing before the gate of HeldTrial is open, and hardly waits."""
+@contextmanager
+def held_grammars(max_wait_s: float) -> Iterator[CompiledGrammars]:
+    """Grammars that compile nothing before the gate of HeldTrial is open."""
     HeldTrial.gate.clear()
     vocabulary = byte_level_texts().vocabulary
-    followed = CompiledGrammars(vocabulary, GrammarCompiler(vocabulary, HeldTrial), 0.001)
-    yield followed
-    HeldTrial.gate.set()
-    followed.close()
+    followed = CompiledGrammars(vocabulary, GrammarCompiler(vocabulary, HeldTrial), max_wait_s)
+    try:
+        yield followed
+    finally:
+        HeldTrial.gate.set()
+        followed.close()
 
 
 def settled(followed: CompiledGrammars, row_ids: Sequence[int], num_others: int = 0) -> TokenMasks:
@@ -100,9 +103,7 @@ def continuing(texts: Texts, choices: Sequence[str], output: bytes, eos: set[int
     ],
     ids=["bytes", "sentencepiece", "many_ends"],
 )
-def test_tokens_are_those_that_continue_a_choice_when_any_of_them_has_come(
-    texts: Texts, eos: set[int]
-) -> None:
+def test_tokens_are_those_that_continue_a_choice(texts: Texts, eos: set[int]) -> None:
     grammar = Grammar("choices", CHOICES)
     followed = texts.grammars()
     try:
@@ -129,7 +130,7 @@ def test_end_alone_is_allowed_when_the_sequence_has_ended(grammars: CompiledGram
         assert allowed_after(texts, grammars, Grammar("regex", ("the",)), output) == {EOS}
 
 
-def test_masks_are_the_same_when_the_state_is_built_from_any_prefix(
+def test_masks_are_the_same_when_rebuilt_from_any_prefix(
     grammars: CompiledGrammars,
 ) -> None:
     texts = byte_level_texts()
@@ -187,7 +188,7 @@ def test_special_tokens_are_not_allowed_when_a_grammar_allows_anything(
         assert ends <= allowed
 
 
-def test_end_is_not_allowed_when_a_rule_asks_for_it_before_the_text_is_complete(
+def test_end_is_not_allowed_before_the_text_is_complete(
     grammars: CompiledGrammars,
 ) -> None:
     texts = byte_level_texts()
@@ -195,50 +196,52 @@ def test_end_is_not_allowed_when_a_rule_asks_for_it_before_the_text_is_complete(
     assert EOS not in allowed_after(texts, grammars, grammar, texts.ids("a"))
 
 
-def test_row_is_invalid_when_no_token_continues_its_text(grammars: CompiledGrammars) -> None:
-    grammars.add(0, json_schema({"$ref": "#"}), list(PROMPT), len(PROMPT))
-    assert masks_of(grammars, [0]).invalid == {0: "no text follows it"}
+@pytest.mark.parametrize(
+    ("grammar", "text", "error"),
+    [
+        (json_schema({"$ref": "#"}), "", "no text follows it"),
+        (
+            Grammar("lark", ('start: "aab" x\nx: x',)),
+            "aab",
+            "no token of the model can continue the text",
+        ),
+    ],
+)
+def test_row_is_invalid_when_nothing_continues_its_text(
+    grammar: Grammar, text: str, error: str, grammars: CompiledGrammars
+) -> None:
+    grammars.add(0, grammar, [*PROMPT, *byte_level_texts().ids(text)], len(PROMPT))
+    assert settled(grammars, [0]).invalid == {0: error}
 
 
-def test_row_is_pending_alone_when_its_grammar_is_not_compiled(held: CompiledGrammars) -> None:
-    for row_id in (3, 4):
-        held.add(row_id, Grammar("regex", ("a" * row_id,)), list(PROMPT), len(PROMPT))
-    masks = masks_of(held, [3, 4], num_others=1)
-    assert (masks.rows.tolist(), list(masks.pending), masks.invalid) == ([], [1, 2], {})
-    HeldTrial.gate.set()
-    assert settled(held, [3, 4], num_others=1).rows.tolist() == [1, 2]
+def test_row_is_pending_alone_when_its_grammar_is_not_compiled() -> None:
+    with held_grammars(0.001) as held:
+        for row_id in (3, 4):
+            held.add(row_id, Grammar("regex", ("a" * row_id,)), list(PROMPT), len(PROMPT))
+        masks = masks_of(held, [3, 4], num_others=1)
+        assert (masks.rows.tolist(), list(masks.pending), masks.invalid) == ([], [1, 2], {})
+        HeldTrial.gate.set()
+        assert settled(held, [3, 4], num_others=1).rows.tolist() == [1, 2]
 
 
 def test_step_does_not_wait_when_none_of_its_rows_samples() -> None:
-    HeldTrial.gate.clear()
-    vocabulary = byte_level_texts().vocabulary
-    followed = CompiledGrammars(vocabulary, GrammarCompiler(vocabulary, HeldTrial), 1e9)
-    try:
-        followed.add(0, Grammar("regex", ("a",)), list(PROMPT), len(PROMPT))
-        step = followed.of_step(np.array([0]), np.array([0], np.int32))
+    with held_grammars(1e9) as held:
+        held.add(0, Grammar("regex", ("a",)), list(PROMPT), len(PROMPT))
+        step = held.of_step(np.array([0]), np.array([0], np.int32))
         masks = step.masks(np.array([], np.int64))
         assert (len(masks.rows), list(masks.pending), masks.invalid) == (0, [], {})
-    finally:
-        HeldTrial.gate.set()
-        followed.close()
 
 
 def test_step_waits_when_it_has_nothing_else_to_sample() -> None:
-    HeldTrial.gate.clear()
-    vocabulary = byte_level_texts().vocabulary
-    followed = CompiledGrammars(vocabulary, GrammarCompiler(vocabulary, HeldTrial), 60.0)
-    try:
-        followed.add(0, Grammar("regex", ("a",)), list(PROMPT), len(PROMPT))
+    with held_grammars(60.0) as held:
+        held.add(0, Grammar("regex", ("a",)), list(PROMPT), len(PROMPT))
         opening = threading.Timer(0.0, HeldTrial.gate.set)
         opening.start()
-        assert masks_of(followed, [0]).rows.tolist() == [0]
+        assert masks_of(held, [0]).rows.tolist() == [0]
         opening.join()
-    finally:
-        HeldTrial.gate.set()
-        followed.close()
 
 
-def test_row_is_pending_when_it_came_with_many_tokens_and_others_sample(
+def test_row_is_pending_when_it_came_with_many_tokens(
     grammars: CompiledGrammars,
 ) -> None:
     texts = byte_level_texts()
@@ -301,7 +304,7 @@ def test_row_fails_alone_when_its_mask_takes_too_much(
 @pytest.mark.parametrize(
     "schema", [{"type": "object"}, True, {"$ref": "#/$defs/a", "$defs": {"a": {}}}]
 )
-def test_white_space_is_a_space_or_an_indented_line_when_a_text_is_json(
+def test_json_white_space_is_a_space_or_an_indented_line(
     text: str, is_complete: bool, schema: object, grammars: CompiledGrammars
 ) -> None:
     texts = byte_level_texts()
@@ -309,14 +312,6 @@ def test_white_space_is_a_space_or_an_indented_line_when_a_text_is_json(
     grammars.add(0, json_schema(schema), [*PROMPT, *output], len(PROMPT))
     masks = settled(grammars, [0])
     assert (not masks.invalid and EOS in allowed_tokens(masks, 0, texts.size)) == is_complete
-
-
-def test_row_is_invalid_when_it_comes_to_where_no_text_follows(grammars: CompiledGrammars) -> None:
-    texts = byte_level_texts()
-    grammar = Grammar("lark", ('start: "aab" x\nx: x',))
-    grammars.add(0, grammar, [*PROMPT, *texts.ids("aab")], len(PROMPT))
-    expected = {0: "no token of the model can continue the text"}
-    assert settled(grammars, [0]).invalid == expected
 
 
 # Each text of 12 letters is another state of its lexer.
@@ -345,7 +340,7 @@ def sampled(
     return ""
 
 
-def test_rows_go_on_when_others_have_filled_the_lexer_of_their_grammar(
+def test_rows_go_on_when_others_have_filled_the_lexer(
     grammars: CompiledGrammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PARSER_LIMITS, "max_lexer_states", 400)
@@ -354,7 +349,7 @@ def test_rows_go_on_when_others_have_filled_the_lexer_of_their_grammar(
     assert lost
 
 
-def test_row_is_invalid_when_an_empty_lexer_does_not_get_it_further(
+def test_row_is_invalid_when_an_empty_lexer_does_not_help(
     grammars: CompiledGrammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PARSER_LIMITS, "max_lexer_states", 20)

@@ -154,7 +154,7 @@ def test_grammar_is_not_compiled_when_nobody_waits_for_it_any_more() -> None:
         assert trials.tried == [regex(1), regex(3)]
 
 
-def test_grammar_is_taken_when_most_that_wait_are_not_wanted_any_more(
+def test_grammar_is_taken_when_waiting_ones_were_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compiler_module, "_MAX_WAITING", 3)
@@ -169,7 +169,7 @@ def test_grammar_is_taken_when_most_that_wait_are_not_wanted_any_more(
         assert compiler.compile(regex(9)) is not None
 
 
-def test_quick_grammars_do_not_wait_when_a_slow_one_is_tried_again() -> None:
+def test_quick_grammars_do_not_wait_for_a_slow_one() -> None:
     with held_compiler() as (compiler, trials):
         trials.slow_gate.clear()
         trials.slow = {regex(1), regex(2)}

@@ -1,3 +1,5 @@
+"""The text of each token, by the files of tokenizers of all kinds."""
+
 from __future__ import annotations
 
 import json
@@ -7,8 +9,11 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from executor_service.checkpoint.folder import Checkpoint
+from executor_service.checkpoint.tokenizer_files import read_tokenizer
 from executor_service.grammars.vocabulary import TokenizerUnsupported, Vocabulary, read_token_bytes
 from tests.support.models.tiny_tokenizers import byte_level, sentencepiece, words
+from tests.support.models.tokenizer_folders import FOLDERS
 
 BUNDLED = Path("executor_service/bundled_model/tokenizer.json")
 
@@ -83,7 +88,7 @@ def test_ids_have_no_text_when_only_the_model_has_them(tmp_path: Path) -> None:
     assert len(read(tokenizer, tmp_path, size - 3)) == size
 
 
-def test_piece_stands_for_itself_when_one_of_its_characters_is_no_byte(tmp_path: Path) -> None:
+def test_piece_is_its_own_text_when_a_character_is_no_byte(tmp_path: Path) -> None:
     """\u0120 is a space, \u00c3\u00a9 are the bytes of an e with an accent."""
     pieces = ["\u0120a", " ", "", "\u00c3\u00a9", "\U0001f98a", "b \u0120", "\u0144", "c", " d"]
     spec = {
@@ -127,7 +132,7 @@ def test_tokenizer_is_refused_when_its_bytes_cannot_be_told(
         read_token_bytes(tmp_path / "missing.json", 0)
 
 
-def test_token_has_no_text_when_it_is_longer_than_a_grammar_can_take(tmp_path: Path) -> None:
+def test_token_has_no_text_when_it_is_too_long(tmp_path: Path) -> None:
     tokenizer = byte_level()
     size = tokenizer.get_vocab_size()
     tokenizer.add_tokens(["x" * 900, "y" * 2000])
@@ -140,3 +145,14 @@ def test_token_has_no_text_when_it_is_longer_than_a_grammar_can_take(tmp_path: P
 def test_vocabulary_is_refused_when_the_model_has_no_end() -> None:
     with pytest.raises(TokenizerUnsupported, match="end-of-sequence"):
         Vocabulary.read(BUNDLED, 100, ())
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "vocab and merges", "tekken with config"])
+def test_a_vocabulary_is_read_when_its_tokenizer_was_converted(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    FOLDERS[kind](tmp_path)
+    files = read_tokenizer(Checkpoint(tmp_path, (), {})).files
+
+    texts = read_token_bytes(files["tokenizer.json"], 0)
+    assert any(text.strip() == b"the" for text in texts) or b"hello" in texts
+    assert Vocabulary.read(files["tokenizer.json"], 0, (2,)).has_text

@@ -8,27 +8,17 @@ from executor_service.metrics.executor_metrics import ExecutorMetrics
 from executor_service.service.servicer import ExecuteStreams
 from executor_service.service.step_worker import StepWorker
 from executor_service.speculation.draft_totals import DraftTotals
-from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
 from executor_service.steps.step_executor import StepExecutor
 from splitserve_metrics.listener import MetricsAddress
 from tests.support.fakes.fake_runner import FakeRunner
 from tests.support.metrics import Shown
+from tests.support.steps.step_driver import make_executor_info
 
 GUESSES = "splitserve_executor_draft_tokens_total"
 
 
 def shown(drafts: DraftTotals | None, slow_compute_reason: str = "") -> Shown:
-    info = ExecutorInfo(
-        executor_epoch=1,
-        model=ModelInfo("m", "0" * 64, "float32", "float32", 128, 64),
-        block_size=4,
-        num_device_blocks=8,
-        num_host_blocks=0,
-        block_bytes=1,
-        limits=ExecutorLimits(4, 64),
-        compute="some code",
-        slow_compute_reason=slow_compute_reason,
-    )
+    info = make_executor_info(compute="some code", slow_compute_reason=slow_compute_reason)
     runner = FakeRunner(block_size=info.block_size, num_device_blocks=info.num_device_blocks)
     metrics = ExecutorMetrics(MetricsAddress("127.0.0.1:0"))
     metrics.watch(info, StepWorker(StepExecutor(info, runner)), ExecuteStreams(), drafts)

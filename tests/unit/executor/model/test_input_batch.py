@@ -1,20 +1,24 @@
+"""Input of a forward pass: rows as the host knows them, and tokens that only the device has."""
+
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.device.resident_tables import ResidentTables
+from executor_service.device.resident_tables import ResidentTables, SampledTokens
 from executor_service.device.streams import HostStreams
 from executor_service.device.uploads import Uploads
 from executor_service.model.input_batch import InputBatch, build_input_batch
 from executor_service.steps.block_tables import BlockTables
 from executor_service.steps.sampling_params import SamplingParams
+from executor_service.steps.step import AwaitedTokens, StepInput
 from tests.support.steps.step_driver import Row, make_step
 
 BLOCK_SIZE = 4
@@ -34,7 +38,7 @@ def _build(*rows: int) -> InputBatch:
     return build_input_batch(make_step(ROWS), rows, BLOCK_SIZE, torch.device("cpu"))
 
 
-def test_input_batch_lays_rows_with_one_token_first_when_there_are_several() -> None:
+def test_input_batch_puts_decodes_first() -> None:
     batch = _build(0, 1, 2)
     assert batch.input_ids.tolist() == [[21, 11, 12, 13, 31, 32, 33, 34]]
     assert batch.position_ids.tolist() == [[6, 2, 3, 4, 1, 2, 3, 4]]
@@ -57,7 +61,7 @@ def test_input_batch_reads_sampling_rows_first_when_prompts_are_scored() -> None
     assert batch.logits_index.tolist() == [0, 7, 1, 2, 3, 4, 5, 6]
 
 
-def test_input_batch_numbers_rows_of_the_step_when_only_some_are_built() -> None:
+def test_input_batch_numbers_rows_of_the_whole_step() -> None:
     batch = _build(1, 2)
     assert batch.input_ids.tolist() == [[21, 31, 32, 33, 34]]
     assert batch.readout.sampling_rows.tolist() == [1, 2]
@@ -86,7 +90,7 @@ class _Device(HostStreams):
         super().copy_to_device(source, target)
 
 
-def test_input_batch_reads_tables_of_the_device_by_row_ids_when_they_are_there() -> None:
+def test_input_batch_reads_resident_tables_by_row_ids() -> None:
     streams, sent = _Device(), []
     uploads = Uploads(CPU, streams)
     for width in (2, 300):
@@ -113,7 +117,7 @@ def test_input_batch_reads_tables_of_the_device_by_row_ids_when_they_are_there()
         max_size=6,
     )
 )
-def test_input_batch_has_each_token_at_its_position_however_rows_are_mixed(
+def test_input_batch_has_each_token_at_its_position(
     drawn: list[tuple[int, int, bool, bool]],
 ) -> None:
     """Token, position and slot say in their digits whose they are."""
@@ -197,3 +201,60 @@ def test_input_batch_is_that_of_any_rows_when_all_are_decodes(
     assert short.layout.max_num_tokens == long.layout.max_num_tokens
     assert short.is_decode
     assert long.is_decode
+
+
+def _step(step_id: int, row_ids: list[int], rows: list[Row] | None = None) -> StepInput:
+    step = make_step(rows or [Row([9], 0, (0,), 1) for _ in row_ids], step_id=step_id)
+    return replace(step, row_ids=np.array(row_ids, np.int32))
+
+
+def _tokens(*tokens: int) -> torch.Tensor:
+    return torch.tensor(tokens, dtype=torch.int32)
+
+
+@pytest.fixture
+def sampled() -> SampledTokens:
+    """Step 4: row 6 sampled 60, row 2 nothing valid, row 3 does not sample. Step 5: row 3, 31."""
+    sampled = SampledTokens()
+    sampled.keep(_step(4, [6, 2, 3]), np.array([0, 1]), _tokens(60, -1))
+    sampled.keep(_step(5, [3]), np.array([0]), _tokens(31))
+    return sampled
+
+
+def _found(sampled: SampledTokens, step_ids: list[int], row_ids: list[int]) -> list[int]:
+    tokens, indexes = sampled.find(np.array(step_ids), np.array(row_ids, np.int32))
+    found: list[int] = tokens[torch.from_numpy(indexes)].tolist()
+    return found
+
+
+def test_find_gives_tokens_of_each_step_when_they_differ(sampled: SampledTokens) -> None:
+    assert _found(sampled, [4, 5], [6, 3]) == [60, 31]
+    assert _found(sampled, [5], [3]) == [31]
+
+
+def test_find_gives_some_token_when_a_row_has_none(sampled: SampledTokens) -> None:
+    # A GPU that is asked for the embedding of -1 is lost.
+    assert min(_found(sampled, [4, 4], [2, 3])) >= 0
+
+
+def test_find_finds_nothing_when_the_step_was_forgotten(sampled: SampledTokens) -> None:
+    sampled.forget(4)
+    sampled.forget(4)
+    with pytest.raises(KeyError):
+        _found(sampled, [4], [6])
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    # Rows with one token come first.
+    [([0, 1, 2], [60, 31, 7, 8]), ([1, 2], [31, 7, 8]), ([0], [60]), ([1], [7, 8])],
+)
+def test_input_batch_has_awaited_tokens_in_their_places(
+    sampled: SampledTokens, rows: list[int], expected: list[int]
+) -> None:
+    work = [Row([0], 5, (0, 1), 5), Row([7, 8], 0, (2,), 2), Row([0], 4, (3, 4), 4)]
+    step = replace(
+        _step(6, [6, 2, 3], work), awaited=AwaitedTokens(np.array([0, 2]), np.array([4, 5]))
+    )
+    batch = build_input_batch(step, rows, 4, CPU, sampled)
+    assert batch.input_ids.tolist() == [expected]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,23 +11,24 @@ import pytest
 from torch import Tensor
 
 from executor_service.backends.choose import compute_on_cpu
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, torch_model
-from executor_service.runner import forward_pass as pass_batches
-from executor_service.runner import forward_pass as prompt_logprob_chunks
+from executor_service.runner import forward_pass
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.devices.late_device import LateStreams, late_runner
-from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.models.tiny_models import VOCAB_SIZE, load_tiny_model
 from tests.support.steps import drafted_driver
 from tests.support.steps.drafted_driver import drive_drafted
 from tests.support.steps.step_driver import DrivenSequence, drive
 
 NUM_BLOCKS = 160
+
+
+POOLS = CacheConfig(block_size=4, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
 RANDOM = SamplingParams(temperature=1.0, top_p=0.95, num_logprobs=3)
 PARAMS = (
     SamplingParams(temperature=0.0, num_logprobs=0),
@@ -54,10 +55,12 @@ def make_sequences() -> list[DrivenSequence]:
     ]
 
 
-def drive_both(
-    make_runner: Callable[[], ModelRunner], chunk_size: int | None = None
-) -> tuple[Sequence[DrivenSequence], Sequence[DrivenSequence]]:
-    """What sequences bring with drafts, and without: in a runner of its own each."""
+def assert_same(
+    make_runner: Callable[[], ModelRunner],
+    chunk_size: int | None = None,
+    atol: float = 2e-4,
+) -> None:
+    """Drives sequences with drafts and without, in a runner of its own each, and compares them."""
     sequences, truths = make_sequences(), make_sequences()
     runner = make_runner()
     size = runner.cache.block_size
@@ -73,7 +76,10 @@ def drive_both(
         seed=7,
     )
     assert num_taken > 20
-    return sequences, truths
+    for sequence, truth in zip(sequences, truths, strict=True):
+        assert sequence.output == truth.output
+        np.testing.assert_allclose(sequence.logprobs, truth.logprobs, rtol=0, atol=atol)
+        assert sequence.prompt_logprobs == pytest.approx(truth.prompt_logprobs, rel=0, abs=atol)
 
 
 class _Counting:
@@ -88,53 +94,37 @@ class _Counting:
         return self._model.logits(batch)
 
 
-# What attends to everything; to a window in some layers, with a soft cap; with sinks.
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("architecture", "max_scored"),
+    [("llama", None), ("llama", 3), ("gemma2", None), ("gpt_oss", None)],
+)
 def test_tokens_are_the_same_when_plain_torch_verifies_drafts(
-    tmp_path: Path, architecture: str
+    tmp_path: Path, architecture: str, max_scored: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = load_model(ModelConfig(str(make_tiny_model(architecture, tmp_path, seed=2))))
-    pools = CacheConfig(block_size=4, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
-    sequences, truths = drive_both(lambda: build_runner(loaded, pools), chunk_size=50)
-    for sequence, truth in zip(sequences, truths, strict=True):
-        assert sequence.output == truth.output
-        np.testing.assert_allclose(sequence.logprobs, truth.logprobs, atol=2e-4)
-        assert sequence.prompt_logprobs.keys() == truth.prompt_logprobs.keys()
+    if max_scored is not None:
+        # Steps are run in parts.
+        monkeypatch.setattr(forward_pass, "MAX_SCORED_TOKENS", max_scored)
+    loaded = load_tiny_model(architecture, tmp_path, seed=2)
+    assert_same(lambda: build_runner(loaded, POOLS), chunk_size=None if max_scored else 50)
 
 
 @pytest.mark.parametrize("max_joined", [32, 2])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_oss"])
-def test_tokens_are_the_same_when_a_device_computes_drafts_in_the_row_before(
+def test_tokens_are_the_same_when_a_device_verifies_drafts(
     tmp_path: Path, architecture: str, max_joined: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Drafts are computed in the row before them."""
     # A device with memory of its own lets no row run on that has drafts.
     monkeypatch.setattr(drafted_driver, "_MAX_RUN_ON", 0)
-    monkeypatch.setattr(pass_batches, "MOST_PROMPTS", max_joined)
-    loaded = load_model(ModelConfig(str(make_tiny_model(architecture, tmp_path, seed=2))))
-    pools = CacheConfig(block_size=4, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
+    monkeypatch.setattr(forward_pass, "MOST_PROMPTS", max_joined)
+    loaded = load_tiny_model(architecture, tmp_path, seed=2)
     joined: list[int] = []
 
     def make_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
         return _Counting(torch_model(loaded, cache), joined)
 
-    sequences, truths = drive_both(lambda: late_runner(loaded, pools, LateStreams(), make_model))
+    assert_same(lambda: late_runner(loaded, POOLS, LateStreams(), make_model))
     assert (max(joined) > 5) == (max_joined == 32)
-    for sequence, truth in zip(sequences, truths, strict=True):
-        assert sequence.output == truth.output
-        np.testing.assert_allclose(sequence.logprobs, truth.logprobs, atol=2e-4)
-        assert sequence.prompt_logprobs.keys() == truth.prompt_logprobs.keys()
-
-
-def test_prompts_have_their_scores_when_a_step_with_drafts_is_run_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prompt_logprob_chunks, "MAX_SCORED_TOKENS", 3)
-    loaded = load_model(ModelConfig(str(make_tiny_model("llama", tmp_path, seed=2))))
-    pools = CacheConfig(block_size=4, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
-    sequences, truths = drive_both(lambda: build_runner(loaded, pools))
-    for sequence, truth in zip(sequences, truths, strict=True):
-        assert sequence.output == truth.output
-        assert sequence.prompt_logprobs == pytest.approx(truth.prompt_logprobs, abs=2e-4)
 
 
 @pytest.mark.usefixtures("native_library")
@@ -143,18 +133,11 @@ def test_prompts_have_their_scores_when_a_step_with_drafts_is_run_in_parts(
 def test_scores_are_the_same_bits_when_a_native_decoder_verifies_drafts(
     tmp_path: Path, architecture: str, dtype: str
 ) -> None:
-    """It is what serves in deterministic mode."""
-    folder = str(make_tiny_model(architecture, tmp_path, seed=2))
-    loaded = load_model(ModelConfig(folder, dtype=dtype))
+    """Deterministic mode serves with this decoder."""
+    loaded = load_tiny_model(architecture, tmp_path, dtype, seed=2)
     compute = compute_on_cpu(lambda: loaded, loaded, 16, is_int8=False)
     assert compute.is_batch_invariant
-    pools = CacheConfig(
-        block_size=compute.block_size, num_device_blocks=NUM_BLOCKS, num_host_blocks=0
+    pools = replace(POOLS, block_size=compute.block_size)
+    assert_same(
+        lambda: build_runner(compute.loaded, pools, compute.make_model, compute.draw), atol=0
     )
-    sequences, truths = drive_both(
-        lambda: build_runner(compute.loaded, pools, compute.make_model, compute.draw)
-    )
-    for sequence, truth in zip(sequences, truths, strict=True):
-        assert sequence.output == truth.output
-        assert sequence.logprobs == truth.logprobs
-        assert sequence.prompt_logprobs == truth.prompt_logprobs

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
@@ -24,17 +23,16 @@ from executor_service.service.decode_batch import decode_batch
 from executor_service.steps.batch import StepAnswer, StepErrorReason, StepStatus
 from executor_service.steps.executor_info import (
     SAMPLING_FEATURES,
-    ExecutorInfo,
     ExecutorLimits,
     Feature,
-    ModelInfo,
 )
 from executor_service.steps.step import RowStatus, StepOutput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
-from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.models.tiny_models import VOCAB_SIZE
 from tests.support.steps.batches import NewRow, Sender, WorkRow
+from tests.support.steps.step_driver import make_executor_info
 
 SENDER = Sender(1, 1)
 BLOCK_SIZE = 4
@@ -125,24 +123,15 @@ class _Executor:
         )
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    directory = make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=4)
-    return load_model(ModelConfig(str(directory)))
-
-
 @pytest.fixture
 def executor(loaded: LoadedModel) -> _Executor:
     faults = _Faults()
     cache_config = CacheConfig(BLOCK_SIZE, num_device_blocks=8, num_host_blocks=2)
     runner = build_runner(loaded, cache_config, faults.make_model, faults.draw)
-    info = ExecutorInfo(
-        executor_epoch=1,
-        model=ModelInfo("m", "d", "float32", "float32", VOCAB_SIZE, loaded.max_model_len),
-        block_size=BLOCK_SIZE,
+    info = make_executor_info(
+        vocab_size=VOCAB_SIZE,
         num_device_blocks=8,
         num_host_blocks=2,
-        block_bytes=runner.cache.block_bytes,
         limits=ExecutorLimits(max_adapters_per_step=2),
         features=SAMPLING_FEATURES | {Feature.ADAPTERS},
     )
@@ -198,11 +187,14 @@ def _raise_for_the_second(batch: PagedBatch) -> None:
         raise ValueError("secret prompt text")
 
 
-def test_row_fails_alone_when_a_kernel_raises_for_it(executor: _Executor) -> None:
+def test_row_fails_alone_when_a_kernel_raises_for_it(
+    executor: _Executor, caplog: pytest.LogCaptureFixture
+) -> None:
     executor.faults.attend = _raise_for_the_second
     output = _output(executor.step(1))
     _assert_only_the_second_fails(executor, output, FAILED)
     assert output.row_errors == {1: "ValueError in the forward pass"}
+    assert "forward_failed" in caplog.text
     executor.faults.attend = lambda _batch: None
     executor.assert_works(2)
 

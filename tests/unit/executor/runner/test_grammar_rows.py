@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.grammars.compiled_grammars import CompiledGrammars, RowGrammar
 from executor_service.grammars.compiler import GrammarCompiler
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.service.decode_batch import decode_batch
-from executor_service.steps.executor_info import SAMPLING_FEATURES, ExecutorInfo, Feature, ModelInfo
+from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
 from executor_service.steps.step import RowStatus, StepOutput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_grammars.trial import GrammarTrials, Verdict
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.grammars.sampled_texts import EOS, byte_level_texts
-from tests.support.models.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import load_tiny_model
 from tests.support.steps.batches import NewRow, Sender, WorkRow
+from tests.support.steps.step_driver import make_executor_info
 
 pytestmark = pytest.mark.cases(12)
 
@@ -49,10 +49,12 @@ class HeldTrial(GrammarTrials):
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    size = byte_level_texts().size
-    options = {"vocab_size": size, "eos_token_id": EOS, "bos_token_id": 0}
-    folder = make_tiny_model("llama", tmp_path_factory.mktemp("model"), overrides=options)
-    return load_model(ModelConfig(str(folder)))
+    sizes: dict[str, Any] = {
+        "vocab_size": byte_level_texts().size,
+        "eos_token_id": EOS,
+        "bos_token_id": 0,
+    }
+    return load_tiny_model("llama", tmp_path_factory.mktemp("model"), **sizes)
 
 
 @dataclass(slots=True)
@@ -96,14 +98,13 @@ def make_steps(
     vocabulary = byte_level_texts().vocabulary
     grammars = CompiledGrammars(vocabulary, GrammarCompiler(vocabulary, HeldTrial), max_wait_s)
     runner = late_runner(loaded, POOLS, LateStreams()) if is_late else build_runner(loaded, POOLS)
-    size = byte_level_texts().size
-    info = ExecutorInfo(
+    info = make_executor_info(
         executor_epoch=1000,
-        model=ModelInfo("tiny", "0f", "float32", "float32", size, 256, (EOS,)),
-        block_size=4,
+        vocab_size=byte_level_texts().size,
+        max_model_len=256,
+        eos_token_ids=(EOS,),
         num_device_blocks=128,
         num_host_blocks=4,
-        block_bytes=1,
         features=SAMPLING_FEATURES | {Feature.GRAMMAR, Feature.SEVERAL_TOKENS},
     )
     yield Steps(StepExecutor(info, runner, grammars=grammars))
@@ -125,9 +126,8 @@ def hasty_steps(loaded: LoadedModel) -> Iterator[Steps]:
 
 
 def row(row_id: int = 0, history: Sequence[int] = PROMPT, **params: Any) -> NewRow:  # noqa: ANN401
-    blocks = range(32 * row_id, 32 * row_id + 32)
-    wanted = {**RANDOM, "grammar": GRAMMAR, **params}
-    return NewRow(row_id, blocks, len(PROMPT), wanted, seed=row_id + 3, history=history)
+    wanted = {"grammar": GRAMMAR, **params}
+    return replace(plain_row(row_id), params={**RANDOM, **wanted}, history=history)
 
 
 def plain_row(row_id: int) -> NewRow:
@@ -157,9 +157,7 @@ def test_tokens_are_the_same_when_a_row_runs_on(steps: Steps) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_tokens_are_the_same_when_drafts_follow_the_grammar_or_do_not(
-    steps: Steps, seed: int
-) -> None:
+def test_tokens_are_the_same_when_drafts_meet_a_grammar(steps: Steps, seed: int) -> None:
     rng = random.Random(seed)
     expected = completed(steps, frequency_penalty=0.5)
     new = [replace(row(1, frequency_penalty=0.5, stop_token_ids=[EOS]), seed=3), plain_row(2)]
@@ -268,7 +266,7 @@ def test_row_fails_alone_when_its_grammar_says_nothing(
     assert result.sampled_token_ids[0] == -1
 
 
-def test_row_has_invalid_logits_when_its_params_allow_nothing_that_the_grammar_does(
+def test_row_has_invalid_logits_when_params_exclude_its_grammar(
     steps: Steps,
 ) -> None:
     letter = byte_level_texts().ids("x")
@@ -286,7 +284,7 @@ def test_params_choose_among_what_the_grammar_allows(steps: Steps) -> None:
         steps.run([], removed=[0])
 
 
-def test_logprobs_are_of_the_raw_logits_when_a_row_has_a_grammar(steps: Steps) -> None:
+def test_logprobs_are_of_raw_logits_under_a_grammar(steps: Steps) -> None:
     output = steps.run([WorkRow(0, 0, PROMPT)], new=[row(num_logprobs=200)])
     assert output.logprobs is not None
     total = torch.from_numpy(output.logprobs.top_logprobs).exp().sum()
@@ -294,7 +292,7 @@ def test_logprobs_are_of_the_raw_logits_when_a_row_has_a_grammar(steps: Steps) -
     assert torch.isfinite(torch.from_numpy(output.logprobs.top_logprobs)).all()
 
 
-def test_row_is_to_be_added_anew_when_its_grammar_is_lost_after_a_token(
+def test_row_must_be_added_again_when_its_grammar_is_lost(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = list(PROMPT)

@@ -4,14 +4,13 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import KVCache
 from executor_service.device.memory import HostReservations
 from executor_service.errors import OutOfMemory, StepFailed
@@ -19,15 +18,9 @@ from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, torch_model
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from tests.support.models.tiny_models import make_tiny_model
 
 # 2 layers x 2 heads x (16 + 16) numbers x 4 bytes x 16 tokens.
 BLOCK_BYTES = 2 * 2 * 32 * 4 * 16
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(ModelConfig(str(make_tiny_model("llama", tmp_path_factory.mktemp("llama")))))
 
 
 def _available(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
@@ -36,43 +29,41 @@ def _available(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     )
 
 
-def test_build_runner_takes_the_numbers_when_they_are_given(loaded: LoadedModel) -> None:
-    cache = build_runner(loaded, CacheConfig(8, num_device_blocks=7, num_host_blocks=3)).cache
-    assert (cache.block_size, cache.num_device_blocks, cache.num_host_blocks) == (8, 7, 3)
-    assert cache.block_bytes == BLOCK_BYTES // 2
+@pytest.mark.parametrize(
+    ("available", "config", "num_blocks"),
+    [
+        (100, CacheConfig(16, num_device_blocks=7, num_host_blocks=3), (7, 3)),
+        # A quarter of what the device pool leaves, since both are in the same memory.
+        (100, CacheConfig(16, memory_fraction=0.5), (50, 12)),
+        # At most as large as the other.
+        (1000, CacheConfig(16, num_device_blocks=7), (7, 7)),
+        (10, CacheConfig(16, num_device_blocks=10), (10, 0)),
+        (2**40, CacheConfig(16, max_cpu_pool_bytes=9 * BLOCK_BYTES, num_host_blocks=0), (9, 0)),
+    ],
+    ids=["numbers", "share", "plenty", "nothing left", "cap"],
+)
+def test_build_runner_sizes_both_pools_by_memory_and_numbers(
+    loaded: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    available: int,
+    config: CacheConfig,
+    num_blocks: tuple[int, int],
+) -> None:
+    _available(monkeypatch, available * BLOCK_BYTES)
+    cache = build_runner(loaded, config).cache
+    assert (cache.num_device_blocks, cache.num_host_blocks) == num_blocks
+    assert (cache.block_size, cache.block_bytes) == (16, BLOCK_BYTES)
 
 
-def test_build_runner_takes_a_share_of_memory_when_no_number_is_given(
+def test_pools_hold_more_blocks_when_numbers_are_narrow(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
-    cache = build_runner(loaded, CacheConfig(16, memory_fraction=0.5)).cache
-    # A quarter of what the device pool leaves, since both are in the same memory.
-    assert (cache.num_device_blocks, cache.num_host_blocks) == (50, 12)
-
-
-def test_build_runner_makes_the_host_pool_as_large_as_the_other_when_memory_is_plenty(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _available(monkeypatch, 1000 * BLOCK_BYTES)
-    cache = build_runner(loaded, CacheConfig(16, num_device_blocks=7)).cache
-    assert cache.num_host_blocks == 7
-
-
-def test_build_runner_makes_no_host_pool_when_the_other_takes_all(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _available(monkeypatch, 10 * BLOCK_BYTES)
-    cache = build_runner(loaded, CacheConfig(16, num_device_blocks=10)).cache
-    assert cache.num_host_blocks == 0
-
-
-def test_build_runner_stays_below_the_cap_when_memory_is_plenty(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _available(monkeypatch, 2**50)
-    cache_config = CacheConfig(16, max_cpu_pool_bytes=9 * BLOCK_BYTES, num_host_blocks=0)
-    assert build_runner(loaded, cache_config).cache.num_device_blocks == 9
+    narrow = replace(loaded, kv_dtype=torch.float8_e4m3fn)
+    cache = build_runner(narrow, CacheConfig(16, memory_fraction=0.5)).cache
+    assert (cache.block_bytes, cache.dtype) == (BLOCK_BYTES // 4, torch.float8_e4m3fn)
+    assert (cache.num_device_blocks, cache.num_host_blocks) == (200, 50)
+    assert narrow.kv_dtype_name == "float8_e4m3fn"
 
 
 def test_build_runner_says_the_numbers_when_no_block_fits(
@@ -130,7 +121,7 @@ def _stepping(**changes: Any) -> CacheConfig:  # noqa: ANN401
     return CacheConfig(**{"block_size": 16, "memory_fraction": 0.5, **values, **changes})
 
 
-def test_build_runner_leaves_room_for_the_largest_step_when_it_was_measured(
+def test_build_runner_leaves_room_for_the_largest_step(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
@@ -144,7 +135,7 @@ def test_build_runner_leaves_room_for_the_largest_step_when_it_was_measured(
     assert seen.caches[-1] is runner.cache
 
 
-def test_build_runner_forgets_the_blocks_of_the_largest_step_when_it_was_measured(
+def test_build_runner_frees_the_blocks_of_the_largest_step(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
@@ -171,7 +162,7 @@ def test_build_runner_forgets_the_blocks_of_the_largest_step_when_it_was_measure
         ({"max_cpu_pool_bytes": None}, 1),
     ],
 )
-def test_build_runner_measures_when_the_pool_takes_much_of_what_there_is(
+def test_build_runner_measures_when_the_pool_is_large(
     loaded: LoadedModel,
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
@@ -183,7 +174,7 @@ def test_build_runner_measures_when_the_pool_takes_much_of_what_there_is(
     assert meter.num_runs == num_runs
 
 
-def test_build_runner_says_the_numbers_when_the_largest_step_leaves_no_block(
+def test_build_runner_raises_when_the_largest_step_leaves_no_block(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
@@ -201,7 +192,7 @@ def test_build_runner_says_the_numbers_when_the_largest_step_leaves_no_block(
 @pytest.mark.parametrize(
     "error", [MemoryError(), torch.OutOfMemoryError("no"), RuntimeError("can't allocate memory")]
 )
-def test_build_runner_says_the_numbers_when_the_largest_step_does_not_fit(
+def test_build_runner_raises_when_the_largest_step_does_not_fit(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
@@ -210,7 +201,7 @@ def test_build_runner_says_the_numbers_when_the_largest_step_does_not_fit(
         build_runner(loaded, _stepping(), _Seen(error).make_model, meter=_Meter(0))
 
 
-def test_build_runner_does_not_call_it_memory_when_the_largest_step_fails_otherwise(
+def test_build_runner_raises_step_failed_when_the_largest_step_fails(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
@@ -278,7 +269,7 @@ def test_build_runner_leaves_out_what_other_executors_reserved(
     assert len(list(tmp_path.glob("*.reservation"))) == 1
 
 
-def test_build_runner_takes_no_more_than_there_is_when_several_start_together(
+def test_build_runner_shares_memory_when_several_start_together(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _available(monkeypatch, 4000 * BLOCK_BYTES)

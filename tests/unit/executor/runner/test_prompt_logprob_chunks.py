@@ -6,14 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner import forward_pass as scored_parts
 from executor_service.runner.forward_pass import run_in_parts, scores_too_much
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import BlockMoves, RowStatus, StepInput, StepOutput
-from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import GREEDY, Row, make_step
 
 _LIMIT = 3
@@ -28,11 +26,6 @@ _ROWS = (
     Row(_PROMPT, 0, (1, 6, 7), 10, params=replace(_SCORED, num_prompt_logprobs=0), history=_PROMPT),
     Row([50], 0, (8,), 1, params=GREEDY),
 )
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(ModelConfig(str(make_tiny_model("llama", tmp_path_factory.mktemp("llama")))))
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +50,7 @@ class _Recorder:
         return output
 
 
-def test_run_in_parts_returns_the_same_when_it_has_to_cut_rows(loaded: LoadedModel) -> None:
+def test_run_in_parts_returns_the_same_when_it_cuts_rows(loaded: LoadedModel) -> None:
     step = make_step(_ROWS)
     expected = _Recorder(loaded).execute(step)
     recorder = _Recorder(loaded)
@@ -74,7 +67,7 @@ def test_run_in_parts_returns_the_same_when_it_has_to_cut_rows(loaded: LoadedMod
         np.testing.assert_allclose(columns.top_logprobs, others.top_logprobs, atol=1e-4)
 
 
-def test_run_in_parts_scores_few_tokens_at_a_time_when_many_are_asked_for(
+def test_run_in_parts_limits_scored_tokens_of_each_part(
     loaded: LoadedModel,
 ) -> None:
     recorder = _Recorder(loaded)
@@ -92,7 +85,7 @@ def test_run_in_parts_moves_blocks_once_when_there_are_parts(loaded: LoadedModel
     )
 
 
-def test_run_in_parts_fails_a_row_alone_when_a_part_of_it_fails(loaded: LoadedModel) -> None:
+def test_run_in_parts_fails_one_row_when_its_part_fails(loaded: LoadedModel) -> None:
     output = run_in_parts(make_step(_ROWS), _Recorder(loaded, failing=[3]).execute)
     ok, failed = RowStatus.OK, RowStatus.FAILED
     assert output.row_statuses.tolist() == [ok, ok, ok, failed, ok]

@@ -1,4 +1,4 @@
-"""The vectorised sampler against a plain one that goes row by row."""
+"""The vectorised sampler against one that goes row by row; its random numbers and logprobs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,26 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from executor_service.sampling.sampler import SamplingRows, sample, uniform
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.device.kv_cache import to_host
+from executor_service.sampling.sampler import (
+    Draw,
+    SamplingRows,
+    draw_in_torch,
+    draw_unseen_in_torch,
+    philox_4x32_10,
+    sample,
+    uniform,
+)
+from executor_service.sampling.token_counts import TokenCounts
+from executor_service.sampling.truncation import ScoredTokens, make_columns, score
+from executor_service.steps.sampling_params import SamplingParams
+from executor_service.steps.step import LogprobColumns
+from tests.support.devices.no_waits import WaitedForDevice, nobody_waits
+from tests.support.steps.sampling_rows import make_sampling_rows
 
 Floats = npt.NDArray[np.float32]
 VOCAB_SIZE = 701
 GREEDY = SamplingParams(temperature=0.0)
-
-
-def _rows(
-    params: Sequence[SamplingParams],
-    positions: Sequence[int] | None = None,
-    num_prompt_tokens: Sequence[int] | None = None,
-    histories: Sequence[Sequence[int] | None] | None = None,
-    seeds: Sequence[int] | None = None,
-) -> SamplingRows:
-    count = len(params)
-    return SamplingRows(
-        params=ParamRows.of(params),
-        seeds=np.array(range(count) if seeds is None else seeds, dtype=np.int64),
-        positions=np.array([9] * count if positions is None else positions, dtype=np.int32),
-        num_prompt_tokens=np.array(
-            [4] * count if num_prompt_tokens is None else num_prompt_tokens, dtype=np.int32
-        ),
-        histories=[None] * count if histories is None else histories,
-    )
 
 
 def _plain_sample(logits: Floats, rows: SamplingRows, row: int) -> int:
@@ -136,12 +131,12 @@ TRUNCATIONS = (
 
 @pytest.mark.parametrize("params", TRUNCATIONS)
 def test_sample_equals_plain_when_all_rows_share_params(params: SamplingParams) -> None:
-    _assert_equals_plain(_logits(64), _rows([params] * 64))
+    _assert_equals_plain(_logits(64), make_sampling_rows([params] * 64))
 
 
 def test_sample_equals_plain_when_rows_differ() -> None:
     params = [*TRUNCATIONS, GREEDY] * 4
-    _assert_equals_plain(_logits(len(params), seed=5), _rows(params))
+    _assert_equals_plain(_logits(len(params), seed=5), make_sampling_rows(params))
 
 
 @pytest.mark.parametrize(
@@ -186,51 +181,48 @@ def test_sample_equals_plain_when_logits_are_adjusted(
     # Histories may be longer than the position: what comes after it does not count.
     positions = [4 + row % 10 for row in range(count)]
     mixed = [params if row % 3 else GREEDY for row in range(count)]
-    _assert_equals_plain(_logits(count), _rows(mixed, positions, histories=histories))
+    _assert_equals_plain(
+        _logits(count), make_sampling_rows(mixed, positions=positions, histories=histories)
+    )
 
 
 def test_sample_takes_the_smallest_id_when_greedy_logits_tie() -> None:
     logits = torch.zeros(2, VOCAB_SIZE)
     logits[1, [600, 17, 300]] = 5.0
-    assert sample(logits, _rows([GREEDY, GREEDY])).tolist() == [0, 17]
+    assert sample(logits, make_sampling_rows([GREEDY, GREEDY])).tolist() == [0, 17]
 
 
 def test_sample_keeps_all_ties_when_they_stand_at_top_k() -> None:
     logits = torch.full((500, VOCAB_SIZE), -20.0)
     logits[:, [10, 20, 30]] = 1.0
-    rows = _rows([SamplingParams(top_k=2)] * 500)
+    rows = make_sampling_rows([SamplingParams(top_k=2)] * 500)
     assert set(sample(logits, rows).tolist()) == {10, 20, 30}
 
 
 def test_sample_keeps_the_smallest_ids_when_ties_stand_at_top_p() -> None:
     logits = torch.zeros(500, VOCAB_SIZE)
-    rows = _rows([SamplingParams(top_p=2.5 / VOCAB_SIZE)] * 500)
+    rows = make_sampling_rows([SamplingParams(top_p=2.5 / VOCAB_SIZE)] * 500)
     assert set(sample(logits, rows).tolist()) == {0, 1, 2}
 
 
-def test_sample_takes_first_token_of_weight_when_u_is_smallest(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("u", "logits", "token"),
+    [
+        (0.0, {520: 0.0, 640: 0.0}, 520),
+        (1 - 2.0**-53, {3: 0.1, 11: 0.7, 600: -0.4}, 600),
+    ],
+    ids=["smallest", "largest"],
+)
+def test_sample_takes_a_token_of_weight_when_u_is_extreme(
+    monkeypatch: pytest.MonkeyPatch, u: float, logits: dict[int, float], token: int
 ) -> None:
     monkeypatch.setattr(
         "executor_service.sampling.sampler.uniform",
-        lambda seeds, _: torch.zeros(len(seeds)).double(),
+        lambda seeds, _: torch.full((len(seeds),), u, dtype=torch.float64),
     )
-    logits = torch.full((1, VOCAB_SIZE), -torch.inf)
-    logits[0, [520, 640]] = 0.0
-    assert sample(logits, _rows([SamplingParams()])).tolist() == [520]
-
-
-def test_sample_takes_last_token_of_weight_when_u_is_largest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    largest = 1 - 2.0**-53
-    monkeypatch.setattr(
-        "executor_service.sampling.sampler.uniform",
-        lambda seeds, _: torch.full((len(seeds),), largest, dtype=torch.float64),
-    )
-    logits = torch.full((1, VOCAB_SIZE), -torch.inf)
-    logits[0, [3, 11, 600]] = torch.tensor([0.1, 0.7, -0.4])
-    assert sample(logits, _rows([SamplingParams()])).tolist() == [600]
+    row = torch.full((1, VOCAB_SIZE), -torch.inf)
+    row[0, list(logits)] = torch.tensor(list(logits.values()))
+    assert sample(row, make_sampling_rows([SamplingParams()])).tolist() == [token]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +243,7 @@ def test_sample_has_the_right_distribution_when_seeds_vary(
     probabilities = np.array([0.1, 0.25, 0.06, 0.15, 0.4, 0.04])
     count = 6000
     logits = torch.from_numpy(np.log(probabilities)).float().expand(count, 6).contiguous()
-    sampled = sample(logits, _rows([params] * count, positions=[77] * count))
+    sampled = sample(logits, make_sampling_rows([params] * count, positions=[77] * count))
     weights = np.where(np.isin(np.arange(6), kept), probabilities ** (1 / params.temperature), 0)
     expected = weights / weights.sum() * count
     counts = np.bincount(sampled.numpy(), minlength=6)
@@ -265,11 +257,13 @@ def test_sample_depends_on_seed_and_position_only_when_rows_move() -> None:
     logits = _logits(1).expand(32, -1).contiguous()
     params = [SamplingParams(temperature=1.5)] * 32
     seeds, positions = list(range(32)), [5 + row % 7 for row in range(32)]
-    together = sample(logits, _rows(params, positions, seeds=seeds)).tolist()
+    together = sample(logits, make_sampling_rows(params, positions=positions, seeds=seeds)).tolist()
     order = np.random.default_rng(0).permutation(32).tolist()
     moved = sample(
         logits,
-        _rows(params, [positions[r] for r in order], seeds=[seeds[r] for r in order]),
+        make_sampling_rows(
+            params, positions=[positions[r] for r in order], seeds=[seeds[r] for r in order]
+        ),
     ).tolist()
     assert moved == [together[r] for r in order]
     assert len(set(together)) > 8
@@ -281,7 +275,7 @@ def test_sample_marks_only_the_row_when_its_logits_are_invalid(
     params: SamplingParams, poison: str
 ) -> None:
     logits = _logits(5)
-    rows = _rows([params] * 5)
+    rows = make_sampling_rows([params] * 5)
     expected = sample(logits, rows).tolist()
     if poison == "all -inf":
         logits[2] = -torch.inf
@@ -297,12 +291,12 @@ def test_sample_marks_the_row_when_suppression_hides_an_infinity() -> None:
     logits = _logits(1)
     logits[0, 3] = torch.inf
     params = SamplingParams(temperature=0.0, min_tokens=99, suppressed_token_ids=(3,))
-    assert (sample(logits, _rows([params])) >= 0).tolist() == [False]
+    assert (sample(logits, make_sampling_rows([params])) >= 0).tolist() == [False]
 
 
 def test_sample_marks_the_row_when_nothing_may_be_sampled() -> None:
     params = SamplingParams(min_tokens=99, suppressed_token_ids=tuple(range(VOCAB_SIZE)))
-    sampled = sample(_logits(2), _rows([params, GREEDY]))
+    sampled = sample(_logits(2), make_sampling_rows([params, GREEDY]))
     assert (sampled >= 0).tolist() == [False, True]
 
 
@@ -317,4 +311,178 @@ def test_sample_equals_plain_when_the_vocabulary_is_large() -> None:
         SamplingParams(min_p=0.001),
         SamplingParams(temperature=2.0),
     ] * 2
-    _assert_equals_plain(logits, _rows(params))
+    _assert_equals_plain(logits, make_sampling_rows(params))
+
+
+SMALL_VOCAB_SIZE = 300
+ALL_PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.9),
+    SamplingParams(top_k=5, top_p=0.9, min_p=0.02),
+    SamplingParams(top_p=0.5, repetition_penalty=1.2),
+    SamplingParams(temperature=0.0, frequency_penalty=0.5, presence_penalty=0.1),
+    SamplingParams(logit_bias={3: 1.5, 4: -math.inf}, num_logprobs=3),
+    SamplingParams(min_tokens=9, suppressed_token_ids=(1, 2)),
+    SamplingParams(allowed_token_ids=(5, 6, 7), bad_words_token_ids=((5,), (3, 6))),
+)
+
+
+def _rows() -> SamplingRows:
+    return make_sampling_rows(
+        ALL_PARAMS, positions=4, num_prompt_tokens=2, histories=[[1, 2, 3, 3]] * len(ALL_PARAMS)
+    )
+
+
+def _sample(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
+    return sample(logits, _rows(), draw)
+
+
+def test_sample_waits_for_nothing_when_torch_draws_unseen() -> None:
+    logits = torch.randn(
+        len(ALL_PARAMS), SMALL_VOCAB_SIZE, generator=torch.Generator().manual_seed(3)
+    )
+    expected = _sample(logits, draw_in_torch).tolist()
+    with nobody_waits():
+        token_ids = _sample(logits, draw_unseen_in_torch)
+        score(logits, token_ids, 3)
+    assert token_ids.tolist() == expected
+
+
+def test_sample_waits_for_nothing_when_kernels_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    from triton.runtime.interpreter import GridExecutor
+
+    from executor_service.backends.gpu_draw import triton_adjust, triton_draw
+
+    launched = []
+    # The interpreter itself would read tensors.
+    monkeypatch.setattr(GridExecutor, "__call__", lambda self, *_, **__: launched.append(self.fn))
+    logits = torch.zeros(len(ALL_PARAMS), SMALL_VOCAB_SIZE)
+    with nobody_waits():
+        _sample(logits, triton_draw)
+    assert len(launched) == 6
+    with nobody_waits():
+        sample(logits, _rows(), triton_draw, triton_adjust)
+    assert len(launched) == 6 + 7
+
+
+def test_counts_wait_for_nothing_when_a_step_is_added() -> None:
+    counts, token_ids = TokenCounts(SMALL_VOCAB_SIZE, torch.device("cpu")), torch.zeros(8).int()
+    with nobody_waits():
+        for _ in range(2):
+            counted = _rows().with_counts(counts, np.arange(8, dtype=np.int32)).counted
+            assert counted is not None
+            counts.add(counted, token_ids)
+
+
+def test_nobody_waits_raises_when_torch_looks_at_what_was_found() -> None:
+    with pytest.raises(WaitedForDevice), nobody_waits():
+        _sample(torch.randn(len(ALL_PARAMS), SMALL_VOCAB_SIZE), draw_in_torch)
+
+
+# Known answers published with the Random123 library: (counter, key, result).
+KNOWN_ANSWERS = (
+    ("00000000 00000000 00000000 00000000", "00000000 00000000",
+     "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff",
+     "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0",
+     "d16cfe09 94fdcceb 5001e420 24126ea1"),
+)  # fmt: skip
+
+
+def _words(text: str) -> list[int]:
+    return [int(word, 16) for word in text.split()]
+
+
+def _philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox on Python's integers, one counter at a time."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        product0, product1 = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+        c = [
+            (product1 >> 32) ^ c[1] ^ k[0],
+            product1 & 0xFFFFFFFF,
+            (product0 >> 32) ^ c[3] ^ k[1],
+            product0 & 0xFFFFFFFF,
+        ]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+def test_philox_gives_the_published_words_when_given_a_known_counter(
+    counter: str, key: str, expected: str
+) -> None:
+    c0, c1, c2, c3 = (torch.tensor([word]) for word in _words(counter))
+    k0, k1 = (torch.tensor([word]) for word in _words(key))
+    result = philox_4x32_10((c0, c1, c2, c3), (k0, k1))
+    assert [word.item() for word in result] == _words(expected)
+
+
+def test_uniform_follows_the_contract_when_seeds_use_all_bits() -> None:
+    seeds = [0, 1, -1, -(2**63), 2**63 - 1, 0x1234_5678_9ABC_DEF0]
+    positions = [0, 1, 77, 2**31 - 1, 5, 2**32 + 3]
+    expected = []
+    for seed, position in zip(seeds, positions, strict=True):
+        bits = seed % 2**64
+        a, b, _, _ = _philox([position % 2**32, position >> 32, 0, 0], [bits % 2**32, bits >> 32])
+        expected.append((a * 2**21 + (b >> 11)) / 2**53)
+    assert uniform(torch.tensor(seeds), torch.tensor(positions)).tolist() == expected
+
+
+def test_uniform_is_flat_when_positions_run() -> None:
+    u = uniform(torch.full((20_000,), 42), torch.arange(20_000)).numpy()
+    assert u.min() >= 0
+    assert u.max() < 1
+    counts, _ = np.histogram(u, bins=50, range=(0, 1))
+    # 0.999 quantile of chi-square with 49 degrees of freedom.
+    assert ((counts - 400) ** 2 / 400).sum() < 85.4
+
+
+def _score(logits: torch.Tensor, token_ids: list[int], num_top: list[int]) -> LogprobColumns:
+    rows = np.arange(len(token_ids), dtype=np.int32)
+    tokens = ScoredTokens(
+        rows, rows + 5, np.array(token_ids, dtype=np.int32), np.array(num_top, dtype=np.int32)
+    )
+    scores = score(logits, torch.tensor(token_ids, dtype=torch.int32), max(num_top))
+    return make_columns(tokens, to_host(*scores))
+
+
+def test_score_tokens_gives_logprobs_and_ranks_when_tokens_differ() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, -torch.inf], [5.0, 5.0, 6.0]])
+    columns = _score(logits, [2, 1, 0], [0, 0, 0])
+    expected = torch.log_softmax(logits, dim=-1)[[0, 1, 2], [2, 1, 0]]
+    assert columns.logprobs.tolist() == pytest.approx(expected.tolist())
+    assert columns.ranks.tolist() == [2, 1, 2]
+    assert columns.positions.tolist() == [5, 6, 7]
+    assert columns.top_offsets.tolist() == [0, 0, 0, 0]
+
+
+def test_score_tokens_gives_alternatives_when_more_are_asked_than_there_are() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [9.0, 8.0, 7.0]])
+    columns = _score(logits, [0, 0], [1, 10])
+    assert columns.top_offsets.tolist() == [0, 1, 4]
+    assert columns.top_token_ids.tolist() == [1, 0, 1, 2]
+    assert columns.top_logprobs[0] == pytest.approx(torch.log_softmax(logits, -1)[0, 1].item())
+
+
+def test_score_tokens_sorts_alternatives_when_they_are_the_whole_vocabulary() -> None:
+    logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(3))
+    columns = _score(logits, [7, 8], [300, 64])
+    expected = torch.log_softmax(logits, dim=-1).sort(dim=-1, descending=True)
+    top_ids = [*expected.indices[0].tolist(), *expected.indices[1, :64].tolist()]
+    top_logprobs = [*expected.values[0].tolist(), *expected.values[1, :64].tolist()]
+    assert columns.top_token_ids.tolist() == top_ids
+    assert columns.top_logprobs.tolist() == pytest.approx(top_logprobs)
+
+
+def test_score_tokens_goes_in_parts_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(11, 20, generator=torch.Generator().manual_seed(0))
+    token_ids, num_top = list(range(11)), [row % 3 for row in range(11)]
+    whole = _score(logits, token_ids, num_top)
+    monkeypatch.setattr("executor_service.sampling.truncation._TOKENS_AT_A_TIME", 4)
+    parts = _score(logits, token_ids, num_top)
+    assert parts.logprobs.tolist() == whole.logprobs.tolist()
+    assert parts.top_token_ids.tolist() == whole.top_token_ids.tolist()
+    assert parts.top_offsets.tolist() == whole.top_offsets.tolist()

@@ -28,10 +28,10 @@ from transformers import (
 )
 
 from executor_service.sampling.logit_adjustments import adjust_logits
-from executor_service.sampling.sampler import SamplingRows
 from executor_service.sampling.token_counts import TokenCounts
 from executor_service.sampling.truncation import truncate
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from tests.support.steps.sampling_rows import make_sampling_rows
 
 VOCAB_SIZE = 613
 NUM_ROWS = 6
@@ -141,11 +141,10 @@ def test_logits_are_adjusted_as_hugging_face_does_when_all_is_combined(num_token
     rng = np.random.default_rng(num_tokens)
     histories = rng.integers(0, 3, (len(pairs), num_tokens)).tolist()
     logits = random_logits(len(pairs), has_ties=False)
-    rows = SamplingRows(
-        params=ParamRows.of(pairs),
-        seeds=np.zeros(len(pairs), np.int64),
-        positions=np.full(len(pairs), num_tokens, np.int32),
-        num_prompt_tokens=np.full(len(pairs), prompt_len, np.int32),
+    rows = make_sampling_rows(
+        pairs,
+        positions=num_tokens,
+        num_prompt_tokens=prompt_len,
         # Tokens after the position do not count.
         histories=[[*history, 1, 2] for history in histories],
     )

@@ -17,12 +17,13 @@ from executor_service.service.registration import (
     RegistrationFailed,
     ranked,
 )
-from executor_service.steps.executor_info import ExecutorInfo, ModelInfo
+from executor_service.steps.executor_info import ExecutorInfo
 from splitserve_rpc.peer_watch import Ask
+from tests.support.steps.step_driver import make_executor_info
 
 EXECUTOR = "10.1.0.1:50052"
 FIRST, SECOND, THIRD = ranked(["a:1", "b:1", "c:1"], EXECUTOR)
-INFO = ExecutorInfo(1, ModelInfo("m", "d", "float32", "float32", 10, 10), 1, 1, 0, 1)
+INFO = make_executor_info(vocab_size=10, max_model_len=10)
 HOLD_S = 30.0
 
 
@@ -202,7 +203,7 @@ async def test_executor_goes_to_the_scheduler_that_it_prefers(world: World) -> N
     assert world.owner == FIRST
 
 
-async def test_executor_goes_to_its_next_choice_at_once_when_its_scheduler_dies(
+async def test_executor_moves_at_once_when_its_scheduler_dies(
     world: World,
 ) -> None:
     await world.run(5)
@@ -213,7 +214,7 @@ async def test_executor_goes_to_its_next_choice_at_once_when_its_scheduler_dies(
     assert world.events[-1] == ("adopted", 50)
 
 
-async def test_executor_stays_when_its_scheduler_answers_and_only_the_stream_was_cut(
+async def test_executor_stays_when_only_the_stream_was_cut(
     world: World,
 ) -> None:
     await world.run(5)
@@ -222,7 +223,7 @@ async def test_executor_stays_when_its_scheduler_answers_and_only_the_stream_was
     assert world.registered == [(FIRST, 1), (FIRST, 1)]
 
 
-async def test_executor_that_was_sent_away_remembers_it_and_stays_where_it_may_be_taken_back(
+async def test_drained_executor_stays_until_it_is_taken_back(
     world: World,
 ) -> None:
     world.kill(FIRST)
@@ -244,7 +245,7 @@ async def test_executor_that_was_sent_away_remembers_it_and_stays_where_it_may_b
     assert not world.is_drained
 
 
-async def test_executor_says_elsewhere_that_it_was_sent_away_when_its_scheduler_is_lost(
+async def test_drained_executor_says_so_to_other_schedulers(
     world: World,
 ) -> None:
     await world.run(5)
@@ -267,7 +268,7 @@ async def test_executor_waits_in_the_same_life_when_nobody_answers(world: World)
     assert world.registered == [(FIRST, 1), (FIRST, 1)]
 
 
-async def test_executor_moves_back_when_the_one_it_prefers_has_answered_for_a_while(
+async def test_executor_moves_back_when_its_preferred_scheduler_is_steady(
     world: World,
 ) -> None:
     world.kill(FIRST)
@@ -285,7 +286,7 @@ async def test_executor_moves_back_when_the_one_it_prefers_has_answered_for_a_wh
     assert world.registered == [(SECOND, 1), (FIRST, 2)]
 
 
-async def test_executor_does_not_move_when_the_one_it_prefers_comes_and_goes(
+async def test_executor_stays_when_its_preferred_scheduler_flaps(
     world: World,
 ) -> None:
     world.kill(FIRST)
@@ -315,7 +316,7 @@ async def test_executor_leaves_when_its_scheduler_is_not_named_any_more(world: W
     assert world.owner == SECOND
 
 
-async def test_executor_stays_when_its_scheduler_is_not_named_and_no_other_answers(
+async def test_executor_stays_when_no_named_scheduler_answers(
     world: World,
 ) -> None:
     await world.run(5)
@@ -368,7 +369,7 @@ async def test_executor_tries_one_scheduler_for_ever_when_there_is_no_other(worl
     assert world.registered == [(FIRST, 1)]
 
 
-async def test_executor_goes_on_when_nothing_is_known_of_schedulers_for_a_while(
+async def test_executor_goes_on_when_no_scheduler_is_named(
     world: World,
 ) -> None:
     world.schedulers = ()
@@ -406,7 +407,7 @@ async def test_executor_stays_when_its_scheduler_answers_nothing_and_no_other_do
     assert world.registered == [(FIRST, 1)]
 
 
-async def test_executor_goes_to_another_soon_when_that_is_named_after_its_own_fell_silent(
+async def test_executor_moves_when_another_is_named_after_silence(
     world: World,
 ) -> None:
     world.schedulers = (FIRST,)
@@ -418,7 +419,7 @@ async def test_executor_goes_to_another_soon_when_that_is_named_after_its_own_fe
     assert world.owner == SECOND
 
 
-async def test_executor_does_not_wait_for_its_scheduler_when_that_falls_silent_as_it_leaves(
+async def test_executor_leaves_when_its_scheduler_falls_silent_meanwhile(
     world: World,
 ) -> None:
     world.leaving = asyncio.get_running_loop().create_future()
@@ -432,7 +433,7 @@ async def test_executor_does_not_wait_for_its_scheduler_when_that_falls_silent_a
     assert world.owner == FIRST
 
 
-async def test_executor_stays_when_batches_come_from_a_scheduler_that_answers_nothing_else(
+async def test_executor_stays_when_batches_come_from_a_silent_scheduler(
     world: World,
 ) -> None:
     await world.run(5)

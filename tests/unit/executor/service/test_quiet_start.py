@@ -101,7 +101,7 @@ def test_start_is_quiet_when_the_model_is_the_bundled_one(urgent: list[str]) -> 
         ("llama", "float16", "attention_backends_refused", "plain torch serves"),
     ],
 )
-def test_start_says_in_one_line_what_serves_when_the_fastest_does_not_apply(
+def test_start_logs_one_line_when_the_fastest_does_not_apply(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     architecture: str,

@@ -15,21 +15,14 @@ from executor_service.service.registration import (
     RegistrationFailed,
     advertised_address,
 )
-from executor_service.steps.executor_info import ExecutorInfo, ModelInfo
+from executor_service.steps.executor_info import ExecutorInfo
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import bind_server
+from tests.support.steps.step_driver import make_executor_info
 
-INFO = ExecutorInfo(
-    executor_epoch=7,
-    model=ModelInfo("m", "d", "float32", "float32", 10, 10),
-    block_size=1,
-    num_device_blocks=1,
-    num_host_blocks=0,
-    block_bytes=1,
-    address="127.0.0.1:9",
-)
+INFO = make_executor_info(executor_epoch=7, address="127.0.0.1:9")
 REFUSED = RegistrationFailed("registration_refused", {"reason": "MODEL_MISMATCH", "message": "no"})
 UNREACHABLE = RegistrationFailed("scheduler_unreachable", {"code": "UNAVAILABLE"})
 
@@ -72,32 +65,24 @@ class _Script:
             await registrar.run()
 
 
-def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage().split()[0] for record in caplog.records]
-
-
-async def test_registrar_repeats_every_second_when_no_stream_opens() -> None:
-    script = _Script([5, 5, 5])
+@pytest.mark.parametrize(
+    ("answers", "slept"),
+    [
+        # Registered, and no stream opens.
+        ([5, 5, 5], [1.0, 1.0, 1.0]),
+        # No scheduler.
+        ([UNREACHABLE] * 6, [0.25, *[0.5] * 5]),
+        ([REFUSED] * 600, [0.25, 0.5, 1.0, *[2.0] * 597]),
+        ([UNREACHABLE, UNREACHABLE, 5, UNREACHABLE], [0.25, 0.5, 1.0, 0.25]),
+    ],
+    ids=["no stream", "no scheduler", "refused", "failure after success"],
+)
+async def test_registrar_waits_by_what_it_was_answered(
+    answers: list[int | Exception], slept: list[float]
+) -> None:
+    script = _Script(list(answers))
     await script.run()
-    assert script.slept == [1.0, 1.0, 1.0]
-
-
-async def test_registrar_looks_twice_a_second_when_there_is_no_scheduler() -> None:
-    script = _Script([UNREACHABLE] * 6)
-    await script.run()
-    assert script.slept == [0.25, 0.5, 0.5, 0.5, 0.5, 0.5]
-
-
-async def test_registrar_backs_off_to_2_s_when_it_is_refused_again_and_again() -> None:
-    script = _Script([REFUSED] * 600)
-    await script.run()
-    assert script.slept == [0.25, 0.5, 1.0, *[2.0] * 597]
-
-
-async def test_registrar_retries_soon_when_a_failure_follows_a_success() -> None:
-    script = _Script([UNREACHABLE, UNREACHABLE, 5, UNREACHABLE])
-    await script.run()
-    assert script.slept == [0.25, 0.5, 1.0, 0.25]
+    assert script.slept == slept
 
 
 @pytest.mark.parametrize(("number", "delay_s"), [(0.0, 0.8), (1.0, 1.2)])
@@ -123,24 +108,31 @@ async def test_registrar_adopts_nothing_when_the_scheduler_comes_from_the_future
 
 
 async def test_registrar_adopts_epoch_when_it_is_registered() -> None:
-    script = _Script([5, UNREACHABLE, 6])
+    script = _Script([OSError("no such name"), 5, UNREACHABLE, 6])
     await script.run()
     assert script.adopted == [5, 6]
 
 
-async def test_registrar_logs_once_when_nothing_changes(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("answers", "lines"),
+    [
+        (
+            [*[UNREACHABLE] * 5, 5, 5, REFUSED, REFUSED, 5, 6],
+            "scheduler_unreachable registered registration_refused registered registered",
+        ),
+        # Gone for a moment.
+        ([5, UNREACHABLE, UNREACHABLE, 5], "registered"),
+    ],
+)
+async def test_registrar_logs_once_when_nothing_changes(
+    answers: list[int | Exception], lines: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    await _Script([*[UNREACHABLE] * 5, 5, 5, REFUSED, REFUSED, 5, 6]).run()
-    assert _lines(caplog) == [
-        "scheduler_unreachable",
-        "registered",
-        "registration_refused",
-        "registered",
-        "registered",
-    ]
+    await _Script(list(answers)).run()
+    assert [record.getMessage().split()[0] for record in caplog.records] == lines.split()
 
 
-async def test_registrar_logs_each_problem_once_when_they_take_turns_until_it_is_registered(
+async def test_registrar_logs_each_problem_once_when_they_take_turns(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -153,31 +145,17 @@ async def test_registrar_logs_each_problem_once_when_they_take_turns_until_it_is
     ]
 
 
-async def test_registrar_logs_nothing_when_the_scheduler_is_gone_for_a_moment(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    await _Script([5, UNREACHABLE, UNREACHABLE, 5]).run()
-    assert _lines(caplog) == ["registered"]
-
-
-async def test_registrar_goes_on_when_the_scheduler_name_is_unknown(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    script = _Script([OSError("no such name"), 5])
-    await script.run()
-    assert script.adopted == [5]
-
-
-@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
-async def test_address_is_the_route_to_the_scheduler_when_listening_everywhere(
-    listen: str,
-) -> None:
-    assert await advertised_address(listen, 77, "127.0.0.1:50051") == "127.0.0.1:77"
-
-
-async def test_address_is_where_it_listens_when_that_is_one_host() -> None:
-    assert await advertised_address("10.1.2.3:0", 77, "127.0.0.1:50051") == "10.1.2.3:77"
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        # The route to the scheduler.
+        ("0.0.0.0:0", "127.0.0.1:77"),
+        ("[::]:0", "127.0.0.1:77"),
+        ("10.1.2.3:0", "10.1.2.3:77"),
+    ],
+)
+async def test_address_is_one_that_the_scheduler_can_reach(listen: str, address: str) -> None:
+    assert await advertised_address(listen, 77, "127.0.0.1:50051") == address
 
 
 class _Servicer(registry_pb2_grpc.RegistryServiceServicer):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor_service.errors import StepFailed
@@ -22,8 +22,8 @@ from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import Int32Array, StepInput, StepOutput
 from executor_service.steps.token_runs import TokenRuns
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, expected_tokens, no_fault
-from tests.support.steps.run_driver import RunningSequence, run
-from tests.support.steps.step_driver import GREEDY
+from tests.support.steps.run_driver import run
+from tests.support.steps.step_driver import GREEDY, DrivenSequence
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 256
@@ -90,7 +90,7 @@ def make_pair(
 
 def make_sequences(
     rng: random.Random, count: int, params: SamplingParams = GREEDY
-) -> list[RunningSequence]:
+) -> list[DrivenSequence]:
     blocks = list(range(NUM_BLOCKS))
     rng.shuffle(blocks)
     sequences = []
@@ -99,11 +99,11 @@ def make_sequences(
         num_output = rng.randint(1, 30)
         num_blocks = -(-(len(prompt) + num_output) // BLOCK_SIZE)
         table = [blocks.pop() for _ in range(num_blocks)]
-        sequences.append(RunningSequence(prompt, num_output, params, number + 1, table))
+        sequences.append(DrivenSequence(prompt, num_output, params, number + 1, block_table=table))
     return sequences
 
 
-def assert_tokens_are_right(sequences: list[RunningSequence]) -> None:
+def assert_tokens_are_right(sequences: list[DrivenSequence]) -> None:
     for each in sequences:
         seed = each.seed if each.params.temperature > 0 else 0
         expected = expected_tokens(each.prompt, len(each.output), seed, VOCAB_SIZE)
@@ -111,28 +111,40 @@ def assert_tokens_are_right(sequences: list[RunningSequence]) -> None:
         assert len(each.output) == each.num_output_tokens
 
 
-@given(_SEEDS, st.sampled_from([GREEDY, RANDOM]))
-def test_rows_get_the_tokens_of_the_model_when_all_guesses_are_right(
-    seed: int, params: SamplingParams
-) -> None:
-    rng = random.Random(seed)
-    pair = make_pair()
+def run_some(pair: _Pair, rng: random.Random, params: SamplingParams = GREEDY) -> None:
+    """Runs a few random sequences, whose tokens must be those of the model alone."""
     sequences = make_sequences(rng, rng.randint(1, 3), params)
     run(pair.runner, sequences, rng)
     assert_tokens_are_right(sequences)
     assert not pair.model.violations
+
+
+def run_one(pair: _Pair, num_output: int = 200, **fields: Any) -> DrivenSequence:  # noqa: ANN401
+    """The same for one sequence, with up to 8 guesses a step."""
+    sequence = _one(num_output, **fields)
+    run(pair.runner, [sequence], random.Random(1), most=8)
+    assert_tokens_are_right([sequence])
+    return sequence
+
+
+@settings(max_examples=30)
+@given(_SEEDS, st.sampled_from([GREEDY, RANDOM]))
+def test_tokens_are_those_of_the_model_when_guesses_are_right(
+    seed: int, params: SamplingParams
+) -> None:
+    rng = random.Random(seed)
+    pair = make_pair()
+    run_some(pair, rng, params)
     assert not pair.draft.violations
 
 
+@settings(max_examples=30)
 @given(_SEEDS)
-def test_rows_get_the_tokens_of_the_model_when_guesses_are_random(seed: int) -> None:
+def test_tokens_are_those_of_the_model_when_guesses_are_random(seed: int) -> None:
     rng = random.Random(seed)
     # The draft begins with nothing in its blocks each time, so it says something else.
     pair = make_pair(lambda _: _spoil(pair, rng))
-    sequences = make_sequences(rng, rng.randint(1, 3))
-    run(pair.runner, sequences, rng)
-    assert_tokens_are_right(sequences)
-    assert not pair.model.violations
+    run_some(pair, rng)
 
 
 def _spoil(pair: _Pair, rng: random.Random) -> StepFault:
@@ -141,29 +153,24 @@ def _spoil(pair: _Pair, rng: random.Random) -> StepFault:
     return StepFault()
 
 
+@settings(max_examples=30)
 @given(_SEEDS)
-def test_rows_get_the_tokens_of_the_model_when_the_draft_fails(seed: int) -> None:
+def test_tokens_are_those_of_the_model_when_the_draft_fails(seed: int) -> None:
     rng = random.Random(seed)
 
     def fault(_step: StepInput) -> StepFault:
         return StepFault(error=StepFailed("broken") if rng.random() < 0.3 else None)
 
-    pair = make_pair(fault)
-    sequences = make_sequences(rng, rng.randint(1, 3))
-    run(pair.runner, sequences, rng)
-    assert_tokens_are_right(sequences)
-    assert not pair.model.violations
+    run_some(make_pair(fault), rng)
 
 
-def _one(num_output: int = 200, params: SamplingParams = GREEDY) -> RunningSequence:
-    return RunningSequence([5, 6, 7], num_output, params, seed=3, block_table=list(range(60)))
+def _one(num_output: int = 200, params: SamplingParams = GREEDY) -> DrivenSequence:
+    return DrivenSequence([5, 6, 7], num_output, params, seed=3, block_table=list(range(60)))
 
 
 def test_model_makes_few_passes_when_guesses_are_right() -> None:
     pair = make_pair()
-    sequence = _one()
-    run(pair.runner, [sequence], random.Random(1), most=8)
-    assert_tokens_are_right([sequence])
+    sequence = run_one(pair)
     # Of some 200 / 5 steps, hardly any takes two passes.
     assert len(pair.model.steps) < 60
     # Of each pass that samples one token is the model's own.
@@ -173,23 +180,19 @@ def test_model_makes_few_passes_when_guesses_are_right() -> None:
 
 def test_model_makes_no_pass_more_when_computing_binds_it() -> None:
     pair = make_pair(seconds=(0.0, 1.0))
-    sequence = _one()
-    run(pair.runner, [sequence], random.Random(1), most=8)
-    assert_tokens_are_right([sequence])
+    run_one(pair)
     assert len(pair.draft.steps) < 25
 
 
-def test_nothing_is_guessed_when_the_row_is_as_long_as_the_draft_goes() -> None:
+def test_nothing_is_guessed_beyond_the_length_of_the_draft() -> None:
     pair = make_pair(max_model_len=20)
-    sequence = _one()
-    run(pair.runner, [sequence], random.Random(1), most=8)
-    assert_tokens_are_right([sequence])
+    run_one(pair)
     written = (pair.draft.device_chains != pair.model.device_chains).sum()
     assert written >= 200 - 20
     assert not pair.draft.violations
 
 
-def test_tokens_that_only_one_of_both_has_are_neither_computed_nor_guessed() -> None:
+def test_tokens_of_only_one_vocabulary_are_not_guessed() -> None:
     pair = make_pair()
     fed: list[int] = []
     guessed: list[int] = []
@@ -226,28 +229,19 @@ def test_row_ends_at_its_stop_token_when_it_was_guessed() -> None:
 
 @pytest.mark.parametrize("num_prompt", [3, 33])
 def test_draft_computes_prompts_before_the_next_step_when_they_are_long(num_prompt: int) -> None:
-    pair = make_pair()
-    prompt = [5] * num_prompt
-    sequence = RunningSequence(prompt, 1, seed=3, block_table=list(range(10)))
-    other = RunningSequence([9], 1, seed=4, block_table=[20])
-    pair_rng = random.Random(0)
-    run(pair.runner, [sequence], pair_rng)
+    pair, rng = make_pair(), random.Random(0)
+    sequence = DrivenSequence([5] * num_prompt, 1, seed=3, block_table=list(range(10)))
+    run(pair.runner, [sequence], rng)
     before = len(pair.draft.steps)
-    run(pair.runner, [other], pair_rng)
+    run(pair.runner, [DrivenSequence([9], 1, seed=4, block_table=[20])], rng)
     assert (len(pair.draft.steps) - before > 0) == (num_prompt > 16 and before == 0)
 
 
-def test_draft_computes_nothing_of_decodes_when_nobody_asks_for_guesses() -> None:
-    pair = make_pair()
-    sequence = _one()
-    run(pair.runner, [sequence], random.Random(0), most=0)
-    assert not pair.draft.steps
-
-
-def test_row_is_guessed_for_at_once_when_it_was_not_for_long() -> None:
+def test_draft_guesses_at_once_when_it_was_not_asked_for_long() -> None:
     pair = make_pair()
     sequence = _one(150)
     run(pair.runner, [sequence], random.Random(0), most=0)
+    assert not pair.draft.steps
     sequence.num_output_tokens = 200
     before = len(pair.model.steps)
     run(pair.runner, [sequence], random.Random(0), most=8)

@@ -62,7 +62,7 @@ def make_sequences(prompts: Sequence[list[int]], params: Sequence[int]) -> list[
     chunk_size=st.sampled_from([None, 2]),
     seed=st.integers(0, 10_000),
 )
-def test_step_brings_what_as_many_steps_would_when_drafts_are_of_any_quality(
+def test_step_brings_the_same_tokens_with_any_drafts(
     rows: list[tuple[list[int], int]], window: int | None, chunk_size: int | None, seed: int
 ) -> None:
     prompts, params = [prompt for prompt, _ in rows], [which for _, which in rows]
@@ -175,7 +175,7 @@ def test_blocks_are_not_moved_twice_when_the_pass_fails_with_drafts() -> None:
 
 
 @pytest.mark.parametrize("status", [RowStatus.INVALID_LOGITS, RowStatus.FAILED])
-def test_status_and_message_are_those_of_the_row_when_its_drafts_fail_too(
+def test_status_is_that_of_the_row_when_drafts_fail(
     status: RowStatus,
 ) -> None:
     """Rows have the ids 0 and 1, drafts others."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,22 +13,16 @@ import pytest
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.service.decode_batch import decode_batch
 from executor_service.steps.batch import StepAnswer, StepErrorReason, StepStatus
-from executor_service.steps.executor_info import ExecutorInfo, Feature, ModelInfo
+from executor_service.steps.executor_info import Feature
 from executor_service.steps.step import FinishedStep, PendingStep, StepInput, StepOutput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.fakes.fake_runner import FakeRunner, expected_tokens
 from tests.support.steps.batches import NewRow, Sender, WorkRow
+from tests.support.steps.step_driver import make_executor_info
 
 SENDER = Sender(1, 1)
-INFO = ExecutorInfo(
-    executor_epoch=1,
-    model=ModelInfo("m", "d", "float32", "float32", 128, 64),
-    block_size=4,
-    num_device_blocks=16,
-    num_host_blocks=0,
-    block_bytes=1,
-)
+INFO = make_executor_info()
 INTERNAL = "internal error; the executor's log has the details"
 
 
@@ -49,6 +45,10 @@ def _raises(error: BaseException, cause: BaseException | None = None) -> _Runner
         raise error from cause
 
     return _Runner(execute)
+
+
+def _executor(**changes: Any) -> StepExecutor:  # noqa: ANN401
+    return StepExecutor(replace(INFO, **changes), FakeRunner(block_size=4, num_device_blocks=16))
 
 
 def _first_step(step_executor: StepExecutor) -> StepAnswer:
@@ -97,46 +97,45 @@ def _broken_output(_step: StepInput) -> StepOutput:
 
 
 def test_step_fails_when_the_runner_answers_for_other_rows() -> None:
-    answer = _first_step(StepExecutor(INFO, _Runner(_broken_output)))
-    assert (answer.status, answer.error and answer.error.message) == (StepStatus.FAILED, INTERNAL)
-
-
-def test_delta_needs_snapshot_when_the_step_before_broke_us() -> None:
     step_executor = StepExecutor(INFO, _Runner(_broken_output))
-    _first_step(step_executor)
+    answer = _first_step(step_executor)
+    assert (answer.status, answer.error and answer.error.message) == (StepStatus.FAILED, INTERNAL)
     answer = step_executor.execute(decode_batch(SENDER.batch(2, base=1)))
     assert answer.status is StepStatus.NEED_SNAPSHOT
 
 
 @pytest.mark.parametrize(
-    ("feature", "params", "field"),
+    ("feature", "params"),
     [
-        (Feature.LOGPROBS, {"num_logprobs": 0}, "num_logprobs"),
-        (Feature.PROMPT_LOGPROBS, {"num_prompt_logprobs": 0}, "num_prompt_logprobs"),
-        (Feature.PENALTIES, {"repetition_penalty": 1.5}, "repetition_penalty"),
-        (Feature.LOGIT_BIAS, {"logit_bias": {1: 1.0}}, "logit_bias"),
-        (Feature.LOGIT_BIAS, {"min_tokens": 1}, "min_tokens"),
+        (Feature.LOGPROBS, {"num_logprobs": 0}),
+        (Feature.PROMPT_LOGPROBS, {"num_prompt_logprobs": 0}),
+        (Feature.PENALTIES, {"repetition_penalty": 1.5}),
+        (Feature.LOGIT_BIAS, {"logit_bias": {1: 1.0}}),
+        (Feature.LOGIT_BIAS, {"min_tokens": 1}),
+        (Feature.TOKEN_CONSTRAINTS, {"allowed_token_ids": [1]}),
+        (Feature.TOKEN_CONSTRAINTS, {"bad_words_token_ids": [pb.TokenSequence(token_ids=[1])]}),
+        (Feature.TOKEN_CONSTRAINTS, {"logit_bias": {1: -math.inf}}),
     ],
 )
-def test_row_is_refused_when_it_needs_a_feature_that_was_not_announced(
-    feature: Feature, params: dict[str, object], field: str
+def test_row_is_refused_when_its_feature_was_not_announced(
+    feature: Feature, params: dict[str, object]
 ) -> None:
-    info = replace(INFO, features=INFO.features - {feature})
-    step_executor = StepExecutor(info, FakeRunner(block_size=4, num_device_blocks=16))
-    batch = SENDER.batch(1, new=[NewRow(0, (0,), params=params, history=[1])])
-    answer = step_executor.execute(decode_batch(batch))
-    assert answer.error is not None
-    assert (answer.error.reason, answer.error.field) == (
+    history = [1] if {"num_prompt_logprobs", "repetition_penalty"} & params.keys() else []
+    batch = decode_batch(SENDER.batch(1, new=[NewRow(0, (0,), params=params, history=history)]))
+    assert _executor().execute(batch).status is StepStatus.OK
+    error = _executor(features=INFO.features - {feature}).execute(batch).error
+    assert error is not None
+    assert (error.reason, error.field) == (
         StepErrorReason.FEATURE_UNSUPPORTED,
-        f"new_rows.sampling_params[0].{field}",
+        f"new_rows.sampling_params[0].{next(iter(params))}",
     )
+    assert feature.name in error.message
 
 
 def test_row_is_taken_when_it_sets_features_to_neutral_values() -> None:
-    info = replace(INFO, features=frozenset())
-    step_executor = StepExecutor(info, FakeRunner(block_size=4, num_device_blocks=16))
     params = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "min_tokens": 0}
     batch = SENDER.batch(1, new=[NewRow(0, (0,), params=params)])
+    step_executor = _executor(features=frozenset())
     assert step_executor.execute(decode_batch(batch)).status is StepStatus.OK
 
 
@@ -145,17 +144,14 @@ def test_position_is_refused_when_no_sequence_is_that_long(
     position: int, status: StepStatus
 ) -> None:
     # The second block has room for two tokens more.
-    info = replace(INFO, model=replace(INFO.model, max_model_len=6))
-    step_executor = StepExecutor(info, FakeRunner(block_size=4, num_device_blocks=16))
+    step_executor = _executor(model=replace(INFO.model, max_model_len=6))
     row = WorkRow(0, 0, list(range(1, position + 2)))
     batch = SENDER.batch(1, new=[NewRow(0, (0, 1))], work=[row])
     assert step_executor.execute(decode_batch(batch)).status is status
 
 
 def test_table_is_refused_when_it_is_longer_than_the_pool() -> None:
-    step_executor = StepExecutor(INFO, FakeRunner(block_size=4, num_device_blocks=16))
-    batch = SENDER.batch(1, new=[NewRow(0, [0] * 17)])
-    answer = step_executor.execute(decode_batch(batch))
+    answer = _executor().execute(decode_batch(SENDER.batch(1, new=[NewRow(0, [0] * 17)])))
     assert answer.error is not None
     assert answer.error.reason is StepErrorReason.POSITION_OUT_OF_RANGE
 
@@ -182,8 +178,8 @@ def _prompt(sender: Sender, step_id: int) -> pb.ScheduleBatch:
     return sender.batch(step_id, new=[NewRow(0, (0, 1))], work=[WorkRow(0, 0, [5, 6])])
 
 
-def test_older_scheduler_is_taken_and_the_last_one_refused_when_another_life_has_begun() -> None:
-    step_executor = StepExecutor(INFO, FakeRunner(block_size=4, num_device_blocks=16))
+def test_last_scheduler_is_refused_when_another_life_has_begun() -> None:
+    step_executor = _executor()
     taken = step_executor.execute(decode_batch(_prompt(Sender(9, 1), step_id=1)))
     assert taken.status is StepStatus.OK
     step_executor.begin_life(2)

@@ -91,55 +91,47 @@ class Faulty:
         return output
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
+KIND = LayerKind(LAYER, NUM_HEADS, OPTIONS)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, BFLOAT16])
 @pytest.mark.parametrize("sliding_window", [None, 12, 100_000])
 @pytest.mark.parametrize("block_size", [1, 16, 256])
 def test_try_layer_passes_when_the_backend_is_right(
     block_size: int, sliding_window: int | None, dtype: torch.dtype
 ) -> None:
-    options = replace(OPTIONS, sliding_window=sliding_window)
-    try_layer(Faulty("none"), LayerKind(LAYER, NUM_HEADS, options), block_size, dtype, CPU)
+    kind = replace(KIND, options=replace(OPTIONS, sliding_window=sliding_window))
+    try_layer(Faulty("none"), kind, block_size, dtype, CPU)
 
 
-@pytest.mark.parametrize("kv_dtype", [None, FLOAT8])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_try_layer_raises_when_the_backend_is_wrong(
-    fault: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
+@pytest.mark.parametrize(
+    ("fault", "dtype", "rounds_queries"),
+    [
+        ("none", FLOAT32, False),
+        ("none", BFLOAT16, False),
+        ("rounded_queries", FLOAT16, True),
+        ("rounded_queries", BFLOAT16, True),
+    ],
+)
+def test_try_layer_passes_when_pools_are_float8(
+    fault: str, dtype: torch.dtype, rounds_queries: bool
 ) -> None:
-    kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
-    with pytest.raises(TrialFailed, match=f"allowed .* in {dtype} over {kv_dtype or dtype}"):
-        try_layer(Faulty(fault), kind, 16, dtype, CPU, kv_dtype)
+    try_layer(Faulty(fault), KIND, 16, dtype, CPU, FLOAT8, rounds_queries=rounds_queries)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_try_layer_passes_when_pools_are_float8(dtype: torch.dtype) -> None:
-    try_layer(Faulty("none"), LayerKind(LAYER, NUM_HEADS, OPTIONS), 16, dtype, CPU, FLOAT8)
-
-
-def test_try_layer_raises_when_float8_is_rounded_wrongly() -> None:
-    kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
-    with pytest.raises(TrialFailed, match="differs by"):
-        try_layer(Faulty("cut_off"), kind, 16, torch.bfloat16, CPU, FLOAT8)
-
-
-def test_try_layer_raises_when_float8_is_not_scaled() -> None:
-    kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
-    with pytest.raises(TrialFailed, match="differs by"):
-        try_layer(Faulty("no_scales"), kind, 16, torch.bfloat16, CPU, FLOAT8)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_try_layer_allows_more_when_the_backend_rounds_queries(dtype: torch.dtype) -> None:
-    kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
-    backend = Faulty("rounded_queries")
-    try_layer(backend, kind, 16, dtype, CPU, FLOAT8, rounds_queries=True)
-    with pytest.raises(TrialFailed, match="differs by"):
-        try_layer(backend, kind, 16, dtype, CPU, FLOAT8)
-
-
-@pytest.mark.parametrize("fault", [*FAULTS, "no_scales"])
-def test_try_layer_raises_when_the_backend_is_wrong_and_rounds_queries(fault: str) -> None:
-    kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
-    with pytest.raises(TrialFailed, match="differs by"):
-        try_layer(Faulty(fault), kind, 16, torch.bfloat16, CPU, FLOAT8, rounds_queries=True)
+@pytest.mark.parametrize(
+    ("fault", "dtype", "kv_dtype", "rounds_queries"),
+    [
+        *((f, d, kv, False) for f in FAULTS for d in (FLOAT32, BFLOAT16) for kv in (None, FLOAT8)),
+        *((f, BFLOAT16, FLOAT8, False) for f in ("cut_off", "no_scales", "rounded_queries")),
+        ("rounded_queries", FLOAT16, FLOAT8, False),
+        *((f, BFLOAT16, FLOAT8, True) for f in (*FAULTS, "no_scales")),
+    ],
+)
+def test_try_layer_raises_when_the_backend_is_wrong(
+    fault: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, rounds_queries: bool
+) -> None:
+    said = f"differs by .* allowed .* in {dtype} over {kv_dtype or dtype}"
+    with pytest.raises(TrialFailed, match=said):
+        try_layer(Faulty(fault), KIND, 16, dtype, CPU, kv_dtype, rounds_queries=rounds_queries)

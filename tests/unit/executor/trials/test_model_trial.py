@@ -1,3 +1,5 @@
+"""The float32 cut of a model that a trial compares, and what is said of trials that fail."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -8,17 +10,14 @@ import pytest
 import torch
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.errors import ModelUnsupported
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.trials import float32_trial as model_cut
+from executor_service.trials import model_trial
 from executor_service.trials.float32_trial import CUT_VOCAB_SIZE, cut_to_float32, far_tokens
-from tests.support.models.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import load_tiny_model, make_tiny_model
 
 TYPES = ["full_attention", "full_attention", "sliding_attention", "full_attention"]
-
-
-def _load(directory: Path, architecture: str, dtype: str, **overrides: Any) -> LoadedModel:  # noqa: ANN401
-    make_tiny_model(architecture, directory, overrides=overrides)
-    return load_model(ModelConfig(str(directory), dtype=dtype))
 
 
 def _cut(loaded: LoadedModel) -> Any:  # noqa: ANN401
@@ -34,14 +33,14 @@ def _cut(loaded: LoadedModel) -> Any:  # noqa: ANN401
         ("deepseek_v3", {"num_hidden_layers": 4, "first_k_dense_replace": 2}, 3),
     ],
 )
-def test_cut_has_the_first_layers_of_every_kind_when_the_model_is_large(
+def test_cut_has_the_first_layers_of_every_kind(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     architecture: str,
     overrides: Mapping[str, Any],
     num_layers: int,
 ) -> None:
-    loaded = _load(tmp_path, architecture, "bfloat16", **overrides)
+    loaded = load_tiny_model(architecture, tmp_path, "bfloat16", **overrides)
     monkeypatch.setattr(model_cut, "_SMALL_BYTES", 0)
     model: Any = loaded.model
     # Some parameters of some models are float32 in any type.
@@ -54,8 +53,8 @@ def test_cut_has_the_first_layers_of_every_kind_when_the_model_is_large(
     assert [parameter.dtype for parameter in model.parameters()] == before
 
 
-def test_cut_says_what_the_model_says_when_no_layer_is_left_out(tmp_path: Path) -> None:
-    loaded = _load(tmp_path, "gemma2", "float32")
+def test_cut_computes_the_same_when_no_layer_is_left_out(tmp_path: Path) -> None:
+    loaded = load_tiny_model("gemma2", tmp_path)
     model: Any = loaded.model
     model.set_attn_implementation("eager")
     cut = _cut(loaded)
@@ -68,8 +67,8 @@ def test_cut_says_what_the_model_says_when_no_layer_is_left_out(tmp_path: Path) 
 def test_cut_knows_the_first_tokens_only_when_there_are_many(
     tmp_path: Path, dtype: str, is_tied: bool
 ) -> None:
-    options = {"vocab_size": 3000, "tie_word_embeddings": is_tied}
-    loaded = _load(tmp_path, "llama", dtype, **options)
+    options: dict[str, Any] = {"vocab_size": 3000, "tie_word_embeddings": is_tied}
+    loaded = load_tiny_model("llama", tmp_path, dtype, **options)
     cut, model = _cut(loaded), loaded.model
     expected: Any = model.get_parameter("lm_head.weight")
     assert torch.equal(cut.lm_head.weight, expected[:CUT_VOCAB_SIZE].float())
@@ -79,20 +78,14 @@ def test_cut_knows_the_first_tokens_only_when_there_are_many(
     assert expected.shape == (3000, 64)
 
 
-def test_there_is_no_cut_when_memory_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = _load(tmp_path, "llama", "bfloat16")
-    monkeypatch.setattr(model_cut, "available_host_bytes", lambda: 1000)
-    assert _cut(loaded) is None
-
-
 def test_load_model_compares_with_noise_when_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(model_cut, "available_host_bytes", lambda: 1000)
-    assert _load(tmp_path, "llama", "bfloat16").dtype_name == "bfloat16"
+    loaded = load_tiny_model("llama", tmp_path, "bfloat16")
+    assert loaded.dtype_name == "bfloat16"
     assert "not_tried_in_float32 model=LlamaForCausalLM" in caplog.text
+    assert _cut(loaded) is None
 
 
 def test_far_tokens_are_around_every_number_when_positions_reach_it(tmp_path: Path) -> None:
@@ -102,9 +95,34 @@ def test_far_tokens_are_around_every_number_when_positions_reach_it(tmp_path: Pa
         "factor": 4.0,
         "original_max_position_embeddings": 4000,
     }
-    loaded = _load(tmp_path, "llama", "float32", max_position_embeddings=9000, rope_parameters=rope)
+    loaded = load_tiny_model("llama", tmp_path, max_position_embeddings=9000, rope_parameters=rope)
     model: Any = loaded.model
     model.config.of_tomorrow = {"deep": {"limit": 7000.0}, "beyond": 12_000}
     starts = far_tokens(model, model.config, 8500).starts.tolist()
     assert {4000 - 2, 7000 - 2, 8500 - 8} <= set(starts)
     assert all(0 <= start <= 8500 - 8 for start in starts)
+
+
+def test_configuration_is_named_when_the_models_own_code_fails(tmp_path: Path) -> None:
+    # Rotary embeddings of 64 numbers, for heads of 16.
+    make_tiny_model("codegen", tmp_path)
+
+    with pytest.raises(ModelUnsupported, match="CodeGenForCausalLM") as refusal:
+        load_model(ModelConfig(str(tmp_path)))
+
+    assert "its own code in transformers cannot run with this config.json" in str(refusal.value)
+
+
+def test_paged_attention_is_named_when_a_model_fails_with_that_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: Any, **_options: Any) -> None:  # noqa: ANN401
+        raise RuntimeError("sizes do not match")
+
+    make_tiny_model("llama", tmp_path)
+    monkeypatch.setattr(model_trial, "probe_attention", fail)
+
+    with pytest.raises(ModelUnsupported) as refusal:
+        load_model(ModelConfig(str(tmp_path)))
+
+    assert "with paged attention alone (sizes do not match)" in str(refusal.value)
