@@ -25,7 +25,7 @@ from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConf
 from scheduler_service.scheduler.values.plan import StepPlan
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.step_codec import Received, decode_result, encode_plan
+from scheduler_service.step_codec import ReceivedResult, decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.scheduler.v1 import journal_pb2
 
@@ -79,10 +79,10 @@ class Bench:
         result.sampled_token_ids = column.tobytes()
         start = time.perf_counter()
         outcome = decode_result(result, num_rows)
-        self._handle(events.StepCompleted(ADDRESS, outcome), Received(result, num_rows))
+        self._handle(events.StepCompleted(ADDRESS, outcome), ReceivedResult(result, num_rows))
         return (time.perf_counter() - start) * 1e6
 
-    def _handle(self, event: events.Event, received: Received | None = None) -> None:
+    def _handle(self, event: events.Event, received: ReceivedResult | None = None) -> None:
         """As the driver does."""
         self._now_ns += 1_000_000
         record = self._journal.record(event, self._now_ns, received)

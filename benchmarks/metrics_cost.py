@@ -27,10 +27,10 @@ from scheduler_service.scheduler.events import (
 from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
 from scheduler_service.scheduler.values.plan import (
-    Began,
     BlockMoves,
     NewRow,
     RowWork,
+    StartedRequest,
     StepEvents,
     StepOutcome,
     StepPlan,
@@ -43,7 +43,7 @@ from scheduler_service.watching.life_recorder import LifeRecorder
 from scheduler_service.watching.live_view import LiveView
 from scheduler_service.watching.metrics import RequestWatch
 from scheduler_service.watching.operator_log import OperatorLog
-from scheduler_service.watching.turn import Submission, Turn, Watcher
+from scheduler_service.watching.transition import Submission, Transition, Watcher
 from splitserve_metrics.instruments import Instruments
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 
@@ -81,14 +81,14 @@ class WatchedSteps:
         self._step_ids = count(1)
         self._rows: deque[tuple[Request, int]] = deque()
 
-    def begin(self) -> Iterator[Turn]:
+    def begin(self) -> Iterator[Transition]:
         """Yields the turns after which all rows have had their first token."""
         for row_id in range(self._num_rows):
             yield self._submit(row_id)
         yield self._step(list(self._rows))
         yield self._step([])
 
-    def step(self) -> Iterator[Turn]:
+    def step(self) -> Iterator[Transition]:
         """Yields the turns of one more step."""
         ended = [self._rows.popleft() for _ in range(self._num_changes)]
         for request, row_id in ended:
@@ -97,7 +97,7 @@ class WatchedSteps:
         new = list(self._rows)[len(self._rows) - len(ended) :]
         yield self._step(new, [request for request, _ in ended])
 
-    def _submit(self, row_id: int) -> Turn:
+    def _submit(self, row_id: int) -> Transition:
         key = next(self._keys)
         request = Request.create(f"r{key}", [1], SamplingParams(), arrival=key, seed=key)
         request.client_key = key
@@ -105,7 +105,9 @@ class WatchedSteps:
         submission = Submission(Admission(RequestName(request.request_id)), self._now_ns)
         return self._turn(RequestSubmitted(request), submission=submission)
 
-    def _step(self, new: list[tuple[Request, int]], ended: list[Request] | None = None) -> Turn:
+    def _step(
+        self, new: list[tuple[Request, int]], ended: list[Request] | None = None
+    ) -> Transition:
         """The result of a step, and the next step, in which `new` begin and `ended` are not."""
         self._now_ns += _STEP_NS
         step_id = next(self._step_ids)
@@ -118,7 +120,7 @@ class WatchedSteps:
             NewRow(request.sequence, row_id, _NOTHING, request.sequence.token_ids)
             for request, row_id in new
         ]
-        notes = [Began(request, 1, 0, 0) for request, _ in new]
+        notes = [StartedRequest(request, 1, 0, 0) for request, _ in new]
         moves = BlockMoves()
         plan = StepPlan(step_id, step_id - 1, (), new_rows, writes, moves, work, notes=notes)
         events = StepEvents(keys, ones, finished=ended or [])
@@ -136,9 +138,9 @@ class WatchedSteps:
         event: Event,
         *effects: SendStep | DeliverTokens,
         submission: Submission | None = None,
-    ) -> Turn:
+    ) -> Transition:
         scheduler = self._scheduler
-        return Turn.of(event, effects, self._now_ns, scheduler, _PLANNING_NS, submission)
+        return Transition.of(event, effects, self._now_ns, scheduler, _PLANNING_NS, submission)
 
 
 def us_per_step(make: Callable[[], Watcher], num_rows: int, num_changes: int = 0) -> float:

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from benchmarks.metrics_cost import WatchedSteps
 from scheduler_service.scheduler.events import RequestSubmitted
 from scheduler_service.watching.request_traces import RequestTraces
-from scheduler_service.watching.turn import Turn
+from scheduler_service.watching.transition import Transition
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_tracing.trace_config import TraceConfig
 from splitserve_tracing.tracing import Tracing
@@ -45,7 +45,7 @@ def us_per_request(ratio: float) -> float:
         watch.see(turn)
     message = api.GenerateRequest()
 
-    def one(turns: list[Turn]) -> None:
+    def one(turns: list[Transition]) -> None:
         for turn in turns:
             if isinstance(turn.event, RequestSubmitted):
                 request = turn.event.request
@@ -65,14 +65,14 @@ def us_per_step(num_traced: int) -> float:
         watch.see(turn)
     steps_turns = [list(steps.step()) for _ in range(_NUM_TRIES * _NUM_STEPS)]
 
-    def one(turns: list[Turn]) -> None:
+    def one(turns: list[Transition]) -> None:
         for turn in turns:
             watch.see(turn)
 
     return _us(one, steps_turns)
 
 
-def _us(work: Callable[[list[Turn]], None], turns: list[list[Turn]]) -> float:
+def _us(work: Callable[[list[Transition]], None], turns: list[list[Transition]]) -> float:
     """CPU time of `work` for each of `turns`; the best of some tries."""
     num_each, tries = len(turns) // _NUM_TRIES, []
     for number in range(_NUM_TRIES):

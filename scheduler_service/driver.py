@@ -27,12 +27,12 @@ from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.scheduler.values.plan import StepEvents
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.served import Served
-from scheduler_service.step_codec import EncodedBatch, Received, encode_once
+from scheduler_service.step_codec import EncodedBatch, ReceivedResult, encode_once
 from scheduler_service.streams.delivery import Delivery
-from scheduler_service.streams.outbox import Unread
+from scheduler_service.streams.outbox import UnreadLimits
 from scheduler_service.streams.sinks import Sink, Stream
 from scheduler_service.watching.operator_log import OperatorLog
-from scheduler_service.watching.turn import RequestRefused, Submission, Turn, Watcher
+from scheduler_service.watching.transition import RequestRefused, Submission, Transition, Watcher
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
@@ -71,7 +71,7 @@ class Driver:
         self._watchers = (OperatorLog(audit or NoAudit(), self._journal), *watchers)
         self.scheduler = Scheduler(config.fleet)
         self._journal.begin(self.scheduler, config.fleet)
-        self._inbox: deque[tuple[events.Event, Received | None]] = deque()
+        self._inbox: deque[tuple[events.Event, ReceivedResult | None]] = deque()
         self._is_handling = False
         self._timer: asyncio.Handle | None = None
         self._last_arrival = 0
@@ -79,14 +79,14 @@ class Driver:
         self._idle = asyncio.Event()
         self._tracked: dict[str, Submission] = {}
         max_unread_bytes = config.max_unread_bytes
-        unread = Unread(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
+        unread = UnreadLimits(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
         self.delivery = Delivery(unread, self._end_unread)
         self.membership = Membership(config, scheduler_epoch, now_ns, connect, self._handle)
         self.served = Served(self.membership, self.scheduler, config.max_model_len)
 
     # -- Event loop ----------------------------------------------------------------------------
 
-    def _handle(self, event: events.Event, received: Received | None = None) -> None:
+    def _handle(self, event: events.Event, received: ReceivedResult | None = None) -> None:
         """Passes an event to the scheduler, and executes its effects before the next event.
 
         An event that arrives meanwhile is queued. Raises what the scheduler raises.
@@ -103,7 +103,7 @@ class Driver:
             if self._inbox:
                 asyncio.get_running_loop().call_soon(self._handle, events.Tick())
 
-    def _handle_one(self, event: events.Event, received: Received | None) -> None:
+    def _handle_one(self, event: events.Event, received: ReceivedResult | None) -> None:
         begun_ns = self.now_ns()
         record = self._journal.record(event, begun_ns, received)
         try:
@@ -127,9 +127,9 @@ class Driver:
         finally:
             record.done(found, batches)
         planning_ns //= max(1, len(batches))
-        self._show(Turn.of(event, found, begun_ns, self.scheduler, planning_ns, submission))
+        self._show(Transition.of(event, found, begun_ns, self.scheduler, planning_ns, submission))
 
-    def _show(self, turn: Turn) -> None:
+    def _show(self, turn: Transition) -> None:
         """Shows a turn to all watchers."""
         if type(turn.event) in _NAMES_MODEL:
             model = self.membership.model
@@ -139,7 +139,7 @@ class Driver:
 
     def refused(self, refused: RequestRefused) -> None:
         """Shows a request that was refused before its submission to all watchers."""
-        self._show(Turn(refused, (), self.now_ns(), self.scheduler))
+        self._show(Transition(refused, (), self.now_ns(), self.scheduler))
 
     def _execute(self, effect: effects.Effect) -> None:
         match effect:

@@ -70,7 +70,7 @@ class ResultUnusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedResult:
     """Message that an outcome was decoded from, and the number of rows of its step."""
 
     result: executor.StepResult

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from splitserve_options.option import COMMANDS, Command, Kind, Option
+from splitserve_options.option import COMMANDS, Command, Option, OptionKind
 from splitserve_options.options import OPTIONS, options_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,7 +28,7 @@ def markdown() -> str:
     lines = ["| option | of | default | what it is |", "|---|---|---|---|"]
     for option in LISTED:
         commands = "all" if option.commands == COMMANDS else ", ".join(option.commands)
-        is_limited = option.kind in (Kind.INTEGER, Kind.NUMBER, Kind.CHOICE)
+        is_limited = option.kind in (OptionKind.INTEGER, OptionKind.NUMBER, OptionKind.CHOICE)
         text = f"{option.help} ({option.allowed})" if is_limited else option.help
         lines.append(f"| `{option.flag}` | {commands} | {_default_text(option)} | {text} |")
     return "\n".join(lines)
@@ -37,7 +37,7 @@ def markdown() -> str:
 def _default_text(option: Option) -> str:
     if option.default_text:
         return option.default_text
-    if option.kind is Kind.SWITCH:
+    if option.kind is OptionKind.SWITCH:
         return "off"
     others = [f"{command}: `{value}`" for command, value in option.default_of]
     return "; ".join([f"`{option.default}`", *others])

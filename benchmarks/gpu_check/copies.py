@@ -17,7 +17,7 @@ from benchmarks.gpu_check.sizes import Sizes
 from benchmarks.gpu_check.timing import median_s, now_s
 from executor_service.device.kv_cache import host_memory, pin_for
 from executor_service.device.streams import streams_of
-from executor_service.device.uploads import Numbers, Uploads
+from executor_service.device.uploads import IntegerArrays, Uploads
 
 # About 64 KiB the driver is said to change its ways.
 _SIZES = (1 << 12, 1 << 16, (1 << 16) + 64, 1 << 18, 1 << 21)
@@ -36,7 +36,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
 def _asking(num_bytes: int, sizes: Sizes) -> Iterator[Measurement]:
     device = sizes.device
     uploads = Uploads(device, streams_of(device))
-    numbers = Numbers([np.zeros(num_bytes // 8, np.int64)], [])
+    numbers = IntegerArrays([np.zeros(num_bytes // 8, np.int64)], [])
     pageable = torch.zeros(num_bytes, dtype=torch.uint8)
     answer = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     ways: dict[str, tuple[Callable[[], object], bool]] = {

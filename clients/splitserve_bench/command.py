@@ -16,7 +16,7 @@ from pathlib import Path
 from splitserve_bench.arguments import BenchConfig, bench_config
 from splitserve_bench.figures.recorder import seconds_text
 from splitserve_bench.load.generator import LocalLoad
-from splitserve_bench.load.outcome import GivenUp
+from splitserve_bench.load.outcome import LoadAbandoned
 from splitserve_bench.load.process_load import ProcessLoad
 from splitserve_bench.parser import build_parser
 from splitserve_bench.reports.picture import write_picture
@@ -96,7 +96,7 @@ async def _measure(config: BenchConfig, argv: Sequence[str]) -> tuple[list[Targe
     with ProgressLine(total, show=config.shows_progress, clock=time.monotonic) as line:
         load = _load(config, argv)
 
-        def warn(given_up: GivenUp) -> None:
+        def warn(given_up: LoadAbandoned) -> None:
             behind = seconds_text(given_up.behind_s)
             line.say(f"splitserve bench: {behind} behind this load: nothing more is sent")
 

@@ -17,13 +17,13 @@ from itertools import islice
 from splitserve_bench.arguments import BenchConfig, bench_config
 from splitserve_bench.load.generator import LocalLoad, Pace
 from splitserve_bench.load.process_load import (
-    Begin,
+    AssignLoad,
     Done,
     Failed,
     Ready,
     Relay,
     Run,
-    Stop,
+    StopLoad,
     receive,
     send,
 )
@@ -63,7 +63,7 @@ async def serve(connection: socket.socket) -> None:
     """Executes the parent's commands until the connection closes."""
     reader, writer = await asyncio.open_unix_connection(sock=connection)
     told = await receive(reader)
-    if not isinstance(told, Begin):
+    if not isinstance(told, AssignLoad):
         return
     try:
         config = bench_config(build_parser().parse_intermixed_args(told.argv), os.environ)
@@ -83,7 +83,7 @@ async def _serve_rounds(
     async with load:
         await send(writer, Ready(await load.get_ready()))
         listening = asyncio.create_task(receive(reader))
-        while isinstance(command := await listening, Run | Stop):
+        while isinstance(command := await listening, Run | StopLoad):
             listening = asyncio.create_task(receive(reader))
             # A Stop after the end of a round is ignored.
             if isinstance(command, Run):

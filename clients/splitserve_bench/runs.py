@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from splitserve_bench.figures.recorder import Recorder, Slo
 from splitserve_bench.load.generator import Pace, TargetUnusable
-from splitserve_bench.load.outcome import GivenUp, Watcher
+from splitserve_bench.load.outcome import LoadAbandoned, Watcher
 from splitserve_bench.load.process_load import LoadProcessFailed
 from splitserve_bench.workloads.traces import TraceUnreadable
 from splitserve_rpc.files import FilesUnusable
@@ -64,7 +64,7 @@ async def run_load(
     config: RunConfig,
     progress: Callable[[int], None],
     stop: asyncio.Event | None = None,
-    warn: Callable[[GivenUp], None] = lambda _given_up: None,
+    warn: Callable[[LoadAbandoned], None] = lambda _given_up: None,
 ) -> list[tuple[str, Recorder]]:
     """Runs all rounds; returns the model and the measurements of each target.
 

@@ -32,7 +32,7 @@ from splitserve_cli.serve_config import (
 )
 from splitserve_cli.supervisor import Child, Supervisor
 from splitserve_options import options
-from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, ENV_PREFIX, Command, Kind
+from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, ENV_PREFIX, Command, OptionKind
 from splitserve_options.options import Value
 from splitserve_rpc.addresses import CannotListen, claim_address, is_loopback, listen_at
 from splitserve_rpc.grpc_threads import with_fewer_threads
@@ -225,7 +225,7 @@ def _flags(command: Command, values: Mapping[str, Value]) -> list[str]:
         value = values.get(option.key)
         if value is None or option.key in _OWN:
             continue
-        if option.kind is not Kind.SWITCH:
+        if option.kind is not OptionKind.SWITCH:
             flags.append(f"{option.flag}={value}")
         elif value:
             flags.append(option.flag)

@@ -21,7 +21,7 @@ from splitserve_client.errors import Draining, ModelNotReady, ServerUnreachable,
 from splitserve_client.schedulers import Elsewhere, Schedulers, Target, open_channels, open_target
 from splitserve_rpc.access import ClusterIdentity, bearer_credential
 from splitserve_rpc.addresses import is_address, is_loopback
-from splitserve_rpc.discovery import Listed, names_several
+from splitserve_rpc.discovery import StaticDiscovery, names_several
 from splitserve_rpc.errors import MAX_NAMED, duration_from_s, failure_of
 from splitserve_rpc.peer_watch import is_answering
 from splitserve_rpc.text import check_file_name
@@ -349,7 +349,7 @@ class Connection:
         if not named:
             return error
         self._left.append(self._target)
-        found = Listed([*dict.fromkeys((self._address, *named))])
+        found = StaticDiscovery([*dict.fromkeys((self._address, *named))])
         opening = partial(open_channels, self._config)
         clock = self._config.timing.clock
         self._target = Schedulers(found, opening, clock, stopping=self._address)

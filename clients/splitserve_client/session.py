@@ -19,9 +19,9 @@ from splitserve_client.resumable_request import ResumableRequest, Submission
 from splitserve_client.session_request import (
     OpenRequest,
     OpenRequests,
-    Outgoing,
     SessionRequest,
     UnreadBudget,
+    UnsentHandles,
     Wakeups,
 )
 from splitserve_text.errors import InvalidRequest, SplitserveError
@@ -56,7 +56,7 @@ class SessionMessages:
         self._max_message_bytes = max_message_bytes
         self._fail = fail
 
-    async def over(self, outgoing: Outgoing) -> AsyncIterator[api.SessionRequest]:
+    async def over(self, outgoing: UnsentHandles) -> AsyncIterator[api.SessionRequest]:
         """Yields the messages to send.
 
         Skips requests that would make the server end the session.
@@ -77,7 +77,7 @@ class SessionMessages:
                     self._add_submissions(message, outgoing)
                 yield message
 
-    def _add_submissions(self, message: api.SessionRequest, outgoing: Outgoing) -> None:
+    def _add_submissions(self, message: api.SessionRequest, outgoing: UnsentHandles) -> None:
         """Adds further waiting submissions to `message` while it stays small."""
         num_bytes = message.ByteSize()
         for handle in list(outgoing.to_submit):
@@ -90,7 +90,7 @@ class SessionMessages:
             self._sent(handle, outgoing)
             message.submissions.append(submit)
 
-    def _sent(self, handle: int, outgoing: Outgoing) -> None:
+    def _sent(self, handle: int, outgoing: UnsentHandles) -> None:
         del outgoing.to_submit[handle]
         self._open.wanted[handle].sent_over = outgoing
 
@@ -152,9 +152,9 @@ class Session:
         self._handles = itertools.count(1)
         self._open = OpenRequests()
         self._messages = SessionMessages(self._open, max_message_bytes, self._fail)
-        self._outgoing: Outgoing | None = None
+        self._outgoing: UnsentHandles | None = None
         # Earlier streams over which requests still run.
-        self._left: dict[Outgoing, asyncio.Task[SplitserveError]] = {}
+        self._left: dict[UnsentHandles, asyncio.Task[SplitserveError]] = {}
         # Whether a response has arrived since the last stream broke.
         self._is_restored = False
         self._num_responses = 0
@@ -267,7 +267,7 @@ class Session:
 
         None if requests now go to another stream.
         """
-        self._outgoing = outgoing = Outgoing()
+        self._outgoing = outgoing = UnsentHandles()
         for handle, opened in self._open.wanted.items():
             if opened.sent_over is None and opened.resubmission is None:
                 outgoing.submit(handle)
@@ -288,7 +288,7 @@ class Session:
                 serving.cancel()
                 await asyncio.wait({serving})
 
-    async def _serve_stream(self, outgoing: Outgoing, backoff: Backoff) -> SplitserveError:
+    async def _serve_stream(self, outgoing: UnsentHandles, backoff: Backoff) -> SplitserveError:
         """Serves over a stream until it breaks; returns the reason."""
         try:
             async with aclosing(self._connect(self._messages.over(outgoing))) as responses:
@@ -309,7 +309,7 @@ class Session:
             outgoing.end()
         return ServerUnreachable("the session's stream ended")
 
-    def _lose_left(self, outgoing: Outgoing, ended: asyncio.Task[SplitserveError]) -> None:
+    def _lose_left(self, outgoing: UnsentHandles, ended: asyncio.Task[SplitserveError]) -> None:
         """Resumes the requests of an earlier stream that has ended over the current stream."""
         del self._left[outgoing]
         if ended.cancelled():
@@ -320,7 +320,7 @@ class Session:
                 self._send_submit(handle)
                 self._has_work.set()
 
-    def _end_if_unused(self, outgoing: Outgoing) -> None:
+    def _end_if_unused(self, outgoing: UnsentHandles) -> None:
         if all(opened.sent_over is not outgoing for opened in self._open.all.values()):
             outgoing.end()
 
@@ -340,7 +340,7 @@ class Session:
 
     # -- responses ---------------------------------------------------------------------------------
 
-    def _receive(self, response: api.SessionResponse, stream: Outgoing) -> None:
+    def _receive(self, response: api.SessionResponse, stream: UnsentHandles) -> None:
         """Processes a response.
 
         Raises ServerUnreachable for a malformed one: the stream is reopened.

@@ -22,7 +22,7 @@ DEFAULT_UNREAD_BYTES = 16 * 2**20
 _NUM_UNREAD = 16
 
 
-class Holder(Protocol):
+class UnreadReader(Protocol):
     """Reader with unread bytes."""
 
     @property
@@ -42,9 +42,9 @@ class UnreadBudget:
         self.max_bytes = max_bytes
         self.max_total_bytes = _NUM_UNREAD * max_bytes
         self.num_bytes = 0
-        self._holders: set[Holder] = set()
+        self._holders: set[UnreadReader] = set()
 
-    def count(self, holder: Holder, num_bytes: int) -> None:
+    def count(self, holder: UnreadReader, num_bytes: int) -> None:
         """Adds `num_bytes` of `holder`; negative for bytes that were read or dropped."""
         self.num_bytes += num_bytes
         if not holder.num_unread_bytes:
@@ -254,7 +254,7 @@ class SessionRequest:
             self._reader.set_result(None)
 
 
-class Outgoing:
+class UnsentHandles:
     """Handles that one stream has still to send, each once: aborting an unsent request removes it.
 
     `left`: set once no more requests are submitted over the stream; its requests continue there.
@@ -307,7 +307,7 @@ class OpenRequest:
     events: SessionRequest
     backoff: Backoff
     credential: str = field(default="", repr=False)
-    sent_over: Outgoing | None = None
+    sent_over: UnsentHandles | None = None
     resubmission: asyncio.Task[None] | None = None
 
     def cancel_resubmission(self) -> None:

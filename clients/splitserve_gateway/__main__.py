@@ -55,7 +55,7 @@ def main() -> int:
         return 1
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         try:
-            runner.run(serve(config, server, address, _Beside(metrics, live)))
+            runner.run(serve(config, server, address, _SideServices(metrics, live)))
         except CannotListen as error:
             say_why_not("gateway", error)
             return 1
@@ -93,7 +93,7 @@ def _open_traces(config: GatewayConfig) -> GatewayTraces | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
+class _SideServices:
     """Services at separate addresses; None if off."""
 
     metrics: GatewayMetrics | None
@@ -113,7 +113,7 @@ class _Beside:
             await self.metrics.close()
 
 
-async def serve(config: GatewayConfig, server: Server, address: str, beside: _Beside) -> None:
+async def serve(config: GatewayConfig, server: Server, address: str, beside: _SideServices) -> None:
     """Serves until a stop signal, then drains. A second signal ends open requests at once.
 
     Raises CannotListen for an address of `beside`.

@@ -19,7 +19,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from splitserve_client import ClientConfig, UnreadBudget
-from splitserve_gateway.callers.identification import Door, KnownCallers, TenantPlaces, identify
+from splitserve_gateway.callers.identification import (
+    CredentialGate,
+    KnownCallers,
+    TenantConcurrency,
+    identify,
+)
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints import chat, completions, models, responses
 from splitserve_gateway.endpoints.context import Gateway
@@ -28,7 +33,7 @@ from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.http.bodies import BodyBudget
 from splitserve_gateway.http.errors import ApiError, invalid, quoted
 from splitserve_gateway.http.guard import Exchanges, Guard
-from splitserve_gateway.sharing.turns import Shares, TurnPlaces
+from splitserve_gateway.sharing.turns import FairSemaphore, Shares
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_rpc.discovery import discovery
 from splitserve_rpc.web_guard import WebGuard
@@ -79,7 +84,7 @@ def build_app(
         checker = GrammarChecker()
         unread = UnreadBudget(config.max_unread_bytes)
         bodies = BodyBudget(_NUM_BODIES * config.max_body_bytes)
-        tokenizing = TurnPlaces(_NUM_TOKENIZING, max_requests)
+        tokenizing = FairSemaphore(_NUM_TOKENIZING, max_requests)
         try:
             async with Fleet(schedulers, unread, to_schedulers) as fleet:
                 app.state.callers = KnownCallers(partial(identify, fleet), time.monotonic)
@@ -106,8 +111,8 @@ def build_app(
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     if knows_callers:
-        app.add_middleware(TenantPlaces, places=Shares(max_requests))
-        app.add_middleware(Door, callers=lambda: app.state.callers)
+        app.add_middleware(TenantConcurrency, places=Shares(max_requests))
+        app.add_middleware(CredentialGate, callers=lambda: app.state.callers)
     hosts = config.hosts(config.http)
     web = None if hosts is None else WebGuard(hosts, config.http_cors_origins)
     app.add_middleware(Guard, exchanges=exchanges, web=web)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from prometheus_client import GCCollector, ProcessCollector
 
-from splitserve_gateway.http.exchange import Answered
+from splitserve_gateway.http.exchange import EndedExchange
 from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_metrics.executor_table import GATEWAY_METRICS
@@ -43,7 +43,7 @@ class GatewayMetrics:
         """Sets the fleet and the open requests that the metrics read. Called once both exist."""
         self._watched = fleet, exchanges
 
-    def answered(self, answer: Answered) -> None:
+    def answered(self, answer: EndedExchange) -> None:
         """Records an ended request."""
         self._requests.labels(answer.path, str(answer.code)).inc()
         self._durations.labels(answer.path).observe(answer.duration_s)

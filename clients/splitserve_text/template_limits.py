@@ -43,7 +43,7 @@ _WIDE_FIELD = re.compile(
 T = TypeVar("T")
 
 
-class LimitPassed(BaseException):
+class TemplateLimitExceeded(BaseException):
     """Reports that a template exceeded a limit.
 
     Not an Exception, so that no template can catch it.
@@ -65,7 +65,7 @@ class TemplateLimits:
     clock: Callable[[], float] = field(default=time.thread_time)
 
 
-class Budget:
+class RenderBudget:
     """Remaining budget of one template while a thread renders it."""
 
     def __init__(self, limits: TemplateLimits) -> None:
@@ -86,7 +86,7 @@ class Budget:
             nonlocal num_events
             num_events += 1
             if num_events % _CLOCK_EVERY == 0 and clock() > end:
-                raise LimitPassed(f"it took more than {self._limits.cpu_s:g} s")
+                raise TemplateLimitExceeded(f"it took more than {self._limits.cpu_s:g} s")
             return trace if frame.f_code.co_filename in _WATCHED_FILES else None
 
         before = sys.gettrace()
@@ -99,13 +99,15 @@ class Budget:
     def check_num_chars(self, num_chars: float) -> None:
         """Checks that a text of this length may be made. Raises LimitPassed."""
         if num_chars > self._limits.num_chars:
-            raise LimitPassed(f"it makes a text of more than {self._limits.num_chars} characters")
+            raise TemplateLimitExceeded(
+                f"it makes a text of more than {self._limits.num_chars} characters"
+            )
         self.check_num_bytes(int(num_chars))
 
     def check_num_bytes(self, num_bytes: int) -> None:
         """Checks that so many bytes may be allocated, even temporarily. Raises LimitPassed."""
         if num_bytes > self._num_bytes_left:
-            raise LimitPassed("what it makes on the way is too much")
+            raise TemplateLimitExceeded("what it makes on the way is too much")
 
     def check_value(self, value: object) -> None:
         """Checks that `value`, with all its items, may be written out. Raises LimitPassed.
@@ -136,7 +138,9 @@ class Budget:
         for item in items:
             size += 1 + len(item) if type(item) is str else self._size(item)
             if size > self._limits.num_chars:
-                raise LimitPassed(f"a value has more than {self._limits.num_chars} characters")
+                raise TemplateLimitExceeded(
+                    f"a value has more than {self._limits.num_chars} characters"
+                )
         self._sizes[id(value)] = (value, size)
         return size
 
@@ -175,7 +179,9 @@ class Budget:
             self._charge(_PART_BYTES)
             self.charge(item)
             if num_chars > self._limits.num_chars:
-                raise LimitPassed(f"it makes a list of more than {num_chars - 1} characters")
+                raise TemplateLimitExceeded(
+                    f"it makes a list of more than {num_chars - 1} characters"
+                )
             found.append(item)
         self.check_value(found)
         return found
@@ -193,14 +199,14 @@ class Budget:
                 self.check_num_chars(self._size(left) + self._size(right))
             case "**" if isinstance(left, int) and isinstance(right, int):
                 if left.bit_length() * abs(right) > _MAX_INT_BITS:
-                    raise LimitPassed("it makes a number with too many digits")
+                    raise TemplateLimitExceeded("it makes a number with too many digits")
             case "%" if isinstance(left, str):
                 self.check_format(left, right)
 
     def _check_product(self, left: Any, right: Any) -> None:  # noqa: ANN401
         if isinstance(left, int) and isinstance(right, int):
             if left.bit_length() + right.bit_length() > _MAX_INT_BITS:
-                raise LimitPassed("it makes a number with too many digits")
+                raise TemplateLimitExceeded("it makes a number with too many digits")
             return
         for value, factor in ((left, right), (right, left)):
             if isinstance(factor, int) and isinstance(value, str | list | tuple):
@@ -212,7 +218,7 @@ class Budget:
         Raises LimitPassed.
         """
         if _WIDE_FIELD.search(pattern):
-            raise LimitPassed("it formats with widths that are too large")
+            raise TemplateLimitExceeded("it formats with widths that are too large")
         self.check_value(values)
         num_fields = pattern.count("%") + pattern.count("{")
         self.check_num_chars(len(pattern) + num_fields * (_written_len(values) + 1000))
@@ -249,9 +255,9 @@ def _written_len(value: object) -> int:
 class CurrentBudget(threading.local):
     """Budget of the template that the current thread renders."""
 
-    budget: Budget | None = None
+    budget: RenderBudget | None = None
 
-    def get(self) -> Budget:
+    def get(self) -> RenderBudget:
         """Returns the budget; asserts that there is one."""
         assert self.budget is not None, "templates are rendered within their budget"
         return self.budget

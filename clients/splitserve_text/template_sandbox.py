@@ -21,7 +21,12 @@ import jinja2.sandbox
 import jinja2.utils
 
 from splitserve_text.errors import ChatTemplateFailed
-from splitserve_text.template_limits import Budget, CurrentBudget, LimitPassed, TemplateLimits
+from splitserve_text.template_limits import (
+    CurrentBudget,
+    RenderBudget,
+    TemplateLimitExceeded,
+    TemplateLimits,
+)
 
 # Filters for HTML or for display, whose cost is hard to predict.
 _NO_FILTERS = ("center", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
@@ -189,11 +194,11 @@ class Sandbox:
 
     def _within_limits(self, verdict: str, work: Callable[[], T]) -> T:
         before = self._current.budget
-        self._current.budget = budget = Budget(self._limits)
+        self._current.budget = budget = RenderBudget(self._limits)
         try:
             with budget.watching():
                 return work()
-        except LimitPassed as error:
+        except TemplateLimitExceeded as error:
             raise ChatTemplateFailed(f"the model's chat template {verdict}: {error}") from None
         except Exception as error:  # any error is the template's own fault
             message = str(error)[:_MAX_MESSAGE_CHARS] or type(error).__name__
@@ -351,7 +356,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _check_method(
-    budget: Budget,
+    budget: RenderBudget,
     owner: Any,  # noqa: ANN401
     name: str,
     args: tuple[Any, ...],

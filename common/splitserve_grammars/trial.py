@@ -47,7 +47,7 @@ class TrialTooSlow(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GrammarTrialResult:
     """Result of a trial. `error`: reason why the grammar is refused, else empty.
 
     `lark`: the grammar in Lark, if it was given in another dialect. `num_bytes`: heap size of the
@@ -73,7 +73,7 @@ def encode_task(kind: str, texts: Sequence[str], max_cpu_s: float) -> bytes:
     return json.dumps([kind, list(texts), max_cpu_s]).encode() + b"\n"
 
 
-def encode_verdict(verdict: Verdict) -> bytes:
+def encode_verdict(verdict: GrammarTrialResult) -> bytes:
     """Encodes the answer for a grammar as a line."""
     return json.dumps([verdict.error, verdict.lark, verdict.num_bytes]).encode() + b"\n"
 
@@ -83,15 +83,15 @@ def encode_end(exit_code: int) -> bytes:
     return json.dumps([exit_code]).encode() + b"\n"
 
 
-def decode_answer(line: bytes) -> Verdict:
+def decode_answer(line: bytes) -> GrammarTrialResult:
     """Decodes an answer. Raises TrialTooSlow, and TrialUnavailable, also for an incomplete line."""
     if not line.endswith(b"\n"):
         raise TrialUnavailable("the process that tries grammars ended")
     answer = parse_json(line)
-    return _verdict_on_exit(*answer) if len(answer) == 1 else Verdict(*answer)
+    return _verdict_on_exit(*answer) if len(answer) == 1 else GrammarTrialResult(*answer)
 
 
-def _verdict_on_exit(exit_code: int) -> Verdict:
+def _verdict_on_exit(exit_code: int) -> GrammarTrialResult:
     """Returns the verdict for a process that ended early. `exit_code`: negative for a signal.
 
     Raises TrialTooSlow for SIGPROF, TrialUnavailable for exits that are not the grammar's fault.
@@ -99,7 +99,7 @@ def _verdict_on_exit(exit_code: int) -> Verdict:
     if exit_code == -signal.SIGPROF:
         raise TrialTooSlow(TOO_SLOW)
     if exit_code in _OUT_OF_MEMORY:
-        return Verdict(TOO_LARGE)
+        return GrammarTrialResult(TOO_LARGE)
     raise TrialUnavailable(f"the process that tried a grammar ended: {exit_code}")
 
 
@@ -129,7 +129,7 @@ class GrammarTrials:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> Verdict:
+    def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> GrammarTrialResult:
         """Tries a grammar and returns the verdict. Blocks.
 
         `max_cpu_s`: limit of CPU time. Raises TrialTooSlow, and TrialUnavailable if two processes
@@ -151,7 +151,7 @@ class GrammarTrials:
         with self._asking:
             self._end()
 
-    def _ask(self, line: bytes) -> Verdict:
+    def _ask(self, line: bytes) -> GrammarTrialResult:
         is_answered = False
         try:
             process = self._running()

@@ -20,7 +20,7 @@ from splitserve_grammars.limits import (
     TOO_LARGE,
     error_message,
 )
-from splitserve_grammars.trial import Verdict, encode_end, encode_verdict
+from splitserve_grammars.trial import GrammarTrialResult, encode_end, encode_verdict
 from splitserve_rpc.text import parse_json
 
 _NICENESS = 10  # open streams have precedence
@@ -28,7 +28,7 @@ _NICENESS = 10  # open streams have precedence
 _USUAL_BYTES = 5_000_000
 
 
-def try_grammar(tokenizer: LLTokenizer, kind: str, texts: Sequence[str]) -> Verdict:
+def try_grammar(tokenizer: LLTokenizer, kind: str, texts: Sequence[str]) -> GrammarTrialResult:
     """Compiles a grammar and follows it for one token. Returns the verdict."""
     lark = ""
     try:
@@ -37,14 +37,16 @@ def try_grammar(tokenizer: LLTokenizer, kind: str, texts: Sequence[str]) -> Verd
             kind, texts = "lark", [lark]
         text = grammar_text(kind, texts)
     except GrammarInvalid as invalid:
-        return Verdict(error_message(str(invalid)))
+        return GrammarTrialResult(error_message(str(invalid)))
     before = _heap_bytes()
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
     num_bytes = max(0, _heap_bytes() - before) if before else _USUAL_BYTES
     wrong = error_message(matcher.get_error()) or _first_step_error(matcher)
     if not wrong and num_bytes > MAX_COMPILED_BYTES:
         wrong = TOO_LARGE
-    return Verdict(wrong) if wrong else Verdict(lark=lark, num_bytes=num_bytes)
+    return (
+        GrammarTrialResult(wrong) if wrong else GrammarTrialResult(lark=lark, num_bytes=num_bytes)
+    )
 
 
 def _first_step_error(matcher: LLMatcher) -> str:

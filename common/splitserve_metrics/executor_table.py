@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitserve_metrics.instruments import COUNTS, FINE_SECONDS, SECONDS, Kind, Metric
+from splitserve_metrics.instruments import COUNTS, FINE_SECONDS, SECONDS, Metric, MetricKind
 
 # Actions that several metrics share.
 _EXECUTOR_INFO_ACTION = (
@@ -28,17 +28,17 @@ _GATEWAY_REQUESTS_OPEN_ACTION = "at `--max-concurrent-requests`: another gateway
 EXECUTOR_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_executor_info",
-        Kind.GAUGE,
-        "1, with what is served",
+        MetricKind.GAUGE,
+        "1, with labels for the served model",
         "nothing; several models or digests in one fleet are a mistake",
         ("model", "digest", "dtype", "contract"),
         action=_EXECUTOR_INFO_ACTION,
     ),
     Metric(
         "splitserve_executor_compute_is_fastest",
-        Kind.GAUGE,
-        "1 if the fastest code there is for the model computes it, 0 if slower code does",
-        "of 0: the executor's log says why at its start, and `splitserve info` does",
+        MetricKind.GAUGE,
+        "1 if the fastest code available for the model computes it, 0 if slower code does",
+        "0: the executor's log says why at start, and so does `splitserve info`",
         ("compute",),
         action=(
             "0: slower code computes than exists for the model. `splitserve info` gives the "
@@ -47,16 +47,17 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "splitserve_executor_steps_total",
-        Kind.COUNTER,
-        "Batches that were answered, by status",
-        "of anything but ok: steps fail, or schedulers change",
+        MetricKind.COUNTER,
+        "Answered batches by status",
+        "anything but ok: steps fail, or schedulers change",
         ("status",),
         action=_EXECUTOR_STEPS_ACTION,
     ),
     Metric(
         "splitserve_executor_step_duration_seconds",
-        Kind.HISTOGRAM,
-        "Parts of a step: queue (receipt to start), move (blocks), forward, sample",
+        MetricKind.HISTOGRAM,
+        "Duration of the phases of a step: queue (receipt to start), move (blocks), forward, "
+        "sample",
         "queue: steps wait for the one before, which is meant; forward: large steps or a slow "
         "device; move: much is swapped; sample: logprobs, penalties, grammars",
         ("phase",),
@@ -70,7 +71,7 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "splitserve_executor_step_rows",
-        Kind.HISTOGRAM,
+        MetricKind.HISTOGRAM,
         "Rows of a step",
         "more requests share a step",
         buckets=COUNTS,
@@ -81,8 +82,8 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "splitserve_executor_output_tokens_total",
-        Kind.COUNTER,
-        "Tokens that were sampled",
+        MetricKind.COUNTER,
+        "Sampled tokens",
         "more load",
         action=(
             "load. If an executor computes far more than clients get, steps are recomputed: "
@@ -91,9 +92,9 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "splitserve_executor_draft_tokens_total",
-        Kind.COUNTER,
-        "Guesses of the draft model that the model verified, by what came of them; without "
-        "`--draft-model` there are none",
+        MetricKind.COUNTER,
+        "Draft tokens of the draft model that the model verified, by outcome; none without "
+        "`--draft-model`",
         "of rejected beside accepted: they cost more than they bring, and become fewer by "
         "themselves",
         ("outcome",),
@@ -104,45 +105,45 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "splitserve_executor_row_failures_total",
-        Kind.COUNTER,
-        "Rows that failed in steps that did not",
-        "requests end with ROW_FAILED, or are computed again: the log of the scheduler has why",
+        MetricKind.COUNTER,
+        "Rows that failed in steps that succeeded",
+        "requests end with ROW_FAILED or are recomputed: the scheduler's log says why",
         action=_EXECUTOR_STEPS_ACTION,
     ),
     Metric(
         "splitserve_executor_calls_refused_total",
-        Kind.COUNTER,
-        "Calls that ended with an error of ours",
-        "CALLER_UNKNOWN, CALLER_NOT_ALLOWED: somebody who is no scheduler of this cluster; "
-        "STREAM_SUPERSEDED: two schedulers believe that they have it",
+        MetricKind.COUNTER,
+        "RPCs that ended with an error of splitserve",
+        "CALLER_UNKNOWN, CALLER_NOT_ALLOWED: the caller is no scheduler of this cluster; "
+        "STREAM_SUPERSEDED: two schedulers use this executor",
         ("reason",),
         action="by reason, [what each means](operations.md)",
     ),
     Metric(
         "splitserve_executor_steps_in_flight",
-        Kind.GAUGE,
-        "Batches that are not answered",
-        "at `--pipeline-depth` of the scheduler: the device never waits, which is meant",
+        MetricKind.GAUGE,
+        "Batches that are not yet answered",
+        "at the scheduler's `--pipeline-depth`: the device never waits, as intended",
         action=_EXECUTOR_STEPS_IN_FLIGHT_ACTION,
     ),
     Metric(
         "splitserve_executor_step_running_seconds",
-        Kind.GAUGE,
-        "How long ago the oldest batch that is not answered was received",
-        "a step hangs: a device or driver that does not answer, a process that is stopped",
+        MetricKind.GAUGE,
+        "Age of the oldest batch that is not yet answered",
+        "a step hangs: the device or driver does not answer, or the process is stopped",
         action=_EXECUTOR_STEPS_IN_FLIGHT_ACTION,
     ),
     Metric(
         "splitserve_executor_streams",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "Open streams of schedulers",
-        "above 1 for more than a moment: two schedulers believe that they have it",
+        "above 1 for more than a moment: two schedulers use this executor",
         action=_EXECUTOR_INFO_ACTION,
     ),
     Metric(
         "splitserve_executor_pool_blocks",
-        Kind.GAUGE,
-        "KV blocks that the executor has, used or not",
+        MetricKind.GAUGE,
+        "KV blocks of the executor, used or free",
         "more memory for KV",
         ("pool",),
         action="compare with [sizing](operations.md)",
@@ -155,17 +156,17 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
 GATEWAY_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_gateway_requests_total",
-        Kind.COUNTER,
-        "HTTP requests that were answered; `code` is 0 where the client had gone before",
-        "of 429: quotas or places are used up; of 5xx: schedulers are away, or a fault; of 0: "
-        "clients lose patience",
+        MetricKind.COUNTER,
+        "Answered HTTP requests; `code` is 0 where the client left first",
+        "429: quotas or concurrency limits are reached; 5xx: schedulers are away, or a fault;"
+        " 0: clients lose patience",
         ("path", "code"),
         action=_GATEWAY_REQUESTS_ACTION,
     ),
     Metric(
         "splitserve_gateway_request_duration_seconds",
-        Kind.HISTOGRAM,
-        "From the arrival of a request to the last byte of its answer",
+        MetricKind.HISTOGRAM,
+        "Time from a request's arrival to the last byte of its answer",
         "long outputs, or the scheduler's times",
         ("path",),
         SECONDS,
@@ -173,8 +174,8 @@ GATEWAY_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "splitserve_gateway_time_to_first_byte_seconds",
-        Kind.HISTOGRAM,
-        "From the arrival of a request to the first byte of the body of its answer",
+        MetricKind.HISTOGRAM,
+        "Time from a request's arrival to the first byte of the answer's body",
         "with streams the scheduler's time to the first token, and what the gateway adds",
         ("path",),
         SECONDS,
@@ -182,23 +183,23 @@ GATEWAY_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "splitserve_gateway_requests_open",
-        Kind.GAUGE,
-        "Requests that are being answered",
-        "at `--max-concurrent-requests` further ones are refused",
+        MetricKind.GAUGE,
+        "Requests being answered",
+        "at `--max-concurrent-requests`: further ones are refused",
         action=_GATEWAY_REQUESTS_OPEN_ACTION,
     ),
     Metric(
         "splitserve_gateway_schedulers",
-        Kind.GAUGE,
-        "Schedulers by readiness, as the gateway sees them",
-        "of anything but READY: requests go to the others",
+        MetricKind.GAUGE,
+        "Schedulers by readiness, as seen by the gateway",
+        "anything but READY: requests go to the others",
         ("readiness",),
         action="other than READY: that scheduler's readiness",
     ),
     Metric(
         "splitserve_gateway_session_requests",
-        Kind.GAUGE,
-        "Requests that schedulers have for this gateway",
+        MetricKind.GAUGE,
+        "Requests of this gateway that schedulers have",
         "more load",
         action=_GATEWAY_REQUESTS_OPEN_ACTION,
     ),

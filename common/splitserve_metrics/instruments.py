@@ -30,7 +30,7 @@ FINE_SECONDS = (
 COUNTS = tuple(float(2**exponent) for exponent in range(0, 15, 2))
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """Kinds of metrics. The values are Prometheus' words."""
 
     COUNTER = "counter"
@@ -48,7 +48,7 @@ class Metric:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     high: str
     labels: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Instruments:
     def family(self, name: str) -> LiveFamily:
         """Returns an empty family for samples that are taken at the time of reading."""
         metric = self._metrics[name]
-        if metric.kind is Kind.COUNTER:
+        if metric.kind is MetricKind.COUNTER:
             return CounterMetricFamily(name, metric.help, labels=metric.labels)
         return GaugeMetricFamily(name, metric.help, labels=metric.labels)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from splitserve_metrics.instruments import COUNTS, FINE_SECONDS, SECONDS, Kind, Metric
+from splitserve_metrics.instruments import COUNTS, FINE_SECONDS, SECONDS, Metric, MetricKind
 
-_COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_COUNTER, _GAUGE, _HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 _NOT_ITS_OWN = "more load; compare with the same hour of another day"
 
 # Actions that several metrics share.
@@ -39,7 +39,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_time_to_first_token_seconds",
         _HISTOGRAM,
-        "From when a request was taken until its first token was on its way to the client",
+        "Time from a request's acceptance to the sending of its first token",
         "requests queue (see queue_time), or prompts are long and steps slow",
         buckets=SECONDS,
         action=_TIME_TO_FIRST_TOKEN_ACTION,
@@ -47,7 +47,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_inter_token_latency_seconds",
         _HISTOGRAM,
-        "Between the tokens of a sequence; of several that come together, an equal part each",
+        "Time between tokens of a sequence; tokens that arrive together share it equally",
         "steps are slow or large, or requests are preempted",
         buckets=SECONDS,
         action="[SplitserveTokensSlow](operations.md#splitservetokensslow)",
@@ -55,24 +55,24 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_queue_time_seconds",
         _HISTOGRAM,
-        "From when a request was taken until a step first computed some of it",
-        "there are too few rows, blocks or executors for the load",
+        "Time from a request's acceptance to the first step that computes some of it",
+        "too few rows, blocks or executors for the load",
         buckets=SECONDS,
         action=_TIME_TO_FIRST_TOKEN_ACTION,
     ),
     Metric(
         "splitserve_request_duration_seconds",
         _HISTOGRAM,
-        "From when a request was taken until it ended, however",
-        "long outputs, or everything above",
+        "Time from a request's acceptance to its end, successful or not",
+        "long outputs, or any of the above",
         buckets=SECONDS,
         action=_TIME_TO_FIRST_TOKEN_ACTION,
     ),
     Metric(
         "splitserve_recovery_seconds",
         _HISTOGRAM,
-        "From when the executor of a request was lost until its next token",
-        "what was lost is long to compute again, or the executors that are left are full",
+        "Time from the loss of a request's executor to its next token",
+        "the lost KV takes long to recompute, or the remaining executors are full",
         buckets=SECONDS,
         action=_RECOVERY_ACTION,
     ),
@@ -80,15 +80,15 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_requests_total",
         _COUNTER,
-        "Requests that ended; the reason is that of their finish, or of their error",
-        "of `stop` and `length`: load; of all else: something is wrong, by its name",
+        "Ended requests by finish or error reason",
+        "`stop`, `length`: load; any other reason: the fault that it names",
         ("reason",),
         action=_REQUESTS_ACTION,
     ),
     Metric(
         "splitserve_requests_refused_total",
         _COUNTER,
-        "Requests that were not taken, and callers and executors that were not let in",
+        "Refused requests, callers and executors by reason",
         "QUEUE_FULL: too little capacity; QUOTA_EXCEEDED: a tenant at its limit; CALLER_UNKNOWN: "
         "wrong keys; others: callers that are wrong",
         ("reason",),
@@ -97,8 +97,8 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_calls_refused_total",
         _COUNTER,
-        "Calls that ended with an error of ours, by whomever; a request that has a call of its "
-        "own is refused in both",
+        "RPCs that ended with an error of splitserve by reason; a request with an RPC of its "
+        "own counts in both",
         "METHOD_UNKNOWN, MESSAGE_UNDECODABLE: callers of other versions, or at the wrong address; "
         "INVARIANT_BROKEN: a fault, and the log has it; others: as of requests",
         ("reason",),
@@ -107,21 +107,21 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_prompt_tokens_total",
         _COUNTER,
-        "Prompt tokens of requests that were taken",
+        "Prompt tokens of accepted requests",
         _NOT_ITS_OWN,
         action=_PROMPT_TOKENS_ACTION,
     ),
     Metric(
         "splitserve_output_tokens_total",
         _COUNTER,
-        "Tokens that went to clients",
+        "Tokens sent to clients",
         _NOT_ITS_OWN,
         action=_PROMPT_TOKENS_ACTION,
     ),
     Metric(
         "splitserve_tenant_requests_total",
         _COUNTER,
-        "Requests that ended, of tenants that the configuration names; `other`: of all others",
+        "Ended requests by tenant named in the configuration; `other`: all other tenants",
         "that tenant's load",
         ("tenant",),
         action=_TENANT_REQUESTS_ACTION,
@@ -129,7 +129,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_tenant_prompt_tokens_total",
         _COUNTER,
-        "Prompt tokens of requests that were taken, by tenant as above",
+        "Prompt tokens of accepted requests by tenant, as above",
         "that tenant's load",
         ("tenant",),
         action=_TENANT_REQUESTS_ACTION,
@@ -137,7 +137,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_tenant_output_tokens_total",
         _COUNTER,
-        "Output tokens that were computed, counted when a request ends, by tenant as above",
+        "Computed output tokens of ended requests by tenant, as above",
         "that tenant's load",
         ("tenant",),
         action=_TENANT_REQUESTS_ACTION,
@@ -146,16 +146,16 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_num_requests_running",
         _GAUGE,
-        "Requests with a row, by executor",
-        "at `--max-num-seqs` of it: rows are what is scarce",
+        "Requests with a row by executor",
+        "at `--max-num-seqs`: rows are the bottleneck",
         ("executor",),
         action=_NUM_REQUESTS_RUNNING_ACTION,
     ),
     Metric(
         "splitserve_num_requests_waiting",
         _GAUGE,
-        "Requests that an executor has and that have no row",
-        "they were preempted and are to be computed again",
+        "Requests assigned to an executor that have no row",
+        "preempted requests that wait for recomputation",
         ("executor",),
         action=_NUM_REQUESTS_RUNNING_ACTION,
     ),
@@ -170,17 +170,17 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_num_requests_unassigned",
         _GAUGE,
-        "Requests that no executor has; `unfitting`: that none of those here could ever run",
-        "too few executors; unfitting: one with more blocks or features is missing",
+        "Requests without an executor; `unfitting`: no present executor could ever run them",
+        "too few executors; unfitting: an executor with more blocks or features is missing",
         ("fits",),
         action=_NUM_REQUESTS_RUNNING_ACTION,
     ),
     Metric(
         "splitserve_num_executors",
         _GAUGE,
-        "Executors by state: serving, late (no answer in time), draining, disconnected, withdrawn "
-        "(its steps or rows fail, and it gets no requests), failing (so do these, and there is no "
-        "other)",
+        "Executors by state: serving, late (no answer in time), draining, disconnected, "
+        "withdrawn (gets no requests because its steps or rows fail), failing (likewise, but "
+        "there is no other)",
         "late: their machines are short of something; the log has executor_lost if they stay so; "
         "withdrawn, failing: their devices or drivers are broken, the log has executor_withdrawn",
         ("state",),
@@ -194,24 +194,24 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_executor_changes_total",
         _COUNTER,
-        "Executors that joined, drained, were lost, or withdrawn for their results",
-        "lost: processes die, hang or are cut off; each costs a recompute; withdrawn: they fail "
-        "what others can compute",
+        "Executors that joined, drained, were lost, or were withdrawn for their results",
+        "lost: processes die, hang or are cut off; each costs a recomputation; withdrawn: "
+        "they fail work that others can do",
         ("change",),
         action=_RECOVERY_ACTION,
     ),
     Metric(
         "splitserve_requests_quarantined_total",
         _COUNTER,
-        "Requests that are tried alone since executors were lost during their steps",
-        "some request, or what all have in common, kills executors",
+        "Requests that run alone because executors were lost during their steps",
+        "a request, or something that all of them share, kills executors",
         action="the executors' logs show why they died",
     ),
     Metric(
         "splitserve_ready",
         _GAUGE,
-        "1 for the readiness that holds now, 0 for the others",
-        "of anything but READY: see readiness in the operations handbook",
+        "1 for the current readiness, 0 for the others",
+        "anything but READY: see readiness in the operations handbook",
         ("readiness",),
         action="[readiness](operations.md)",
     ),
@@ -219,8 +219,8 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_steps_total",
         _COUNTER,
-        "Steps that were answered; need_snapshot, refused and failed ones are computed again",
-        "of anything but ok: an executor fails; its log says why",
+        "Answered steps by status; need_snapshot, refused and failed steps are computed again",
+        "anything but ok: an executor fails; its log says why",
         ("status",),
         action=(
             "other than `ok`: `step_failed`, `batch_refused` or `forward_failed` in the "
@@ -230,8 +230,9 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_step_duration_seconds",
         _HISTOGRAM,
-        "Parts of a step: plan (deciding, encoding), round_trip (sent to answered, with the wait "
-        "for the step before), move and compute (as the executor says)",
+        "Duration of the phases of a step: plan (deciding, encoding), round_trip (from "
+        "sending to the answer, waiting for the previous step included), move and compute (as"
+        " reported by the executor)",
         "plan: the scheduler's core is full; compute: large steps, or a slow executor; round_trip "
         "beyond twice compute: the network, or a machine short of CPU",
         ("phase",),
@@ -263,8 +264,8 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_kv_blocks",
         _GAUGE,
-        "Blocks of a pool by state: blank (free, hold nothing), cached (free, findable), "
-        "referenced, deferred (free once steps in flight are answered)",
+        "Blocks of a pool by state: blank (free and empty), cached (free and findable), "
+        "referenced, deferred (free once the steps in flight are answered)",
         "referenced near all of them: preemptions are next; blank near all: idle",
         ("executor", "pool", "state"),
         action=_NUM_REQUESTS_SWAPPED_ACTION,
@@ -272,7 +273,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_kv_cache_usage_ratio",
         _GAUGE,
-        "Referenced and deferred blocks by all blocks of a pool",
+        "Referenced and deferred blocks as a fraction of a pool",
         "near 1: preemptions are next",
         ("executor", "pool"),
         action=_NUM_REQUESTS_SWAPPED_ACTION,
@@ -280,8 +281,9 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_prefix_tokens_total",
         _COUNTER,
-        "Prompt tokens of requests when they begin: computed, or found on the device or the host",
-        "of computed beside the others: prompts share little, or the cache is too small",
+        "Prompt tokens of requests at admission by source: computed, or cached on the device "
+        "or the host",
+        "computed: prompts share little, or the cache is too small",
         ("executor", "source"),
         action=(
             "if prompts share prefixes and most tokens are `computed`: more blocks, on the "
@@ -291,8 +293,8 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_preemptions_total",
         _COUNTER,
-        "Requests that gave up their rows: kind swap or recompute; cause blocks (none was left for "
-        "the next token), share (its tenant had more than its share) or urgency (of another)",
+        "Preempted requests; kind: swap or recompute; cause: blocks (none left for the next "
+        "token), share (its tenant had more than its share) or urgency (of another request)",
         "of blocks: fewer rows or more blocks; of urgency: priorities or deadlines are doing it",
         ("executor", "kind", "cause"),
         action=_NUM_REQUESTS_SWAPPED_ACTION,
@@ -300,8 +302,8 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_draft_tokens_total",
         _COUNTER,
-        "Guesses of next tokens that steps verified, by what came of them",
-        "of rejected beside accepted: they cost more than they bring",
+        "Draft tokens that steps verified, by outcome",
+        "rejected: they cost more than they save",
         ("executor", "outcome"),
         action=(
             "mostly `rejected`: `--speculation off`, or no `--draft-model`. Drafts that do "
@@ -312,15 +314,15 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_client_streams",
         _GAUGE,
-        "Open streams of clients; a gateway has one for all of its requests",
+        "Open client streams; a gateway has one for all of its requests",
         "more clients",
         action=_CLIENT_STREAMS_ACTION,
     ),
     Metric(
         "splitserve_unread_bytes",
         _GAUGE,
-        "What clients have not read yet",
-        "clients, or the network to them, are slow; beyond `--max-unread-mib` streams end",
+        "Bytes that clients have not read yet",
+        "clients or their networks are slow; streams beyond `--max-unread-mib` end",
         action=_CLIENT_STREAMS_ACTION,
     ),
 )

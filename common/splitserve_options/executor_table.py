@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitserve_options.option import BUNDLED_MODEL, Command, Kind, Option
+from splitserve_options.option import BUNDLED_MODEL, Command, Option, OptionKind
 
 _MODEL, _MEMORY = "Model", "KV cache"
 _SERVE_EXECUTOR: tuple[Command, ...] = ("serve", "executor")
@@ -10,7 +10,7 @@ _SERVE_EXECUTOR: tuple[Command, ...] = ("serve", "executor")
 EXECUTOR_OPTIONS: tuple[Option, ...] = (
     Option(
         "model",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "checkpoint: a directory, or a model id of the Hugging Face hub",
         _MODEL,
         _SERVE_EXECUTOR,
@@ -20,7 +20,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "served-model-name",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "name that clients see",
         _MODEL,
         _SERVE_EXECUTOR,
@@ -29,10 +29,10 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "draft-model",
-        Kind.TEXT,
-        "on a CPU: a smaller checkpoint with the same tokens, or an EAGLE-3 head of the model,"
-        " which guesses tokens that the model then verifies several at a time; it does what"
-        " --max-run-ahead permits, and changes none",
+        OptionKind.TEXT,
+        "on a CPU: smaller checkpoint with the same tokens, or an EAGLE-3 head of the model; "
+        "it proposes tokens that the model verifies several at a time, within --max-run-"
+        "ahead, and changes no token",
         _MODEL,
         _SERVE_EXECUTOR,
         default_text="none; bundled: that of the bundled model",
@@ -40,7 +40,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "dtype",
-        Kind.CHOICE,
+        OptionKind.CHOICE,
         "data type of weights, activations and KV cache",
         _MODEL,
         _SERVE_EXECUTOR,
@@ -51,7 +51,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "device",
-        Kind.CHOICE,
+        OptionKind.CHOICE,
         "where the model runs",
         _MODEL,
         _SERVE_EXECUTOR,
@@ -61,8 +61,8 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "device-index",
-        Kind.INTEGER,
-        "which of the GPUs that it sees an executor takes; beyond the last it starts over",
+        OptionKind.INTEGER,
+        "index of the GPU that an executor takes among those it sees; wraps around beyond the last",
         _MODEL,
         ("executor",),
         0,
@@ -72,8 +72,8 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "attention-backend",
-        Kind.CHOICE,
-        "what computes attention and, on a CPU, the decoders it knows",
+        OptionKind.CHOICE,
+        "code that computes attention and, on a CPU, the decoders it supports",
         _MODEL,
         _SERVE_EXECUTOR,
         "auto",
@@ -82,9 +82,9 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "flash-attn-3-from",
-        Kind.TEXT,
-        "where flash-attn 3 is from: installed (a package), hub (kernels-community/flash-attn3,"
-        " which the package kernels downloads), or the path of a library",
+        OptionKind.TEXT,
+        "source of flash-attn 3: installed (a package), hub (kernels-community/flash-attn3, "
+        "downloaded by the package kernels), or the path of a library",
         _MODEL,
         _SERVE_EXECUTOR,
         "installed",
@@ -92,9 +92,9 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "cuda-graphs",
-        Kind.CHOICE,
-        "record steps of decodes and of short prompts once and replay them, instead of launching"
-        " each kernel",
+        OptionKind.CHOICE,
+        "record steps of decodes and of short prompts once as CUDA graphs and replay them, "
+        "instead of launching each kernel",
         _MODEL,
         _SERVE_EXECUTOR,
         "auto",
@@ -103,8 +103,8 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "kv-cache-dtype",
-        Kind.CHOICE,
-        "data type of the KV cache; fp8 holds twice the tokens of a 16-bit one, on GPUs only",
+        OptionKind.CHOICE,
+        "data type of the KV cache; fp8 holds twice the tokens of a 16-bit type, on GPUs only",
         _MODEL,
         _SERVE_EXECUTOR,
         "auto",
@@ -113,16 +113,16 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "deterministic",
-        Kind.SWITCH,
-        "serve only if logits are the same bits in any batch, however tokens are cut into steps",
+        OptionKind.SWITCH,
+        "serve only if logits are bitwise equal in any batch and with any chunking",
         _MODEL,
         _SERVE_EXECUTOR,
         False,
     ),
     Option(
         "quantization",
-        Kind.CHOICE,
-        "int8 (CPU): matrices in 8 bits, for about half the memory and faster small batches",
+        OptionKind.CHOICE,
+        "int8 (CPU): 8-bit weight matrices, for about half the memory and faster small batches",
         _MODEL,
         _SERVE_EXECUTOR,
         "none",
@@ -130,7 +130,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "threads",
-        Kind.INTEGER,
+        OptionKind.INTEGER,
         "CPU threads of an executor",
         _MODEL,
         _SERVE_EXECUTOR,
@@ -140,7 +140,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "block-size",
-        Kind.INTEGER,
+        OptionKind.INTEGER,
         "tokens per KV block",
         _MEMORY,
         _SERVE_EXECUTOR,
@@ -150,7 +150,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "num-device-blocks",
-        Kind.INTEGER,
+        OptionKind.INTEGER,
         "KV blocks on the device; not together with memory-fraction",
         _MEMORY,
         _SERVE_EXECUTOR,
@@ -160,9 +160,9 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "memory-fraction",
-        Kind.NUMBER,
-        "share of the device's memory to use, on a CPU of what is free; not together with"
-        " num-device-blocks",
+        OptionKind.NUMBER,
+        "share of the device's memory to use, on a CPU of the free memory; not together with "
+        "num-device-blocks",
         _MEMORY,
         _SERVE_EXECUTOR,
         default_text="0.9, on a CPU in at most 4 GiB",
@@ -172,8 +172,8 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "num-host-blocks",
-        Kind.INTEGER,
-        "KV blocks in host memory, for swapping; 0 for no swapping",
+        OptionKind.INTEGER,
+        "KV blocks in host memory, for swapping; 0 disables swapping",
         _MEMORY,
         _SERVE_EXECUTOR,
         default_text="as many as on the device, in at most a quarter of the free memory",
@@ -182,9 +182,9 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "host-executors",
-        Kind.INTEGER,
-        "executors that are started together on this machine: each plans with its share of the"
-        " memory that is free",
+        OptionKind.INTEGER,
+        "executors that are started together on this machine; each plans with its share of "
+        "the free memory",
         _MEMORY,
         ("executor",),
         1,
@@ -194,8 +194,8 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "runtime-dir",
-        Kind.TEXT,
-        "directory where executors of this machine tell each other what memory they reserve",
+        OptionKind.TEXT,
+        "directory where executors of this machine share their memory reservations",
         _MEMORY,
         _SERVE_EXECUTOR,
         default_text="splitserve-UID in the directory for temporary files",

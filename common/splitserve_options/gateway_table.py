@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitserve_options.option import DEFAULT_ADDRESS, Command, Kind, Option
+from splitserve_options.option import DEFAULT_ADDRESS, Command, Option, OptionKind
 
 _HTTP = "HTTP"
 _GATEWAY: tuple[Command, ...] = ("gateway",)
@@ -11,7 +11,7 @@ _SERVE_GATEWAY: tuple[Command, ...] = ("serve", "gateway")
 GATEWAY_OPTIONS: tuple[Option, ...] = (
     Option(
         "http",
-        Kind.ADDRESS,
+        OptionKind.ADDRESS,
         "address to serve HTTP on",
         _HTTP,
         _SERVE_GATEWAY,
@@ -19,7 +19,7 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "no-http",
-        Kind.SWITCH,
+        OptionKind.SWITCH,
         "do not start a gateway",
         _HTTP,
         ("serve",),
@@ -27,9 +27,9 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "schedulers",
-        Kind.SCHEDULERS,
-        "the schedulers to send requests to: a list, dns:HOST:PORT for all addresses of a name, or "
-        "file:PATH for one address a line, read again when it changes",
+        OptionKind.SCHEDULERS,
+        "schedulers to send requests to: a list, dns:HOST:PORT for all addresses of a name, "
+        "or file:PATH with one address a line, read again when it changes",
         _HTTP,
         _GATEWAY,
         DEFAULT_ADDRESS,
@@ -37,8 +37,8 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "tool-call-parser",
-        Kind.CHOICE,
-        "how the model writes calls of tools (auto: as its chat template says)",
+        OptionKind.CHOICE,
+        "notation of the model's tool calls (auto: from its chat template)",
         _HTTP,
         _SERVE_GATEWAY,
         "auto",
@@ -46,8 +46,8 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "reasoning-parser",
-        Kind.CHOICE,
-        "how the model marks reasoning (auto: as its chat template says)",
+        OptionKind.CHOICE,
+        "notation of the model's reasoning (auto: from its chat template)",
         _HTTP,
         _SERVE_GATEWAY,
         "auto",
@@ -55,8 +55,9 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "max-body-mib",
-        Kind.INTEGER,
-        "most MiB of a request's body, and 16 times that of all that are not encoded yet",
+        OptionKind.INTEGER,
+        "maximum size of a request body in MiB; all bodies that are not yet encoded may take "
+        "16 times that",
         _HTTP,
         _SERVE_GATEWAY,
         16,
@@ -65,8 +66,8 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "request-timeout-s",
-        Kind.NUMBER,
-        "seconds a request may take from its arrival to its end",
+        OptionKind.NUMBER,
+        "maximum time from a request's arrival to its end, in seconds",
         _HTTP,
         _SERVE_GATEWAY,
         3600.0,
@@ -76,8 +77,8 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "max-concurrent-requests",
-        Kind.INTEGER,
-        "requests that are answered at a time; more get 429",
+        OptionKind.INTEGER,
+        "maximum number of requests answered at a time; further ones get 429",
         _HTTP,
         _SERVE_GATEWAY,
         4096,
@@ -86,16 +87,16 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "live-listen",
-        Kind.ADDRESS,
-        "address to serve the live page on, for operators; beyond this machine as http; serve: "
-        "127.0.0.1:8001, or another port if that is taken",
+        OptionKind.ADDRESS,
+        "address to serve the live page for operators on; http only beyond this machine; "
+        "serve: 127.0.0.1:8001, or another port if it is taken",
         _HTTP,
         _SERVE_GATEWAY,
         default_text="no page",
     ),
     Option(
         "live-socket",
-        Kind.INTEGER,
+        OptionKind.INTEGER,
         "a file descriptor that listens at live-listen already, of the parent that found it free",
         _HTTP,
         _GATEWAY,
@@ -105,8 +106,9 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "live-schedulers",
-        Kind.SCHEDULERS,
-        "where schedulers listen for operators (cluster-listen), for the live page; as schedulers",
+        OptionKind.SCHEDULERS,
+        "addresses where schedulers listen for operators (cluster-listen), for the live page;"
+        " same forms as schedulers",
         _HTTP,
         _GATEWAY,
         default_text="those of schedulers",
@@ -114,16 +116,16 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "no-live",
-        Kind.SWITCH,
-        "do not serve the live page",
+        OptionKind.SWITCH,
+        "disable the live page",
         _HTTP,
         ("serve",),
         False,
     ),
     Option(
         "http-cors-origins",
-        Kind.ORIGINS,
-        "web pages that may use the API from a browser",
+        OptionKind.ORIGINS,
+        "origins of web pages that may use the API from a browser",
         _HTTP,
         _SERVE_GATEWAY,
         default_text="none",

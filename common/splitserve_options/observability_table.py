@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitserve_options.option import COMMANDS, Command, Kind, Option
+from splitserve_options.option import COMMANDS, Command, Option, OptionKind
 
 _OTHER = "Process"
 _SERVE_SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")
@@ -11,8 +11,8 @@ _STREAMING: tuple[Command, ...] = ("serve", "scheduler", "gateway")
 OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "log-level",
-        Kind.CHOICE,
-        "least urgent messages to log, on standard error",
+        OptionKind.CHOICE,
+        "least severe level to log, on standard error",
         _OTHER,
         COMMANDS,
         default="info",
@@ -21,8 +21,8 @@ OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "log-format",
-        Kind.CHOICE,
-        "how: lines for people, or each event as a line of JSON with its name and fields",
+        OptionKind.CHOICE,
+        "text lines for people, or one JSON object a line with the event's name and fields",
         _OTHER,
         COMMANDS,
         default="text",
@@ -30,20 +30,19 @@ OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "metrics-listen",
-        Kind.ADDRESS,
-        "address where Prometheus reads numbers at /metrics; beyond this machine with tls-cert, "
-        "tls-key and tls-ca, and for those with a certificate; serve: of the scheduler, the "
-        "gateway has the next port, executors those after it",
+        OptionKind.ADDRESS,
+        "address where Prometheus reads /metrics; beyond this machine it needs tls-cert, tls-"
+        "key and tls-ca, and a client certificate; serve: of the scheduler; the gateway has "
+        "the next port, executors the ports after it",
         _OTHER,
         COMMANDS,
         default_text="no metrics",
     ),
     Option(
         "allowed-hosts",
-        Kind.HOSTS,
-        "further names by which whoever asks without a credential may call what listens for HTTP "
-        "here, metrics included; addresses and names that the public DNS cannot have are always "
-        "allowed",
+        OptionKind.HOSTS,
+        "additional host names for requests without a credential to the HTTP servers, metrics"
+        " included; addresses and names that cannot be in the public DNS are always allowed",
         _OTHER,
         COMMANDS,
         default_text="none",
@@ -51,9 +50,9 @@ OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "traces-to",
-        Kind.TEXT,
-        "collector of OpenTelemetry that gets traces of requests (OTLP over gRPC); https:// beyond "
-        "this machine. Certificates, headers and the like: OTEL_EXPORTER_OTLP_* in the environment",
+        OptionKind.TEXT,
+        "OpenTelemetry collector for traces of requests (OTLP over gRPC); https:// beyond "
+        "this machine. Certificates and headers: OTEL_EXPORTER_OTLP_* in the environment",
         _OTHER,
         _STREAMING,
         default_text="no traces",
@@ -61,8 +60,8 @@ OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "trace-sampling",
-        Kind.NUMBER,
-        "share of the requests that are traced, of those whose callers say nothing (traceparent)",
+        OptionKind.NUMBER,
+        "share of requests to trace among those without a traceparent header",
         _OTHER,
         _STREAMING,
         0.01,
@@ -71,9 +70,10 @@ OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "traces-asked-per-s",
-        Kind.NUMBER,
-        "most traces a second for callers that ask for one; a scheduler counts those that gateways "
-        "without a key of their own trace among them. Beyond it trace-sampling says which are",
+        OptionKind.NUMBER,
+        "maximum number of traces a second for callers that ask for one; a scheduler also "
+        "counts those of gateways without a key of their own. Beyond it trace-sampling "
+        "decides",
         _OTHER,
         _STREAMING,
         50.0,
@@ -82,9 +82,9 @@ OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "remember-requests",
-        Kind.INTEGER,
-        "of so many requests that ended it is known what happened to them (splitserve explain); "
-        "0: of none, nor of those that run",
+        OptionKind.INTEGER,
+        "number of ended requests whose history is kept (splitserve explain); 0 keeps none, "
+        "nor that of running requests",
         _OTHER,
         _SERVE_SCHEDULER,
         1000,
@@ -93,8 +93,8 @@ OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "journal",
-        Kind.TEXT,
-        "file that records what the scheduler is told (token ids of prompts too) and decides",
+        OptionKind.TEXT,
+        "file that records the scheduler's input (token ids of prompts included) and decisions",
         _OTHER,
         _SERVE_SCHEDULER,
         default_text="nothing is recorded",
@@ -102,8 +102,8 @@ OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "journal-max-mib",
-        Kind.INTEGER,
-        "most MiB of both files of the journal together",
+        OptionKind.INTEGER,
+        "maximum size of both files of the journal together, in MiB",
         _OTHER,
         _SERVE_SCHEDULER,
         256,

@@ -26,7 +26,7 @@ CLIENT_ENV = (
 KERNELS_ENV = "SPLITSERVE_KERNEL_CACHE"
 
 
-class Kind(enum.Enum):
+class OptionKind(enum.Enum):
     """Kinds of values of an option."""
 
     TEXT = "text"
@@ -49,7 +49,7 @@ class Option:
     """
 
     name: str
-    kind: Kind
+    kind: OptionKind
     help: str
     group: str
     commands: tuple[Command, ...] = ENGINE
@@ -86,21 +86,22 @@ class Option:
     def allowed(self) -> str:
         """Text for people about the allowed values."""
         match self.kind:
-            case Kind.CHOICE:
+            case OptionKind.CHOICE:
                 return "one of " + ", ".join(self.choices)
-            case Kind.INTEGER | Kind.NUMBER:
-                return f"{'an integer' if self.kind is Kind.INTEGER else 'a number'}{self._range}"
-            case Kind.ADDRESS:
+            case OptionKind.INTEGER | OptionKind.NUMBER:
+                number = "an integer" if self.kind is OptionKind.INTEGER else "a number"
+                return f"{number}{self._range}"
+            case OptionKind.ADDRESS:
                 return "host:port"
-            case Kind.SCHEDULERS:
+            case OptionKind.SCHEDULERS:
                 return "host:port, or up to 64 with commas between, dns:host:port or file:path"
-            case Kind.ORIGINS:
+            case OptionKind.ORIGINS:
                 return "* for any, or one like https://host:port, or several with commas between"
-            case Kind.HOSTS:
+            case OptionKind.HOSTS:
                 return "* for any, or names with commas between, say api.example.org,*.example.org"
-            case Kind.SWITCH:
+            case OptionKind.SWITCH:
                 return "true or false"
-            case Kind.TEXT:
+            case OptionKind.TEXT:
                 return "a text that is not empty"
 
     @property

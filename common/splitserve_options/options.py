@@ -29,8 +29,8 @@ from splitserve_options.option import (
     ENV_PREFIX,
     KERNELS_ENV,
     Command,
-    Kind,
     Option,
+    OptionKind,
 )
 from splitserve_options.robustness_table import ROBUSTNESS_OPTIONS
 from splitserve_options.scheduling_table import SCHEDULING_OPTIONS
@@ -47,8 +47,8 @@ OPTIONS: tuple[Option, ...] = (
     *SECURITY_OPTIONS,
     Option(
         "max-num-seqs",
-        Kind.INTEGER,
-        "most sequences in one step",
+        OptionKind.INTEGER,
+        "maximum number of sequences in one step",
         _LIMITS,
         default=256,
         minimum=1,
@@ -56,8 +56,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "max-num-batched-tokens",
-        Kind.INTEGER,
-        "most tokens computed in one step; at least max-num-seqs for a scheduler",
+        OptionKind.INTEGER,
+        "maximum number of tokens computed in one step; for a scheduler at least max-num-seqs",
         _LIMITS,
         default=2048,
         minimum=1,
@@ -65,8 +65,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "max-model-len",
-        Kind.INTEGER,
-        "most tokens of a sequence, prompt and output together",
+        OptionKind.INTEGER,
+        "maximum number of tokens of a sequence, prompt and output together",
         _LIMITS,
         default_text="what the model allows",
         minimum=2,
@@ -74,8 +74,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "pipeline-depth",
-        Kind.INTEGER,
-        "steps sent to an executor before the result of the first is back",
+        OptionKind.INTEGER,
+        "number of steps sent to an executor before the result of the first is back",
         _LIMITS,
         _SERVE_SCHEDULER,
         2,
@@ -84,7 +84,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "listen",
-        Kind.ADDRESS,
+        OptionKind.ADDRESS,
         "address to listen on; port 0 means any free port",
         _NETWORK,
         default=DEFAULT_ADDRESS,
@@ -92,9 +92,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "scheduler",
-        Kind.SCHEDULERS,
-        "the scheduler to register with: its cluster-listen; of several (as for schedulers of the "
-        "gateway) one at a time, the same one as long as it answers",
+        OptionKind.SCHEDULERS,
+        "scheduler to register with: its cluster-listen; of several one at a time, the same "
+        "one as long as it answers (same forms as schedulers of the gateway)",
         _NETWORK,
         ("executor",),
         DEFAULT_CLUSTER_ADDRESS,
@@ -102,9 +102,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "peers",
-        Kind.SCHEDULERS,
-        "other schedulers of the same model that clients are sent to when this one is stopped: "
-        "their listen, as for schedulers of the gateway",
+        OptionKind.SCHEDULERS,
+        "other schedulers of the same model to which clients are sent when this one stops: "
+        "their listen (same forms as schedulers of the gateway)",
         _NETWORK,
         ("scheduler",),
         default_text="clients wait for this one to come back",
@@ -112,9 +112,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "move-after-s",
-        Kind.NUMBER,
-        "seconds for which a scheduler that this executor prefers has to answer before it moves "
-        "there, and at random up to twice that",
+        OptionKind.NUMBER,
+        "time that a preferred scheduler must answer before this executor moves to it, in "
+        "seconds; at random up to twice that",
         _NETWORK,
         ("executor",),
         30.0,
@@ -123,15 +123,15 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "advertise-address",
-        Kind.ADDRESS,
-        "address under which the scheduler reaches this executor",
+        OptionKind.ADDRESS,
+        "address at which the scheduler reaches this executor",
         _NETWORK,
         ("executor",),
         default_text="made from listen",
     ),
     Option(
         "num-executors",
-        Kind.INTEGER,
+        OptionKind.INTEGER,
         "executor processes to start",
         _NETWORK,
         ("serve",),
@@ -144,7 +144,7 @@ OPTIONS: tuple[Option, ...] = (
     *OBSERVABILITY_OPTIONS,
     Option(
         "no-demo",
-        Kind.SWITCH,
+        OptionKind.SWITCH,
         "do not stream a first completion to the terminal once ready",
         _OTHER,
         ("serve",),
@@ -152,7 +152,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "exit-on-stdin-eof",
-        Kind.SWITCH,
+        OptionKind.SWITCH,
         "stop when standard input ends, for a parent that holds the other end",
         _OTHER,
         ("scheduler", "executor", "gateway"),
@@ -278,7 +278,7 @@ def _build_parser(command: Command) -> argparse.ArgumentParser:
             groups[option.group] = parser.add_argument_group(option.group)
         text = argparse.SUPPRESS if option.hidden else _help(option, command)
         add = groups[option.group].add_argument
-        if option.kind is Kind.SWITCH:
+        if option.kind is OptionKind.SWITCH:
             add(option.flag, dest=option.key, action="store_const", const="true", help=text)
         else:
             add(option.flag, dest=option.key, metavar=_metavar(option), help=text)
@@ -288,15 +288,15 @@ def _build_parser(command: Command) -> argparse.ArgumentParser:
 def _metavar(option: Option) -> str:
     if option.choices:
         return "{" + ",".join(option.choices) + "}"
-    names = {Kind.INTEGER: "N", Kind.NUMBER: "X", Kind.ADDRESS: "HOST:PORT"}
+    names = {OptionKind.INTEGER: "N", OptionKind.NUMBER: "X", OptionKind.ADDRESS: "HOST:PORT"}
     return option.metavar or names.get(option.kind, "TEXT")
 
 
 def _help(option: Option, command: Command) -> str:
     default = option.default_for(command)
-    text = option.default_text or ("" if option.kind is Kind.SWITCH else str(default))
+    text = option.default_text or ("" if option.kind is OptionKind.SWITCH else str(default))
     parts = [option.help]
-    if option.kind in (Kind.INTEGER, Kind.NUMBER):
+    if option.kind in (OptionKind.INTEGER, OptionKind.NUMBER):
         parts.append(option.allowed)
     if text:
         parts.append(f"default: {text}")
@@ -327,11 +327,11 @@ def _from_text(option: Option, text: str, source: str) -> Value:
     where = f"{name} ({_SOURCES[source]})"
     value: Value = text
     try:
-        if option.kind is Kind.INTEGER:
+        if option.kind is OptionKind.INTEGER:
             value = int(text)
-        elif option.kind is Kind.NUMBER:
+        elif option.kind is OptionKind.NUMBER:
             value = float(text)
-        elif option.kind is Kind.SWITCH:
+        elif option.kind is OptionKind.SWITCH:
             value = _SWITCH_WORDS[text.lower()]
     except (ValueError, KeyError) as error:
         raise _refusal(option, where, text) from error
@@ -341,14 +341,14 @@ def _from_text(option: Option, text: str, source: str) -> Value:
 def _checked(option: Option, value: object, where: str) -> Value:
     """Returns `value` in the type of the option and within its range. Raises OptionError."""
     match option.kind:
-        case Kind.INTEGER:
+        case OptionKind.INTEGER:
             fits = isinstance(value, int) and not isinstance(value, bool)
-        case Kind.NUMBER:
+        case OptionKind.NUMBER:
             fits = isinstance(value, int | float) and not isinstance(value, bool)
             value = float(value) if fits else value  # type: ignore[arg-type]
-        case Kind.SWITCH:
+        case OptionKind.SWITCH:
             fits = isinstance(value, bool)
-        case Kind.CHOICE:
+        case OptionKind.CHOICE:
             fits = value in option.choices
         case kind:
             fits = isinstance(value, str) and _TEXT_CHECKS[kind](value)
@@ -380,12 +380,12 @@ def _are_hosts(text: str) -> bool:
     return text == "*" or all(map(_HOST.fullmatch, text.split(",")))
 
 
-_TEXT_CHECKS: Mapping[Kind, Callable[[str], bool]] = {
-    Kind.ADDRESS: is_address,
-    Kind.SCHEDULERS: _are_schedulers,
-    Kind.ORIGINS: _are_origins,
-    Kind.HOSTS: _are_hosts,
-    Kind.TEXT: lambda text: bool(text.strip()),
+_TEXT_CHECKS: Mapping[OptionKind, Callable[[str], bool]] = {
+    OptionKind.ADDRESS: is_address,
+    OptionKind.SCHEDULERS: _are_schedulers,
+    OptionKind.ORIGINS: _are_origins,
+    OptionKind.HOSTS: _are_hosts,
+    OptionKind.TEXT: lambda text: bool(text.strip()),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitserve_options.option import Command, Kind, Option
+from splitserve_options.option import Command, Option, OptionKind
 
 _ROBUST = "Queue and failures"
 _SERVE_SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")
@@ -11,8 +11,9 @@ _STREAMING: tuple[Command, ...] = ("serve", "scheduler", "gateway")
 ROBUSTNESS_OPTIONS: tuple[Option, ...] = (
     Option(
         "max-num-waiting",
-        Kind.INTEGER,
-        "most requests that wait for a row, per executor; further ones are refused with QUEUE_FULL",
+        OptionKind.INTEGER,
+        "maximum number of requests that wait for a row, per executor; further ones are "
+        "refused with QUEUE_FULL",
         _ROBUST,
         _SERVE_SCHEDULER,
         1024,
@@ -21,9 +22,9 @@ ROBUSTNESS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "max-unread-mib",
-        Kind.INTEGER,
-        "most MiB kept for a client that does not read its stream, and 16 times that for all; "
-        "beyond it the stream ends",
+        OptionKind.INTEGER,
+        "maximum unread data of one client stream in MiB, and 16 times that of all streams; a"
+        " stream beyond it ends",
         _ROBUST,
         _STREAMING,
         16,
@@ -32,9 +33,9 @@ ROBUSTNESS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "executor-return-s",
-        Kind.NUMBER,
-        "seconds that requests wait for an executor that left, if no other one can run them; then "
-        "they end, and new ones like them are refused",
+        OptionKind.NUMBER,
+        "time that requests wait for an executor that left, if no other can run them, in "
+        "seconds; then they end, and similar new ones are refused",
         _ROBUST,
         _SERVE_SCHEDULER,
         300.0,
@@ -43,8 +44,9 @@ ROBUSTNESS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "reconnect-timeout-s",
-        Kind.NUMBER,
-        "seconds a broken connection to an executor may take to come back before its requests move",
+        OptionKind.NUMBER,
+        "time for a broken connection to an executor to come back before its requests move, "
+        "in seconds",
         _ROBUST,
         _SERVE_SCHEDULER,
         2.0,
@@ -53,9 +55,9 @@ ROBUSTNESS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "step-timeout-s",
-        Kind.NUMBER,
-        "seconds a step may take at most before its executor counts as lost; the first of a size, "
-        "and those of the last executor that answers, may take so long",
+        OptionKind.NUMBER,
+        "upper bound of a step's time limit, in seconds; applies to the first step of a size "
+        "and to the last executor that answers; an executor beyond its limit is lost",
         _ROBUST,
         _SERVE_SCHEDULER,
         300.0,
@@ -65,9 +67,9 @@ ROBUSTNESS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "step-patience-s",
-        Kind.NUMBER,
-        "seconds a step may take at least before its executor counts as lost; beyond them it may "
-        "take three times what steps of its size took",
+        OptionKind.NUMBER,
+        "lower bound of a step's time limit, in seconds; above it the limit is three times "
+        "the duration of steps of that size",
         _ROBUST,
         _SERVE_SCHEDULER,
         3.0,
@@ -77,9 +79,9 @@ ROBUSTNESS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "max-executor-losses",
-        Kind.INTEGER,
-        "executors lost in succession during steps of a request until it is tried alone; one more "
-        "fails it",
+        OptionKind.INTEGER,
+        "number of successive executor losses during steps of a request before it is tried "
+        "alone; one more fails it",
         _ROBUST,
         _SERVE_SCHEDULER,
         2,
@@ -88,8 +90,8 @@ ROBUSTNESS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "drain-timeout-s",
-        Kind.NUMBER,
-        "seconds that unfinished requests get at shutdown",
+        OptionKind.NUMBER,
+        "time for unfinished requests at shutdown, in seconds",
         _ROBUST,
         (*_STREAMING, "executor"),
         10.0,

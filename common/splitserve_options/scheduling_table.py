@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitserve_options.option import Command, Kind, Option
+from splitserve_options.option import Command, Option, OptionKind
 
 _POLICY = "Scheduling"
 _SERVE_SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")
@@ -10,8 +10,9 @@ _SERVE_SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")
 SCHEDULING_OPTIONS: tuple[Option, ...] = (
     Option(
         "queue-policy",
-        Kind.CHOICE,
-        "who is next: by arrival, by priority, by what the tenant was served, by deadline",
+        OptionKind.CHOICE,
+        "order of waiting requests: by arrival, by priority, by service that the tenant "
+        "received, by deadline",
         _POLICY,
         _SERVE_SCHEDULER,
         "fcfs",
@@ -19,8 +20,8 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "tenant-weights",
-        Kind.TEXT,
-        "shares of tenants for the queue policy fair; a tenant without one has 1",
+        OptionKind.TEXT,
+        "shares of tenants for the queue policy fair; a tenant that is not listed has 1",
         _POLICY,
         _SERVE_SCHEDULER,
         default_text="all alike",
@@ -28,7 +29,7 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "batch-policy",
-        Kind.CHOICE,
+        OptionKind.CHOICE,
         "decodes and prompts in one step, or steps of whole prompts before steps of decodes",
         _POLICY,
         _SERVE_SCHEDULER,
@@ -37,8 +38,9 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "delay-factor",
-        Kind.NUMBER,
-        "with prefill-first: prompts wait that many times as long as the last step of prompts took",
+        OptionKind.NUMBER,
+        "with prefill-first: prompts wait for this multiple of the duration of the last "
+        "prompt step",
         _POLICY,
         _SERVE_SCHEDULER,
         0.0,
@@ -47,8 +49,8 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "preemption-mode",
-        Kind.CHOICE,
-        "swap the KV of a preempted request to host memory, recompute it, or what costs less",
+        OptionKind.CHOICE,
+        "swap the KV of a preempted request to host memory, recompute it, or whichever costs less",
         _POLICY,
         _SERVE_SCHEDULER,
         "auto",
@@ -56,34 +58,34 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "no-prefix-caching",
-        Kind.SWITCH,
-        "compute every prompt in full",
+        OptionKind.SWITCH,
+        "disable the prefix cache: compute every prompt in full",
         _POLICY,
         _SERVE_SCHEDULER,
         False,
     ),
     Option(
         "no-host-prefix-cache",
-        Kind.SWITCH,
-        "do not keep cached blocks in host memory when the device needs their room",
+        OptionKind.SWITCH,
+        "drop cached blocks that are evicted from the device, instead of keeping them in host"
+        " memory",
         _POLICY,
         _SERVE_SCHEDULER,
         False,
     ),
     Option(
         "share-prefixes-across-tenants",
-        Kind.SWITCH,
-        "let requests use cached prompts of other tenants, which tells them what others asked",
+        OptionKind.SWITCH,
+        "let requests use cached prompts of other tenants; timing then reveals what others sent",
         _POLICY,
         _SERVE_SCHEDULER,
         False,
     ),
     Option(
         "num-lookahead-slots",
-        Kind.INTEGER,
-        "KV slots that each sequence holds beyond its tokens, where there is room; tables are told"
-        " earlier then, and none are kept free for others (--max-run-ahead and --speculation have"
-        " theirs without this)",
+        OptionKind.INTEGER,
+        "KV slots allocated for each sequence beyond its tokens, where blocks are free; block"
+        " tables are sent earlier (--max-run-ahead and --speculation do not need it)",
         _POLICY,
         _SERVE_SCHEDULER,
         0,
@@ -92,8 +94,9 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "max-run-ahead",
-        Kind.INTEGER,
-        "most tokens of a sequence in one step, while nobody waits, where executors can do so",
+        OptionKind.INTEGER,
+        "maximum number of tokens of a sequence in one step, while no request waits and where"
+        " executors support it",
         _POLICY,
         _SERVE_SCHEDULER,
         8,
@@ -102,9 +105,9 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "max-run-ahead-ms",
-        Kind.INTEGER,
-        "how long a step may take that brings several tokens, by what such steps took, in ms; half"
-        " of that behind another one, as whoever comes waits for both",
+        OptionKind.INTEGER,
+        "time limit of a step with several tokens, estimated from earlier ones, in ms; half "
+        "of it behind another such step, as new requests wait for both",
         _POLICY,
         _SERVE_SCHEDULER,
         80,
@@ -113,10 +116,10 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "speculation",
-        Kind.CHOICE,
-        "who guesses the next tokens, which executors verify together: prompt-lookup finds the last"
-        " ones earlier in the same sequence, and guesses what came then; it pays where text repeats"
-        " itself, and tokens are the same ones without",
+        OptionKind.CHOICE,
+        "source of draft tokens that executors verify together: prompt-lookup copies what "
+        "followed the latest tokens earlier in the same sequence; it pays for repetitive text"
+        " and changes no token",
         _POLICY,
         _SERVE_SCHEDULER,
         "off",
@@ -124,8 +127,9 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "max-draft-tokens",
-        Kind.INTEGER,
-        "most guesses of a sequence in one step; fewer are made as long as fewer pay",
+        OptionKind.INTEGER,
+        "maximum number of draft tokens of a sequence in one step; fewer are drafted while "
+        "the acceptance rate is low",
         _POLICY,
         _SERVE_SCHEDULER,
         16,
@@ -134,8 +138,8 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "max-loras",
-        Kind.INTEGER,
-        "most distinct adapters in one step, as far as the executor can do as many",
+        OptionKind.INTEGER,
+        "maximum number of distinct adapters in one step, within the limit of the executor",
         _POLICY,
         _SERVE_SCHEDULER,
         8,

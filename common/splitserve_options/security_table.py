@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, Command, Kind, Option
+from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, Command, Option, OptionKind
 
 _SECURITY = "Security"
 _SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")
@@ -13,8 +13,8 @@ _HTTP: tuple[Command, ...] = ("serve", "gateway")
 SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "cluster-listen",
-        Kind.ADDRESS,
-        "address for executors and operators; the same as listen: no address of their own",
+        OptionKind.ADDRESS,
+        "address for executors and operators; equal to listen: they share that address",
         _SECURITY,
         _SCHEDULER,
         DEFAULT_CLUSTER_ADDRESS,
@@ -23,9 +23,9 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "tls-cert",
-        Kind.TEXT,
-        "certificate of this process with its chain, PEM; read again when it changes; gateway: "
-        "for schedulers that ask for one",
+        OptionKind.TEXT,
+        "certificate chain of this process, PEM; read again when it changes; gateway: shown "
+        "to schedulers that require one",
         _SECURITY,
         _TLS,
         default_text="plain text",
@@ -33,8 +33,8 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "tls-key",
-        Kind.TEXT,
-        "private key of that certificate, PEM",
+        OptionKind.TEXT,
+        "private key of the certificate, PEM",
         _SECURITY,
         _TLS,
         default_text="plain text",
@@ -42,9 +42,9 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "tls-ca",
-        Kind.TEXT,
-        "certificates of whom the processes of the cluster believe each other, PEM; gateway: of "
-        "whom it believes schedulers",
+        OptionKind.TEXT,
+        "certificates of the authority that the processes of the cluster trust, PEM; gateway:"
+        " of the authority it trusts for schedulers",
         _SECURITY,
         _TLS,
         default_text="nobody needs a certificate; gateway: plain text",
@@ -52,8 +52,8 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "tls-client-ca",
-        Kind.TEXT,
-        "certificates of whom clients need a certificate, PEM",
+        OptionKind.TEXT,
+        "certificates of the authority that client certificates must come from, PEM",
         _SECURITY,
         ("scheduler",),
         default_text="clients need none",
@@ -61,9 +61,8 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "http-tls-cert",
-        Kind.TEXT,
-        "certificate that clients of HTTP are shown, with its chain, PEM; read again when it "
-        "changes",
+        OptionKind.TEXT,
+        "certificate chain shown to HTTP clients, PEM; read again when it changes",
         _SECURITY,
         _HTTP,
         default_text="plain HTTP",
@@ -71,7 +70,7 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "http-tls-key",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "private key of that certificate, PEM",
         _SECURITY,
         _HTTP,
@@ -80,8 +79,8 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "http-tls-client-ca",
-        Kind.TEXT,
-        "certificates of whom clients of HTTP need a certificate, PEM",
+        OptionKind.TEXT,
+        "certificates of the authority that certificates of HTTP clients must come from, PEM",
         _SECURITY,
         _HTTP,
         default_text="they need none",
@@ -89,9 +88,9 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "gateway-key-file",
-        Kind.TEXT,
-        "file with the gateway's own API key, of the scope gateway; then every request over HTTP "
-        "needs a key, too; read again when it changes",
+        OptionKind.TEXT,
+        "file with the gateway's own API key, of the scope gateway; every HTTP request then "
+        "needs a key as well; read again when it changes",
         _SECURITY,
         _HTTP,
         default_text="nobody is asked for a key",
@@ -99,7 +98,7 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "cluster-token-file",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "file with a secret that the processes of a cluster share",
         _SECURITY,
         ("serve", *_CLUSTER),
@@ -108,7 +107,7 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "no-operator-token",
-        Kind.SWITCH,
+        OptionKind.SWITCH,
         "ask operators for no cluster token",
         _SECURITY,
         ("scheduler",),
@@ -117,8 +116,9 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "executor-addresses",
-        Kind.TEXT,
-        "where executors may say that they are reached: networks, addresses, names with wildcards",
+        OptionKind.TEXT,
+        "addresses at which executors may say that they are reached: networks, addresses, "
+        "names with wildcards",
         _SECURITY,
         ("scheduler",),
         default_text="the address that they register from",
@@ -126,8 +126,8 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "api-keys",
-        Kind.TEXT,
-        "file of API keys, as splitserve keys writes it; read again when it changes",
+        OptionKind.TEXT,
+        "file of API keys, written by splitserve keys; read again when it changes",
         _SECURITY,
         _SCHEDULER,
         default_text="callers need no key",
@@ -135,8 +135,8 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "tenants",
-        Kind.TEXT,
-        "TOML file: what each tenant of known callers may have; read again when it changes",
+        OptionKind.TEXT,
+        "TOML file with the limits of each tenant of known callers; read again when it changes",
         _SECURITY,
         _SCHEDULER,
         default_text="tenants have no limits",
@@ -144,8 +144,8 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "jwt-issuer",
-        Kind.TEXT,
-        "issuer of tokens (JWT) by which callers are known, as their claim iss has it",
+        OptionKind.TEXT,
+        "issuer of tokens (JWT) that identify callers, as in their claim iss",
         _SECURITY,
         _SCHEDULER,
         default_text="tokens are not taken",
@@ -153,16 +153,16 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "jwt-audience",
-        Kind.TEXT,
-        "what the claim aud of such a token has, so that it is for this service",
+        OptionKind.TEXT,
+        "required value of the claim aud: the name of this service",
         _SECURITY,
         _SCHEDULER,
         default_text="none; jwt-issuer needs one",
     ),
     Option(
         "jwt-keys",
-        Kind.TEXT,
-        "keys of the issuer: a JWK set, or its URL; both are looked at again",
+        OptionKind.TEXT,
+        "keys of the issuer: a JWK set, or its URL; both are read again",
         _SECURITY,
         _SCHEDULER,
         default_text="what the issuer says at /.well-known/openid-configuration",
@@ -170,7 +170,7 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "jwt-tenant-claim",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "claim of a token that names the caller's tenant",
         _SECURITY,
         _SCHEDULER,
@@ -179,8 +179,9 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "audit-log",
-        Kind.TEXT,
-        "file that says who did what, as lines of JSON, without what was said; may be moved away",
+        OptionKind.TEXT,
+        "file of JSON lines that records callers and their operations, without prompts and "
+        "outputs; may be moved away",
         _SECURITY,
         _SCHEDULER,
         default_text="none is kept",
@@ -188,8 +189,9 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "insecure",
-        Kind.SWITCH,
-        "let others reach, or overhear, what is not all encrypted and checked",
+        OptionKind.SWITCH,
+        "allow others to reach or overhear connections that are not all encrypted and "
+        "authenticated",
         _SECURITY,
         ("serve", "gateway", *_CLUSTER),
         False,

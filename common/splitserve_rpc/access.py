@@ -146,7 +146,7 @@ ScopesOf = Callable[[str], Collection[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AccessRule:
     """Callers that a method admits: cluster processes with `role`, and credentials with a scope.
 
     `scopes`: the credential needs one of them. With neither, the method admits everybody. A server
@@ -158,14 +158,14 @@ class Rule:
     scopes: frozenset[str] = frozenset()
 
 
-_ANYBODY = Rule()
-_GENERATE = Rule(scopes=frozenset({"generate"}))
-_GENERATE_OR_GATEWAY = Rule(scopes=frozenset({"generate", "gateway"}))
-_SERVED = Rule(scopes=frozenset({"generate", "gateway", "operator"}))
+_ANYBODY = AccessRule()
+_GENERATE = AccessRule(scopes=frozenset({"generate"}))
+_GENERATE_OR_GATEWAY = AccessRule(scopes=frozenset({"generate", "gateway"}))
+_SERVED = AccessRule(scopes=frozenset({"generate", "gateway", "operator"}))
 _CLIENTS = "splitserve.scheduler.v1.SchedulerService"
 
 # Rules by service or by method. Calls of other methods are refused.
-RULES: Mapping[str, Rule] = MappingProxyType(
+RULES: Mapping[str, AccessRule] = MappingProxyType(
     {
         "grpc.health.v1.Health": _ANYBODY,
         # Only offered on addresses of this machine.
@@ -176,15 +176,15 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         f"{_CLIENTS}/GetModel": _SERVED,
         f"{_CLIENTS}/GetTokenizer": _GENERATE_OR_GATEWAY,
         f"{_CLIENTS}/Identify": _GENERATE_OR_GATEWAY,
-        "splitserve.scheduler.v1.RegistryService": Rule(Role.EXECUTOR),
-        "splitserve.scheduler.v1.AdminService": Rule(Role.OPERATOR, frozenset({"operator"})),
-        "splitserve.scheduler.v1.LiveService": Rule(Role.OPERATOR, frozenset({"operator"})),
-        "splitserve.executor.v1.ExecutorService": Rule(Role.SCHEDULER),
+        "splitserve.scheduler.v1.RegistryService": AccessRule(Role.EXECUTOR),
+        "splitserve.scheduler.v1.AdminService": AccessRule(Role.OPERATOR, frozenset({"operator"})),
+        "splitserve.scheduler.v1.LiveService": AccessRule(Role.OPERATOR, frozenset({"operator"})),
+        "splitserve.executor.v1.ExecutorService": AccessRule(Role.SCHEDULER),
     }
 )
 
 
-def rule_of(method: str) -> Rule:
+def rule_of(method: str) -> AccessRule:
     """Returns the rule of `method` (`/package.Service/Method`).
 
     Raises DomainError(CALLER_NOT_ALLOWED) for a method without a rule.
@@ -238,7 +238,7 @@ class Access:
             return
         self._identity.check_certificate(context, rule.role)
 
-    def _is_about_scopes(self, rule: Rule, metadata: Metadata) -> bool:
+    def _is_about_scopes(self, rule: AccessRule, metadata: Metadata) -> bool:
         """Returns whether the scopes of the credential decide, rather than the cluster identity.
 
         If either would do, a credential without the scopes does not refuse the call: the cluster

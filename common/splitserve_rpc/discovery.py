@@ -51,7 +51,7 @@ class Discovery(Protocol):
         ...
 
 
-class Listed:
+class StaticDiscovery:
     """Discovery from a fixed list of addresses."""
 
     host: str | None = None
@@ -64,7 +64,7 @@ class Listed:
         return self._addresses
 
 
-class InFile:
+class FileDiscovery:
     """Discovery from a file with one address per line, read again when it changes.
 
     Empty lines and text after `#` are ignored.
@@ -80,7 +80,7 @@ class InFile:
         return await asyncio.to_thread(self._watched.current)
 
 
-class Named:
+class DnsDiscovery:
     """Discovery of all addresses of a DNS name.
 
     The last answer is used while the resolver is silent.
@@ -177,12 +177,12 @@ def discovery(schedulers: str) -> Discovery:
     """
     if (path := _after(_FILE, schedulers)) is not None:
         try:
-            return InFile(Path(path))
+            return FileDiscovery(Path(path))
         except FilesUnusable as error:
             raise FilesUnusable(f"{_FILE}{error}") from error
     if (name := _after(_DNS, schedulers)) is not None:
-        return Named(_checked([name])[0])
-    return Listed(schedulers.split(","))
+        return DnsDiscovery(_checked([name])[0])
+    return StaticDiscovery(schedulers.split(","))
 
 
 def names_several(address: str) -> bool:

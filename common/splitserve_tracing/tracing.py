@@ -32,7 +32,7 @@ _LINES_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-class ToldExporter(SpanExporter):
+class LossReportingExporter(SpanExporter):
     """Passes spans on, and periodically logs how many were lost. Used by one thread."""
 
     def __init__(self, exporter: SpanExporter, url: str, clock: Callable[[], float]) -> None:
@@ -77,7 +77,8 @@ _LIMITS = SpanLimits(
     max_links=8,
     max_span_attribute_length=256,
 )
-# Logger of the SDK, which repeats its errors for each batch. `ToldExporter` logs them once.
+# Logger of the SDK, which repeats its errors for each batch; `LossReportingExporter` logs each
+# once.
 _SILENT = "opentelemetry"
 _CLOSE_S = 2.0
 
@@ -114,7 +115,7 @@ class Tracing:
         )
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                ToldExporter(exporter, config.url, clock),
+                LossReportingExporter(exporter, config.url, clock),
                 max_queue_size=MAX_QUEUED_SPANS,
                 schedule_delay_millis=_EXPORT_EVERY_MS,
                 max_export_batch_size=_BATCH_SPANS,

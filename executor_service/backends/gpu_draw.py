@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from executor_service.device.kv_cache import to_device
-from executor_service.device.uploads import Numbers, Uploads
+from executor_service.device.uploads import IntegerArrays, Uploads
 from executor_service.sampling.sampler import LogitColumns, SamplingRows, draw_rows
 from executor_service.sampling.token_counts import IN_PROMPT
 from executor_service.steps.step import Int64Array
@@ -34,7 +34,7 @@ def triton_adjust(logits: Tensor, rows: SamplingRows, uploads: Uploads) -> Tenso
         columns.penalties.view("int32"),
     ]
     _, (mask_lines, mask_words, bias_starts, biased_tokens, count_lines, *floats) = uploads.send(
-        Numbers([], numbers)
+        IntegerArrays([], numbers)
     )
     biases, penalties = (tensor.view(torch.float32) for tensor in floats)
     return adjust(

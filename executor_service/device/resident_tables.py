@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.uploads import Numbers, Uploads
+from executor_service.device.uploads import IntegerArrays, Uploads
 from executor_service.steps.block_tables import NOTHING_SEEN, BlockTables
 from executor_service.steps.step import Int32Array, Int64Array, StepInput
 
@@ -69,7 +69,7 @@ class ResidentTables:
         if np.count_nonzero(is_read):
             places = (changes.row_ids * width + changes.indexes)[is_read]
             (where,), (block_ids,) = self._uploads.send(
-                Numbers([places], [changes.block_ids[is_read]])
+                IntegerArrays([places], [changes.block_ids[is_read]])
             )
             self._memory.view(-1).index_copy_(0, where, block_ids)
         self._version = changes.version

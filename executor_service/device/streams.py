@@ -41,7 +41,7 @@ class Timer(Protocol):
         ...
 
 
-class Mark(Protocol):
+class StreamMark(Protocol):
     """Point in the work of a stream."""
 
     @property
@@ -82,7 +82,7 @@ class DeviceStreams(Protocol):
         """Starts a timer on the stream in use."""
         ...
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamMark:
         """Returns a mark behind all work queued so far on the stream in use."""
         ...
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from executor_service.device.streams import DeviceStreams, Mark
+from executor_service.device.streams import DeviceStreams, StreamMark
 
 Array = npt.NDArray[Any]
 Int32Array = npt.NDArray[np.int32]
@@ -34,7 +34,7 @@ _DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class IntegerArrays:
     """Arrays of any shape: `longs` become int64 tensors, `ints` int32 tensors."""
 
     longs: Sequence[Int64Array]
@@ -79,7 +79,7 @@ class Uploads:
         """Whether the device reads the memory of the host, so that nothing is copied."""
         return self._streams.shares_memory
 
-    def send(self, numbers: Numbers) -> tuple[list[Tensor], list[Tensor]]:
+    def send(self, numbers: IntegerArrays) -> tuple[list[Tensor], list[Tensor]]:
         """Copies `numbers` to new device memory: longs and ints, in their shapes.
 
         Where the device reads host memory, the tensors share memory with the arrays, which nobody
@@ -92,7 +92,7 @@ class Uploads:
         self.send_to(target, numbers)
         return views(target, numbers)
 
-    def send_to(self, target: Tensor, numbers: Numbers) -> None:
+    def send_to(self, target: Tensor, numbers: IntegerArrays) -> None:
         """Copies `numbers` over the start of `target`, uint8 on the device, laid out as in `views`.
 
         Work queued on the device before still sees the old contents.
@@ -133,7 +133,7 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def views(memory: Tensor, numbers: Numbers) -> tuple[list[Tensor], list[Tensor]]:
+def views(memory: Tensor, numbers: IntegerArrays) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the tensors of `numbers` in `memory`, uint8, one after the other: longs and ints."""
     found = [
         memory[start : start + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
@@ -155,7 +155,7 @@ class _Unread:
     """Ring segment with a pending copy. `read`: event after which the segment is writable again."""
 
     start: int
-    read: Mark
+    read: StreamMark
 
 
 class PinnedRing:

@@ -58,9 +58,9 @@ class CompiledGrammars:
             for row_id in row_ids.tolist():
                 self._rows.pop(row_id, None)
 
-    def of_step(self, rows: Int64Array, row_ids: Int32Array) -> StepOfGrammars:
+    def of_step(self, rows: Int64Array, row_ids: Int32Array) -> CompiledStepGrammars:
         """Returns the grammars of a step; see `RowGrammars`."""
-        return StepOfGrammars(self, rows, [self._rows[row_id] for row_id in row_ids.tolist()])
+        return CompiledStepGrammars(self, rows, [self._rows[row_id] for row_id in row_ids.tolist()])
 
     def close(self) -> None:
         """Ends the threads of the compiler."""
@@ -109,7 +109,7 @@ class CompiledGrammars:
 
 
 @dataclass(frozen=True, slots=True)
-class StepOfGrammars:
+class CompiledStepGrammars:
     """Implements `StepGrammars`. `rows`: int64, the rising row index of each of `states`."""
 
     grammars: CompiledGrammars
@@ -135,7 +135,7 @@ class StepOfGrammars:
             invalid={row: state.error for row, state in of_rows if state.error},
         )
 
-    def take(self, rows: Int64Array) -> StepOfGrammars:
+    def take(self, rows: Int64Array) -> CompiledStepGrammars:
         """Returns the grammars of a step that has only `rows`; see `StepGrammars`."""
         index_of = {row: index for index, row in enumerate(self.rows.tolist())}
         found = [
@@ -147,7 +147,7 @@ class StepOfGrammars:
 
     def drafted(
         self, rows: Int64Array, histories: Sequence[Sequence[int] | None]
-    ) -> StepOfGrammars:
+    ) -> CompiledStepGrammars:
         """Returns the grammars of a step with draft tokens; see `StepGrammars`."""
         # Followed here once, otherwise each draft of a row would have to follow the same tokens.
         self.grammars.advance(self.states, may_wait=False)
@@ -159,10 +159,10 @@ class StepOfGrammars:
         ]
         return self._at(found)
 
-    def _at(self, found: Sequence[tuple[int, RowGrammar]]) -> StepOfGrammars:
+    def _at(self, found: Sequence[tuple[int, RowGrammar]]) -> CompiledStepGrammars:
         """Returns the grammars of a step that has these states at these row indexes."""
         places = np.array([place for place, _ in found], np.int64)
-        return StepOfGrammars(self.grammars, places, [state for _, state in found])
+        return CompiledStepGrammars(self.grammars, places, [state for _, state in found])
 
 
 # -- Position of one row in its grammar ------------------------------------------------------------

@@ -44,7 +44,7 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._make_trials = make_trials
         self._changed = threading.Condition()
-        self._remembered = Remembered()
+        self._remembered = GrammarCache()
         # Weak references: a grammar is compiled only as long as a caller keeps its future.
         self._wanted: weakref.WeakValueDictionary[Grammar, Future[Compiled]]
         self._wanted = weakref.WeakValueDictionary()
@@ -210,7 +210,7 @@ class Compiled:
     num_bytes: int = 0
 
 
-class Remembered:
+class GrammarCache:
     """LRU cache of compiled grammars, bounded in number and bytes. Not thread-safe."""
 
     def __init__(self) -> None:

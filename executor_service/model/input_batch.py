@@ -18,7 +18,7 @@ from torch import Tensor
 
 from executor_service.device.resident_tables import ResidentRows, SampledTokens
 from executor_service.device.streams import streams_of
-from executor_service.device.uploads import Numbers, Uploads
+from executor_service.device.uploads import IntegerArrays, Uploads
 from executor_service.steps.step import BoolArray, Int32Array, Int64Array, StepInput
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import (
@@ -287,7 +287,7 @@ def send_rows(rows: PassRows, uploads: Uploads) -> PassTensors:
     else:
         longs.append(resident.row_ids)
     (input_ids, position_ids, slots, index, *others), (computed, query_starts, *tables_sent) = (
-        uploads.send(Numbers(longs, ints))
+        uploads.send(IntegerArrays(longs, ints))
     )
     if resident is None:
         (tables,) = tables_sent

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from executor_service.device.kv_cache import KVCache
-from executor_service.device.uploads import Array, Int32Array, Int64Array, Numbers, Uploads, views
+from executor_service.device.uploads import (
+    Array,
+    Int32Array,
+    Int64Array,
+    IntegerArrays,
+    Uploads,
+    views,
+)
 from executor_service.model.input_batch import PassRows, PassTensors, fill_in
 from executor_service.sampling.sampler import StaticDraw
 from splitserve_kernels.draw_rows import DrawRows
@@ -47,12 +54,12 @@ class _Arrays:
     tables: Int32Array
 
     @property
-    def numbers(self) -> Numbers:
+    def numbers(self) -> IntegerArrays:
         """Arrays in copy order; tables come last, so table width shifts no other array."""
         longs = [self.input_ids, self.positions, self.slots, self.logits_index]
         longs += [self.places, self.indexes, self.words, self.row_ids]
         ints = [self.num_computed, self.num_left, self.query_starts, self.tables]
-        return Numbers(longs, ints)
+        return IntegerArrays(longs, ints)
 
 
 @dataclass(frozen=True, slots=True)

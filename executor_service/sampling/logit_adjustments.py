@@ -15,7 +15,7 @@ from torch import Tensor
 
 from executor_service.device.kv_cache import to_device
 from executor_service.device.streams import streams_of
-from executor_service.device.uploads import Numbers, Uploads
+from executor_service.device.uploads import IntegerArrays, Uploads
 from executor_service.sampling.token_counts import IN_PROMPT, CountedRows
 from executor_service.steps.sampling_params import ParamRows, TokenMasks
 from executor_service.steps.step import BoolArray, Int32Array
@@ -211,5 +211,7 @@ def _pairs(
     """Returns indexes (row, token) of all tokens of all rows; both [number of pairs] int64."""
     lengths = [len(tokens) for tokens in token_ids]
     flat = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in token_ids])
-    (of_rows, tokens), _ = uploads.send(Numbers([np.repeat(np.asarray(rows), lengths), flat], []))
+    (of_rows, tokens), _ = uploads.send(
+        IntegerArrays([np.repeat(np.asarray(rows), lengths), flat], [])
+    )
     return of_rows, tokens

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from executor_service.device.kv_cache import to_device
 from executor_service.device.streams import streams_of
-from executor_service.device.uploads import Numbers, Uploads
+from executor_service.device.uploads import IntegerArrays, Uploads
 from executor_service.steps.step import Int32Array, Int64Array
 
 # Bit of a count: the token is in the prompt. Lower bits count the occurrences in the output.
@@ -142,7 +142,7 @@ class TokenCounts:
         lengths = np.array([len(tokens) for tokens in (*prompts, *outputs)], np.int64)
         lines = np.array([row.line for row in rows], np.int64)
         (lines_on_device, lengths_on_device), (tokens,) = self._uploads.send(
-            Numbers([lines, lengths], [np.concatenate((*prompts, *outputs))])
+            IntegerArrays([lines, lengths], [np.concatenate((*prompts, *outputs))])
         )
         table.index_fill_(0, lines_on_device, 0)
         # With output_size given, the host does not wait for the sum of the lengths.

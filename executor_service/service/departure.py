@@ -29,7 +29,7 @@ _PACING = Pacing()
 _log = logging.getLogger(__name__)
 
 
-class Farewells(Protocol):
+class DepartureNotices(Protocol):
     """Scheduler side of a departure."""
 
     async def leave(self, info: ExecutorInfo, timeout_s: float) -> None:
@@ -37,7 +37,7 @@ class Farewells(Protocol):
         ...
 
 
-class Leaver(Protocol):
+class DepartingExecutor(Protocol):
     """State of an executor that a departure needs: an ExecutorServicer."""
 
     is_leaving: bool
@@ -47,7 +47,9 @@ class Leaver(Protocol):
 class Departures:
     """Leaves schedulers, before the process ends or joins another scheduler."""
 
-    def __init__(self, door: Callable[[str], Farewells], leaver: Leaver, timeout_s: float) -> None:
+    def __init__(
+        self, door: Callable[[str], DepartureNotices], leaver: DepartingExecutor, timeout_s: float
+    ) -> None:
         """`door`: connects to the scheduler at an address. `timeout_s`: limit of one departure."""
         self._door = door
         self._leaver = leaver
@@ -65,7 +67,7 @@ class Departures:
 
 
 async def depart(
-    registry: Farewells,
+    registry: DepartureNotices,
     info: ExecutorInfo,
     wait_unwatched: Callable[[], Awaitable[None]],
     timeout_s: float,
@@ -95,7 +97,9 @@ async def depart(
         _log.warning("executor_not_drained timeout_s=%g", timeout_s)
 
 
-async def _leave(registry: Farewells, info: ExecutorInfo, timeout_s: float, pacing: Pacing) -> None:
+async def _leave(
+    registry: DepartureNotices, info: ExecutorInfo, timeout_s: float, pacing: Pacing
+) -> None:
     """Calls `leave` until it succeeds, so that a scheduler that restarts is told, too."""
     while True:
         try:

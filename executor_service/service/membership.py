@@ -20,7 +20,7 @@ from executor_service.service.registration import (
     Pacing,
     RegistrationFailed,
     Registry,
-    Steadiness,
+    StabilityDetector,
     ranked,
 )
 from executor_service.steps.executor_info import ExecutorInfo
@@ -41,7 +41,7 @@ _DRAINED = "EXECUTOR_DRAINED"
 _log = logging.getLogger(__name__)
 
 
-class SchedulerDoor(Registry, Protocol):
+class SchedulerConnection(Registry, Protocol):
     """Connection to one scheduler, as executors use it."""
 
     async def takes_executors(self) -> bool:
@@ -97,7 +97,7 @@ class Membership:
         self,
         discovery: Discovery,
         name: str,
-        door: Callable[[str], SchedulerDoor],
+        door: Callable[[str], SchedulerConnection],
         lives: Lives,
         streams: Streams,
         pacing: Pacing,
@@ -111,7 +111,9 @@ class Membership:
         self._lives = lives
         self._streams = streams
         self._pacing = pacing
-        self._preference = Steadiness(lambda: move_after_s * (1 + pacing.random()), pacing.clock)
+        self._preference = StabilityDetector(
+            lambda: move_after_s * (1 + pacing.random()), pacing.clock
+        )
         self._scheduler: str | None = None
         self._is_member = False
         self._num_fruitless = 0

@@ -340,7 +340,7 @@ def _weight(scheduler: str, executor: str) -> bytes:
     return blake2b(f"{scheduler} {executor}".encode(), digest_size=8).digest()
 
 
-class Steadiness:
+class StabilityDetector:
     """Detects that a value has stayed the same for long enough. A new value starts over."""
 
     def __init__(self, hold_s: Callable[[], float], clock: Callable[[], float]) -> None:

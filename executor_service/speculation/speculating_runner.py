@@ -46,7 +46,7 @@ class SpeculatingRunner:
         self._clock = clock
         self.totals = DraftTotals()
         self._lengths = DraftLengths()
-        self._luck = RowStates(lambda _position: Luck())
+        self._luck = RowStates(lambda _position: AcceptanceRate())
 
     def begin(self, step: StepInput) -> PendingStep | None:
         self._proposer.catch_up()
@@ -84,7 +84,7 @@ class SpeculatingRunner:
                 return output
         return self._go_on_alone(turn, luck)
 
-    def _go_on_alone(self, turn: StepInput, luck: list[Luck]) -> StepOutput:
+    def _go_on_alone(self, turn: StepInput, luck: list[AcceptanceRate]) -> StepOutput:
         started_s = self._clock()
         output = self._execute(turn)
         elapsed_s = self._clock() - started_s
@@ -96,7 +96,7 @@ class SpeculatingRunner:
         self._proposer.follow(turn, output.runs)
         return output
 
-    def _learn(self, luck: list[Luck], guesses: TokenRuns, output: StepOutput) -> None:
+    def _learn(self, luck: list[AcceptanceRate], guesses: TokenRuns, output: StepOutput) -> None:
         for index, (row, num_guesses) in enumerate(zip(luck, guesses.counts.tolist(), strict=True)):
             if num_guesses:
                 num_right = max(0, len(output.token_ids_of(index)) - 1)
@@ -134,7 +134,7 @@ _LEAST_S = 1e-9
 
 
 @dataclass(slots=True)
-class Luck:
+class AcceptanceRate:
     """Acceptance rate of guesses, from counts in which older guesses count less.
 
     `num_tried`: verified guesses. `num_right`: the right ones among them.
@@ -167,7 +167,7 @@ class DraftLengths:
     """Chooses how many guesses rows get. Deterministic: measured times are passed in."""
 
     def __init__(self) -> None:
-        self.all_rows = Luck()
+        self.all_rows = AcceptanceRate()
         # Times of plain passes (one token a row) and of verifying passes, by their tokens; times of
         # guessing, by the guesses of the longest row.
         self.plain = PassTimes()
@@ -179,7 +179,7 @@ class DraftLengths:
         for each in (self.all_rows, self.verifying, self.guessing):
             each.fade()
 
-    def choose(self, luck: Sequence[Luck], most: Int32Array) -> Int32Array:
+    def choose(self, luck: Sequence[AcceptanceRate], most: Int32Array) -> Int32Array:
         """Returns the number of guesses of each row, [K], at most `most` [K]."""
         num_rows = len(luck)
         limit = min(int(most.max(initial=0)), MAX_GUESSES)

@@ -99,7 +99,7 @@ _LESS = MAX_AT_ONCE - _PER_MINUTE
 _RETRY_DELAY_S = 1.0
 
 
-class StrangerBudget:
+class InvalidTokenLimit:
     """Rate limit of invalid tokens: MAX_AT_ONCE at once, and as many a second."""
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:

@@ -68,7 +68,7 @@ ANYBODY = Caller("", "", frozenset(Scope))
 NO_LIMITS = TenantLimits()
 
 
-class OpenDoor:
+class AllowAllCallers:
     """Lets every caller in without a credential and without limits. Implements `Callers`."""
 
     knows_callers = False
@@ -83,7 +83,7 @@ class OpenDoor:
 # -- Admission of a request ------------------------------------------------------------------------
 
 
-class Charge(Protocol):
+class RequestCost(Protocol):
     """Cost of one request, counted against the quota of its tenant.
 
     `end` follows each `begin`, once.
@@ -99,7 +99,7 @@ class Charge(Protocol):
 
 
 class _Free:
-    """Charge of a tenant without quotas: does nothing. Implements `Charge`."""
+    """Charge of a tenant without quotas: does nothing. Implements `RequestCost`."""
 
     def begin(self) -> None:
         pass
@@ -108,7 +108,7 @@ class _Free:
         pass
 
 
-FREE: Charge = _Free()
+FREE: RequestCost = _Free()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,6 @@ class Admission:
     """
 
     name: RequestName
-    charge: Charge = FREE
+    charge: RequestCost = FREE
     trace_id: str = ""
     caller: str = ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from scheduler_service.audit.audit import Audit, KeysReloaded
 from scheduler_service.callers.authenticator import Authenticator, read_key_file
-from scheduler_service.callers.caller import Caller, Callers, OpenDoor
+from scheduler_service.callers.caller import AllowAllCallers, Caller, Callers
 from scheduler_service.callers.issuer_keys import (
     CannotFetch,
     Fetched,
@@ -116,7 +116,7 @@ def open_callers(config: CallersConfig) -> OpenedCallers:
     Raises FilesUnusable, and ValueError if a package is missing; messages are one line for people.
     """
     if config.api_keys is None and config.tokens is None:
-        return OpenedCallers(OpenDoor())
+        return OpenedCallers(AllowAllCallers())
     keys = None if config.api_keys is None else _watched("api-keys", config.api_keys, read_key_file)
     tenants = None if config.tenants is None else _watched("tenants", config.tenants, read_tenants)
     token_keys, identify = (None, None) if config.tokens is None else _tokens(config.tokens)

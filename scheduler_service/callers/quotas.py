@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scheduler_service.callers.caller import FREE, Charge, TenantLimits
+from scheduler_service.callers.caller import FREE, RequestCost, TenantLimits
 from scheduler_service.scheduler.values.request import Request
 from splitserve_rpc.domain_error import DomainError
 
@@ -56,7 +56,7 @@ class Quotas:
         account = self._accounts.get(tenant)
         return 0 if account is None else account.num_running
 
-    def charge(self, tenant: str, num_prompt_tokens: int, num_resumed_tokens: int) -> Charge:
+    def charge(self, tenant: str, num_prompt_tokens: int, num_resumed_tokens: int) -> RequestCost:
         """Returns the charge of a new request of `tenant`. Raises DomainError(QUOTA_EXCEEDED).
 
         The number of output tokens is not known beforehand: a request is let in while there is room
@@ -120,7 +120,7 @@ class Quotas:
 
 
 class _Charge:
-    """Charge of one request whose tenant has quotas. Implements `Charge`.
+    """Charge of one request whose tenant has quotas. Implements `RequestCost`.
 
     `num_first_tokens`: prompt and resumed tokens, charged at `begin`. `num_resumed_tokens`: output
     tokens that the request came with, not charged again at `end`.

@@ -19,7 +19,7 @@ from joserfc.jwk import ECKey, GuestProtocol, JWKRegistry, OKPKey, RSAKey
 from joserfc.jws import JWSRegistry
 from joserfc.jwt import JWTClaimsRegistry
 
-from scheduler_service.callers.authenticator import StrangerBudget, expired, no_tenant, not_valid
+from scheduler_service.callers.authenticator import InvalidTokenLimit, expired, no_tenant, not_valid
 from scheduler_service.callers.caller import Caller, Scope
 from scheduler_service.callers.issuer_keys import Refreshed
 from splitserve_keys.key_file import is_tenant_name
@@ -92,7 +92,7 @@ class TokenVerifier:
         on_unknown_key: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.time,
         max_remembered: int = _MAX_REMEMBERED,
-        strangers: StrangerBudget | None = None,
+        strangers: InvalidTokenLimit | None = None,
     ) -> None:
         """Keeps the rules and keys of the issuer.
 
@@ -104,7 +104,7 @@ class TokenVerifier:
         self._on_unknown_key = on_unknown_key
         self._now_s = now_s
         self._max_remembered = max_remembered
-        self._strangers = strangers or StrangerBudget()
+        self._strangers = strangers or InvalidTokenLimit()
         self._algorithms = _Algorithms(strict_check_header=False)
         self._claims = JWTClaimsRegistry(
             now=lambda: int(now_s()),

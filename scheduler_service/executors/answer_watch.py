@@ -18,7 +18,7 @@ from scheduler_service.scheduler.values.plan import StepPlan
 _S = 1_000_000_000
 
 
-class FleetPulse:
+class SignsOfLife:
     """Time of the latest sign of life of each executor: an answered step, or GetInfo while idle.
 
     `num_steps`: steps answered by all executors.
@@ -45,7 +45,7 @@ class FleetPulse:
         )
 
 
-class Verdict(Enum):
+class LivenessVerdict(Enum):
     """Verdict of a look at an executor. ASK: ask idle executors for signs of life, look again."""
 
     WAIT = "wait"
@@ -63,7 +63,7 @@ class AnswerWatch:
     executor is given up, whatever the others do. `is_silent`: the executor does not answer GetInfo.
     """
 
-    def __init__(self, executor: Hashable, patience: StepPatience, pulse: FleetPulse) -> None:
+    def __init__(self, executor: Hashable, patience: StepPatience, pulse: SignsOfLife) -> None:
         self.patience = patience
         self._executor = executor
         self._pulse = pulse
@@ -155,11 +155,11 @@ class AnswerWatch:
         self._num_lively = 0
         self._known_half_ns = None
 
-    def look(self, now_ns: int) -> Verdict:
+    def look(self, now_ns: int) -> LivenessVerdict:
         """Returns the verdict at `now_ns`. A GIVE_UP makes `patience` more lenient."""
         at_ns = self.look_at_ns
         if at_ns is None or now_ns < at_ns:
-            return Verdict.WAIT
+            return LivenessVerdict.WAIT
         is_first = self._half_since_ns == self._since_ns
         if is_first or self._pulse.is_another_alive(self._executor, self._half_since_ns):
             self._num_lively += 1
@@ -169,8 +169,8 @@ class AnswerWatch:
         self._is_late = not is_first
         if self._num_lively > 1 or now_ns >= self._since_ns + self._ceiling_ns:
             self.patience.gave_up()
-            return Verdict.GIVE_UP
-        return Verdict.ASK
+            return LivenessVerdict.GIVE_UP
+        return LivenessVerdict.ASK
 
 
 # -- Time limit of a step --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from scheduler_service.executors.answer_watch import FleetPulse
+from scheduler_service.executors.answer_watch import SignsOfLife
 from scheduler_service.executors.drains import Drains
 from scheduler_service.executors.executor_link import ExecutorLost, Link
 from scheduler_service.executors.executor_session import ExecutorSession, Life
@@ -96,7 +96,7 @@ class IdleChecks:
 
     def __init__(
         self,
-        pulse: FleetPulse,
+        pulse: SignsOfLife,
         now_ns: Callable[[], int],
         sessions: Callable[[], Iterable[ExecutorSession]],
     ) -> None:

@@ -15,10 +15,10 @@ from typing import TypeAlias
 
 from scheduler_service.executors.answer_watch import (
     AnswerWatch,
+    LivenessVerdict,
     MeasuredStep,
     StepPatience,
     StepSize,
-    Verdict,
 )
 from scheduler_service.executors.executor_link import ExecutorLost, ExecutorSilent, Link
 from scheduler_service.scheduler import events
@@ -26,7 +26,7 @@ from scheduler_service.scheduler.values.config import SchedulerConfig
 from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.step_codec import (
     EncodedBatch,
-    Received,
+    ReceivedResult,
     ResultUnusable,
     decode_result,
     encode_plan,
@@ -39,7 +39,7 @@ MAX_REPEATED = 1000
 _log = logging.getLogger(__name__)
 
 
-Report: TypeAlias = Callable[[events.Event, Received | None], None]
+Report: TypeAlias = Callable[[events.Event, ReceivedResult | None], None]
 
 
 class ExecutorSession:
@@ -166,7 +166,7 @@ class ExecutorSession:
             self._in_flight.popleft()
             self._last_answered_step_id = result.step_id
             self.steps.answered()
-        self._report(events.StepCompleted(self.address, outcome), Received(result, num_rows))
+        self._report(events.StepCompleted(self.address, outcome), ReceivedResult(result, num_rows))
 
     def _answer_unsent(self) -> None:
         """Reports unsent steps as refused, as far as all earlier steps are answered."""
@@ -273,16 +273,16 @@ class StepAlarm:
         verdict = self._watch.look(now_ns)
         self._notice(was_doubtful=was_doubtful)
         match verdict:
-            case Verdict.GIVE_UP:
+            case LivenessVerdict.GIVE_UP:
                 waited_s, allowed_s = self._watch.waited_s(now_ns), self._watch.allowed_s
                 self.give_up(
                     f"its oldest step is not answered after {waited_s:.3g} s; "
                     f"steps like it may take {allowed_s:.3g} s"
                 )
                 return
-            case Verdict.ASK:
+            case LivenessVerdict.ASK:
                 self._ask_others()
-            case Verdict.WAIT:
+            case LivenessVerdict.WAIT:
                 pass
         self._set_timer()
 

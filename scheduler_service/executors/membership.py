@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
+from scheduler_service.executors.answer_watch import AnswerWatch, SignsOfLife
 from scheduler_service.executors.applicants import VERIFY_TIMEOUT_S, Applicants, IdleChecks, Tasks
 from scheduler_service.executors.drains import Drained, Drains
 from scheduler_service.executors.executor_link import ExecutorLost, Link, LinkConfig
@@ -66,9 +66,9 @@ class Membership:
         self.sessions: dict[str, ExecutorSession] = {}
         self._tasks = Tasks()
         self._lives = Lives(config.step_patience_s, config.step_timeout_s)
-        self._pulse = FleetPulse()
+        self._pulse = SignsOfLife()
         # Latest message of any kind of each executor, which may hang in a step nevertheless.
-        self._signs_of_life = FleetPulse()
+        self._signs_of_life = SignsOfLife()
         self._idle_checks = IdleChecks(self._pulse, now_ns, self.sessions.values)
         self._drains = Drains()
         self._applicants = Applicants(self._drains, config.step_patience_s)

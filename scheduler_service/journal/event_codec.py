@@ -22,7 +22,7 @@ from scheduler_service.scheduler import effects, events
 from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepStatus
 from scheduler_service.scheduler.values.request import Int32Array, Request
-from scheduler_service.step_codec import Received, ResultUnusable, decode_result
+from scheduler_service.step_codec import ReceivedResult, ResultUnusable, decode_result
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal
 from splitserve_rpc.domain_error import DomainError
@@ -47,7 +47,7 @@ _PLAIN_NAMES: Mapping[str, tuple[type[Any], Converters]] = MappingProxyType(
 
 
 def encode_event(
-    event: events.Event, received: Received | None, entry: journal.JournalEntry
+    event: events.Event, received: ReceivedResult | None, entry: journal.JournalEntry
 ) -> None:
     """Sets the event of `entry`.
 
@@ -83,7 +83,7 @@ def decode_event(entry: journal.JournalEntry) -> events.Event:
 
 
 def _encode_step_completed(
-    event: events.StepCompleted, received: Received | None, message: journal.StepCompleted
+    event: events.StepCompleted, received: ReceivedResult | None, message: journal.StepCompleted
 ) -> None:
     message.address = event.address
     if received is not None:

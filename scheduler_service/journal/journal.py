@@ -22,7 +22,7 @@ from scheduler_service.scheduler.events import Event
 from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.scheduler.values.config import FleetConfig
 from scheduler_service.scheduler.values.plan import StepPlan
-from scheduler_service.step_codec import EncodedBatch, Received, encode_plan
+from scheduler_service.step_codec import EncodedBatch, ReceivedResult, encode_plan
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
 JOURNAL_VERSION = 3
@@ -56,7 +56,7 @@ class Journal(Protocol):
         Must be called once, before any event.
         """
 
-    def record(self, event: Event, now_ns: int, received: Received | None) -> Recording:
+    def record(self, event: Event, now_ns: int, received: ReceivedResult | None) -> Recording:
         """Begins the record of an event that is about to be handled.
 
         `received`: message from which the outcome of a `StepCompleted` was decoded.
@@ -74,7 +74,7 @@ class NoJournal:
     def begin(self, scheduler: Scheduler, config: FleetConfig) -> None:
         pass
 
-    def record(self, event: Event, now_ns: int, received: Received | None) -> Recording:
+    def record(self, event: Event, now_ns: int, received: ReceivedResult | None) -> Recording:
         return self
 
     def done(self, found: Sequence[Effect], batches: Sequence[EncodedBatch]) -> None:
@@ -139,7 +139,7 @@ class FileJournal:
 
         self._attempt(write)
 
-    def record(self, event: Event, now_ns: int, received: Received | None) -> Recording:
+    def record(self, event: Event, now_ns: int, received: ReceivedResult | None) -> Recording:
         if not self._is_recording:
             return _NOTHING
         self._num_events += 1
@@ -307,7 +307,7 @@ class Entries:
         self.executors = {each.address: each for each in executors}
 
     def begin(
-        self, event: Event, now_ns: int, received: Received | None = None
+        self, event: Event, now_ns: int, received: ReceivedResult | None = None
     ) -> journal.JournalEntry:
         """Returns the entry of an event that is about to be handled, without effects.
 

@@ -60,7 +60,7 @@ class Report:
     difference: Difference | None = None
 
 
-class Witness(Protocol):
+class ReplayObserver(Protocol):
     """Observer of a replay. Changes nothing."""
 
     def begins(self, scheduler: Scheduler) -> None:
@@ -76,7 +76,7 @@ class Witness(Protocol):
         ...
 
 
-def replay(path: Path, witness: Witness | None = None) -> Report:
+def replay(path: Path, witness: ReplayObserver | None = None) -> Report:
     """Replays one segment up to the first difference. Raises JournalUnreadable."""
     reader = SegmentReader(path)
     entries = iter(reader)
@@ -114,7 +114,7 @@ def _read_header(entries: Iterator[journal.JournalEntry]) -> journal.JournalHead
     return entry.header
 
 
-def _begin(entry: journal.JournalEntry, witness: Witness | None) -> _Replay:
+def _begin(entry: journal.JournalEntry, witness: ReplayObserver | None) -> _Replay:
     """Makes the initial scheduler of a segment.
 
     Raises CheckpointUnusable, DecodeError, ValueError.
@@ -135,7 +135,9 @@ def _begin(entry: journal.JournalEntry, witness: Witness | None) -> _Replay:
 class _Replay:
     """Scheduler that handles the events of a journal again."""
 
-    def __init__(self, scheduler: Scheduler, entries: Entries, witness: Witness | None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, entries: Entries, witness: ReplayObserver | None
+    ) -> None:
         self._scheduler = scheduler
         self._entries = entries
         self._witness = witness

@@ -25,7 +25,7 @@ class ExecutorState:
     `is_failing`: it fails every request. `is_doubtful`: it is late, silent or cut off. `is_broken`:
     a call of its engine raised, and the executor is about to be removed. `has_lost_events`: that
     call was `apply`, whose events were not delivered. `has_answered`: some step of this engine was
-    answered. `num_moved`: requests that left because the executor drains. `lacks`: requests that
+    answered. `num_moved`: requests that left because the executor drains. `blockers`: requests that
     did not begin with its latest step, each with its blocker.
     """
 
@@ -43,7 +43,7 @@ class ExecutorState:
     has_lost_events: bool = False
     has_answered: bool = False
     num_moved: int = 0
-    lacks: Mapping[Request, AdmissionBlocker] = field(default_factory=dict)
+    blockers: Mapping[Request, AdmissionBlocker] = field(default_factory=dict)
 
     @property
     def life(self) -> Life:
@@ -71,7 +71,7 @@ MESSAGE = "a fault of the scheduler; its log has the details"
 
 
 @dataclass(slots=True)
-class Rescued:
+class RecoveredRequests:
     """Requests recovered from an engine that is closed.
 
     Unfinished requests among them are ready for another engine. `faults`: names of the engine calls
@@ -82,7 +82,7 @@ class Rescued:
     faults: list[tuple[str, Exception]] = field(default_factory=list)
 
 
-def rescue(executor: ExecutorState) -> Rescued:
+def rescue(executor: ExecutorState) -> RecoveredRequests:
     """Evacuates the engine of an executor, sound or broken.
 
     Returns all unfinished requests, and the requests that ended and whose owners were not told.
@@ -90,7 +90,7 @@ def rescue(executor: ExecutorState) -> Rescued:
     new token in between, since nobody knows which request breaks them. If the events of a step were
     lost, ends also each request whose known tokens cannot be told apart from the lost ones.
     """
-    rescued = Rescued()
+    rescued = RecoveredRequests()
     ended = _take_ended(executor, rescued)
     requests = _evacuate(executor, rescued)
     half_told = {sequence.request.request_id for sequence in ended.finished_sequences}
@@ -114,7 +114,7 @@ def end_with_fault(request: Request) -> None:
     request.finish_reason, request.error = FinishReason.ERROR, (REASON, MESSAGE)
 
 
-def _evacuate(executor: ExecutorState, rescued: Rescued) -> list[Request]:
+def _evacuate(executor: ExecutorState, rescued: RecoveredRequests) -> list[Request]:
     try:
         return executor.engine.evacuate()
     except Exception as error:  # a broken engine may fail here, too
@@ -122,7 +122,7 @@ def _evacuate(executor: ExecutorState, rescued: Rescued) -> list[Request]:
         return []
 
 
-def _take_ended(executor: ExecutorState, rescued: Rescued) -> StepEvents:
+def _take_ended(executor: ExecutorState, rescued: RecoveredRequests) -> StepEvents:
     try:
         return executor.engine.take_ended()
     except Exception as error:

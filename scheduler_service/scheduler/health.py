@@ -32,7 +32,7 @@ _NUM_GROUPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
+class WithdrawExecutor:
     """Removes the executor, which joins again with an empty cache."""
 
     executor: ExecutorState
@@ -48,14 +48,14 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class HealthChanged:
     """Reports a change of health; the flags of the executor have the new values already."""
 
     executor: ExecutorState
     change: HealthChange
 
 
-HealthAction: TypeAlias = Withdraw | Probe | Changed
+HealthAction: TypeAlias = WithdrawExecutor | Probe | HealthChanged
 
 
 @dataclass(slots=True)
@@ -222,7 +222,7 @@ class ExecutorHealth:
         for executor in self._take_recovered():
             if executor.is_failing and not executor.is_withdrawn:
                 executor.is_failing = False
-                yield Changed(executor, HealthChange.RECOVERED)
+                yield HealthChanged(executor, HealthChange.RECOVERED)
         while self._ended_probes:
             life, is_passed = self._ended_probes.pop(0)
             for executor in self._find([life]):
@@ -271,10 +271,10 @@ class ExecutorHealth:
         others = (other for other in self._executors.values() if other is not executor)
         if any(other.takes_requests and not other.is_failing for other in others):
             self._breakers.open(executor.life, now_ns)
-            yield Withdraw(executor, why)
+            yield WithdrawExecutor(executor, why)
         elif not executor.is_failing:
             executor.is_failing = True
-            yield Changed(executor, HealthChange.FAILING)
+            yield HealthChanged(executor, HealthChange.FAILING)
 
     def _is_probing(self, executor: ExecutorState) -> bool:
         probe = self._probes.get(executor.life)
@@ -319,10 +319,10 @@ class ExecutorHealth:
         self._breakers.probe_passed(executor.life, now_ns)
         if was_withdrawn or executor.is_failing:
             executor.is_withdrawn = executor.is_failing = False
-            yield Changed(executor, HealthChange.REINSTATED)
+            yield HealthChanged(executor, HealthChange.REINSTATED)
 
     def _failed(self, executor: ExecutorState, now_ns: int) -> Iterator[HealthAction]:
-        yield Changed(executor, HealthChange.PROBE_FAILED)
+        yield HealthChanged(executor, HealthChange.PROBE_FAILED)
         is_open = self._breakers.is_open(executor.life)
         self._breakers.probe_failed(executor.life, now_ns)
         if not self._is_probe_proven:

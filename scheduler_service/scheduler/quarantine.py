@@ -25,7 +25,7 @@ REASON = "EXECUTOR_LOST_REPEATEDLY"
 
 
 @dataclass(slots=True)
-class Verdict:
+class QuarantineDecision:
     """Consequences of a loss: requests that are isolated from now on, and requests that failed.
 
     `excused`: requests that were isolated and no longer are, as another request was failed.
@@ -67,7 +67,7 @@ class Quarantine:
         # Time in ns until which the last executor gets no isolated request; 0 for no such hold.
         self._held_until_ns = 0
 
-    def executor_lost(self, requests: Iterable[Request], loss: Loss) -> Verdict:
+    def executor_lost(self, requests: Iterable[Request], loss: Loss) -> QuarantineDecision:
         """Judges the requests of a lost executor; returns the verdict.
 
         Mutates the requests it names.
@@ -75,7 +75,7 @@ class Quarantine:
         Also accuses requests that were recalled from the executor too late, which are not in
         `requests`.
         """
-        verdict = Verdict()
+        verdict = QuarantineDecision()
         requests = list(requests)
         for request in requests:
             if request.request_id in self._isolated:
@@ -119,7 +119,7 @@ class Quarantine:
         losses.add(self._fleet.num_losses, loss, _num_output_tokens(request), is_alone=is_alone)
 
     def _judge(
-        self, request: Request, verdict: Verdict, loss: Loss, num_until_isolated: int
+        self, request: Request, verdict: QuarantineDecision, loss: Loss, num_until_isolated: int
     ) -> None:
         """Fails or isolates an accused request, or leaves it among other requests."""
         request_id = request.request_id

@@ -61,18 +61,23 @@ from scheduler_service.scheduler.executor_state import (
     saw_too_many_break,
 )
 from scheduler_service.scheduler.health import (
-    Changed,
     ExecutorHealth,
+    HealthChanged,
     Probe,
-    Withdraw,
+    WithdrawExecutor,
     make_suspect,
 )
 from scheduler_service.scheduler.preempted_moves import PreemptedMoves
-from scheduler_service.scheduler.quarantine import MAX_OVERDUE, Quarantine, Verdict, end_overdue
+from scheduler_service.scheduler.quarantine import (
+    MAX_OVERDUE,
+    Quarantine,
+    QuarantineDecision,
+    end_overdue,
+)
 from scheduler_service.scheduler.queue.queue_policy import make_queue_policy
 from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
 from scheduler_service.scheduler.routing.router import PrefixRouter, Router
-from scheduler_service.scheduler.routing.routing import Obstacle, Routing
+from scheduler_service.scheduler.routing.routing import Routing, RoutingBlocker
 from scheduler_service.scheduler.values.admission import AdmissionBlocker, AssignedFor, Assignment
 from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
 from scheduler_service.scheduler.values.plan import (
@@ -100,7 +105,7 @@ class _EngineBroke(Exception):
 
 
 @dataclass(slots=True)
-class Place:
+class RequestLocation:
     """Place of an unfinished request: the executor that has it, or None."""
 
     request: Request
@@ -122,7 +127,7 @@ class Scheduler:
         self._config = config
         self.now_ns = 0
         self.executors: dict[str, ExecutorState] = {}
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, RequestLocation] = {}
         self.queue = WaitingQueue(make_queue_policy(config.queue_policy, config.tenant_weights))
         self._quarantine = Quarantine(
             config.max_executor_losses, refuses_late=self.queue.refuses_late
@@ -261,7 +266,9 @@ class Scheduler:
             for request in islice(self.queue.candidates(), _MAX_HEADS)
         ]
 
-    def obstacle(self, request: Request, executor: ExecutorState) -> AdmissionBlocker | Obstacle:
+    def obstacle(
+        self, request: Request, executor: ExecutorState
+    ) -> AdmissionBlocker | RoutingBlocker:
         """Returns the known reason why a waiting request does not begin at an executor."""
         return self._routing.obstacle(request, executor)
 
@@ -289,7 +296,7 @@ class Scheduler:
     def _submit(self, request: Request) -> None:
         assert request.request_id not in self.places, "request id in use"
         request.submitted_ns = self.now_ns
-        self.places[request.request_id] = Place(request)
+        self.places[request.request_id] = RequestLocation(request)
         if self.capabilities.last_config is not None:
             prepare_request(request, self.capabilities.last_config)
         self._push(request)
@@ -508,7 +515,7 @@ class Scheduler:
         for request in sorted(requests, key=lambda moved: moved.arrival):
             if not self._runs_at(executor, request.request_id):
                 continue  # the owner is gone
-            self.places[request.request_id] = Place(request)
+            self.places[request.request_id] = RequestLocation(request)
             if request.is_finished:
                 self._end(request)
             elif not self._quarantine.holds(request):
@@ -518,7 +525,7 @@ class Scheduler:
         place = self.places.get(request_id)
         return place is not None and place.executor is executor
 
-    def _announce(self, verdict: Verdict) -> None:
+    def _announce(self, verdict: QuarantineDecision) -> None:
         self._effects += [RequestQuarantined(request) for request in verdict.isolated]
         self._effects += [RequestBlamed(request) for request in verdict.failed]
         for request in verdict.excused:
@@ -607,7 +614,7 @@ class Scheduler:
         for request in moved:
             reason = MoveReason.FAILED_THERE
             self._effects.append(RequestMoved(request, executor.address, reason))
-            self.places[request.request_id] = Place(request)
+            self.places[request.request_id] = RequestLocation(request)
             if not self._quarantine.holds(request):
                 self._push(request)
         self._has_changed |= bool(moved)
@@ -661,7 +668,7 @@ class Scheduler:
             if executor.is_broken:
                 self._count_break(self._routing.looked_at)
                 return
-            executor.lacks = engine.placement.draft.lacks if plan is None else plan.lacks
+            executor.blockers = engine.placement.draft.blockers if plan is None else plan.blockers
             self._preempted_moves.planned(executor)
             if plan is None:
                 self._idle[address] = None
@@ -788,13 +795,13 @@ class Scheduler:
         for action in self._health.act(self.now_ns):
             executor = action.executor
             match action:
-                case Withdraw():
+                case WithdrawExecutor():
                     if self.executors.get(executor.address) is executor:
                         self._remove(executor, LossCause.WITHDRAWN, action.why)
                 case Probe():
                     if not executor.is_broken:
                         self._adopt(executor, action.request)
-                case Changed():
+                case HealthChanged():
                     change = ExecutorHealthChanged(executor.address, action.change)
                     self._effects.append(change)
                     if action.change is not HealthChange.PROBE_FAILED:
@@ -831,7 +838,7 @@ class Scheduler:
         moved = self._withdraw(executor, request_id)
         if moved is None:
             return
-        self.places[request_id] = Place(moved)
+        self.places[request_id] = RequestLocation(moved)
         self._effects.append(RequestMoved(moved, executor.address, reason))
         if reason is MoveReason.LAST_EXECUTOR:
             self._quarantine.recalled(moved)

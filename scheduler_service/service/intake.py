@@ -27,7 +27,7 @@ MAX_REQUEST_ID_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedRequest:
     """Decoded request, and the admission on which it may be submitted."""
 
     request: Request
@@ -58,7 +58,7 @@ class Intake:
             )
         return RequestName(request_id, caller.tenant if self._callers.knows_callers else None)
 
-    def accept(self, message: api.GenerateRequest, caller: Caller) -> Accepted:
+    def accept(self, message: api.GenerateRequest, caller: Caller) -> AcceptedRequest:
         """Checks and decodes a request. Raises DomainError; nothing has changed then.
 
         To be called while the driver accepts requests. The cheapest checks come first.
@@ -76,7 +76,7 @@ class Intake:
         request = self._decode(message, name, tenant)
         check_request(request, limits, tenant)
         _limit_output(request, limits.max_output_tokens, config)
-        return Accepted(request, Admission(name, charge, caller=caller.name))
+        return AcceptedRequest(request, Admission(name, charge, caller=caller.name))
 
     def _tenant(self, message: api.GenerateRequest, caller: Caller) -> str:
         """Returns the tenant that the request is for.

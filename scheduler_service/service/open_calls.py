@@ -23,8 +23,8 @@ class OpenCalls:
     """Limits each tenant's Generate and Session streams, and each owner's GetTokenizer calls."""
 
     def __init__(self) -> None:
-        self._streams = Places(MAX_OPEN_STREAMS, _too_many_streams)
-        self._tokenizers = Places(MAX_TOKENIZERS, _too_many_tokenizers)
+        self._streams = PerOwnerLimit(MAX_OPEN_STREAMS, _too_many_streams)
+        self._tokenizers = PerOwnerLimit(MAX_TOKENIZERS, _too_many_tokenizers)
         # Semaphores are kept alive by the calls that wait for them or hold them.
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
@@ -70,7 +70,7 @@ def _too_many_tokenizers(owner: str) -> DomainError:
 # -- Concurrency limit of each owner ---------------------------------------------------------------
 
 
-class Places:
+class PerOwnerLimit:
     """Counter that gives each owner at most `most` places; owners without places cost no memory."""
 
     def __init__(self, most: int, refusal: Callable[[str], DomainError]) -> None:

@@ -25,7 +25,7 @@ class Readiness(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ReadinessInputs:
     """Facts about the scheduler at one moment, from which readiness is judged.
 
     `num_connected`: executors that are connected and do not drain; `num_failing` counts the failing
@@ -48,7 +48,7 @@ class ReadinessJudge:
         self._num_steps = -1
         self._since_ns = 0
 
-    def judge(self, facts: Facts, now_ns: int) -> Readiness:
+    def judge(self, facts: ReadinessInputs, now_ns: int) -> Readiness:
         """Returns the readiness at `now_ns`; to be called periodically."""
         if facts.num_steps != self._num_steps or not (facts.has_work and facts.num_connected):
             self._num_steps, self._since_ns = facts.num_steps, now_ns
@@ -81,7 +81,7 @@ class ReadinessWatch:
         self._cluster = cluster
         self._publish = publish
         self._judge = ReadinessJudge()
-        self._forgotten = ForgottenWork(cluster)
+        self._forgotten = StallWatchdog(cluster)
         self.current = Readiness.NO_EXECUTOR
 
     async def run(self, changed: asyncio.Event) -> None:
@@ -102,7 +102,7 @@ class ReadinessWatch:
         """Judges readiness now, and publishes it if it has changed."""
         cluster = self._cluster
         there = [e for e in cluster.executors if e.is_connected and not e.is_draining]
-        facts = Facts(
+        facts = ReadinessInputs(
             cluster.is_draining,
             len(there),
             sum(engine.is_failing for engine in there),
@@ -144,7 +144,7 @@ async def _survive(look: Awaitable[None]) -> None:
 # must not make requests hang.
 
 
-class ForgottenWork:
+class StallWatchdog:
     """Watchdog that wakes the scheduler if it has work, but runs no step between two looks.
 
     `Scheduler` looks at the waiting requests after every event, so the watchdog should never find

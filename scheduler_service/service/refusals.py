@@ -14,7 +14,7 @@ from scheduler_service.callers.caller import Caller
 from scheduler_service.driver import Driver
 from scheduler_service.request_limits import RequestName
 from scheduler_service.service.caller_checks import CallerNames
-from scheduler_service.watching.turn import RequestRefused
+from scheduler_service.watching.transition import RequestRefused
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.interceptors import OnRefusal

@@ -17,7 +17,7 @@ from scheduler_service.audit.audit import Audit, ExecutorRefused, NoAudit
 from scheduler_service.driver import Driver
 from scheduler_service.executors.handshake import check_address, check_executor_info
 from scheduler_service.service.admin import read_timeout_s
-from scheduler_service.service.open_calls import Places
+from scheduler_service.service.open_calls import PerOwnerLimit
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.addresses import AddressRules, IpAddress, peer_host, read_ip
@@ -41,8 +41,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._cluster = cluster
         self._addresses = addresses
         self._audit = audit or NoAudit()
-        self._pending = Places(MAX_PENDING_OF_A_HOST, _busy)
-        self._leaving = Places(MAX_LEAVING_OF_A_HOST, _too_many_leave)
+        self._pending = PerOwnerLimit(MAX_PENDING_OF_A_HOST, _busy)
+        self._leaving = PerOwnerLimit(MAX_LEAVING_OF_A_HOST, _too_many_leave)
 
     async def Register(
         self, request: registry_pb2.RegisterRequest, context: grpc.aio.ServicerContext

@@ -14,11 +14,11 @@ import grpc
 import grpc.aio
 
 from scheduler_service.audit.audit import Audit
-from scheduler_service.callers.caller import Admission, Callers, OpenDoor, Scope
+from scheduler_service.callers.caller import Admission, AllowAllCallers, Callers, Scope
 from scheduler_service.driver import Driver
 from scheduler_service.scheduler.executor_state import MESSAGE, REASON
 from scheduler_service.service.caller_checks import CallerChecks, CallerNames
-from scheduler_service.service.intake import Accepted, Intake
+from scheduler_service.service.intake import AcceptedRequest, Intake
 from scheduler_service.service.open_calls import OpenCalls
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.refusals import RefusalPause, RefusalPauses, RequestLog, Sleep
@@ -80,7 +80,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         `callers` None: callers need no credential. `audit` None: no audit log. `traces` None: no
         traces. `readiness` returns the readiness that GetModel reports.
         """
-        callers = callers or OpenDoor()
+        callers = callers or AllowAllCallers()
         self._cluster = cluster
         self._checks = CallerChecks(callers)
         self._names = CallerNames(callers)
@@ -209,7 +209,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     @contextmanager
     def _traced(
         self,
-        accepted: Accepted,
+        accepted: AcceptedRequest,
         message: api.GenerateRequest,
         context: grpc.aio.ServicerContext | None = None,
         *,

@@ -9,7 +9,7 @@ import numpy as np
 
 from scheduler_service.scheduler.values.plan import StepEvents
 from scheduler_service.scheduler.values.request import Int32Array, Request
-from scheduler_service.streams.outbox import Outbox, Unread
+from scheduler_service.streams.outbox import Outbox, UnreadLimits
 from scheduler_service.streams.sinks import Sink, Stream, split_keys
 from splitserve_rpc.domain_error import DomainError
 
@@ -21,7 +21,7 @@ class Delivery:
     stream that holds too many unread bytes, and closes its outbox.
     """
 
-    def __init__(self, unread: Unread, on_unread: Callable[[Stream], object]) -> None:
+    def __init__(self, unread: UnreadLimits, on_unread: Callable[[Stream], object]) -> None:
         self.unread = unread
         self._on_unread = on_unread
         self.streams: dict[int, Stream] = {}

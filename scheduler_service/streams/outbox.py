@@ -15,7 +15,7 @@ _ENTRY_BYTES = 64
 _MAX_JOINED_BYTES = 64 * 1024
 
 
-class Unread:
+class UnreadLimits:
     """Limits on unread bytes of one stream and of all streams together, and the total now."""
 
     def __init__(self, max_stream_bytes: int, max_total_bytes: int) -> None:
@@ -36,7 +36,7 @@ class Outbox:
     is decided, no message is added.
     """
 
-    def __init__(self, unread: Unread) -> None:
+    def __init__(self, unread: UnreadLimits) -> None:
         self._unread = unread
         # Encoded messages, each with whether the next one may be joined to it.
         self._messages: deque[tuple[bytes, bool]] = deque()

@@ -20,7 +20,7 @@ from scheduler_service.scheduler.events import Event, RequestSubmitted
 from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.watching.explanation import explain
 from scheduler_service.watching.life_recorder import LifeRecorder
-from scheduler_service.watching.turn import Submission, Turn
+from scheduler_service.watching.transition import Submission, Transition
 
 # More requests than a journal is likely to have.
 _NUM_KEPT = 100_000
@@ -63,7 +63,7 @@ class _Watched:
             request = event.request
             name = RequestName.of_key(request.request_id, request.scheduling.tenant)
             submission = Submission(Admission(name), now_ns, self._num_waiting)
-        turn = Turn.of(event, found, now_ns, self._scheduler, submission=submission)
+        turn = Transition.of(event, found, now_ns, self._scheduler, submission=submission)
         self.recorder.see(turn)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from scheduler_service.scheduler.values.request import Request
-from scheduler_service.watching.life import Life, Part
+from scheduler_service.watching.life import Life, PhaseSpan
 from scheduler_service.watching.life_recorder import Head, LifeRecorder
 from splitserve.scheduler.v1 import admin_pb2
 
@@ -166,7 +166,7 @@ def _encode(
     return message
 
 
-def _encode_part(part: Part, time_ns: int) -> admin_pb2.LifePart:
+def _encode_part(part: PhaseSpan, time_ns: int) -> admin_pb2.LifePart:
     return admin_pb2.LifePart(
         phase=part.phase.value,
         reason=part.reason,

@@ -73,7 +73,7 @@ class LifeEvent:
     detail: str = ""
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     """States of a request.
 
     QUEUED: no executor has the request. GIVEN: an executor has it and has not begun it. PROMPT: its
@@ -91,10 +91,10 @@ class Phase(Enum):
     RECOVERING = "recovering"
 
 
-class Part(NamedTuple):
+class PhaseSpan(NamedTuple):
     """Part of the time of a request: phase, reason for not going on, and executor address."""
 
-    phase: Phase
+    phase: RequestPhase
     reason: str = ""
     executor: str = ""
 
@@ -161,14 +161,14 @@ class Life:
         self.num_accepted = 0
         self.num_more_tokens = 0
         self.num_output_tokens = 0
-        self._parts: dict[Part, int] = {}
-        self._part = Part(Phase.QUEUED)
+        self._parts: dict[PhaseSpan, int] = {}
+        self._part = PhaseSpan(RequestPhase.QUEUED)
         self._since_ns = now_ns
         # (reason, executor) of each WAITS event since the last event of another kind.
         self._reasons: set[tuple[str, str]] = set()
 
     @property
-    def part(self) -> Part:
+    def part(self) -> PhaseSpan:
         """Current part of the life; the last part once the request has ended."""
         return self._part
 
@@ -177,7 +177,7 @@ class Life:
         """Start of the current part, in nanoseconds by the clock of events."""
         return self._since_ns
 
-    def parts(self, now_ns: int) -> dict[Part, int]:
+    def parts(self, now_ns: int) -> dict[PhaseSpan, int]:
         """Returns the time spent in each part until `now_ns`, in nanoseconds."""
         parts = dict(self._parts)
         if self.ended_ns is None:
@@ -212,12 +212,12 @@ class Life:
         self._reasons.add((reason, executor))
         return self._keep(LifeEvent(now_ns, LifeKind.WAITS, executor, reason))
 
-    def enter(self, now_ns: int, phase: Phase, reason: str = "", executor: str = "") -> None:
+    def enter(self, now_ns: int, phase: RequestPhase, reason: str = "", executor: str = "") -> None:
         """Ends the current part and begins another one."""
         self._close_part(now_ns)
-        part = Part(phase, reason, executor)
+        part = PhaseSpan(phase, reason, executor)
         if part not in self._parts and len(self._parts) >= _MAX_PARTS:
-            part = Part(phase)
+            part = PhaseSpan(phase)
         self._part = part
 
     def end(self, now_ns: int) -> None:

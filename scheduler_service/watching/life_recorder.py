@@ -1,6 +1,6 @@
 """Recorder of request lives: what happens to requests, and the reasons for which they wait.
 
-`SharedPlaces` bounds the number of lives that are kept; `LifeRecorder` fills them.
+`BoundedLives` bounds the number of lives that are kept; `LifeRecorder` fills them.
 """
 
 from __future__ import annotations
@@ -26,24 +26,31 @@ from scheduler_service.scheduler.effects import (
 )
 from scheduler_service.scheduler.events import RequestSubmitted
 from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.scheduler import Place
+from scheduler_service.scheduler.scheduler import RequestLocation
 from scheduler_service.scheduler.values.admission import AssignedFor, Assignment
 from scheduler_service.scheduler.values.config import PreemptionMode
 from scheduler_service.scheduler.values.plan import (
-    Began,
     KvLost,
     Note,
     Preempted,
+    StartedRequest,
     StepOutcome,
     StepPlan,
     SwappedIn,
 )
 from scheduler_service.scheduler.values.request import Request
-from scheduler_service.watching.life import NO_NUMBERS, Life, LifeEvent, LifeKind, Phase, StepRows
-from scheduler_service.watching.turn import RequestRefused, Submission, Turn, end_of
+from scheduler_service.watching.life import (
+    NO_NUMBERS,
+    Life,
+    LifeEvent,
+    LifeKind,
+    RequestPhase,
+    StepRows,
+)
+from scheduler_service.watching.transition import RequestRefused, Submission, Transition, end_of
 
 
-class SharedPlaces:
+class BoundedLives:
     """Lives by key, in a bounded number of places that all tenants share.
 
     If more than `num_places` are needed, the tenant with most lives loses its oldest life with
@@ -109,7 +116,9 @@ _NEAREST_FIRST = (
     "blocks",
 )
 _FARTHEST = "does_not_fit"
-_WAITING = frozenset({Phase.GIVEN, Phase.PREEMPTED, Phase.SWAPPED, Phase.RECOVERING})
+_WAITING = frozenset(
+    {RequestPhase.GIVEN, RequestPhase.PREEMPTED, RequestPhase.SWAPPED, RequestPhase.RECOVERING}
+)
 
 
 class LifeRecorder:
@@ -135,8 +144,8 @@ class LifeRecorder:
         # Time of the current turn, in nanoseconds.
         self._now_ns = 0
         self._next_heads_ns = 0
-        self._living = SharedPlaces(num_kept + _NUM_MORE_LIVING, gives_oldest=False)
-        self._ended = SharedPlaces(num_kept, gives_oldest=True)
+        self._living = BoundedLives(num_kept + _NUM_MORE_LIVING, gives_oldest=False)
+        self._ended = BoundedLives(num_kept, gives_oldest=True)
         self._rows: dict[str, StepRows] = {}
         self._heads: dict[str, Life] = {}
         self._listeners: list[Listener] = []
@@ -182,7 +191,7 @@ class LifeRecorder:
 
     # -- Turns ---------------------------------------------------------------------------------
 
-    def see(self, turn: Turn) -> None:
+    def see(self, turn: Transition) -> None:
         self._now_ns = turn.now_ns
         if (answered := turn.answered) is not None:
             self._step_answered(answered.address, answered.outcome)
@@ -238,7 +247,7 @@ class LifeRecorder:
         numbers = {"num_waiting": submission.num_waiting}
         self._begin(request, submission.admission.name, BEHIND_OTHERS, numbers)
 
-    def add_unfinished(self, place: Place, now_ns: int) -> None:
+    def add_unfinished(self, place: RequestLocation, now_ns: int) -> None:
         """Records a request of a journal that was unfinished before the first recorded event."""
         request = place.request
         name = RequestName.of_key(request.request_id, request.scheduling.tenant)
@@ -262,7 +271,7 @@ class LifeRecorder:
             life.events = before.events
             self._ended.remove(name.key)
         self._living.add(life)
-        life.enter(now_ns, Phase.QUEUED, waits_for)
+        life.enter(now_ns, RequestPhase.QUEUED, waits_for)
         numbers = {**numbers, "num_prompt_tokens": request.sequence.num_prompt_tokens}
         if num_resumed := sum(each.num_output_tokens for each in request.sequences):
             numbers["num_resumed_tokens"] = num_resumed
@@ -274,7 +283,11 @@ class LifeRecorder:
             return
         self._heads.pop(life.key, None)
         life.executor = address
-        phase = Phase.RECOVERING if life.part.phase is Phase.RECOVERING else Phase.GIVEN
+        phase = (
+            RequestPhase.RECOVERING
+            if life.part.phase is RequestPhase.RECOVERING
+            else RequestPhase.GIVEN
+        )
         life.enter(self._now_ns, phase, "", address)
         if assignment is None:
             self._add(life, LifeKind.GIVEN)
@@ -312,13 +325,13 @@ class LifeRecorder:
                 reason, executor = _nearest(reasons)
                 self._wait(life, now_ns, reason, executor)
         for key in before.keys() - self._heads.keys():
-            if before[key].part.phase in (Phase.QUEUED, Phase.RECOVERING):
+            if before[key].part.phase in (RequestPhase.QUEUED, RequestPhase.RECOVERING):
                 self._wait(before[key], now_ns, BEHIND_OTHERS, "")
 
     def _step_sent(self, address: str, plan: StepPlan) -> None:
         for note in plan.notes:
             self._take_note(note)
-        for request, lack in plan.lacks.items():
+        for request, lack in plan.blockers.items():
             life = self._living.get(request.request_id)
             if life is not None and life.part.phase in _WAITING:
                 self._wait(life, self._now_ns, lack.value, address)
@@ -335,8 +348,8 @@ class LifeRecorder:
             if life.ended_ns is not None:
                 continue
             numbers = {"num_chunks": life.num_chunks, "num_prompt_tokens": life.num_prompt_tokens}
-            if life.part.phase is Phase.PROMPT:
-                life.enter(self._now_ns, Phase.TOKENS, "", life.executor)
+            if life.part.phase is RequestPhase.PROMPT:
+                life.enter(self._now_ns, RequestPhase.TOKENS, "", life.executor)
             kind = LifeKind.RESUMED if life.has_token else LifeKind.FIRST_TOKEN
             life.has_token = True
             self._add(life, kind, numbers=numbers)
@@ -364,27 +377,27 @@ class LifeRecorder:
             return
         now_ns = self._now_ns
         match note:
-            case Began():
+            case StartedRequest():
                 life.awaits_token = life.has_begun = True
                 reason = "again" if life.num_chunks else ""
-                life.enter(now_ns, Phase.PROMPT, reason, life.executor)
+                life.enter(now_ns, RequestPhase.PROMPT, reason, life.executor)
                 numbers = {"num_tokens": note.num_tokens, "num_cached": note.num_cached}
                 if note.num_on_host:
                     numbers["num_on_host"] = note.num_on_host
                 self._add(life, LifeKind.BEGAN, numbers=numbers)
             case Preempted():
                 is_swapped = note.mode is PreemptionMode.SWAP
-                phase = Phase.SWAPPED if is_swapped else Phase.PREEMPTED
+                phase = RequestPhase.SWAPPED if is_swapped else RequestPhase.PREEMPTED
                 life.enter(now_ns, phase, note.cause.value, life.executor)
                 kind = LifeKind.SWAPPED_OUT if is_swapped else LifeKind.PREEMPTED
                 self._add(life, kind, note.cause.value)
             case SwappedIn():
-                phase = Phase.PROMPT if life.awaits_token else Phase.TOKENS
+                phase = RequestPhase.PROMPT if life.awaits_token else RequestPhase.TOKENS
                 life.enter(now_ns, phase, "", life.executor)
                 self._add(life, LifeKind.SWAPPED_IN)
             case KvLost():
-                if life.part.phase is not Phase.RECOVERING:  # one event for all sequences
-                    life.enter(now_ns, Phase.RECOVERING, "step_failed", life.executor)
+                if life.part.phase is not RequestPhase.RECOVERING:  # one event for all sequences
+                    life.enter(now_ns, RequestPhase.RECOVERING, "step_failed", life.executor)
                     self._add(life, LifeKind.KV_LOST)
             case _:
                 assert_never(note)
@@ -397,7 +410,7 @@ class LifeRecorder:
         rows = self._rows.get(life.executor)
         if rows is not None:
             rows.forget(life)
-        phase = Phase.RECOVERING if life.has_begun else Phase.QUEUED
+        phase = RequestPhase.RECOVERING if life.has_begun else RequestPhase.QUEUED
         life.enter(self._now_ns, phase, reason or kind.value, life.executor)
         self._add(life, kind, reason)
 

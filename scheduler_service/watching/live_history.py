@@ -14,7 +14,7 @@ from scheduler_service.scheduler.effects import DeliverTokens, RequestFinished, 
 from scheduler_service.scheduler.events import RequestSubmitted
 from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
 from scheduler_service.scheduler.values.request import Request
-from scheduler_service.watching.turn import Turn
+from scheduler_service.watching.transition import Transition
 from splitserve.scheduler.v1 import live_pb2 as live
 
 POINT_NS = 2_000_000_000
@@ -59,7 +59,7 @@ class Durations:
 
 
 @dataclass(slots=True)
-class Point:
+class HistoryPoint:
     """Figures of two seconds.
 
     `number`: start of the point in units of POINT_NS. `num_waiting`: maximum number of requests
@@ -87,13 +87,13 @@ class History:
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         """`now_ns`: the clock of turns, read for questions between turns."""
-        self.points = deque[Point](maxlen=NUM_POINTS)
+        self.points = deque[HistoryPoint](maxlen=NUM_POINTS)
         self._now_ns = now_ns
         # Submission times by client key: of requests without a row, and of requests with a row but
         # without a token.
         self._without_row: dict[int, int] = {}
         self._without_token: dict[int, int] = {}
-        self._point = Point(now_ns() // POINT_NS, 0)
+        self._point = HistoryPoint(now_ns() // POINT_NS, 0)
         # Times to first token of the last minute, without the current point.
         self._recent = Durations()
 
@@ -102,7 +102,7 @@ class History:
         """Number of remembered requests: those without a token."""
         return len(self._without_row) + len(self._without_token)
 
-    def points_after(self, number: int) -> Iterator[Point]:
+    def points_after(self, number: int) -> Iterator[HistoryPoint]:
         """Yields the completed points after point `number`."""
         return (point for point in self.points if point.number > number)
 
@@ -113,7 +113,7 @@ class History:
         recent.merge(point.first_tokens)
         recent.tell(told)
 
-    def _point_at(self, now_ns: int) -> Point:
+    def _point_at(self, now_ns: int) -> HistoryPoint:
         """Returns the current point, after completing all points before `now_ns`."""
         number = now_ns // POINT_NS
         if number > self._point.number:
@@ -121,8 +121,8 @@ class History:
             num_waiting = len(self._without_row)
             # Requests also wait in points without an event.
             first = max(self._point.number + 1, number - NUM_POINTS)
-            self.points.extend(Point(each, num_waiting) for each in range(first, number))
-            self._point = Point(number, num_waiting)
+            self.points.extend(HistoryPoint(each, num_waiting) for each in range(first, number))
+            self._point = HistoryPoint(number, num_waiting)
             self._recent = Durations()
             for point in list(self.points)[1 - _NUM_RECENT :]:
                 self._recent.merge(point.first_tokens)
@@ -130,7 +130,7 @@ class History:
 
     # -- Turns ---------------------------------------------------------------------------------
 
-    def see(self, turn: Turn) -> None:
+    def see(self, turn: Transition) -> None:
         if isinstance(turn.event, RequestSubmitted):
             self._submitted(turn.event.request, turn.now_ns)
         for effect in turn.effects:
@@ -173,6 +173,6 @@ class History:
         for request in events.finished:
             self._ended(request)
 
-    def _first_tokens(self, keys: Iterable[int], point: Point, now_ns: int) -> None:
+    def _first_tokens(self, keys: Iterable[int], point: HistoryPoint, now_ns: int) -> None:
         for key in keys:
             point.first_tokens.add(now_ns - self._without_token.pop(key))

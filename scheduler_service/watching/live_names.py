@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from scheduler_service.scheduler.values.request import Request
-from scheduler_service.watching.turn import Submission
+from scheduler_service.watching.transition import Submission
 from splitserve.scheduler.v1 import live_pb2 as live
 
 # Maximum number of names that the scheduler and each watcher remember.

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.watching.live_history import History
-from scheduler_service.watching.live_moment import Moment, Watched
 from scheduler_service.watching.live_names import Names
-from scheduler_service.watching.turn import Submission, Turn
+from scheduler_service.watching.live_snapshot import LiveSnapshot, WatchedState
+from scheduler_service.watching.transition import Submission, Transition
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_rpc.domain_error import DomainError
 
@@ -27,7 +27,7 @@ FRAMES_PART = 20
 _Made = TypeVar("_Made")
 
 
-class Pace:
+class FramePacing:
     """Limits the time for frames to one part in `FRAMES_PART` of the event loop's time.
 
     After a frame, no new moment is made for 19 times as long as the frame took. `spent_ns`: CPU
@@ -74,21 +74,21 @@ class LiveView:
         self,
         unix_ms: Callable[[], int] = _unix_ms,
         number_of: Callable[[int], int] = moment_number,
-        pace: Pace | None = None,
+        pace: FramePacing | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """`unix_ms`: wall clock, read once per moment. `number_of`: number of the moment at a time.
 
         `now_ns`: the clock of turns.
         """
-        self.pace = pace or Pace()
+        self.pace = pace or FramePacing()
         self.history = History(now_ns)
         self.now_ns = now_ns
         self._unix_ms = unix_ms
         self._number_of = number_of
         # Set while there are watchers.
-        self._watched: Watched | None = None
-        self._moment: Moment | None = None
+        self._watched: WatchedState | None = None
+        self._moment: LiveSnapshot | None = None
         self._num_watchers = 0
 
     @contextmanager
@@ -104,7 +104,7 @@ class LiveView:
             raise DomainError("TOO_MANY_WATCHERS", message, retry_delay_s=_RETRY_S)
         self._num_watchers += 1
         if self._watched is None:
-            self._watched = Watched(scheduler, Names(submissions), self.history, {})
+            self._watched = WatchedState(scheduler, Names(submissions), self.history, {})
         try:
             yield LiveWatcher(self, self._watched)
         finally:
@@ -117,7 +117,7 @@ class LiveView:
         """Whether the view has no watcher, and so keeps no state of executors and steps."""
         return self._watched is None
 
-    def moment(self, watched: Watched) -> Moment:
+    def moment(self, watched: WatchedState) -> LiveSnapshot:
         """Returns the current moment, which is shared by all watchers.
 
         Makes a new one if it is due.
@@ -131,7 +131,7 @@ class LiveView:
 
     # -- Turns ---------------------------------------------------------------------------------
 
-    def see(self, turn: Turn) -> None:
+    def see(self, turn: Transition) -> None:
         self.history.see(turn)
         if self._watched is not None:
             self._watched.see(turn)
@@ -140,10 +140,10 @@ class LiveView:
 class LiveWatcher:
     """Watcher of the live view. Moves from moment to moment at its own speed."""
 
-    def __init__(self, view: LiveView, watched: Watched) -> None:
+    def __init__(self, view: LiveView, watched: WatchedState) -> None:
         self._view = view
         self._watched = watched
-        self._before: Moment | None = None
+        self._before: LiveSnapshot | None = None
 
     def frame(self) -> live.WatchSchedulerResponse:
         """Returns the changes since the last frame.

@@ -41,7 +41,7 @@ from scheduler_service.scheduler.values.plan import (
     TokenEvent,
 )
 from scheduler_service.scheduler.values.request import FinishReason, Request
-from scheduler_service.watching.turn import Turn
+from scheduler_service.watching.transition import Transition
 from splitserve_metrics.instruments import BulkHistogram, BulkValues, Instruments
 from splitserve_rpc.errors import CODE_OF_REASON
 
@@ -337,7 +337,7 @@ class RequestWatch:
         """Returns the histograms that are not instruments of prometheus_client."""
         return [self.times.between_tokens.family(), *self._steps.families()]
 
-    def see(self, turn: Turn) -> None:
+    def see(self, turn: Transition) -> None:
         times, now_ns = self.times, turn.now_ns
         if (answered := turn.answered) is not None:
             self._steps.answered(answered.address, answered.outcome, now_ns)

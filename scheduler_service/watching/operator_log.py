@@ -15,7 +15,7 @@ from scheduler_service.scheduler.effects import HealthChange
 from scheduler_service.scheduler.events import RequestSubmitted
 from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.values.request import Request
-from scheduler_service.watching.turn import RequestRefused, Submission, Turn, end_of
+from scheduler_service.watching.transition import RequestRefused, Submission, Transition, end_of
 from splitserve_rpc.process_log import LogContext, logging_about
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class OperatorLog:
         self._journal = journal
         self._known: dict[str, _Known] = {}
 
-    def see(self, turn: Turn) -> None:
+    def see(self, turn: Transition) -> None:
         event = turn.event
         if isinstance(event, RequestSubmitted) and turn.submission is not None:
             self._submitted(event.request, turn.submission, turn.model_name)
@@ -128,7 +128,7 @@ class OperatorLog:
 
     # -- Executors -----------------------------------------------------------------------------
 
-    def _joined(self, address: str, turn: Turn) -> None:
+    def _joined(self, address: str, turn: Transition) -> None:
         gone = [each for each in turn.effects if isinstance(each, effects.ExecutorGone)]
         known = [turn.scheduler.executors.get(address), *gone]
         epoch = next(each.epoch for each in known if each is not None and each.address == address)

@@ -14,7 +14,7 @@ from splitserve_tracing.tracing import Attributes, Tracing
 MAX_CHILDREN = 64
 
 
-class Phase(Enum):
+class TracePhase(Enum):
     """Phases of a request in a trace.
 
     QUEUE: waits to begin. RESUME: computes its KV again, or was swapped in. RECOVERY: from the loss
@@ -31,8 +31,10 @@ class Phase(Enum):
     MOVE = "move"
 
 
-_WAITING = frozenset({Phase.QUEUE, Phase.PREEMPTED})
-_UNTIL_A_TOKEN = frozenset({Phase.PREFILL, Phase.RESUME, Phase.RECOVERY, Phase.MOVE})
+_WAITING = frozenset({TracePhase.QUEUE, TracePhase.PREEMPTED})
+_UNTIL_A_TOKEN = frozenset(
+    {TracePhase.PREFILL, TracePhase.RESUME, TracePhase.RECOVERY, TracePhase.MOVE}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,8 @@ class RequestTrace:
         self._num_steps = 0
         self._compute_us = 0
         self._has_tokens = False
-        self.phase = Phase.QUEUE
-        self.phase_span: Span | None = self._child(Phase.QUEUE.value, {})
+        self.phase = TracePhase.QUEUE
+        self.phase_span: Span | None = self._child(TracePhase.QUEUE.value, {})
 
     @property
     def awaits_token(self) -> bool:
@@ -91,14 +93,14 @@ class RequestTrace:
             "splitserve.num_host_tokens": num_on_host,
         }
         if self.phase in _WAITING:
-            self._enter(Phase.RESUME if self._has_tokens else Phase.PREFILL, found)
+            self._enter(TracePhase.RESUME if self._has_tokens else TracePhase.PREFILL, found)
         elif self.phase_span is not None:
             self.phase_span.add_event("began", found, self._now_ns())
 
     def swapped_in(self) -> None:
         """Notes that the blocks of the request come back from the host pool."""
         self.note("swapped_in", {})
-        self._enter(Phase.RESUME, {})
+        self._enter(TracePhase.RESUME, {})
 
     def lost_kv(self) -> None:
         """Notes that a step failed that the request depended on.
@@ -106,14 +108,14 @@ class RequestTrace:
         The request waits to be computed again.
         """
         self.note("kv_lost", {})
-        self._enter(Phase.QUEUE, {})
+        self._enter(TracePhase.QUEUE, {})
 
     def taken_back(self, executor: str, why: str) -> None:
         """Notes that the request left an executor that still serves, and waits for another one."""
         where: Attributes = {"splitserve.executor": executor, "splitserve.reason": why}
         self.note("taken_back", where)
-        if self.phase is not Phase.QUEUE:
-            self._enter(Phase.MOVE, where)
+        if self.phase is not TracePhase.QUEUE:
+            self._enter(TracePhase.MOVE, where)
 
     def got_token(self) -> None:
         """Notes that a token was delivered to the client."""
@@ -121,23 +123,23 @@ class RequestTrace:
             self._has_tokens = True
             self.note("first_token", {})
         if self.awaits_token:
-            self._enter(Phase.DECODE, {})
+            self._enter(TracePhase.DECODE, {})
 
     def preempted(self, mode: str, cause: str) -> None:
         """Notes that the request gave up its rows."""
         why = {"splitserve.preemption.mode": mode, "splitserve.preemption.cause": cause}
         self.note("preempted", why)
-        self._enter(Phase.PREEMPTED, why)
+        self._enter(TracePhase.PREEMPTED, why)
 
     def left(self, executor: str, *, is_lost: bool) -> None:
         """Notes that the executor of the request is gone, along with the computed KV."""
         where: Attributes = {"splitserve.executor": executor}
         self.note("executor_lost" if is_lost else "executor_left", where)
-        if self.phase is Phase.QUEUE:
+        if self.phase is TracePhase.QUEUE:
             return  # the executor has computed nothing for the request
         if is_lost and self.phase_span is not None:
             self._tracing.fail(self.phase_span, "the executor was lost")
-        self._enter(Phase.RECOVERY if is_lost else Phase.MOVE, where)
+        self._enter(TracePhase.RECOVERY if is_lost else TracePhase.MOVE, where)
 
     def count_steps(self, num_steps: int, compute_us: int) -> None:
         """Adds to the number of steps that computed the request, and to their compute time."""
@@ -179,7 +181,7 @@ class RequestTrace:
             self._tracing.fail(self.span, error)
         self.span.end(self._now_ns())
 
-    def _enter(self, phase: Phase, attributes: Attributes) -> None:
+    def _enter(self, phase: TracePhase, attributes: Attributes) -> None:
         self._end_phase()
         self.phase = phase
         self.phase_span = self._child(phase.value, attributes)

@@ -26,12 +26,12 @@ from scheduler_service.scheduler.effects import (
 from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.values.admission import Assignment
 from scheduler_service.scheduler.values.plan import (
-    Began,
     KvLost,
     NewRow,
     Note,
     Preempted,
     RowWork,
+    StartedRequest,
     StepEvents,
     StepOutcome,
     StepPlan,
@@ -39,7 +39,7 @@ from scheduler_service.scheduler.values.plan import (
 )
 from scheduler_service.scheduler.values.request import Int64Array, Request
 from scheduler_service.watching.request_trace import AnsweredStep, RequestTrace
-from scheduler_service.watching.turn import Turn, finish_reason_of
+from scheduler_service.watching.transition import Transition, finish_reason_of
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_tracing.trace_config import NO_CONTEXT, TraceContext
 from splitserve_tracing.tracing import Attributes, Tracing
@@ -269,7 +269,7 @@ class RequestTraces:
         if trace is not None:
             trace.end({"splitserve.refusal": reason}, reason)
 
-    def see(self, turn: Turn) -> None:
+    def see(self, turn: Transition) -> None:
         if not self._traces:
             return
         if (answered := turn.answered) is not None:
@@ -364,7 +364,7 @@ class RequestTraces:
         if trace is None:
             return
         match note:
-            case Began():
+            case StartedRequest():
                 trace.began(address, note.num_cached, note.num_on_host)
             case Preempted():
                 trace.preempted(note.mode.value, note.cause.value)

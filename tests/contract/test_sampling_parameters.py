@@ -24,7 +24,7 @@ from splitserve_client import BeamSearch, Model, SamplingParams
 from splitserve_client.codec import encode_sampling_params
 from splitserve_gateway.generation.text_requests import sampling_params
 from splitserve_gateway.schemas.chat import CompletionRequest
-from splitserve_gateway.upstreams.upstream import Served
+from splitserve_gateway.upstreams.upstream import ServedByScheduler
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.sampling_parameters import (
     DRAW_PARAMETERS,
@@ -68,7 +68,7 @@ STEP_ALLOWED = {
     "num_prompt_logprobs": ">= 0",
 }
 BEAMS = "beam_search."
-SERVED = Served(Model("m", "d", "float32", 100, 64, (1,)), None)
+SERVED = ServedByScheduler(Model("m", "d", "float32", 100, 64, (1,)), None)
 Case = tuple[NumericParameter, float, bool]
 
 

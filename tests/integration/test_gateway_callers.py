@@ -18,7 +18,7 @@ import pytest
 from splitserve.scheduler.v1 import scheduler_pb2
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
-from splitserve_gateway.sharing.turns import TurnPlaces
+from splitserve_gateway.sharing.turns import FairSemaphore
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import RunningServer, ServerSecurity
 from tests.contract.stranger.process import poll
@@ -360,7 +360,7 @@ async def test_bodies_that_never_come_hold_not_all_places(small_gateway: Guarded
 
 
 async def test_tenants_take_turns_at_the_tokenizer(small_gateway: Guarded) -> None:
-    places = TurnPlaces(1, 100)
+    places = FairSemaphore(1, 100)
     state = small_gateway.server.app.state
     state.gateway = replace(state.gateway, tokenizing=places)
     order: list[str] = []

@@ -18,7 +18,7 @@ from splitserve_client import ClientConfig
 from splitserve_gateway.config import GatewayConfig
 from splitserve_live.feeds import Feeds
 from splitserve_live.server import build_page
-from splitserve_rpc.discovery import Listed
+from splitserve_rpc.discovery import StaticDiscovery
 from tests.support.processes.gateway import serving as serving_gateway
 from tests.support.processes.live_page import serving as serving_page
 from tests.support.processes.patience import PATIENCE_S
@@ -88,7 +88,7 @@ async def listener(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
             address = f"{gateway.config.host}:{gateway.config.port}"
             yield Listener(address, "/health/live", "/v1/models")
         return
-    feeds = Feeds(Listed([NOBODY]), ClientConfig())
+    feeds = Feeds(StaticDiscovery([NOBODY]), ClientConfig())
     async with serving_page(build_page(feeds, ("127.0.0.1",))) as address:
         yield Listener(address, "/schedulers", "/schedulers")
     feeds.close()

@@ -20,17 +20,17 @@ from scheduler_service.scheduler.events import RequestSubmitted
 from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
 from scheduler_service.scheduler.values.request import SequenceStatus
 from scheduler_service.watching.live_history import POINT_NS
-from scheduler_service.watching.live_moment import BlockState
+from scheduler_service.watching.live_snapshot import BlockState
 from scheduler_service.watching.live_steps import RowKind
-from scheduler_service.watching.live_view import MAX_WATCHERS, LiveView, LiveWatcher, Pace
-from scheduler_service.watching.turn import Turn
+from scheduler_service.watching.live_view import MAX_WATCHERS, FramePacing, LiveView, LiveWatcher
+from scheduler_service.watching.transition import Transition
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve.scheduler.v1 import live_pb2_grpc
 from splitserve_client import AsyncClient, ClientConfig, SamplingParams, SplitserveError
 from splitserve_live.feeds import Feeds
 from splitserve_live.frames import SharedLines
 from splitserve_live.state import LiveState
-from splitserve_rpc.discovery import Listed
+from splitserve_rpc.discovery import StaticDiscovery
 from splitserve_rpc.domain_error import DomainError
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
@@ -64,7 +64,7 @@ class Moments:
         return self.num_made
 
     def view(self) -> LiveView:
-        return LiveView(self.unix_ms, self.number_of, Pace(lambda: 0))
+        return LiveView(self.unix_ms, self.number_of, FramePacing(lambda: 0))
 
 
 class Looks:
@@ -90,7 +90,7 @@ class Looks:
     def end(self) -> None:
         self._cluster = None
 
-    def see(self, turn: Turn) -> None:
+    def see(self, turn: Transition) -> None:
         num_sent = sum(isinstance(effect, SendStep) for effect in turn.effects)
         for _ in range((turn.answered is not None) + num_sent):
             if self._cluster is not None:
@@ -161,7 +161,7 @@ class Submissions:
         self.several = asyncio.Event()
         self._num = 0
 
-    def see(self, turn: Turn) -> None:
+    def see(self, turn: Transition) -> None:
         self._num += isinstance(turn.event, RequestSubmitted)
         if self._num > 1:
             # When it has been given away, or waits.
@@ -482,7 +482,7 @@ def test_line_of_a_frame_is_written_once() -> None:
 async def test_feeds_of_one_moment_are_one_line() -> None:
     # By this clock no moment ever ends.
     async with scheduler_in_process(FakeExecutor(), now_ns=lambda: 10**12) as scheduler:
-        feeds = Feeds(Listed([scheduler.address]), ClientConfig())
+        feeds = Feeds(StaticDiscovery([scheduler.address]), ClientConfig())
         async with AsyncExitStack() as stack:
             opened = [
                 await stack.enter_async_context(feeds.open("", "", 10)) for _ in range(MAX_WATCHERS)
@@ -543,7 +543,7 @@ async def test_frames_are_fewer_when_they_take_long() -> None:
             FakeExecutor(),
             now_ns=lambda: working.now_ns,
             live_sleep=working.sleep,
-            live_pace=Pace(working.spent_ns),
+            live_pace=FramePacing(working.spent_ns),
         ) as scheduler,
         AsyncClient(scheduler.address) as client,
     ):
@@ -561,6 +561,6 @@ async def test_frames_are_fewer_when_they_take_long() -> None:
 
 def test_pace_adds_up_what_watchers_of_a_moment_take() -> None:
     times = iter([0, 3, 3, 5])
-    pace = Pace(lambda: next(times))
+    pace = FramePacing(lambda: next(times))
     assert [pace.make(lambda: "frame", lambda: 100) for _ in range(2)] == ["frame", "frame"]
     assert pace.next_ns == 100 + 19 * (3 + 2)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import grpc.aio
 import pytest
 
-from scheduler_service.callers.caller import Admission, OpenDoor, Scope
+from scheduler_service.callers.caller import Admission, AllowAllCallers, Scope
 from scheduler_service.config import ClusterConfig
 from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
 from scheduler_service.scheduler.values.request import Request
@@ -254,7 +254,7 @@ async def test_trace_of_a_gateway_goes_on() -> None:
 
 
 def test_nobody_is_a_gateway_when_callers_are_not_known() -> None:
-    assert not CallerChecks(OpenDoor()).is_of_gateway("x")
+    assert not CallerChecks(AllowAllCallers()).is_of_gateway("x")
     assert not CallerChecks(KeyRing()).is_of_gateway("")
 
 

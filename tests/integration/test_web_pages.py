@@ -18,7 +18,7 @@ from splitserve_live.feeds import Feeds
 from splitserve_live.server import build_page
 from splitserve_metrics.instruments import Page
 from splitserve_metrics.listener import MetricsAddress, MetricsListener
-from splitserve_rpc.discovery import Listed
+from splitserve_rpc.discovery import StaticDiscovery
 from tests.support.processes.gateway import serving as serving_gateway
 from tests.support.processes.live_page import serving as serving_page
 from tests.support.processes.patience import PATIENCE_S
@@ -76,7 +76,7 @@ class Listeners:
 async def listeners() -> AsyncIterator[Listeners]:
     """Without schedulers: what is refused is refused before anybody is asked."""
     config = GatewayConfig(schedulers=NOBODY, allowed_hosts=(ALLOWED,))
-    feeds = Feeds(Listed([NOBODY]), ClientConfig())
+    feeds = Feeds(StaticDiscovery([NOBODY]), ClientConfig())
     metrics = MetricsListener(
         MetricsAddress("127.0.0.1:0", allowed_hosts=(ALLOWED,)),
         lambda: Page(CollectorRegistry(), []),

@@ -17,7 +17,7 @@ from scheduler_service.scheduler.events import Event
 from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.scheduler.values.config import FleetConfig, PreemptionMode, Speculation
-from scheduler_service.step_codec import EncodedBatch, Received
+from scheduler_service.step_codec import EncodedBatch, ReceivedResult
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.recorded_run import RandomRun, run_config
 
@@ -43,7 +43,7 @@ class Twin:
         self._scheduler = scheduler
         self._restore()
 
-    def record(self, event: Event, now_ns: int, received: Received | None) -> Recording:
+    def record(self, event: Event, now_ns: int, received: ReceivedResult | None) -> Recording:
         self._entry = self._entries.begin(event, now_ns, received)
         self._expected = decode_event(self._entry)
         return self

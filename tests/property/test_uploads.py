@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from executor_service.device.streams import HostStreams
-from executor_service.device.uploads import ALIGNMENT, Numbers, Uploads, views
+from executor_service.device.uploads import ALIGNMENT, IntegerArrays, Uploads, views
 
 DEVICE = torch.device("cpu")
 
@@ -102,7 +102,7 @@ def _send_all(
     uploads, number = Uploads(DEVICE, stream, max_bytes), 0
     sent: list[tuple[np.ndarray, Tensor]] = []
     for longs, ints, progress in steps:
-        numbers = Numbers(
+        numbers = IntegerArrays(
             [np.arange(size, dtype=np.int64) + 1000 * len(sent) for size in longs],
             [np.arange(size, dtype=np.int32) - 1000 * len(sent) for size in ints],
         )
@@ -139,7 +139,7 @@ def test_host_waits_for_nothing_when_eight_steps_are_on_their_way() -> None:
     uploads, behind = Uploads(DEVICE, stream), deque[int]()
     for step in range(60):
         for size in (5, 900, 2, 30_000 if step % 8 == 0 else 64, *range(9)):
-            uploads.send(Numbers([np.arange(size + 1)], []))
+            uploads.send(IntegerArrays([np.arange(size + 1)], []))
         behind.append(stream.num_copies)
         if len(behind) > 8:
             stream.advance(behind.popleft())
@@ -149,7 +149,7 @@ def test_host_waits_for_nothing_when_eight_steps_are_on_their_way() -> None:
 
 def test_host_waits_for_the_oldest_only_when_all_room_is_taken() -> None:
     stream = LazyStream()
-    uploads, numbers = Uploads(DEVICE, stream, 1024), Numbers([np.arange(16)], [])
+    uploads, numbers = Uploads(DEVICE, stream, 1024), IntegerArrays([np.arange(16)], [])
     for _ in range(8):
         uploads.send(numbers)
     assert stream.num_waits == 0
@@ -158,7 +158,7 @@ def test_host_waits_for_the_oldest_only_when_all_room_is_taken() -> None:
     assert stream.has_read(1)
     assert not stream.has_read(2)
     # Twice as much as one copy that is read already leaves free.
-    uploads.send(Numbers([np.arange(32)], []))
+    uploads.send(IntegerArrays([np.arange(32)], []))
     assert stream.has_read(3)
     assert not stream.has_read(4)
 
@@ -168,7 +168,7 @@ def test_what_is_larger_than_the_bound_arrives_in_parts() -> None:
     uploads, array = Uploads(DEVICE, stream, 4096), np.arange(19998, dtype=np.float32)
     array = array.reshape(9, -1)[:, ::2]
     tensor = uploads.send_array(array)
-    (longs, _) = uploads.send(Numbers([np.arange(4000), np.arange(3)], []))
+    (longs, _) = uploads.send(IntegerArrays([np.arange(4000), np.arange(3)], []))
     stream.advance(stream.num_copies)
     assert np.array_equal(tensor.numpy(), array)
     assert [np.array_equal(longs[0], np.arange(4000)), longs[1].tolist()] == [True, [0, 1, 2]]
@@ -178,7 +178,7 @@ def test_what_is_larger_than_the_bound_arrives_in_parts() -> None:
 
 def test_all_arrays_of_a_step_are_one_copy_and_lie_where_kernels_want_them() -> None:
     stream = LazyStream()
-    numbers = Numbers(
+    numbers = IntegerArrays(
         [np.arange(3), np.arange(4).reshape(2, 2)], [np.arange(5, dtype=np.int32)] * 2
     )
     longs, ints = Uploads(DEVICE, stream).send(numbers)
@@ -192,14 +192,14 @@ def test_all_arrays_of_a_step_are_one_copy_and_lie_where_kernels_want_them() -> 
 
 def test_nothing_is_copied_when_there_is_nothing() -> None:
     stream = LazyStream()
-    longs, ints = Uploads(DEVICE, stream).send(Numbers([np.empty(0, np.int64)], []))
+    longs, ints = Uploads(DEVICE, stream).send(IntegerArrays([np.empty(0, np.int64)], []))
     assert (longs[0].tolist(), ints, stream.num_copies) == ([], [], 0)
 
 
 def test_memory_that_stays_is_written_over_when_a_step_is_sent_to_it() -> None:
     uploads, memory = Uploads(DEVICE, HostStreams()), torch.zeros(64, dtype=torch.uint8)
     for start in (5, 50):
-        numbers = Numbers([np.arange(start, start + 2)], [np.full(3, start, np.int32)])
+        numbers = IntegerArrays([np.arange(start, start + 2)], [np.full(3, start, np.int32)])
         uploads.send_to(memory, numbers)
         longs, ints = views(memory, numbers)
         assert longs[0].tolist() == [start, start + 1]
@@ -209,7 +209,7 @@ def test_memory_that_stays_is_written_over_when_a_step_is_sent_to_it() -> None:
 def test_arrays_are_not_copied_when_the_device_reads_the_hosts_memory() -> None:
     array = np.arange(4)
     uploads = Uploads(DEVICE, HostStreams())
-    ((tensor,), _) = uploads.send(Numbers([array], []))
+    ((tensor,), _) = uploads.send(IntegerArrays([array], []))
     assert tensor.data_ptr() == array.ctypes.data
     assert uploads.send_array(array).data_ptr() == array.ctypes.data
 
@@ -217,8 +217,8 @@ def test_arrays_are_not_copied_when_the_device_reads_the_hosts_memory() -> None:
 def test_memory_grows_when_a_step_is_larger() -> None:
     stream = LazyStream()
     uploads = Uploads(DEVICE, stream)
-    uploads.send(Numbers([np.arange(9)], []))
-    ((tensor,), _) = uploads.send(Numbers([np.arange(170_000)], []))
+    uploads.send(IntegerArrays([np.arange(9)], []))
+    ((tensor,), _) = uploads.send(IntegerArrays([np.arange(170_000)], []))
     stream.advance(2)
     assert np.array_equal(tensor.numpy(), np.arange(170_000))
     assert stream.buffers == [2**20, 2**21]

@@ -15,7 +15,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from splitserve_metrics.executor_table import EXECUTOR_METRICS, GATEWAY_METRICS
-from splitserve_metrics.instruments import Kind
+from splitserve_metrics.instruments import MetricKind
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ def samples() -> dict[str, set[str]]:
     """The labels of every sample that processes show, by its name."""
     found: dict[str, set[str]] = {name: set() for name in OTHERS}
     for metric in (*SCHEDULER_METRICS, *EXECUTOR_METRICS, *GATEWAY_METRICS):
-        is_histogram = metric.kind is Kind.HISTOGRAM
+        is_histogram = metric.kind is MetricKind.HISTOGRAM
         for suffix in ("_bucket", "_count", "_sum") if is_histogram else ("",):
             found[metric.name + suffix] = set(metric.labels)
     return found

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from splitserve_bench.figures.log_histogram import LogHistogram, Parts
-from splitserve_bench.load.outcome import GivenUp, Outcome
+from splitserve_bench.load.outcome import LoadAbandoned, Outcome
 
 # -- Latencies of one answer -----------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class Recorder:
     slo: Slo
     warm_up_s: float
     progress: Callable[[int], None] = lambda _num_tokens: None
-    warn: Callable[[GivenUp], None] = lambda _given_up: None
+    warn: Callable[[LoadAbandoned], None] = lambda _given_up: None
     counts: Counts = field(default_factory=Counts)
     errors: Counter[str] = field(default_factory=Counter)
     # The first message of each kind.
@@ -301,7 +301,7 @@ class Recorder:
     # Busy ratio of each generator, sampled every second.
     busy: LogHistogram = field(default_factory=LogHistogram)
     # Rounds whose load was not put on in full, by number.
-    given_up: dict[int, GivenUp] = field(default_factory=dict)
+    given_up: dict[int, LoadAbandoned] = field(default_factory=dict)
     _round: _RoundSoFar = field(default_factory=lambda: _RoundSoFar(0.0))
 
     def begin_round(self, now_s: float) -> None:
@@ -330,7 +330,7 @@ class Recorder:
     def worked(self, busy_ratio: float) -> None:
         self.busy.record(busy_ratio)
 
-    def gave_up(self, given_up: GivenUp) -> None:
+    def gave_up(self, given_up: LoadAbandoned) -> None:
         number = len(self.timelines) - 1
         other = self.given_up.get(number)
         if other is None:
@@ -338,7 +338,7 @@ class Recorder:
             self.warn(given_up)
             return
         # Several processes share the load: merges their reports.
-        self.given_up[number] = GivenUp(
+        self.given_up[number] = LoadAbandoned(
             max(other.behind_s, given_up.behind_s),
             max(other.after_s, given_up.after_s),
             other.num_begun + given_up.num_begun,

@@ -17,9 +17,9 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from splitserve_bench.load.outcome import GivenUp, Outcome, Watcher, time_exchange
+from splitserve_bench.load.outcome import LoadAbandoned, Outcome, Watcher, time_exchange
 from splitserve_bench.targets.target import AskFailed, Dialog, Target
-from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
+from splitserve_bench.workloads.conversation import Conversation, PromptPiece, Turn
 
 # Head start, so that the first request is not late.
 _LEAD_S = 0.05
@@ -80,7 +80,7 @@ class Generator:
                 latest_s = due_s + self._pace.max_behind_s
                 if clock() > latest_s or not await _acquire(places, latest_s):
                     behind_s, after_s = clock() - due_s, clock() - begin_s
-                    self._watcher.gave_up(GivenUp(behind_s, after_s, num_begun))
+                    self._watcher.gave_up(LoadAbandoned(behind_s, after_s, num_begun))
                     break
                 num_begun += 1
                 if was_full:
@@ -153,7 +153,7 @@ async def _until(at_s: float) -> None:
 # -- Load on targets by this process ---------------------------------------------------------------
 
 _MOST_MESSAGE = 300
-_PROBE = Turn((Piece(2**63 - 1, 8),), 2)
+_PROBE = Turn((PromptPiece(2**63 - 1, 8),), 2)
 # Used by no round: salts of rounds count up from 0.
 _PROBE_SALT = -1
 _SAMPLE_S = 1.0

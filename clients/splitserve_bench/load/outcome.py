@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from splitserve_bench.targets.target import Answered, AskFailed, Exchange, Tokens
+from splitserve_bench.targets.target import AnswerSummary, AskFailed, Exchange, Tokens
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Outcome:
     ended_s: float = 0.0
     arrivals_s: list[float] = field(default_factory=list)
     num_tokens: list[int | None] = field(default_factory=list)
-    answered: Answered = field(default_factory=Answered)
+    answered: AnswerSummary = field(default_factory=AnswerSummary)
     failed: str | None = None
     message: str = ""
     held_s: float = 0.0
@@ -55,7 +55,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class LoadAbandoned:
     """An open loop has stopped sending because it is `behind_s` late.
 
     This happened `after_s` after its begin, with `num_begun` conversations begun.
@@ -75,7 +75,7 @@ class Watcher(Protocol):
     def worked(self, busy_ratio: float) -> None:
         """Receives the busy ratio of a generator's thread over a second, or over a short round."""
 
-    def gave_up(self, given_up: GivenUp) -> None:
+    def gave_up(self, given_up: LoadAbandoned) -> None:
         """Notes that a generator starts no more conversations in this round; running ones go on."""
 
 

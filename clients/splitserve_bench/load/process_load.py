@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from splitserve_bench.load.outcome import GivenUp, Outcome, Watcher
+from splitserve_bench.load.outcome import LoadAbandoned, Outcome, Watcher
 
 _MODULE = "splitserve_bench.load_process"
 _LEAVE_S = 10.0
@@ -35,7 +35,7 @@ class _Share:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    async def receive(self) -> Ready | Told | Done:
+    async def receive(self) -> Ready | WatcherCalls | Done:
         """Returns the next message of the process.
 
         Raises LoadProcessFailed if the process failed or ended.
@@ -48,10 +48,10 @@ class _Share:
             )
         if isinstance(told, Failed):
             raise LoadProcessFailed(told.message)
-        assert isinstance(told, Ready | Told | Done), "nothing else is said to us"
+        assert isinstance(told, Ready | WatcherCalls | Done), "nothing else is said to us"
         return told
 
-    async def tell(self, value: Begin | Run | Stop) -> None:
+    async def tell(self, value: AssignLoad | Run | StopLoad) -> None:
         """Sends a message. Ignores a closed connection, which `receive` reports."""
         with suppress(ConnectionError):
             await send(self.writer, value)
@@ -111,7 +111,7 @@ class ProcessLoad:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         name = f"process {number + 1} of {self._num_processes}"
         share = _Share(name, process, reader, writer)
-        await share.tell(Begin(self._argv, number, self._num_processes))
+        await share.tell(AssignLoad(self._argv, number, self._num_processes))
         return share
 
     async def run(self, index: int, salt: int, begin_s: float, watcher: Watcher) -> None:
@@ -126,7 +126,7 @@ class ProcessLoad:
             await _all_of(following)
         except asyncio.CancelledError:
             for share in self._shares:
-                await share.tell(Stop())
+                await share.tell(StopLoad())
             await _all_of(following)
             raise
         finally:
@@ -135,7 +135,7 @@ class ProcessLoad:
 
 
 async def _follow(share: _Share, watcher: Watcher) -> None:
-    while isinstance(told := await share.receive(), Told):
+    while isinstance(told := await share.receive(), WatcherCalls):
         for outcome in told.outcomes:
             watcher.ended(outcome)
         for busy_ratio in told.busy_ratios:
@@ -161,7 +161,7 @@ _LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class AssignLoad:
     """Assigns part `share` of `num_shares` of a load to a process. `argv`: flags of the load."""
 
     argv: tuple[str, ...]
@@ -186,17 +186,17 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopLoad:
     """Ends the round; running requests are interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WatcherCalls:
     """Calls of a watcher since the last message."""
 
     outcomes: list[Outcome]
     busy_ratios: list[float]
-    given_up: list[GivenUp]
+    given_up: list[LoadAbandoned]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class Relay:
         self._writer = writer
         self._outcomes: list[Outcome] = []
         self._busy_ratios: list[float] = []
-        self._given_up: list[GivenUp] = []
+        self._given_up: list[LoadAbandoned] = []
 
     def ended(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
@@ -250,7 +250,7 @@ class Relay:
     def worked(self, busy_ratio: float) -> None:
         self._busy_ratios.append(busy_ratio)
 
-    def gave_up(self, given_up: GivenUp) -> None:
+    def gave_up(self, given_up: LoadAbandoned) -> None:
         self._given_up.append(given_up)
 
     async def run(self) -> None:
@@ -262,6 +262,6 @@ class Relay:
     async def flush(self) -> None:
         """Sends the buffered calls now."""
         if self._outcomes or self._busy_ratios or self._given_up:
-            told = Told(self._outcomes, self._busy_ratios, self._given_up)
+            told = WatcherCalls(self._outcomes, self._busy_ratios, self._given_up)
             self._outcomes, self._busy_ratios, self._given_up = [], [], []
             await send(self._writer, told)

@@ -10,7 +10,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from splitserve_bench.targets.target import (
-    Answered,
+    AnswerSummary,
     AskFailed,
     AskOptions,
     Part,
@@ -200,7 +200,7 @@ class _Exchange:
             async for event in request:
                 if isinstance(event, Finish):
                     usage = event.usage
-                    yield Answered(
+                    yield AnswerSummary(
                         usage.num_prompt_tokens,
                         usage.num_output_tokens,
                         usage.num_cached_tokens,

@@ -10,14 +10,14 @@ from typing import Any, Self
 import httpx2
 
 from splitserve_bench.targets.target import (
-    Answered,
+    AnswerSummary,
     AskFailed,
     AskOptions,
     EventLines,
     Part,
     Tokens,
 )
-from splitserve_bench.workloads.conversation import Piece, PromptTokens, Turn
+from splitserve_bench.workloads.conversation import PromptPiece, PromptTokens, Turn
 from splitserve_rpc.text import parse_json
 
 _MOST_ERROR_BYTES = 64 * 1024
@@ -79,9 +79,9 @@ class OpenAiTarget:
         counts = []
         for num_words in _PROBE_WORDS:
             prompts = ChatPrompts(self._tokens_of(0), 1.0)
-            exchange = self._exchange(prompts, Turn((Piece(0, num_words),), 1))
+            exchange = self._exchange(prompts, Turn((PromptPiece(0, num_words),), 1))
             parts = [part async for part in exchange.send()]
-            assert isinstance(parts[-1], Answered), "it ends so"
+            assert isinstance(parts[-1], AnswerSummary), "it ends so"
             counts.append(parts[-1].num_prompt_tokens)
         few, many = counts
         if few is None or many is None:
@@ -201,7 +201,7 @@ class AnswerReader:
         self._lines = EventLines()
         self._texts: list[str] = []
         self._num_counted = 0
-        self._answered: Answered | None = None
+        self._answered: AnswerSummary | None = None
         self._is_over = False
 
     @property
@@ -222,11 +222,11 @@ class AnswerReader:
                 came |= self._read(line)
         return came, (self._num_counted - before) or None
 
-    def finish(self) -> Answered:
+    def finish(self) -> AnswerSummary:
         """Returns the counts at the end of the response. Raises AskFailed if the stream was cut."""
         if not self._is_over:
             raise AskFailed("stream_cut", "the answer has no end")
-        return self._answered or Answered()
+        return self._answered or AnswerSummary()
 
     def _read(self, line: bytes) -> bool:
         try:
@@ -261,7 +261,7 @@ class AnswerReader:
         num_output_tokens = _count(usage.get("completion_tokens"))
         if is_running:
             self._num_counted = max(num_output_tokens or 0, self._num_counted)
-        self._answered = Answered(
+        self._answered = AnswerSummary(
             _count(usage.get("prompt_tokens")), num_output_tokens, _count(cached)
         )
 
@@ -322,7 +322,7 @@ class TokenPrompts:
         """Adds a stand-in for the answer, of `num_tokens` tokens, to the next prompt."""
         # Unused keys: those of workloads count up from 0 and down from -1.
         self._num_answers += 1
-        self._token_ids += self._tokens.of([Piece(2**62 + self._num_answers, num_tokens)])
+        self._token_ids += self._tokens.of([PromptPiece(2**62 + self._num_answers, num_tokens)])
 
 
 class ChatPrompts:
@@ -338,12 +338,12 @@ class ChatPrompts:
 
     def add(self, turn: Turn) -> dict[str, Any]:
         """Returns the messages with a user message for this turn added."""
-        words = self._words.of(Piece(each.key, self._num_words(each)) for each in turn.pieces)
+        words = self._words.of(PromptPiece(each.key, self._num_words(each)) for each in turn.pieces)
         text = " ".join(_WORDS[number] for number in words)
         self._messages.append({"role": "user", "content": text})
         return {"messages": self._messages}
 
-    def _num_words(self, piece: Piece) -> int:
+    def _num_words(self, piece: PromptPiece) -> int:
         return max(round(piece.num_tokens / self._tokens_per_word), 1)
 
     def remember(self, text: str, _num_tokens: int) -> None:

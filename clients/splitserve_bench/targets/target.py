@@ -32,7 +32,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnswerSummary:
     """End of an answer, with the server's counts; None where it reports nothing."""
 
     num_prompt_tokens: int | None = None
@@ -41,7 +41,7 @@ class Answered:
     num_preemptions: int | None = None
 
 
-Part = Tokens | Answered
+Part = Tokens | AnswerSummary
 
 
 class Exchange(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPiece:
     """Part of a prompt, identified by `key`.
 
     Equal keys give equal tokens; a shorter piece is a prefix of a longer one.
@@ -29,7 +29,7 @@ class Turn:
     `think_s`: time between the previous answer and this turn; unused in the first turn.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PromptPiece, ...]
     num_output_tokens: int
     think_s: float = 0.0
 
@@ -147,7 +147,7 @@ class Limits:
         num_output_tokens = min(turn.num_output_tokens, self.max_output_tokens or 2**63)
         return Turn(self._cut_prompt(turn.pieces), num_output_tokens, turn.think_s)
 
-    def _cut_prompt(self, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    def _cut_prompt(self, pieces: tuple[PromptPiece, ...]) -> tuple[PromptPiece, ...]:
         """Cuts a prompt to `max_prompt_tokens`. Keeps the beginning, which prompts may share."""
         left = self.max_prompt_tokens
         if left is None:
@@ -181,11 +181,11 @@ class PromptTokens:
         self._high = high
         self._kept: OrderedDict[int, list[int]] = OrderedDict()
 
-    def of(self, pieces: Iterable[Piece]) -> list[int]:
+    def of(self, pieces: Iterable[PromptPiece]) -> list[int]:
         """Returns the token ids of all pieces, concatenated."""
         return [token_id for piece in pieces for token_id in self._tokens(piece)]
 
-    def _tokens(self, piece: Piece) -> list[int]:
+    def _tokens(self, piece: PromptPiece) -> list[int]:
         known = self._kept.pop(piece.key, [])
         if len(known) < piece.num_tokens:
             known = self._draw(piece)
@@ -194,7 +194,7 @@ class PromptTokens:
             self._kept.popitem(last=False)
         return known if len(known) == piece.num_tokens else known[: piece.num_tokens]
 
-    def _draw(self, piece: Piece) -> list[int]:
+    def _draw(self, piece: PromptPiece) -> list[int]:
         key = self._salt << _KEY_BITS | piece.key % 2**_KEY_BITS
         # Each token uses its own raw word, so a shorter piece is a prefix of a longer one.
         words = np.random.Philox(key=key).random_raw(piece.num_tokens)
@@ -261,9 +261,9 @@ class SyntheticLoad:
 
     def _turns(self, rng: Rng, first_key: int) -> Iterator[Turn]:
         group = int(rng.integers(self.shared_prefix.num_groups))
-        shared = Piece(-1 - group, self.shared_prefix.num_tokens)
+        shared = PromptPiece(-1 - group, self.shared_prefix.num_tokens)
         for number in range(self.turns.draw_count(rng)):
-            own = Piece(first_key + number, self.prompt_tokens.draw_count(rng))
+            own = PromptPiece(first_key + number, self.prompt_tokens.draw_count(rng))
             pieces = (shared, own) if number == 0 and shared.num_tokens else (own,)
             think_s = self.think_s.draw(rng) if number else 0.0
             yield Turn(pieces, self.output_tokens.draw_count(rng), think_s)

@@ -20,7 +20,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
 
-from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
+from splitserve_bench.workloads.conversation import Conversation, PromptPiece, Turn
 from splitserve_rpc.text import parse_json
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -109,7 +109,7 @@ def _read_azure(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
         # Traces of 2023 have no time zone, and only differences matter.
         at_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
         num_prompt, num_output = (_count(where, row, name) for name in _AZURE_COLUMNS[1:])
-        yield at_s, Turn((Piece(-1 - number, num_prompt),), num_output)
+        yield at_s, Turn((PromptPiece(-1 - number, num_prompt),), num_output)
 
 
 def _azure_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -140,16 +140,18 @@ def _read_mooncake(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
         yield timestamp / 1000, Turn(pieces, _count(where, row, "output_length"))
 
 
-def _pieces(where: str, row: Mapping[str, Any], num_tokens: int, own_key: int) -> tuple[Piece, ...]:
+def _pieces(
+    where: str, row: Mapping[str, Any], num_tokens: int, own_key: int
+) -> tuple[PromptPiece, ...]:
     """Returns one piece per hash, and a piece of its own for tokens that no hash covers."""
     hashes = row.get("hash_ids", [])
     if not isinstance(hashes, list) or not all(isinstance(key, int) and key >= 0 for key in hashes):
         raise _unreadable(where, "hash_ids", hashes, "a list of integers from 0 on")
     pieces = []
     for key in hashes[: -(-num_tokens // MOONCAKE_BLOCK_TOKENS)]:
-        pieces.append(Piece(key, min(MOONCAKE_BLOCK_TOKENS, num_tokens)))
+        pieces.append(PromptPiece(key, min(MOONCAKE_BLOCK_TOKENS, num_tokens)))
         num_tokens -= pieces[-1].num_tokens
-    return (*pieces, Piece(own_key, num_tokens)) if num_tokens else tuple(pieces)
+    return (*pieces, PromptPiece(own_key, num_tokens)) if num_tokens else tuple(pieces)
 
 
 def _count(where: str, row: Mapping[str, Any], name: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
-from splitserve_options.option import Command, Kind
+from splitserve_options.option import Command, OptionKind
 from splitserve_options.options import OptionError, Value, options_of, resolve, unknown_variables
 from splitserve_rpc.text import printable
 
@@ -121,7 +121,7 @@ def listened_at(command: Command, values: Mapping[str, Value]) -> Iterator[tuple
     for option in options_of(command):
         value = values.get(option.key)
         is_own = "listen" in option.name or option.name == "http"
-        if option.kind is Kind.ADDRESS and is_own and isinstance(value, str):
+        if option.kind is OptionKind.ADDRESS and is_own and isinstance(value, str):
             for address in _addresses(command, option.name, value, values):
                 yield option.name, address
 

@@ -26,7 +26,7 @@ from splitserve_gateway.http.errors import (
 )
 from splitserve_gateway.http.guard import is_about_health
 from splitserve_gateway.http.listener import origin_of
-from splitserve_gateway.sharing.turns import Shares, TooManyWait, TurnPlaces
+from splitserve_gateway.sharing.turns import FairSemaphore, Shares, TooManyWait
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream import Upstream
 
@@ -56,7 +56,7 @@ async def identify(fleet: Fleet, credential: str) -> Caller | None:
         raise upstream_refused()
     for answer in answers:
         if isinstance(answer, QuotaExceeded):
-            raise AskAgain(answer.retry_delay_s or _RETRY_DELAY_S)
+            raise IdentificationThrottled(answer.retry_delay_s or _RETRY_DELAY_S)
     if not answers or any(not isinstance(answer, CallerUnknown) for answer in answers):
         raise no_scheduler()
     return None
@@ -93,7 +93,7 @@ def _caller(credential: str, known: Sequence[tuple[Upstream, Identity]]) -> Call
 Ask = Callable[[str], Awaitable[Caller | None]]
 
 
-class AskAgain(Exception):
+class IdentificationThrottled(Exception):
     """Refusal of schedulers that were shown too many unknown credentials; retry after `delay_s`."""
 
     def __init__(self, delay_s: float) -> None:
@@ -145,7 +145,7 @@ class KnownCallers:
         self._known: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
         self._unknown: OrderedDict[bytes, float] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[Caller | None]] = {}
-        self._strangers = TurnPlaces(self._memory.max_strangers, self._memory.max_waiting)
+        self._strangers = FairSemaphore(self._memory.max_strangers, self._memory.max_waiting)
 
     async def identify(self, credential: str, origin: str = "") -> Caller:
         """Returns the caller with `credential`. `origin`: network origin of the request.
@@ -208,11 +208,11 @@ class KnownCallers:
         for _ in range(self._memory.most_asks - 1):
             try:
                 return await self._ask(credential)
-            except AskAgain as again:
+            except IdentificationThrottled as again:
                 await self._sleep(again.delay_s)
         try:
             return await self._ask(credential)
-        except AskAgain as error:
+        except IdentificationThrottled as error:
             raise too_many_strangers() from error
 
     async def _find_out(self, digest: bytes, credential: str) -> Caller | None:
@@ -236,7 +236,7 @@ class KnownCallers:
 # -- Middleware: places of the gateway, shared among tenants ---------------------------------------
 
 
-class TenantPlaces:
+class TenantConcurrency:
     """ASGI middleware behind the Door that bounds concurrent requests per tenant."""
 
     def __init__(self, app: ASGIApp, places: Shares) -> None:
@@ -266,7 +266,7 @@ class TenantPlaces:
 # -- Middleware: credential check before every endpoint --------------------------------------------
 
 
-class Door:
+class CredentialGate:
     """ASGI middleware that admits only requests with a credential known to schedulers.
 
     Health checks need no credential.

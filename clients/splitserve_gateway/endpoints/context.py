@@ -19,7 +19,7 @@ from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.http.bodies import BodyBudget, read_body
 from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.schemas.base import ApiRequest
-from splitserve_gateway.sharing.turns import TurnPlaces
+from splitserve_gateway.sharing.turns import FairSemaphore
 from splitserve_gateway.upstreams.fleet import Fleet
 
 Schema = TypeVar("Schema", bound=ApiRequest)
@@ -36,7 +36,7 @@ class Gateway:
     exchanges: Exchanges
     checker: GrammarChecker
     bodies: BodyBudget
-    tokenizing: TurnPlaces
+    tokenizing: FairSemaphore
     caller: Caller = ANYBODY
 
     @property

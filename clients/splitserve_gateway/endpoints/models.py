@@ -24,7 +24,7 @@ from splitserve_gateway.generation.prompts import (
 from splitserve_gateway.http.errors import invalid, model_unknown, too_many_requests
 from splitserve_gateway.schemas.chat import DetokenizeRequest, TokenizeRequest
 from splitserve_gateway.sharing.turns import TooManyWait
-from splitserve_gateway.upstreams.upstream import Served
+from splitserve_gateway.upstreams.upstream import ServedByScheduler
 
 # -- Models: `GET /v1/models` and `GET /v1/models/{id}` --------------------------------------------
 
@@ -104,7 +104,7 @@ async def tokenize(request: Request) -> Response:
             return await _tokenize(served, body)
 
 
-async def _tokenize(served: Served, body: TokenizeRequest) -> Response:
+async def _tokenize(served: ServedByScheduler, body: TokenizeRequest) -> Response:
     tokenizer = tokenizer_of(served)
     token_ids: list[int] | None = None
     if body.messages is not None:
@@ -139,7 +139,7 @@ async def detokenize(request: Request) -> Response:
             return await _detokenize(served, body)
 
 
-async def _detokenize(served: Served, body: DetokenizeRequest) -> Response:
+async def _detokenize(served: ServedByScheduler, body: DetokenizeRequest) -> Response:
     tokenizer = tokenizer_of(served)
     vocab_size = served.model.vocab_size
     if body.tokens and max(body.tokens) >= vocab_size:

@@ -28,7 +28,7 @@ from splitserve_gateway.http.exchange import event_stream
 from splitserve_gateway.schemas.base import ApiRequest, StreamOptions
 from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
 from splitserve_gateway.schemas.sampling import SamplingFields
-from splitserve_gateway.upstreams.upstream import Served
+from splitserve_gateway.upstreams.upstream import ServedByScheduler
 from splitserve_text import (
     Detokenizer,
     Tokenizer,
@@ -41,7 +41,7 @@ Json = dict[str, object]
 _IGNORED_HEADER = "x-splitserve-ignored-fields"
 
 
-def head(prefix: str, kind: str, body: SamplingFields, served: Served) -> Json:
+def head(prefix: str, kind: str, body: SamplingFields, served: ServedByScheduler) -> Json:
     """Returns the fields that every answer and every event begins with."""
     return {
         "id": f"{prefix}-{answer_id(body.request_id)}",

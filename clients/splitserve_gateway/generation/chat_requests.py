@@ -59,7 +59,7 @@ from splitserve_gateway.schemas.sampling import (
     ResponseToolName,
     SamplingFields,
 )
-from splitserve_gateway.upstreams.upstream import Served
+from splitserve_gateway.upstreams.upstream import ServedByScheduler
 from splitserve_text import (
     Grammar,
     OutputFormat,
@@ -98,7 +98,7 @@ async def chat_generation(
 
 
 async def _prompt(
-    body: ChatRequest, served: Served, tools: list[Mapping[str, object]] | None
+    body: ChatRequest, served: ServedByScheduler, tools: list[Mapping[str, object]] | None
 ) -> EncodedPrompt:
     if body.prompt_token_ids is None:
         return await encode_chat(body, served, tools, body.truncate_prompt_tokens)

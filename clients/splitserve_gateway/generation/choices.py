@@ -23,7 +23,7 @@ from splitserve_gateway.generation.prompts import EncodedPrompt
 from splitserve_gateway.http.errors import ApiError, api_error, invalid
 from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
 from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
-from splitserve_gateway.upstreams.upstream import Served, Upstream
+from splitserve_gateway.upstreams.upstream import ServedByScheduler, Upstream
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from splitserve_rpc.process_log import log_context
 from splitserve_text import (
@@ -55,7 +55,7 @@ class TextRequest:
     """
 
     upstream: Upstream
-    served: Served
+    served: ServedByScheduler
     prompts: Sequence[EncodedPrompt]
     params: SamplingParams
     rules: TextRules

@@ -17,7 +17,7 @@ from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.grammars.checker import GrammarChecker, TenantChecker
 from splitserve_gateway.http.errors import ApiError, invalid
 from splitserve_gateway.schemas.chat import ChatFields, ChatMessage, CompletionRequest
-from splitserve_gateway.upstreams.upstream import Served, Upstream
+from splitserve_gateway.upstreams.upstream import ServedByScheduler, Upstream
 from splitserve_text import (
     Tokenizer,
 )
@@ -51,7 +51,7 @@ class EncodedPrompt:
     text: str = ""
 
 
-async def encode_prompts(body: CompletionRequest, served: Served) -> list[EncodedPrompt]:
+async def encode_prompts(body: CompletionRequest, served: ServedByScheduler) -> list[EncodedPrompt]:
     """Returns the encoded prompts of a completion. Prompts of token ids need no tokenizer.
 
     Raises ApiError and SplitserveError.
@@ -84,7 +84,9 @@ async def encode_prompts(body: CompletionRequest, served: Served) -> list[Encode
     return await beside_the_loop(tokenizer, size, lambda: list(map(encode, prompts)))
 
 
-def check_chars(param: str, num_chars: int, truncate: int | None, served: Served) -> None:
+def check_chars(
+    param: str, num_chars: int, truncate: int | None, served: ServedByScheduler
+) -> None:
     """Raises ApiError for a text too long for any tokenization. Runs before encoding."""
     most = _MAX_TOKEN_CHARS * served.model.max_model_len
     if truncate is None and num_chars > most:
@@ -92,7 +94,7 @@ def check_chars(param: str, num_chars: int, truncate: int | None, served: Served
 
 
 def encode_text(
-    text: str, param: str, truncate: int | None, served: Served, add_special_tokens: bool
+    text: str, param: str, truncate: int | None, served: ServedByScheduler, add_special_tokens: bool
 ) -> list[int]:
     """Returns the token ids of `text`.
 
@@ -109,12 +111,12 @@ def encode_text(
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
-def _too_long(what: str, param: str, served: Served) -> ApiError:
+def _too_long(what: str, param: str, served: ServedByScheduler) -> ApiError:
     message = f"the prompt has {what}; the model takes at most {served.model.max_model_len} tokens"
     return invalid(message, param, "context_length_exceeded")
 
 
-def truncated(token_ids: list[int], most: int | None, served: Served) -> list[int]:
+def truncated(token_ids: list[int], most: int | None, served: ServedByScheduler) -> list[int]:
     """Returns the last `most` of `token_ids`; -1 means max_model_len - 1, None means all."""
     if most is None:
         return token_ids
@@ -135,7 +137,7 @@ class Serving:
     """Chosen scheduler of a request, the model it serves, and the gateway's own parts."""
 
     upstream: Upstream
-    served: Served
+    served: ServedByScheduler
     config: GatewayConfig
     checker: GrammarChecker
     caller: Caller
@@ -153,7 +155,7 @@ class Serving:
         return tokenizer_of(self.served)
 
 
-def tokenizer_of(served: Served) -> Tokenizer:
+def tokenizer_of(served: ServedByScheduler) -> Tokenizer:
     """Returns the tokenizer of the served model. Raises TokenizerUnavailable."""
     if served.tokenizer is None:
         raise TokenizerUnavailable(
@@ -174,7 +176,7 @@ _NUM_END_TOKENS = 16
 
 async def encode_chat(
     body: ChatFields,
-    served: Served,
+    served: ServedByScheduler,
     tools: list[Mapping[str, object]] | None = None,
     truncate: int | None = None,
 ) -> EncodedPrompt:

@@ -11,7 +11,7 @@ from splitserve_gateway.generation.choices import Delta, Event, FieldNames, Text
 from splitserve_gateway.generation.prompts import EncodedPrompt, Serving, beside_the_loop
 from splitserve_gateway.http.errors import ApiError, invalid
 from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
-from splitserve_gateway.upstreams.upstream import Served
+from splitserve_gateway.upstreams.upstream import ServedByScheduler
 from splitserve_rpc.sampling_parameters import PARAMETERS
 from splitserve_text import (
     BeamSearch,
@@ -93,7 +93,7 @@ _SAME_IN_BODIES = tuple(
 
 def sampling_params(
     body: SamplingFields,
-    served: Served,
+    served: ServedByScheduler,
     *,
     max_tokens: int | None,
     num_logprobs: int | None = None,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from splitserve_grammars.trial import GrammarTrials, Verdict, trial_command
+from splitserve_grammars.trial import GrammarTrialResult, GrammarTrials, trial_command
 
 
 class CheckProcess:
@@ -20,7 +20,7 @@ class CheckProcess:
         self._trials = GrammarTrials(trial_command(max_address_bytes), max_wall_s)
         self._thread = ThreadPoolExecutor(1, "grammar-check")
 
-    async def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> Verdict:
+    async def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> GrammarTrialResult:
         """Tries a grammar and returns the verdict. `kind`: its dialect.
 
         Raises TrialTooSlow, and TrialUnavailable if two processes in a row failed.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from splitserve_gateway.grammars.check_process import CheckProcess
-from splitserve_gateway.sharing.turns import Turns
+from splitserve_gateway.sharing.turns import FairQueue
 from splitserve_grammars.limits import (
     FIRST_TRIAL_CPU_S,
     MAX_ADDRESS_BYTES,
@@ -23,7 +23,12 @@ from splitserve_grammars.limits import (
     MAX_GRAMMAR_BYTES,
     MAX_TRIAL_WALL_S,
 )
-from splitserve_grammars.trial import TrialTooSlow, TrialUnavailable, Verdict, encode_task
+from splitserve_grammars.trial import (
+    GrammarTrialResult,
+    TrialTooSlow,
+    TrialUnavailable,
+    encode_task,
+)
 from splitserve_text import (
     Choices,
     Grammar,
@@ -73,7 +78,7 @@ class GrammarChecker:
     def __init__(self, limits: CheckerLimits | None = None) -> None:
         """Starts no process; the first check does."""
         self._limits = limits or CheckerLimits()
-        self._cache: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._cache: OrderedDict[bytes, GrammarTrialResult] = OrderedDict()
         self._cached_bytes = 0
         self._checks: dict[bytes, _Check] = {}
         second = _Lane(self._limits, self._limits.max_cpu_s)
@@ -114,7 +119,7 @@ class GrammarChecker:
         for check in [*self._checks.values()]:
             self._end(check, GrammarCheckUnavailable("grammars are no longer checked"))
 
-    async def _verdict(self, kind: str, texts: Sequence[str], tenant: str) -> Verdict:
+    async def _verdict(self, kind: str, texts: Sequence[str], tenant: str) -> GrammarTrialResult:
         key = hashlib.sha256(encode_task(kind, texts, 0)).digest()
         found = self._cache.get(key)
         if found is not None:
@@ -152,7 +157,7 @@ class GrammarChecker:
                 verdict = await lane.process.ask(check.kind, check.texts, lane.max_cpu_s)
             except TrialTooSlow as error:
                 if lane.slower is None:
-                    verdict = Verdict(str(error))
+                    verdict = GrammarTrialResult(str(error))
                 else:
                     self._hand_on(check, lane.slower)
                     continue
@@ -173,17 +178,19 @@ class GrammarChecker:
         else:
             self._end(check)
 
-    def _end(self, check: _Check, outcome: Verdict | GrammarCheckUnavailable | None = None) -> None:
+    def _end(
+        self, check: _Check, outcome: GrammarTrialResult | GrammarCheckUnavailable | None = None
+    ) -> None:
         if self._checks.pop(check.key, None) is None:
             return  # already ended by `close`
-        if isinstance(outcome, Verdict):
+        if isinstance(outcome, GrammarTrialResult):
             check.verdict.set_result(outcome)
         elif outcome is None or not check.num_callers:
             check.verdict.cancel()
         else:
             check.verdict.set_exception(outcome)
 
-    def _keep(self, key: bytes, verdict: Verdict) -> None:
+    def _keep(self, key: bytes, verdict: GrammarTrialResult) -> None:
         self._cache[key] = verdict
         self._cached_bytes += _size(verdict)
         while (
@@ -214,7 +221,9 @@ class _Check:
         self.texts = texts
         self.tenant = tenant
         self.num_callers = 0
-        self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self.verdict: asyncio.Future[GrammarTrialResult] = (
+            asyncio.get_running_loop().create_future()
+        )
 
 
 class _Lane:
@@ -226,7 +235,7 @@ class _Lane:
         self.max_cpu_s = max_cpu_s
         self.slower = slower
         self.process = CheckProcess(limits.max_address_bytes, limits.max_wall_s)
-        self.waiting: Turns[_Check] = Turns()
+        self.waiting: FairQueue[_Check] = FairQueue()
 
 
 def _kind_and_text(source: JsonSchema | Regex | Lark | Gbnf) -> tuple[str, str]:
@@ -241,7 +250,7 @@ def _kind_and_text(source: JsonSchema | Regex | Lark | Gbnf) -> tuple[str, str]:
             return "gbnf", text
 
 
-def _size(verdict: Verdict) -> int:
+def _size(verdict: GrammarTrialResult) -> int:
     return 200 + 4 * len(verdict.error) + 4 * len(verdict.lark)
 
 

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class EndedExchange:
     """Summary of an ended request. `path`: path of the route, `other` for an unknown one.
 
     `code`: HTTP status, 0 if no answer began. `first_byte_s`: time to the first byte of the body;
@@ -65,14 +65,14 @@ class Exchange:
         self._first_byte_s: float | None = None
         self._code = 0
 
-    def over(self) -> Answered:
+    def over(self) -> EndedExchange:
         """Ends the trace, and returns the summary of the ended request."""
         # Only routes are named: callers can invent any number of paths.
         path = getattr(self._scope.get("route"), "path", _OTHER)
         if self._trace is not None:
             self._trace.end(path, self._code, self._id.decode())
         duration_s = time.monotonic() - self._began_s
-        return Answered(path, self._code, self._first_byte_s, duration_s)
+        return EndedExchange(path, self._code, self._first_byte_s, duration_s)
 
     async def run(self, app: ASGIApp, timeout_s: float) -> None:
         """Answers the request; ends it with an error after `timeout_s`."""

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from splitserve_gateway.http.bodies import NEEDS_CONTENT_TYPE
 from splitserve_gateway.http.errors import ApiError, draining, too_many_requests, web_refused
-from splitserve_gateway.http.exchange import Answered, Exchange
+from splitserve_gateway.http.exchange import EndedExchange, Exchange
 from splitserve_gateway.tracing import GatewayTraces
 from splitserve_rpc.web_guard import WebGuard
 
@@ -31,7 +31,7 @@ class Exchanges:
         self,
         max_open: int | None,
         timeout_s: float,
-        answered: Callable[[Answered], None] | None = None,
+        answered: Callable[[EndedExchange], None] | None = None,
         traces: GatewayTraces | None = None,
     ) -> None:
         """Starts without open requests.

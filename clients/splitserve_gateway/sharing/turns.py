@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 _Item = TypeVar("_Item")
 
 
-class Turns(Generic[_Item]):
+class FairQueue(Generic[_Item]):
     """Queue in which tenants take turns; items of one tenant stay in order."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class TooManyWait(Exception):
     """Waiting queue has no room for this party."""
 
 
-class TurnPlaces:
+class FairSemaphore:
     """`num_places` concurrent places, and a waiting queue of `max_waiting`.
 
     A single party may hold all places. If several parties wait, they take turns for the next free
@@ -74,7 +74,7 @@ class TurnPlaces:
     def __init__(self, num_places: int, max_waiting: int) -> None:
         self._num_free = num_places
         self._queue = Shares(max_waiting)
-        self._waiting: Turns[asyncio.Future[None]] = Turns()
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
     @property
     def num_waiting(self) -> int:

@@ -13,7 +13,7 @@ from typing import Self
 
 from splitserve_client import ClientConfig, Model, SplitserveError, UnreadBudget
 from splitserve_gateway.http.errors import caller_not_allowed, model_unknown, no_scheduler
-from splitserve_gateway.upstreams.upstream import Served, Upstream
+from splitserve_gateway.upstreams.upstream import ServedByScheduler, Upstream
 from splitserve_rpc.discovery import Discovery
 
 # Interval of discovery.
@@ -171,7 +171,7 @@ class Fleet:
 
     def choose(
         self, model: str | None, allowed: Collection[Upstream] | None = None
-    ) -> tuple[Upstream, Served]:
+    ) -> tuple[Upstream, ServedByScheduler]:
         """Chooses the least busy scheduler that serves `model`, and reserves a place there.
 
         Equally busy schedulers take turns. `model`: None for any. `allowed`: restricts schedulers,
@@ -215,7 +215,7 @@ class Fleet:
         )
         return can_come and (bool(moving) if model is None else model in moving)
 
-    def tell_lost(self, served: Served) -> None:
+    def tell_lost(self, served: ServedByScheduler) -> None:
         """Notes that a scheduler that served `served` is lost."""
         now_s = asyncio.get_running_loop().time()
         # Schedulers choose the names, so expired entries are dropped to bound memory.

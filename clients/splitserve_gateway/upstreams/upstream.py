@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedByScheduler:
     """Model that a scheduler serves, and its tokenizer.
 
     `tokenizer`: None if the executors offer no readable one; `tokenizer_lack` gives the reason.
@@ -68,7 +68,7 @@ class Served:
     tokenizer_lack: str = ""
 
 
-class Others(Protocol):
+class FleetOperations(Protocol):
     """Operations of the fleet that one scheduler needs."""
 
     def find_other(self, lost: Upstream, digest: str) -> Upstream | None:
@@ -82,7 +82,7 @@ class Others(Protocol):
         Returns None if neither is expected.
         """
 
-    def tell_lost(self, served: Served) -> None:
+    def tell_lost(self, served: ServedByScheduler) -> None:
         """Notes that a scheduler that served `served` is lost."""
 
     def tell_news(self) -> None:
@@ -116,10 +116,10 @@ class Upstream:
         address: str,
         config: ClientConfig | None,
         unread: UnreadBudget,
-        others: Others,
+        others: FleetOperations,
     ) -> None:
         self.address = address
-        self.served: Served | None = None
+        self.served: ServedByScheduler | None = None
         # Whether discovery still names this scheduler.
         self.is_named = True
         self._others = others
@@ -407,7 +407,7 @@ class Upstream:
             self._retired.remove(session)
             await session.__aexit__(None, None, None)
 
-    async def _look(self) -> Served:
+    async def _look(self) -> ServedByScheduler:
         model = await self._client.get_model()
         if self._is_for_callers:
             await self._check_callers()
@@ -417,7 +417,7 @@ class Upstream:
             return replace(self.served, model=model)
         self._begin_reading()
         tokenizer = await self._read_tokenizer()
-        return Served(model, tokenizer, self._tokenizer_lack)
+        return ServedByScheduler(model, tokenizer, self._tokenizer_lack)
 
     async def _check_callers(self) -> None:
         """Raises CallerUnknown or CallerNotAllowed if the scheduler refuses requests of callers.
@@ -440,7 +440,7 @@ class Upstream:
             self._tokenizer_lack = error.message
             return None
 
-    def _note(self, served: Served) -> None:
+    def _note(self, served: ServedByScheduler) -> None:
         if self.served is None:
             _log.info("upstream_ready address=%s model=%r", self.address, served.model.name)
         self.served = served

@@ -16,16 +16,21 @@ from collections import Counter, deque
 from collections.abc import Container
 
 from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
-from scheduler_service.scheduler.engine.outcomes.losses import Losses, detach, evacuate, take_back
+from scheduler_service.scheduler.engine.outcomes.losses import (
+    FailureRecovery,
+    detach,
+    evacuate,
+    take_back,
+)
 from scheduler_service.scheduler.engine.outcomes.outcome_checks import OutcomeChecks
-from scheduler_service.scheduler.engine.outcomes.results import Results, Shortfalls
+from scheduler_service.scheduler.engine.outcomes.results import PromisedTokenRollback, Results
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.planning.arrival_checks import fits
-from scheduler_service.scheduler.engine.planning.lateness import Lateness
+from scheduler_service.scheduler.engine.planning.lateness import DeadlineEnforcer
 from scheduler_service.scheduler.engine.planning.room import Room
 from scheduler_service.scheduler.engine.planning.step_planner import StepPlanner
 from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
-from scheduler_service.scheduler.engine.sequences import Endings, Siblings
+from scheduler_service.scheduler.engine.sequences import SequenceEndings, Siblings
 from scheduler_service.scheduler.engine.speculation.draft_lengths import DraftTotals
 from scheduler_service.scheduler.queue.waiting_queue import Waiting, WaitingQueue
 from scheduler_service.scheduler.values.admission import AdmissionBlocker
@@ -53,13 +58,13 @@ class Engine:
         self._costs = PreemptionCosts(config)
         self.placement = Placement(config, queue, self._costs, last_step_id)
         self._in_flight: deque[StepPlan] = deque()
-        self._losses = Losses(self.placement, self._in_flight)
+        self._losses = FailureRecovery(self.placement, self._in_flight)
         self._checks = OutcomeChecks(config, self.placement)
         siblings = Siblings(self.placement)
-        endings = Endings(self.placement, siblings)
-        shortfalls = Shortfalls(self.placement, self._in_flight)
+        endings = SequenceEndings(self.placement, siblings)
+        shortfalls = PromisedTokenRollback(self.placement, self._in_flight)
         self._results = Results(config, self.placement, self._losses, endings, shortfalls)
-        self._lateness = Lateness(config, self.placement)
+        self._lateness = DeadlineEnforcer(config, self.placement)
         self._planner = StepPlanner(
             config, self.placement, self._costs, self._lateness, siblings, endings
         )

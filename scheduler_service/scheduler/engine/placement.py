@@ -21,12 +21,12 @@ from scheduler_service.scheduler.engine.suspects import Suspects
 from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
 from scheduler_service.scheduler.values.config import PreemptionMode, SchedulerConfig
 from scheduler_service.scheduler.values.plan import (
-    Began,
     KvLost,
     Preempted,
     PreemptionCause,
+    StartedRequest,
+    StepCounters,
     SwappedIn,
-    Tally,
 )
 from scheduler_service.scheduler.values.request import (
     FinishReason,
@@ -89,7 +89,7 @@ class Placement:
         self.ended_sequences: list[Sequence] = []
         self.num_sampled = Counter[str]()
         self.num_queued_tokens = 0
-        self.tally = Tally()
+        self.tally = StepCounters()
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -318,7 +318,9 @@ class Placement:
     def _note_start(self, sequence: Sequence, hit: PrefixHit) -> None:
         num_on_host = min(len(hit.host_blocks) * self._config.block_size, hit.num_tokens)
         num_tokens = len(sequence.token_ids)
-        self.draft.notes.append(Began(sequence.request, num_tokens, hit.num_tokens, num_on_host))
+        self.draft.notes.append(
+            StartedRequest(sequence.request, num_tokens, hit.num_tokens, num_on_host)
+        )
 
     def _add_row(self, sequence: Sequence, num_computed: int) -> None:
         request = sequence.request

@@ -12,7 +12,7 @@ from scheduler_service.scheduler.values.request import Completion, FinishReason,
 from scheduler_service.scheduler.values.request import SequenceStatus as Status
 
 
-class Endings:
+class SequenceEndings:
     """Ends sequences whose last token stops them, and completes their requests."""
 
     def __init__(self, placement: Placement, siblings: Siblings) -> None:

@@ -20,14 +20,14 @@ class StepDraft:
     `pinned_host_blocks`: blocks that the moves read or write. `has_swapped_in`, `has_swapped_out`:
     a request was swapped; one step never does both. `yielded_tenants`: tenants of requests
     preempted since the planner last began to fill the step. `notes`: what was done to requests.
-    `lacks`: requests that could not begin when the step was last filled, and why.
+    `blockers`: requests that could not begin when the step was last filled, and why.
     """
 
     # No dataclass: every step makes a draft, and default factories take twice as long.
     __slots__ = (
+        "blockers",
         "has_swapped_in",
         "has_swapped_out",
-        "lacks",
         "moves",
         "new_rows",
         "notes",
@@ -49,7 +49,7 @@ class StepDraft:
         self.has_swapped_out = False
         self.yielded_tenants: set[str] = set()
         self.notes: list[Note] = []
-        self.lacks: dict[Request, AdmissionBlocker] = {}
+        self.blockers: dict[Request, AdmissionBlocker] = {}
 
     @property
     def has_preempted(self) -> bool:

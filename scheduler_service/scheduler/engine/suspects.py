@@ -26,7 +26,7 @@ _NUM_GROUPS = 4
 MAX_STEPS_OF_OTHERS = 8
 
 
-class Turn(Enum):
+class StepKind(Enum):
     """Kind of step to plan.
 
     TRIAL: the suspects that have waited longest. TRIAL_OF_RUNNING: suspects that already run.
@@ -40,7 +40,7 @@ class Turn(Enum):
     @property
     def is_trial(self) -> bool:
         """Whether the step contains suspects and no other request."""
-        return self is not Turn.OTHERS
+        return self is not StepKind.OTHERS
 
 
 class Suspects:
@@ -117,15 +117,15 @@ class Suspects:
         return self._trial_step_id is not None
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
+    def turns(self) -> tuple[StepKind, ...]:
         """Kinds of step to try to plan, in this order. Needs at least one suspect."""
         first, *others = self._requests.values()
         is_choice = not _is_running(first) and any(map(_is_running, others))
-        trials = (Turn.TRIAL, Turn.TRIAL_OF_RUNNING) if is_choice else (Turn.TRIAL,)
-        return (*trials, Turn.OTHERS) if self._num_others > 0 else (Turn.OTHERS, *trials)
+        trials = (StepKind.TRIAL, StepKind.TRIAL_OF_RUNNING) if is_choice else (StepKind.TRIAL,)
+        return (*trials, StepKind.OTHERS) if self._num_others > 0 else (StepKind.OTHERS, *trials)
 
     @contextmanager
-    def turn(self, turn: Turn) -> Iterator[None]:
+    def turn(self, turn: StepKind) -> Iterator[None]:
         """Restricts `may_run` to requests of a step of kind `turn` while the context is open."""
         self._on_trial = self._choose(turn) if turn.is_trial else None
         try:
@@ -170,14 +170,14 @@ class Suspects:
         if step_id == self._trial_step_id:
             self._trial_step_id = None
 
-    def _choose(self, turn: Turn) -> frozenset[str]:
+    def _choose(self, turn: StepKind) -> frozenset[str]:
         """Returns ids of the suspects of the next trial.
 
         Suspects that already run are tried until they get a token; only then further suspects
         begin.
         """
         suspects = list(self._requests.values())
-        is_of_running = turn is Turn.TRIAL_OF_RUNNING or _is_running(suspects[0])
+        is_of_running = turn is StepKind.TRIAL_OF_RUNNING or _is_running(suspects[0])
         chosen: list[Request] = []
         for request in (r for r in suspects if _is_running(r) is is_of_running):
             if len(chosen) >= min(r.trial_size for r in (*chosen, request)):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
 from scheduler_service.scheduler.engine.blocks.prefix_cache import (
-    Boundary,
+    PublicBoundary,
     boundary_of,
     extend_chain,
     first_block_needed,
@@ -263,7 +263,7 @@ class CachedPrefix(NamedTuple):
     num_host_blocks: int
 
 
-class Found(NamedTuple):
+class PrefixMatch(NamedTuple):
     """Executors (`places`) that have `num_blocks` cached, `num_host_blocks` on the host only."""
 
     places: int
@@ -284,13 +284,13 @@ def places_in(places: int) -> list[int]:
     return found
 
 
-def walk_run(parts: Iterable[list[int]], places: int) -> list[Found]:
+def walk_run(parts: Iterable[list[int]], places: int) -> list[PrefixMatch]:
     """Returns the length of the cached prefix at each executor, except where it is empty.
 
     `parts`: masks of the blocks from the first on, a few at a time; read as long as some executor
     has all blocks so far.
     """
-    found: list[Found] = []
+    found: list[PrefixMatch] = []
     # Executors that have all blocks so far, by the number of blocks in their host pool only.
     alive = {0: places}
     # Run of equal masks, from block `begin` on.
@@ -327,25 +327,25 @@ def _go_on(alive: dict[int, int], mask: int, num_blocks: int) -> dict[int, int]:
     return counted
 
 
-def _cut(alive: dict[int, int], holders: int, num_blocks: int, found: list[Found]) -> None:
+def _cut(alive: dict[int, int], holders: int, num_blocks: int, found: list[PrefixMatch]) -> None:
     """Moves executors of `alive` that do not hold the next block to `found`."""
     for num_host, have in list(alive.items()):
         lost = have & ~holders
         if lost and num_blocks:
-            found.append(Found(lost, num_blocks, num_host))
+            found.append(PrefixMatch(lost, num_blocks, num_host))
         if lost == have:
             del alive[num_host]
         else:
             alive[num_host] = have & holders
 
 
-def walk_windows(masks: list[int], places: int, config: SchedulerConfig) -> list[Found]:
+def walk_windows(masks: list[int], places: int, config: SchedulerConfig) -> list[PrefixMatch]:
     """Returns the end of the last fully cached sliding window (of `config`) at each executor.
 
-    In a `Found`, `num_blocks` is the end of that window; the blocks before the window are not
+    In a `PrefixMatch`, `num_blocks` is the end of that window; the blocks before the window are not
     needed.
     """
-    found: list[Found] = []
+    found: list[PrefixMatch] = []
     # Executors that have the window back to `index`, by (end of the window, blocks of it in the
     # host pool only).
     searching = {(len(masks), 0): places}
@@ -355,7 +355,7 @@ def walk_windows(masks: list[int], places: int, config: SchedulerConfig) -> list
             if index < first_block_needed(config, end * config.block_size):
                 del searching[end, num_host]
                 if end:
-                    found.append(Found(have, end, num_host))
+                    found.append(PrefixMatch(have, end, num_host))
         if searching:
             searching = _step_back(searching, masks[index], index)
             index -= 1
@@ -435,7 +435,7 @@ class RememberedNames:
             self._runs[key] = run
 
 
-def _key(chain: list[bytes], token_ids: Int32Array, boundary: Boundary) -> bytes:
+def _key(chain: list[bytes], token_ids: Int32Array, boundary: PublicBoundary) -> bytes:
     """Returns the key of a run: all that its hashes follow from.
 
     The parent hash covers the block size.

@@ -41,7 +41,7 @@ _LEAST_SAVED_RATIO = 0.2
 _US_NS = 1000
 
 
-class Obstacle(Enum):
+class RoutingBlocker(Enum):
     """Reasons why a request does not begin at an executor, besides missing rows and blocks.
 
     UNFIT: the request could never run there. OTHERS_WAIT_THERE: the request waits for room at
@@ -325,23 +325,25 @@ class Routing:
                 hold.end(self._queue.now_ns)
                 self.is_stale |= hold.is_over
 
-    def obstacle(self, request: Request, executor: ExecutorState) -> AdmissionBlocker | Obstacle:
+    def obstacle(
+        self, request: Request, executor: ExecutorState
+    ) -> AdmissionBlocker | RoutingBlocker:
         """Returns the known reason why a waiting request does not begin at an executor."""
         if not executor.engine.fits(request):
-            return Obstacle.UNFIT
-        lack = executor.lacks.get(request)
-        if lack is not None:
-            return lack
+            return RoutingBlocker.UNFIT
+        blocker = executor.blockers.get(request)
+        if blocker is not None:
+            return blocker
         if not executor.engine.has_room:
             if executor.engine.num_preempted:
                 return AdmissionBlocker.OTHERS_FIRST
             is_full = executor.engine.num_free_rows <= 0
             return AdmissionBlocker.ROWS if is_full else AdmissionBlocker.BLOCKS
         if self.is_held(request.request_id):
-            return Obstacle.BETTER_IS_BUSY
+            return RoutingBlocker.BETTER_IS_BUSY
         if self._reserved.get(request.request_id, executor) is not executor:
-            return Obstacle.OTHERS_WAIT_THERE
-        return Obstacle.NONE
+            return RoutingBlocker.OTHERS_WAIT_THERE
+        return RoutingBlocker.NONE
 
     # -- choice of an executor -----------------------------------------------------------------
 

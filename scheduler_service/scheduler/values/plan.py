@@ -152,8 +152,8 @@ class StepPlan:
 
     `base_step_id`: None for a snapshot, which then has all rows in `new_rows`. `published`: blocks
     by stay that the prefix cache finds although this step is still to fill them; block moves fill
-    the blocks of NO_STAY. `notes`: changes of requests since the last plan. `lacks`: requests that
-    could not begin, with their blockers.
+    the blocks of NO_STAY. `notes`: changes of requests since the last plan. `blockers`: reasons of
+    requests that could not begin.
     """
 
     step_id: int
@@ -166,7 +166,7 @@ class StepPlan:
     published: Mapping[int, list[int]] = field(default_factory=dict)
     planned_at_ns: int = 0
     notes: Items[Note] = ()
-    lacks: Mapping[Request, AdmissionBlocker] = field(default_factory=dict)
+    blockers: Mapping[Request, AdmissionBlocker] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -290,7 +290,7 @@ class StepEvents:
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class StartedRequest:
     """Request that got rows, with `num_tokens` known tokens.
 
     `num_cached` of these tokens need not be computed; blocks of `num_on_host` of the cached tokens
@@ -326,7 +326,7 @@ class KvLost:
     request: Request
 
 
-Note: TypeAlias = Began | Preempted | SwappedIn | KvLost
+Note: TypeAlias = StartedRequest | Preempted | SwappedIn | KvLost
 
 
 # -- Counters of an engine -------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class PrefixSource(Enum):
     HOST = "host"
 
 
-class Tally:
+class StepCounters:
     """Counters that only grow.
 
     `preemptions`: by mode (SWAP or RECOMPUTE) and cause. `prefix_tokens`: prompt tokens of requests

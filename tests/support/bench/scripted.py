@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from splitserve_bench.targets.target import Answered, AskFailed, Part, Tokens
-from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
+from splitserve_bench.targets.target import AnswerSummary, AskFailed, Part, Tokens
+from splitserve_bench.workloads.conversation import Conversation, PromptPiece, Turn
 from tests.simulation.virtual_loop import new_loop
 
 # Seconds before each arrival, and how many tokens it brings (None: that is not said).
@@ -23,7 +23,7 @@ class Script:
     arrivals: Delays
     end_s: float = 0.0
     failure: AskFailed | None = None
-    answered: Answered | None = None
+    answered: AnswerSummary | None = None
 
 
 @dataclass(slots=True)
@@ -80,13 +80,13 @@ class _Exchange:
         if script.failure is not None:
             raise script.failure
         num_tokens = sum(number or 1 for _, number in script.arrivals)
-        yield script.answered or Answered(self.turn.num_new_tokens, num_tokens, 0)
+        yield script.answered or AnswerSummary(self.turn.num_new_tokens, num_tokens, 0)
 
 
 def at(*times_s: float) -> list[Conversation]:
     """Single requests of 10 tokens that are due then."""
     return [
-        Conversation(time_s, (Turn((Piece(number, 10),), 4),))
+        Conversation(time_s, (Turn((PromptPiece(number, 10),), 4),))
         for number, time_s in enumerate(times_s)
     ]
 

@@ -22,7 +22,7 @@ from scheduler_service.scheduler.values.config import Feature, FleetConfig, Sche
 from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import BeamParams, Grammar, SamplingParams
-from scheduler_service.step_codec import EncodedBatch, Received, decode_result, encode_plan
+from scheduler_service.step_codec import EncodedBatch, ReceivedResult, decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.scheduler.v1 import journal_pb2
 from splitserve_rpc.domain_error import DomainError
@@ -129,7 +129,9 @@ class RecordedScheduler:
         self._journal = journal
         journal.begin(self.scheduler, fleet)
 
-    def handle(self, event: events.Event, received: Received | None = None) -> list[effects.Effect]:
+    def handle(
+        self, event: events.Event, received: ReceivedResult | None = None
+    ) -> list[effects.Effect]:
         """Passes an event in, and executes its effects."""
         record = self._journal.record(event, self.now_ns, received)
         try:
@@ -222,7 +224,7 @@ class RecordedScheduler:
         num_rows = len(plan.work.row_ids)
         outcome = decode_result(result, num_rows)
         completed = events.StepCompleted(executor.address, outcome)
-        self.handle(completed, Received(result, num_rows))
+        self.handle(completed, ReceivedResult(result, num_rows))
 
     def _send(self, effect: effects.SendStep) -> EncodedBatch:
         executor = self.executors[effect.address]

@@ -15,7 +15,7 @@ from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.sinks import RequestSink, SessionStream
-from scheduler_service.watching.turn import Watcher
+from scheduler_service.watching.transition import Watcher
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.support.core.machines import BurstLink, Machine

@@ -15,7 +15,7 @@ from splitserve_client import (
 )
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
-from splitserve_rpc.discovery import Listed
+from splitserve_rpc.discovery import StaticDiscovery
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import RunningServer
 from tests.support.fakes.fake_generation import expected_tokens
@@ -70,7 +70,7 @@ async def schedulers(
             stack.push_async_callback(server.server.stop, None)
         addresses = [f"127.0.0.1:{server.port}" for server in servers]
         # Of schedulers that are equally busy the first is chosen first.
-        fleet = Fleet(Listed(addresses), UnreadBudget(), config, draw=lambda: 0.0)
+        fleet = Fleet(StaticDiscovery(addresses), UnreadBudget(), config, draw=lambda: 0.0)
         await stack.enter_async_context(fleet)
         running = Schedulers(fleet, fakes, servers)
         await running.until(lambda: running.addresses_taking() == addresses)

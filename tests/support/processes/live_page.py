@@ -15,7 +15,7 @@ from splitserve_client import ClientConfig
 from splitserve_gateway.server import HttpServer
 from splitserve_live.feeds import Feeds
 from splitserve_live.server import Check, build_page
-from splitserve_rpc.discovery import Listed
+from splitserve_rpc.discovery import StaticDiscovery
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.patience import PATIENCE_S
 
@@ -30,7 +30,7 @@ async def live_page(
     schedulers: Sequence[str], hosts: Sequence[str] | None = None, check: Check | None = None
 ) -> AsyncIterator[str]:
     """The page of `schedulers`; its URL."""
-    feeds = Feeds(Listed(list(schedulers)), ClientConfig())
+    feeds = Feeds(StaticDiscovery(list(schedulers)), ClientConfig())
     async with serving(build_page(feeds, hosts, check)) as address:
         try:
             yield f"http://{address}/"

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from scheduler_service.audit.audit import Audit, NoAudit
-from scheduler_service.callers.caller import Callers, OpenDoor
+from scheduler_service.callers.caller import AllowAllCallers, Callers
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
 from scheduler_service.request_limits import most_message_bytes
@@ -20,9 +20,9 @@ from scheduler_service.service.refusals import Sleep, caller_refusals
 from scheduler_service.service.registry import ExecutorAddresses, RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.watching.life_recorder import LifeRecorder
-from scheduler_service.watching.live_view import LiveView, Pace
+from scheduler_service.watching.live_view import FramePacing, LiveView
 from scheduler_service.watching.request_traces import RequestTraces
-from scheduler_service.watching.turn import Watcher
+from scheduler_service.watching.transition import Watcher
 from splitserve.scheduler.v1 import (
     admin_pb2_grpc,
     live_pb2_grpc,
@@ -72,7 +72,7 @@ async def scheduler_in_process(
     scheduler_epoch: int = 1,
     watchers: Sequence[Watcher] = (),
     live_sleep: Sleep = asyncio.sleep,
-    live_pace: Pace | None = None,
+    live_pace: FramePacing | None = None,
     live_unread_s: float = PATIENCE_S,
     traces: RequestTraces | None = None,
     counted_calls: Callable[[OnRefusal], OnRefusal] | None = None,
@@ -84,7 +84,7 @@ async def scheduler_in_process(
     audit = audit or NoAudit()
     config = config or ClusterConfig(reconnect_timeout_s=0.1, step_patience_s=PATIENCE_S)
     changed = asyncio.Event()
-    view = LiveView(lambda: UNIX_MS, pace=live_pace or Pace(lambda: 0), now_ns=now_ns)
+    view = LiveView(lambda: UNIX_MS, pace=live_pace or FramePacing(lambda: 0), now_ns=now_ns)
     cluster = Driver(
         config,
         scheduler_epoch,
@@ -93,7 +93,7 @@ async def scheduler_in_process(
         audit=audit,
         watchers=(view, *watchers),
     )
-    callers = callers or OpenDoor()
+    callers = callers or AllowAllCallers()
     names = CallerNames(callers)
     on_refusal = caller_refusals(audit, names)
     if counted_calls is not None:

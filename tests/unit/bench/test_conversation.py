@@ -14,7 +14,7 @@ from splitserve_bench.workloads.conversation import (
     Conversation,
     Distribution,
     Limits,
-    Piece,
+    PromptPiece,
     PromptTokens,
     SharedPrefix,
     SyntheticLoad,
@@ -148,7 +148,7 @@ LENGTHS = st.integers(0, 300)
 def test_tokens_follow_from_salt_and_pieces_whatever_came_before(
     pieces: list[tuple[int, int]], salt: int
 ) -> None:
-    made = [Piece(key, number) for key, number in pieces]
+    made = [PromptPiece(key, number) for key, number in pieces]
     known = PromptTokens(salt, 10, 50)
     for piece in reversed(made):
         known.of([piece])
@@ -163,14 +163,14 @@ def test_tokens_follow_from_salt_and_pieces_whatever_came_before(
 @given(KEYS, LENGTHS, LENGTHS)
 def test_shorter_piece_begins_as_a_longer_one(key: int, one: int, other: int) -> None:
     tokens = PromptTokens(3, 0, 1000)
-    first, second = (tokens.of([Piece(key, number)]) for number in (one, other))
+    first, second = (tokens.of([PromptPiece(key, number)]) for number in (one, other))
 
     assert all(a == b for a, b in zip(first, second, strict=False))
 
 
 def test_tokens_are_others_when_the_salt_or_the_key_is() -> None:
     prompts = [
-        PromptTokens(salt, 0, 1000).of([Piece(key, 20)])
+        PromptTokens(salt, 0, 1000).of([PromptPiece(key, 20)])
         for salt, key in ((1, 1), (1, 2), (2, 1), (1, -1))
     ]
 
@@ -179,8 +179,8 @@ def test_tokens_are_others_when_the_salt_or_the_key_is() -> None:
 
 def test_cached_pieces_are_bounded_and_reproducible() -> None:
     tokens = PromptTokens(1, 0, 1000)
-    first = tokens.of([Piece(0, 10)])
+    first = tokens.of([PromptPiece(0, 10)])
     for key in range(5000):
-        tokens.of([Piece(key, 3)])
+        tokens.of([PromptPiece(key, 3)])
 
-    assert tokens.of([Piece(0, 10)]) == first
+    assert tokens.of([PromptPiece(0, 10)]) == first

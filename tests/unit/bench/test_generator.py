@@ -8,9 +8,9 @@ import itertools
 import pytest
 
 from splitserve_bench.load.generator import Generator, Pace
-from splitserve_bench.load.outcome import GivenUp, Outcome
+from splitserve_bench.load.outcome import LoadAbandoned, Outcome
 from splitserve_bench.targets.target import AskFailed
-from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
+from splitserve_bench.workloads.conversation import Conversation, PromptPiece, Turn
 from tests.support.bench.scripted import Script, ScriptedTarget, at, run_virtually
 
 # The first is due so much after the beginning, so that it can be made ready.
@@ -20,9 +20,9 @@ LEAD_S = 0.05
 class Seen:
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
-        self.given_up: list[GivenUp] = []
+        self.given_up: list[LoadAbandoned] = []
 
-    def gave_up(self, given_up: GivenUp) -> None:
+    def gave_up(self, given_up: LoadAbandoned) -> None:
         self.given_up.append(given_up)
 
     def ended(self, outcome: Outcome) -> None:
@@ -126,7 +126,7 @@ def test_closed_loop_begins_nothing_after_its_duration() -> None:
 
 
 def turns(*think_s: float) -> tuple[Turn, ...]:
-    return tuple(Turn((Piece(number, 5),), 2, wait) for number, wait in enumerate(think_s))
+    return tuple(Turn((PromptPiece(number, 5),), 2, wait) for number, wait in enumerate(think_s))
 
 
 def test_later_turn_is_due_after_the_answer_and_the_thinking() -> None:

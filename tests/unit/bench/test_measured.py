@@ -12,7 +12,7 @@ from splitserve_bench.figures.recorder import Recorder, Slo
 from splitserve_bench.load.generator import LocalLoad, Pace, TargetUnusable
 from splitserve_bench.reports.report import TargetReport, report_of
 from splitserve_bench.runs import RunConfig, run_load
-from splitserve_bench.targets.target import Answered, AskFailed
+from splitserve_bench.targets.target import AnswerSummary, AskFailed
 from splitserve_bench.workloads.conversation import Conversation
 from tests.support.bench.scripted import Script, ScriptedTarget, at, run_virtually
 
@@ -78,7 +78,7 @@ def test_queue_of_the_target_is_in_every_latency() -> None:
 
 
 def test_tokens_share_a_gap_evenly_when_uncounted() -> None:
-    script = Script([(1.0, None), (0.6, None), (0.6, None)], answered=Answered(10, 5))
+    script = Script([(1.0, None), (0.6, None), (0.6, None)], answered=AnswerSummary(10, 5))
 
     report = measure(lambda _number: script, at(0))
 

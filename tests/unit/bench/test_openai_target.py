@@ -15,7 +15,7 @@ from splitserve_bench.reports.report import TargetReport, report_of
 from splitserve_bench.runs import RunConfig, run_load
 from splitserve_bench.targets.openai_target import AnswerReader, OpenAiTarget
 from splitserve_bench.targets.target import AskFailed, AskOptions
-from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
+from splitserve_bench.workloads.conversation import Conversation, PromptPiece, Turn
 from tests.support.bench.openai_server import Answer, OpenAiServer, delta, end, event, text, usage
 from tests.support.bench.scripted import at, run_virtually
 
@@ -119,7 +119,7 @@ def test_chat_has_as_many_words_as_make_the_tokens() -> None:
         return Answer([(0.1, delta("stop", content="so")), (0.0, end(7 + 3 * num_words, 1))])
 
     server = OpenAiServer(answer)
-    turns = (Turn((Piece(0, 300),), 8), Turn((Piece(1, 30),), 8))
+    turns = (Turn((PromptPiece(0, 300),), 8), Turn((PromptPiece(1, 30),), 8))
 
     report = ask(server, [Conversation(0, turns)], AskOptions(endpoint="chat"))
 
@@ -136,7 +136,7 @@ def test_chat_has_as_many_words_as_make_the_tokens() -> None:
 
 def test_later_turn_of_completions_begins_with_the_prompt_before() -> None:
     server = OpenAiServer(lambda _number: GOOD)
-    turns = (Turn((Piece(0, 12),), 2), Turn((Piece(1, 5),), 2))
+    turns = (Turn((PromptPiece(0, 12),), 2), Turn((PromptPiece(1, 5),), 2))
 
     ask(server, [Conversation(0, turns)])
 

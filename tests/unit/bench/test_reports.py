@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from splitserve_bench.figures.recorder import Recorder, Slo
-from splitserve_bench.load.outcome import GivenUp, Outcome
+from splitserve_bench.load.outcome import LoadAbandoned, Outcome
 from splitserve_bench.reports.picture import picture
 from splitserve_bench.reports.report import (
     ReportUnreadable,
@@ -21,7 +21,7 @@ from splitserve_bench.reports.report import (
     text_of,
     write_report,
 )
-from splitserve_bench.targets.target import Answered
+from splitserve_bench.targets.target import AnswerSummary
 
 
 def report(name: str = "ours", pace_s: float = 0.1, number: int = 200) -> TargetReport:
@@ -29,7 +29,7 @@ def report(name: str = "ours", pace_s: float = 0.1, number: int = 200) -> Target
     recorder = Recorder(Slo.parse("ttft=1s"), 0.0)
     recorder.begin_round(0.0)
     for index in range(number):
-        outcome = Outcome(float(index), 5, float(index), answered=Answered(10, 5, 2, 0))
+        outcome = Outcome(float(index), 5, float(index), answered=AnswerSummary(10, 5, 2, 0))
         first_s = index + pace_s * (4 + index % 3)
         outcome.arrivals_s = [first_s + pace_s * token for token in range(5)]
         outcome.num_tokens = [1] * 5
@@ -116,11 +116,11 @@ def test_table_names_the_target_when_max_open_held_requests() -> None:
 
 
 def test_table_says_that_a_round_was_given_up() -> None:
-    warned: list[GivenUp] = []
+    warned: list[LoadAbandoned] = []
     recorder = Recorder(Slo(), 0.0, warn=warned.append)
     recorder.begin_round(0.0)
-    recorder.gave_up(GivenUp(30.0, 30.0, 60))
-    recorder.gave_up(GivenUp(31.0, 32.0, 36))
+    recorder.gave_up(LoadAbandoned(30.0, 30.0, 60))
+    recorder.gave_up(LoadAbandoned(31.0, 32.0, 36))
     recorder.ended(Outcome(0.0, 1, 0.0, 1.0, is_interrupted=True))
     recorder.end_round()
     target = report_of("ours", "http://host/v1", "a-model", recorder)
@@ -129,7 +129,7 @@ def test_table_says_that_a_round_was_given_up() -> None:
     assert "Round 1 was not put on as asked: after 32.0 s it was 31.0 s behind" in text
     assert "96 conversations had begun, 3.0 a second." in text
     assert "The run was stopped: 1 requests had no end yet" in text
-    assert warned == [GivenUp(30.0, 30.0, 60)]
+    assert warned == [LoadAbandoned(30.0, 30.0, 60)]
     (said,) = target.content["given_up"]
     assert said == {"round": 0, "behind_s": 31.0, "after_s": 32.0, "num_begun": 96}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_bench.workloads.conversation import Piece, PromptTokens
+from splitserve_bench.workloads.conversation import PromptPiece, PromptTokens
 from splitserve_bench.workloads.traces import TraceUnreadable, read_trace
 
 AZURE_2023 = """\
@@ -68,7 +68,11 @@ def test_mooncake_trace_has_equal_prefixes_where_hashes_are_equal(tmp_path: Path
     first, second = read_trace(write(tmp_path, text))
 
     assert (first.arrival_s, second.arrival_s) == (0, 1.5)
-    assert first.turns[0].pieces == (Piece(46, 512), Piece(47, 512), Piece(48, 276))
+    assert first.turns[0].pieces == (
+        PromptPiece(46, 512),
+        PromptPiece(47, 512),
+        PromptPiece(48, 276),
+    )
     tokens = PromptTokens(7, 0, 1000)
     prompts = [tokens.of(each.turns[0].pieces) for each in (first, second)]
     assert list(map(len, prompts)) == [1300, 1500]

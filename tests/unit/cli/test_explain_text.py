@@ -170,7 +170,7 @@ def test_given_explains_the_choice_of_executor() -> None:
 def test_every_reason_of_the_scheduler_has_its_words() -> None:
     for why in AssignedFor:
         assert why.value not in details_of(event(0, "given", "e0", why.value))
-    for reason in (*AdmissionBlocker, *routing.Obstacle, *MoveReason, *AcquittalReason):
+    for reason in (*AdmissionBlocker, *routing.RoutingBlocker, *MoveReason, *AcquittalReason):
         assert because(reason.value, "e0") != reason.value
 
 

@@ -19,9 +19,9 @@ from splitserve_gateway.http.bodies import FREE_BYTES, BodyBudget, BodyShare, re
 from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
-from splitserve_gateway.sharing.turns import TurnPlaces
+from splitserve_gateway.sharing.turns import FairSemaphore
 from splitserve_gateway.upstreams.fleet import Fleet
-from splitserve_rpc.discovery import Listed
+from splitserve_rpc.discovery import StaticDiscovery
 
 MAX_BYTES = 16 * 2**20
 
@@ -148,9 +148,11 @@ async def test_tenant_with_many_bodies_leaves_room_for_others() -> None:
 
 async def test_prompt_is_kept_no_longer_than_it_is_read() -> None:
     bodies = BodyBudget(MAX_BYTES)
-    fleet = Fleet(Listed(["127.0.0.1:1"]), UnreadBudget())
+    fleet = Fleet(StaticDiscovery(["127.0.0.1:1"]), UnreadBudget())
     exchanges = Exchanges(1, 1.0)
-    gateway = Gateway(GatewayConfig(), fleet, exchanges, GrammarChecker(), bodies, TurnPlaces(1, 1))
+    gateway = Gateway(
+        GatewayConfig(), fleet, exchanges, GrammarChecker(), bodies, FairSemaphore(1, 1)
+    )
     request = request_with(prompt_of(2 * FREE_BYTES))
     async with gateway.reading(request, CompletionRequest) as body:
         assert body.prompts

@@ -16,10 +16,10 @@ from splitserve_grammars import trial_process
 from splitserve_grammars.limits import MAX_COMPILED_BYTES, error_message
 from splitserve_grammars.trial import (
     MAX_LINE_BYTES,
+    GrammarTrialResult,
     GrammarTrials,
     TrialTooSlow,
     TrialUnavailable,
-    Verdict,
     decode_answer,
     encode_end,
     encode_task,
@@ -120,7 +120,7 @@ def test_usual_schemas_take_little_when_they_are_compiled() -> None:
 
 
 def test_verdict_is_read_as_it_was_written() -> None:
-    verdict = Verdict("no", "start: \u2028\n", 5)
+    verdict = GrammarTrialResult("no", "start: \u2028\n", 5)
     line = encode_verdict(verdict)
     assert decode_answer(line) == verdict
     assert line.count(b"\n") == 1

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from splitserve_client import ClientConfig
 from splitserve_live.feeds import Feeds
 from splitserve_live.server import build_page
-from splitserve_rpc.discovery import Listed
+from splitserve_rpc.discovery import StaticDiscovery
 from splitserve_rpc.domain_error import DomainError
 from tests.support.processes.live_page import serving
 from tests.support.processes.patience import PATIENCE_S
@@ -32,7 +32,7 @@ async def operators_only(_: Request, credential: str) -> None:
 def visitor(
     *, hosts: tuple[str, ...] | None = HOSTS, knows_callers: bool = False
 ) -> httpx2.AsyncClient:
-    feeds = Feeds(Listed([NOBODY]), ClientConfig())
+    feeds = Feeds(StaticDiscovery([NOBODY]), ClientConfig())
     page = build_page(feeds, hosts, operators_only if knows_callers else None)
     return httpx2.AsyncClient(
         transport=httpx2.ASGITransport(page), base_url="http://127.0.0.1:8001"
@@ -82,7 +82,7 @@ class EndlessFeeds(Feeds):
     """One feed whose lines are long and never end."""
 
     def __init__(self) -> None:
-        super().__init__(Listed([NOBODY]), ClientConfig())
+        super().__init__(StaticDiscovery([NOBODY]), ClientConfig())
         self.has_ended = asyncio.Event()
 
     @asynccontextmanager

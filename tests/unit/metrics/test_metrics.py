@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from splitserve_metrics.executor_table import EXECUTOR_METRICS, GATEWAY_METRICS
-from splitserve_metrics.instruments import BulkHistogram, Instruments, Kind, Metric, Page
+from splitserve_metrics.instruments import BulkHistogram, Instruments, Metric, MetricKind, Page
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 from tests.support.metrics import Shown
 
@@ -36,12 +36,12 @@ def test_names_are_said_once() -> None:
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_names_follow_the_rules_of_prometheus(metric: Metric) -> None:
     assert re.fullmatch(r"splitserve_[a-z_]+", metric.name)
-    assert metric.name.endswith("_total") is (metric.kind is Kind.COUNTER)
+    assert metric.name.endswith("_total") is (metric.kind is MetricKind.COUNTER)
     assert not metric.name.endswith(RESERVED)
     assert not re.search(r"_(ms|us|ns|milliseconds|kib|mib|percent)\b", metric.name)
     if TIMES.search(metric.name):
         assert metric.name.endswith("_seconds")
-    assert bool(metric.buckets) is (metric.kind is Kind.HISTOGRAM)
+    assert bool(metric.buckets) is (metric.kind is MetricKind.HISTOGRAM)
     assert list(metric.buckets) == sorted(set(metric.buckets))
     assert metric.help
     assert metric.high
@@ -66,7 +66,7 @@ def test_promtool_finds_nothing_wrong_with_a_page(table: tuple[Metric, ...]) -> 
     families = []
     for metric in table:
         labels = ["x"] * len(metric.labels)
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             histogram = made.histogram(metric.name)
             (histogram.labels(*labels) if labels else histogram).observe(1)
         else:
@@ -84,7 +84,7 @@ def test_promtool_finds_nothing_wrong_with_a_page(table: tuple[Metric, ...]) -> 
     assert (result.returncode, result.stdout + result.stderr) == (0, b"")
 
 
-METRIC = Metric("seconds", Kind.HISTOGRAM, "some", "", buckets=(1 / 1024, 0.5, 1.0, 300.0))
+METRIC = Metric("seconds", MetricKind.HISTOGRAM, "some", "", buckets=(1 / 1024, 0.5, 1.0, 300.0))
 # Multiples of 1/1024 have exact sums, in whatever order.
 VALUES = st.one_of(st.sampled_from(METRIC.buckets), st.integers(0, 2**20).map(lambda n: n / 1024))
 
@@ -114,7 +114,7 @@ def test_bulk_histogram_equals_one_of_single_values(
 
 
 def test_bulk_histogram_keeps_series_apart_and_few_values_in_memory() -> None:
-    metric = Metric("seconds", Kind.HISTOGRAM, "some", "", ("phase",), (1.0, 2.0))
+    metric = Metric("seconds", MetricKind.HISTOGRAM, "some", "", ("phase",), (1.0, 2.0))
     bulk = BulkHistogram(metric, unit=0.001)
     for number in range(20_000):
         bulk.labels("slow" if number % 4 else "quick").add(1500 if number % 4 else 500)

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_rpc.discovery import MAX_SCHEDULERS, InFile, Listed, Named, discovery
+from splitserve_rpc.discovery import (
+    MAX_SCHEDULERS,
+    DnsDiscovery,
+    FileDiscovery,
+    StaticDiscovery,
+    discovery,
+)
 from splitserve_rpc.files import FilesUnusable
 from tests.support.processes.patience import PATIENCE_S
 
@@ -34,7 +40,7 @@ def test_discovery_is_refused_when_it_names_too_many() -> None:
 @pytest.mark.parametrize("host", ["dns", "file"])
 async def test_address_is_one_when_its_host_has_the_name_of_a_form(host: str) -> None:
     found = discovery(f"{host}:50050")
-    assert isinstance(found, Listed)
+    assert isinstance(found, StaticDiscovery)
     assert await found.addresses() == (f"{host}:50050",)
 
 
@@ -42,7 +48,7 @@ async def test_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     path = tmp_path / "schedulers"
     path.write_text("# ours\nb:2\n\na:1  # the first\n")
     found = discovery(f"file:{path}")
-    assert isinstance(found, InFile)
+    assert isinstance(found, FileDiscovery)
     assert await found.addresses() == ("b:2", "a:1")
     path.write_text("c:3\n")
     assert await found.addresses() == ("c:3",)
@@ -80,7 +86,7 @@ class _Names:
         self.answers = list(answers)
         self.given: dict[asyncio.Future[list[str]], asyncio.Event] = {}
         self.now_s = 0.0
-        self.named = Named("schedulers:50050", self.look_up, lambda: self.now_s, patience_s)
+        self.named = DnsDiscovery("schedulers:50050", self.look_up, lambda: self.now_s, patience_s)
 
     async def heard(self, answer: asyncio.Future[list[str]]) -> None:
         """Until whoever asked has it."""
@@ -220,7 +226,7 @@ async def test_name_is_not_resolved_when_there_is_no_thread_to_ask(
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    named = Named("localhost:50050")
+    named = DnsDiscovery("localhost:50050")
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(OSError, match="dns:localhost: can't start new thread"):
         await named.addresses()
@@ -255,7 +261,7 @@ async def test_name_server_is_asked_once_when_many_wait_for_it() -> None:
         asked.append(host)
         return await answer
 
-    named = Named("schedulers:1", look_up)
+    named = DnsDiscovery("schedulers:1", look_up)
     waiting = [asyncio.create_task(named.addresses()) for _ in range(10)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -277,7 +283,7 @@ def test_process_ends_when_a_name_server_says_nothing(monkeypatch: pytest.Monkey
         return []
 
     async def ask_and_leave() -> None:
-        asking = asyncio.create_task(Named("schedulers:1").addresses())
+        asking = asyncio.create_task(DnsDiscovery("schedulers:1").addresses())
         await asyncio.to_thread(asked.wait)
         asking.cancel()
 

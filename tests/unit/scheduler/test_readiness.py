@@ -13,17 +13,17 @@ from scheduler_service.scheduler.effects import Effect, WakeAt
 from scheduler_service.scheduler.events import Event
 from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.service.readiness import (
-    Facts,
-    ForgottenWork,
     Readiness,
+    ReadinessInputs,
     ReadinessJudge,
     ReadinessWatch,
+    StallWatchdog,
 )
 from splitserve.scheduler.v1 import scheduler_pb2
 from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
 
-BUSY = Facts(
+BUSY = ReadinessInputs(
     is_draining=False,
     num_connected=2,
     num_failing=0,
@@ -34,7 +34,7 @@ BUSY = Facts(
 S = 10**9
 
 
-def judge_after(*looks: tuple[float, Facts]) -> Readiness:
+def judge_after(*looks: tuple[float, ReadinessInputs]) -> Readiness:
     judge = ReadinessJudge()
     return [judge.judge(facts, round(now_s * S)) for now_s, facts in looks][-1]
 
@@ -67,7 +67,7 @@ def test_scheduler_is_ready_when_the_first_executor_comes() -> None:
 
 
 @pytest.mark.parametrize("facts", [BUSY, replace(BUSY, num_connected=0)])
-def test_scheduler_drains_whatever_else_is_the_case(facts: Facts) -> None:
+def test_scheduler_drains_whatever_else_is_the_case(facts: ReadinessInputs) -> None:
     draining = replace(facts, is_draining=True)
     assert judge_after((0, draining), (99, draining)) is Readiness.DRAINING
 
@@ -107,7 +107,7 @@ async def test_request_begins_when_its_wake_up_was_lost(
         broken.setattr(Scheduler, "handle", lose_wake_ups(Scheduler.handle))
         fleet.submit(1)
     await turns()
-    forgotten = ForgottenWork(fleet.cluster)
+    forgotten = StallWatchdog(fleet.cluster)
     await forgotten.look()
     assert not fleet.cluster.scheduler.is_computing
     await forgotten.look()
@@ -125,7 +125,7 @@ async def test_nothing_is_said_of_a_wake_up_that_is_under_way(
     with monkeypatch.context() as broken:
         broken.setattr(Scheduler, "handle", lose_wake_ups(Scheduler.handle))
         fleet.submit(1)
-    forgotten = ForgottenWork(fleet.cluster)
+    forgotten = StallWatchdog(fleet.cluster)
     await forgotten.look()
     # A wake-up that comes before the second look is over.
     asyncio.get_running_loop().call_soon(fleet.cluster.look_again)
@@ -142,7 +142,7 @@ async def test_nothing_is_said_when_there_is_nothing_to_begin(
     machine = Machine("executor:1")
     await fleet.join(machine)
     await turns()
-    forgotten = ForgottenWork(fleet.cluster)
+    forgotten = StallWatchdog(fleet.cluster)
     for _ in range(3):
         await forgotten.look()
     fleet.submit(1)

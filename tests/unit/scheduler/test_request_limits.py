@@ -26,7 +26,7 @@ from scheduler_service.scheduler.values.sampling_params import (
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.streams.client_codec import decode_sampling_params
 from scheduler_service.streams.delivery import Delivery
-from scheduler_service.streams.outbox import Unread
+from scheduler_service.streams.outbox import UnreadLimits
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.sampling_parameters import MAX_SEQUENCES
@@ -90,7 +90,7 @@ class _Cluster:
     """As much of a Driver as a request needs that is refused when it is decoded."""
 
     served = SimpleNamespace(largest_config=CONFIG, model=None)
-    delivery = Delivery(Unread(MIB, MIB), lambda _stream: None)
+    delivery = Delivery(UnreadLimits(MIB, MIB), lambda _stream: None)
 
     def check_accepting(self) -> None:
         """Everything is welcome."""

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_tracing.trace_config import NO_CONTEXT, Sampling, TraceConfig, TraceContext
-from splitserve_tracing.tracing import ToldExporter, Tracing
+from splitserve_tracing.tracing import LossReportingExporter, Tracing
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 URL = "http://localhost:4317"
@@ -93,7 +93,7 @@ def test_collector_that_is_gone_is_told_of_now_and_then(caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO)
     now_s = [0.0]
     collector = Refusing()
-    exporter = ToldExporter(collector, URL, lambda: now_s[0])
+    exporter = LossReportingExporter(collector, URL, lambda: now_s[0])
     exporter.export([ReadableSpan("a")] * 3)
     for _ in range(100):
         now_s[0] += 0.59

@@ -215,7 +215,7 @@ _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
+class PublicBoundary:
     """End of the public blocks of a request.
 
     The first `num_public` blocks are hashed without the tenant; `tenant` is mixed in behind them.
@@ -231,10 +231,10 @@ class Boundary:
         return blake2b(chain[-1] + self.tenant, person=b"tenant").digest()
 
 
-ALL_PRIVATE = Boundary()
+ALL_PRIVATE = PublicBoundary()
 
 
-def boundary_of(config: SchedulerConfig, request: Request) -> Boundary:
+def boundary_of(config: SchedulerConfig, request: Request) -> PublicBoundary:
     """Returns where the blocks of a request begin to be its tenant's own.
 
     The encoder's input precedes every token of the prompt and is private, so a request with encoder
@@ -246,7 +246,7 @@ def boundary_of(config: SchedulerConfig, request: Request) -> Boundary:
     if request.encoder_token_ids is not None:
         return ALL_PRIVATE
     num_tokens = min(scheduling.num_public_prefix_tokens, request.sequence.num_prompt_tokens)
-    return Boundary(num_tokens // config.block_size, scheduling.tenant.encode())
+    return PublicBoundary(num_tokens // config.block_size, scheduling.tenant.encode())
 
 
 def root_hash(config: SchedulerConfig, request: Request) -> bytes:
@@ -275,7 +275,7 @@ def extend_chain(
     token_ids: Int32Array,
     num_blocks: int,
     block_size: int,
-    boundary: Boundary = ALL_PRIVATE,
+    boundary: PublicBoundary = ALL_PRIVATE,
 ) -> None:
     """Extends `chain`, which begins with a root hash, to the first `num_blocks` blocks.
 

@@ -53,7 +53,7 @@ class _Taint:
         return len(self.stay_ids) + len(self.blocks) + len(self.host_blocks)
 
 
-class Losses:
+class FailureRecovery:
     """Finds the KV that a failure spoils, unpublishes it, and makes its sequences wait again."""
 
     def __init__(self, placement: Placement, in_flight: deque[StepPlan]) -> None:
@@ -231,7 +231,7 @@ class Losses:
 
 
 def _written(part: TablePart, spans: dict[int, list[tuple[int, int]]]) -> set[int]:
-    """Returns the blocks of a table part that its row writes. `spans`: as of `Losses._spans`."""
+    """Returns the blocks of a table part that its row writes. `spans`: see `_spans` above."""
     written: set[int] = set()
     for first, end in spans.get(part.stay_id, ()):
         start = max(first - part.first_index, 0)
@@ -351,7 +351,7 @@ _REASONS = {
 class RowFailures:
     """Ends requests of failed rows, and repeats rows whose grammar is being compiled."""
 
-    def __init__(self, placement: Placement, losses: Losses) -> None:
+    def __init__(self, placement: Placement, losses: FailureRecovery) -> None:
         self._placement = placement
         self._losses = losses
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_service.scheduler.engine.outcomes.losses import Losses, RowFailures
+from scheduler_service.scheduler.engine.outcomes.losses import FailureRecovery, RowFailures
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.row_columns import ONE, ZERO
-from scheduler_service.scheduler.engine.sequences import Endings
+from scheduler_service.scheduler.engine.sequences import SequenceEndings
 from scheduler_service.scheduler.values.beam_search import BeamSearch
 from scheduler_service.scheduler.values.config import SchedulerConfig
 from scheduler_service.scheduler.values.plan import (
@@ -42,9 +42,9 @@ class Results:
         self,
         config: SchedulerConfig,
         placement: Placement,
-        losses: Losses,
-        endings: Endings,
-        shortfalls: Shortfalls,
+        losses: FailureRecovery,
+        endings: SequenceEndings,
+        shortfalls: PromisedTokenRollback,
     ) -> None:
         self._config = config
         self._block_size: Int32Array = np.array(config.block_size, np.int32)
@@ -412,7 +412,7 @@ class StepTokens:
 # the plans of later steps.
 
 
-class Shortfalls:
+class PromisedTokenRollback:
     """Rolls back promised tokens that an executor did not return.
 
     `in_flight`: the steps after the one that is answered.

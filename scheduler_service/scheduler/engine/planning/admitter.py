@@ -18,10 +18,10 @@ from scheduler_service.scheduler.engine.blocks.prefix_cache import PrefixHit
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.planning.arrival_checks import prepare_request
 from scheduler_service.scheduler.engine.planning.batch_policy import StepShape
-from scheduler_service.scheduler.engine.planning.lateness import Lateness
+from scheduler_service.scheduler.engine.planning.lateness import DeadlineEnforcer
 from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES, Room
 from scheduler_service.scheduler.engine.planning.rows import PromptLimit, RunningRows
-from scheduler_service.scheduler.engine.sequences import Endings
+from scheduler_service.scheduler.engine.sequences import SequenceEndings
 from scheduler_service.scheduler.queue.ordered_queue import OpenLanes
 from scheduler_service.scheduler.queue.waiting_queue import Waiting
 from scheduler_service.scheduler.values.admission import AdmissionBlocker
@@ -45,7 +45,7 @@ _NO_ADAPTER = frozenset({""})
 
 
 @dataclass(slots=True)
-class Budget:
+class StepBudget:
     """Token budget left in a step, with the rules for admission to spend it.
 
     `splits_prompts`: a prompt may be computed in chunks. `is_untouched`: the step has no tokens
@@ -93,8 +93,8 @@ class Admitter:
         config: SchedulerConfig,
         placement: Placement,
         running_rows: RunningRows,
-        lateness: Lateness,
-        endings: Endings,
+        lateness: DeadlineEnforcer,
+        endings: SequenceEndings,
     ) -> None:
         self._config = config
         self._placement = placement
@@ -196,7 +196,7 @@ class Admitter:
     # -- a step ------------------------------------------------------------------------------------
 
     def admit_urgent(
-        self, shape: StepShape, budget: Budget, waiting: Waiting
+        self, shape: StepShape, budget: StepBudget, waiting: Waiting
     ) -> list[tuple[int, int]]:
         """Gives rows to waiting requests for which less urgent rows yield tokens of the step.
 
@@ -222,7 +222,9 @@ class Admitter:
         budget.num_reserved, budget.may_preempt = 0, True
         return admitted
 
-    def admit(self, shape: StepShape, budget: Budget, waiting: Waiting) -> list[tuple[int, int]]:
+    def admit(
+        self, shape: StepShape, budget: StepBudget, waiting: Waiting
+    ) -> list[tuple[int, int]]:
         """Gives rows to preempted requests first, then to waiting requests.
 
         Waiting requests that are urgent enough to preempt a preempted request go before it. Returns
@@ -272,7 +274,7 @@ class Admitter:
     # -- preempted requests ------------------------------------------------------------------------
 
     def _bring_back(
-        self, shape: StepShape, budget: Budget, admitted: list[tuple[int, int]]
+        self, shape: StepShape, budget: StepBudget, admitted: list[tuple[int, int]]
     ) -> tuple[Request | None, list[Request]]:
         """Gives rows to preempted requests, by rank.
 
@@ -311,7 +313,7 @@ class Admitter:
         self,
         request: Request,
         shape: StepShape,
-        budget: Budget,
+        budget: StepBudget,
         admitted: list[tuple[int, int]],
     ) -> AdmissionBlocker | None:
         placement = self._placement
@@ -326,7 +328,7 @@ class Admitter:
         return None
 
     def _return(
-        self, request: Request, budget: Budget, admitted: list[tuple[int, int]]
+        self, request: Request, budget: StepBudget, admitted: list[tuple[int, int]]
     ) -> AdmissionBlocker | None:
         """Starts a preempted request again, to recompute KV that the prefix cache does not hold."""
         if budget.num_left <= 0:
@@ -339,7 +341,7 @@ class Admitter:
             self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
             return None
         if blocker is not None:
-            self._placement.draft.lacks[request] = blocker
+            self._placement.draft.blockers[request] = blocker
         return blocker
 
     # -- waiting requests --------------------------------------------------------------------------
@@ -347,7 +349,7 @@ class Admitter:
     def _admit_waiting(
         self,
         waiting: Waiting,
-        budget: Budget,
+        budget: StepBudget,
         admitted: list[tuple[int, int]],
         passed: list[Request],
         ahead: _Ahead | None = None,
@@ -364,11 +366,11 @@ class Admitter:
         for request in self._hopeful(waiting, budget, admitted, ahead):
             blocker = self._try_to_admit(request, budget, admitted)
             if blocker is not None:
-                self._placement.draft.lacks[request] = blocker
+                self._placement.draft.blockers[request] = blocker
             if blocker is AdmissionBlocker.POOL:
                 self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
             elif blocker is None:
-                self._placement.draft.lacks.pop(request, None)
+                self._placement.draft.blockers.pop(request, None)
                 for each in (*blocked, *passed):
                     each.num_bypasses += 1
                 if self._room.keeps_last_row or (self._room.is_full and not self._queue.preempts):
@@ -406,7 +408,7 @@ class Admitter:
     def _hopeful(
         self,
         waiting: Waiting,
-        budget: Budget,
+        budget: StepBudget,
         admitted: list[tuple[int, int]],
         ahead: _Ahead | None,
     ) -> Iterator[Request]:
@@ -454,7 +456,7 @@ class Admitter:
         return False
 
     def _goes_ahead(
-        self, request: Request, ahead: _Ahead, budget: Budget, admitted: list[tuple[int, int]]
+        self, request: Request, ahead: _Ahead, budget: StepBudget, admitted: list[tuple[int, int]]
     ) -> bool:
         preempted = ahead.preempted
         if preempted is not None and not self._queue.may_go_before(request, preempted):
@@ -470,7 +472,7 @@ class Admitter:
         return True
 
     def _try_to_admit(
-        self, request: Request, budget: Budget, admitted: list[tuple[int, int]]
+        self, request: Request, budget: StepBudget, admitted: list[tuple[int, int]]
     ) -> AdmissionBlocker | None:
         """Begins a waiting or preempted request; returns the blocker if it cannot run."""
         found = self._find_room(request, may_preempt=budget.may_preempt)
@@ -489,14 +491,14 @@ class Admitter:
             budget.prompts.take(request, num_tokens)
         return None
 
-    def _num_prompt_tokens(self, request: Request, budget: Budget) -> int:
+    def _num_prompt_tokens(self, request: Request, budget: StepBudget) -> int:
         """Returns the most tokens that a request may compute in this step."""
         if budget.prompts is None:
             return budget.num_left
         is_overdue = request.num_bypasses >= MAX_BYPASSES
         return min(budget.num_left, budget.prompts.num_for(request, is_overdue=is_overdue))
 
-    def _fits(self, num_pending: int, budget: Budget) -> bool:
+    def _fits(self, num_pending: int, budget: StepBudget) -> bool:
         if budget.splits_prompts or num_pending <= budget.num_left:
             return True
         is_alone = budget.is_untouched and budget.num_reserved == 0
@@ -505,7 +507,7 @@ class Admitter:
     def _spend(
         self,
         sequence: Sequence,
-        budget: Budget,
+        budget: StepBudget,
         admitted: list[tuple[int, int]],
         num_most: int | None = None,
     ) -> int:

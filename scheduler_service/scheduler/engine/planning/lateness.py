@@ -63,7 +63,7 @@ class StepPace:
         return min(max(bounds_ns, default=0), self._least_ns)
 
 
-class Lateness:
+class DeadlineEnforcer:
     """Ends requests that cannot meet their deadline, at most MAX_REFUSALS in a step.
 
     `is_behind`: more late requests are left, so the engine is to be asked for a step again soon.

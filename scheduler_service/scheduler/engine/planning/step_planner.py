@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_service.scheduler.engine.placement import Placement
-from scheduler_service.scheduler.engine.planning.admitter import Admitter, Budget
+from scheduler_service.scheduler.engine.planning.admitter import Admitter, StepBudget
 from scheduler_service.scheduler.engine.planning.batch_policy import (
     QueueState,
     StepShape,
     make_batch_policy,
 )
-from scheduler_service.scheduler.engine.planning.lateness import Lateness
+from scheduler_service.scheduler.engine.planning.lateness import DeadlineEnforcer
 from scheduler_service.scheduler.engine.planning.rows import (
     GrowingRows,
     PromptLimit,
@@ -20,7 +20,7 @@ from scheduler_service.scheduler.engine.planning.rows import (
 )
 from scheduler_service.scheduler.engine.planning.run_ahead import Drafting, RunAhead
 from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
-from scheduler_service.scheduler.engine.sequences import Endings, Siblings
+from scheduler_service.scheduler.engine.sequences import SequenceEndings, Siblings
 from scheduler_service.scheduler.engine.speculation.draft_lengths import DraftTotals
 from scheduler_service.scheduler.queue.waiting_queue import Waiting
 from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
@@ -48,9 +48,9 @@ class StepPlanner:
         config: SchedulerConfig,
         placement: Placement,
         costs: PreemptionCosts,
-        lateness: Lateness,
+        lateness: DeadlineEnforcer,
         siblings: Siblings,
-        endings: Endings,
+        endings: SequenceEndings,
     ) -> None:
         self._config = config
         self._placement = placement
@@ -78,7 +78,7 @@ class StepPlanner:
         self._drafting.look()
         while True:
             draft.yielded_tenants.clear()
-            draft.lacks.clear()
+            draft.blockers.clear()
             for shape in self._batch_policy.shapes(self._queue_state(waiting)):
                 row_ids, num_new_tokens = self._fill(shape, waiting)
                 if len(row_ids) and self._is_time_for(row_ids):
@@ -140,7 +140,7 @@ class StepPlanner:
                 decodes=shape.runs_decodes,
                 prompts=self._limit_of_prompts(shape),
             )
-        budget = Budget(num_tokens, shape.splits_prompts)
+        budget = StepBudget(num_tokens, shape.splits_prompts)
         admitted = self.admitter.admit_urgent(shape, budget, waiting) if not is_empty else []
         row_ids, num_new_tokens = self._running.pick(
             budget.num_tokens,
@@ -224,7 +224,7 @@ class StepPlanner:
             draft.published,
             placement.now_ns,
             draft.notes,
-            draft.lacks,
+            draft.blockers,
         )
 
     def _new_row(self, sequence: Sequence) -> NewRow:

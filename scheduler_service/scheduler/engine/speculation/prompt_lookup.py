@@ -34,7 +34,7 @@ class PromptLookup:
     def __init__(self, rows: RowColumns) -> None:
         self._rows = rows
         self._index = TokenIndex(rows)
-        self._luck = GuessLuck(rows.max_num_rows)
+        self._luck = AcceptanceRates(rows.max_num_rows)
         self._stay_ids = [NO_STAY] * rows.max_num_rows
         self._num_seen = [0] * rows.max_num_rows
         # By row: position of the token guessed next, kind of the guess, and length of the copy.
@@ -172,7 +172,7 @@ _ASSUMED_WEIGHT = 3
 _MOST_COUNTED = 20
 
 
-class GuessLuck:
+class AcceptanceRates:
     """Acceptance rate of the guesses of each row, by kind."""
 
     def __init__(self, max_num_rows: int) -> None:

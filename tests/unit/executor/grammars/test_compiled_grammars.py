@@ -14,7 +14,7 @@ from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.grammars.compiler import GrammarCompiler
 from executor_service.steps.sampling_params import Grammar, TokenMasks
 from splitserve_grammars.limits import PARSER_LIMITS
-from splitserve_grammars.trial import GrammarTrials, Verdict
+from splitserve_grammars.trial import GrammarTrialResult, GrammarTrials
 from tests.support.grammars.sampled_texts import (
     EOS,
     PROMPT,
@@ -35,9 +35,9 @@ class HeldTrial(GrammarTrials):
 
     gate = threading.Event()
 
-    def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> Verdict:
+    def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> GrammarTrialResult:
         self.gate.wait()
-        return Verdict()
+        return GrammarTrialResult()
 
 
 @pytest.fixture

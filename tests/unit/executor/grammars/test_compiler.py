@@ -15,10 +15,10 @@ from executor_service.grammars.compiler import Compiled, GrammarCompiler
 from executor_service.steps.sampling_params import Grammar
 from splitserve_grammars.limits import MAX_COMPILE_CPU_S, MAX_LEXER_BYTES
 from splitserve_grammars.trial import (
+    GrammarTrialResult,
     GrammarTrials,
     TrialTooSlow,
     TrialUnavailable,
-    Verdict,
     trial_command,
 )
 from tests.support.grammars.failing_trials import failing_first
@@ -39,7 +39,7 @@ class HeldTrials:
         self.slow_gate = threading.Event()
         self.slow_gate.set()
 
-    def ask(self, grammar: Grammar, max_cpu_s: float) -> Verdict:
+    def ask(self, grammar: Grammar, max_cpu_s: float) -> GrammarTrialResult:
         is_first = max_cpu_s < MAX_COMPILE_CPU_S
         self.has_begun.set()
         if is_first:
@@ -49,7 +49,7 @@ class HeldTrials:
         self.tried.append(grammar)
         if is_first and grammar in self.slow:
             raise TrialTooSlow("too slow")
-        return Verdict(num_bytes=NUM_BYTES)
+        return GrammarTrialResult(num_bytes=NUM_BYTES)
 
 
 class HeldTrial(GrammarTrials):
@@ -57,7 +57,7 @@ class HeldTrial(GrammarTrials):
         super().__init__()
         self._held = trials
 
-    def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> Verdict:
+    def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> GrammarTrialResult:
         return self._held.ask(Grammar(kind, tuple(texts)), max_cpu_s)
 
 

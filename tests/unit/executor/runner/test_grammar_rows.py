@@ -21,7 +21,7 @@ from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
 from executor_service.steps.step import RowStatus, StepOutput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_grammars.trial import GrammarTrials, Verdict
+from splitserve_grammars.trial import GrammarTrialResult, GrammarTrials
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.grammars.sampled_texts import EOS, byte_level_texts
 from tests.support.models.tiny_models import load_tiny_model
@@ -42,7 +42,7 @@ class HeldTrial(GrammarTrials):
 
     gate = threading.Event()
 
-    def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> Verdict:
+    def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> GrammarTrialResult:
         self.gate.wait()
         return super().ask(kind, texts, max_cpu_s)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_service.service.registration import Steadiness, ranked
+from executor_service.service.registration import StabilityDetector, ranked
 
 _HOSTS = st.text(string.ascii_lowercase, min_size=1, max_size=8)
 ADDRESSES = st.builds("{}:{}".format, _HOSTS, st.integers(1, 9999))
@@ -48,7 +48,7 @@ class _Clock:
 
 def test_preference_is_steady_when_it_was_the_same_for_long_enough() -> None:
     clock, holds = _Clock(), [10.0, 20.0]
-    preference = Steadiness(lambda: holds.pop(0), clock)
+    preference = StabilityDetector(lambda: holds.pop(0), clock)
     assert not preference.is_steady("a:1")
     clock.now_s = 9.9
     assert not preference.is_steady("a:1")
@@ -64,7 +64,7 @@ def test_preference_is_steady_when_it_was_the_same_for_long_enough() -> None:
 
 def test_preference_is_not_steady_when_it_comes_and_goes() -> None:
     clock = _Clock()
-    preference = Steadiness(lambda: 10.0, clock)
+    preference = StabilityDetector(lambda: 10.0, clock)
     for second in range(100):
         clock.now_s = float(second)
         wanted = "a:1" if second % 9 else None
@@ -72,5 +72,5 @@ def test_preference_is_not_steady_when_it_comes_and_goes() -> None:
 
 
 def test_none_is_never_steady() -> None:
-    preference = Steadiness(lambda: 0.0, _Clock())
+    preference = StabilityDetector(lambda: 0.0, _Clock())
     assert [preference.is_steady(None) for _ in range(2)] == [False, False]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from executor_service.speculation.draft_model import DraftedRow, DraftLimits, DraftModel
 from executor_service.speculation.speculating_runner import (
     MAX_GUESSES,
+    AcceptanceRate,
     DraftLengths,
-    Luck,
     PassTimes,
 )
 from executor_service.steps.step import RowStatus, StepInput, StepOutput
@@ -190,7 +190,7 @@ class _World:
         self.p = p
         self._rng = random.Random(0)
         self.lengths = DraftLengths()
-        self.luck = Luck()
+        self.luck = AcceptanceRate()
         self.seconds = 0.0
         self.num_tokens = 0
 
@@ -257,7 +257,7 @@ def test_a_lucky_row_gets_guesses_beside_an_unlucky_one() -> None:
     lengths.plain.add(2, 1.02)
     lengths.verifying.add(6, 1.06)
     lengths.guessing.add(4, 0.2)
-    lucky, unlucky = Luck(40.0, 40.0), Luck(0.0, 40.0)
+    lucky, unlucky = AcceptanceRate(40.0, 40.0), AcceptanceRate(0.0, 40.0)
     chosen = lengths.choose([lucky, unlucky], np.array([8, 8], np.int32))
     assert chosen[0] >= 4
     assert chosen[1] <= 1

@@ -10,7 +10,12 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from splitserve_gateway.callers.caller import Caller, credential_of
-from splitserve_gateway.callers.identification import AskAgain, KnownCallers, Memory, TenantPlaces
+from splitserve_gateway.callers.identification import (
+    IdentificationThrottled,
+    KnownCallers,
+    Memory,
+    TenantConcurrency,
+)
 from splitserve_gateway.http.errors import ApiError, no_scheduler
 from splitserve_gateway.sharing.turns import Shares
 from splitserve_gateway.upstreams.upstream import Upstream
@@ -90,7 +95,7 @@ class Asked:
         self.credentials.append(credential)
         await self.answers.wait()
         if not self.num_answers:
-            raise AskAgain(0.5)
+            raise IdentificationThrottled(0.5)
         self.num_answers -= 1
         if self.is_down:
             raise no_scheduler()
@@ -255,7 +260,7 @@ async def test_stranger_is_refused_when_schedulers_never_have_room() -> None:
 
     async def ask(credential: str) -> Caller | None:
         asked.credentials.append(credential)
-        raise AskAgain(0.25)
+        raise IdentificationThrottled(0.25)
 
     asked.known = KnownCallers(ask, lambda: 0.0, MEMORY, asked.sleep)
     assert await asked.status("a") == 503
@@ -269,7 +274,7 @@ class PlacesOfTenants:
     def __init__(self) -> None:
         self.answers = asyncio.Event()
         self.shares = Shares(20)
-        self.app = TenantPlaces(self.answer, self.shares)
+        self.app = TenantConcurrency(self.answer, self.shares)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"

@@ -17,7 +17,7 @@ from splitserve_gateway.endpoints.context import Gateway
 from splitserve_gateway.endpoints.models import router
 from splitserve_gateway.http.bodies import BodyBudget
 from splitserve_gateway.http.errors import ApiError, model_unknown
-from splitserve_gateway.sharing.turns import TurnPlaces
+from splitserve_gateway.sharing.turns import FairSemaphore
 from tests.support.processes.patience import PATIENCE_S
 
 
@@ -52,7 +52,7 @@ async def test_turn_is_left_when_model_is_awaited(path: str, body: dict[str, Any
     app = FastAPI(exception_handlers={ApiError: refuse})
     app.include_router(router)
     app.state.gateway = Gateway(
-        config, fleet, unused, unused, BodyBudget(2**24), TurnPlaces(1, 8), ANYBODY
+        config, fleet, unused, unused, BodyBudget(2**24), FairSemaphore(1, 8), ANYBODY
     )
     async with httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app=app), base_url="http://localhost"

@@ -17,7 +17,7 @@ from splitserve_gateway.generation.prompts import Serving, encode_chat, encode_p
 from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.schemas.chat import ChatFields, ChatMessage, CompletionRequest
-from splitserve_gateway.upstreams.upstream import Served
+from splitserve_gateway.upstreams.upstream import ServedByScheduler
 from tests.support.models import tiny_tokenizers
 
 MAX_MODEL_LEN = 512
@@ -48,8 +48,8 @@ def tokenizer() -> CountingTokenizer:
     return made
 
 
-def served(tokenizer: Tokenizer) -> Served:
-    return Served(Model("m", "d", "float32", 500, MAX_MODEL_LEN, ()), tokenizer)
+def served(tokenizer: Tokenizer) -> ServedByScheduler:
+    return ServedByScheduler(Model("m", "d", "float32", 500, MAX_MODEL_LEN, ()), tokenizer)
 
 
 @pytest.mark.parametrize("is_chat", [True, False])

@@ -16,7 +16,7 @@ import uvloop
 from splitserve_gateway.grammars import check_process
 from splitserve_gateway.grammars.check_process import CheckProcess
 from splitserve_grammars.limits import MAX_ADDRESS_BYTES
-from splitserve_grammars.trial import Verdict
+from splitserve_grammars.trial import GrammarTrialResult
 
 LOOPS = (asyncio.new_event_loop, uvloop.new_event_loop)
 # Begins a process that keeps its pipes, says which one that is, and answers nobody.
@@ -50,7 +50,7 @@ async def until(holds: Callable[[], bool]) -> None:
 def test_process_is_replaced_when_killed_while_idle(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    async def ask_twice() -> list[Verdict]:
+    async def ask_twice() -> list[GrammarTrialResult]:
         process, before = CheckProcess(MAX_ADDRESS_BYTES, 240), children()
         verdicts = [await process.ask("regex", ["a"], 60)]
         killed = children() - before
@@ -73,7 +73,7 @@ def test_nobody_forks_to_start_a_process(new_loop: Callable[[], asyncio.Abstract
     forks = list[int]()
     os.register_at_fork(before=lambda: forks.append(os.getpid()))
 
-    async def ask() -> Verdict:
+    async def ask() -> GrammarTrialResult:
         process = CheckProcess(MAX_ADDRESS_BYTES, 240)
         verdict = await process.ask("regex", ["a"], 60)
         await process.close()

@@ -16,7 +16,7 @@ from splitserve_gateway.grammars.checker import (
     GrammarChecker,
     GrammarCheckUnavailable,
 )
-from splitserve_grammars.trial import TrialTooSlow, Verdict
+from splitserve_grammars.trial import GrammarTrialResult, TrialTooSlow
 from splitserve_text.values import Grammar, Regex
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -32,14 +32,14 @@ class HeldProcess(CheckProcess):
         self.is_too_slow = False
         self.is_broken = False
 
-    async def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> Verdict:
+    async def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> GrammarTrialResult:
         self.asked += texts
         await self.gate.acquire()
         if self.is_too_slow:
             raise TrialTooSlow("too slow")
         if self.is_broken:
             raise RuntimeError("the handler is closed")
-        return Verdict()
+        return GrammarTrialResult()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_gateway.sharing.turns import Shares, TooManyWait, TurnPlaces
+from splitserve_gateway.sharing.turns import FairSemaphore, Shares, TooManyWait
 
 
 def take_all(shares: Shares, party: str | None) -> int:
@@ -54,7 +54,7 @@ def test_shares_never_exceed_the_whole_and_serve_newcomers(
 class Visitors:
     """Those who want a place; `order`: who got one."""
 
-    def __init__(self, places: TurnPlaces) -> None:
+    def __init__(self, places: FairSemaphore) -> None:
         self.places = places
         self.order: list[str] = []
         self.may_leave = asyncio.Event()
@@ -71,7 +71,7 @@ class Visitors:
 
 
 async def test_parties_take_turns_however_many_wait_of_one() -> None:
-    visitors = Visitors(TurnPlaces(1, 100))
+    visitors = Visitors(FairSemaphore(1, 100))
     tasks = await visitors.come("aaaaabbc")
     visitors.may_leave.set()
     await asyncio.gather(*tasks)
@@ -79,7 +79,7 @@ async def test_parties_take_turns_however_many_wait_of_one() -> None:
 
 
 async def test_place_goes_to_the_next_when_whoever_waits_leaves() -> None:
-    visitors = Visitors(TurnPlaces(1, 100))
+    visitors = Visitors(FairSemaphore(1, 100))
     first, second, third = await visitors.come("abc")
     # One leaves while it waits, another at the moment when it has its turn.
     second.cancel()
@@ -93,7 +93,7 @@ async def test_place_goes_to_the_next_when_whoever_waits_leaves() -> None:
 
 
 async def test_place_is_not_lost_when_its_waiter_leaves_in_turn() -> None:
-    visitors = Visitors(TurnPlaces(1, 100))
+    visitors = Visitors(FairSemaphore(1, 100))
     first, second = await visitors.come("ab")
     visitors.may_leave.set()
     await asyncio.sleep(0)
@@ -105,7 +105,7 @@ async def test_place_is_not_lost_when_its_waiter_leaves_in_turn() -> None:
 
 
 async def test_queue_is_bounded_and_one_party_leaves_some_of_it() -> None:
-    visitors = Visitors(TurnPlaces(1, 20))
+    visitors = Visitors(FairSemaphore(1, 20))
     greedy = await visitors.come("a" * 40)
     refused = [task for task in greedy if task.done()]
     assert len(refused) in range(20, 25)

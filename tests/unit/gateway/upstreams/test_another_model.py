@@ -15,7 +15,7 @@ from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams import upstream as upstream_module
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
-from splitserve_rpc.discovery import Listed
+from splitserve_rpc.discovery import StaticDiscovery
 from tests.support.fakes.fake_scheduler import FakeScheduler, start
 from tests.support.processes.gateway import until
 
@@ -49,7 +49,7 @@ async def changed() -> AsyncIterator[tuple[Fleet, SlowToRead]]:
         server = await start(fake)
         stack.push_async_callback(server.server.stop, None)
         address = f"127.0.0.1:{server.port}"
-        fleet = await stack.enter_async_context(Fleet(Listed([address]), UnreadBudget()))
+        fleet = await stack.enter_async_context(Fleet(StaticDiscovery([address]), UnreadBudget()))
 
         fake.may_be_read.set()
         await until(lambda: fleet.is_ready)
@@ -107,6 +107,6 @@ async def test_nobody_waits_when_no_scheduler_can_be_reached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleet_module, "_READING_S", 3600.0)
-    async with Fleet(Listed(["127.0.0.1:1"]), UnreadBudget()) as fleet:
+    async with Fleet(StaticDiscovery(["127.0.0.1:1"]), UnreadBudget()) as fleet:
         await fleet.wait_read(None)
         assert fleet.models() == []

@@ -26,7 +26,7 @@ from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams import upstream as upstream_module
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream import Upstream
-from splitserve_rpc.discovery import Listed
+from splitserve_rpc.discovery import StaticDiscovery
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_fleet import (
     EXPECTED,
@@ -103,7 +103,9 @@ async def test_gateways_begin_with_different_schedulers_when_all_are_idle() -> N
         addresses = [upstream.address for upstream in running.fleet._upstreams]
         begun = set()
         for draws in ([0.1, 0.9], [0.9, 0.1]):
-            async with Fleet(Listed(addresses), UnreadBudget(), draw=iter(draws).__next__) as other:
+            async with Fleet(
+                StaticDiscovery(addresses), UnreadBudget(), draw=iter(draws).__next__
+            ) as other:
                 await Schedulers(other, running.fakes, running.servers).until(
                     partial(_takes_all, other, len(addresses))
                 )

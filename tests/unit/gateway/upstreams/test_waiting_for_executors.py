@@ -19,7 +19,7 @@ from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams.upstream import Upstream
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
-from splitserve_rpc.discovery import Listed
+from splitserve_rpc.discovery import StaticDiscovery
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_fleet import EXPECTED, PARAMS, PROMPT, Schedulers, refuse, schedulers
 from tests.support.fakes.fake_scheduler import FakeScheduler
@@ -162,7 +162,7 @@ async def test_new_request_waits_for_executors_of_removed_scheduler(
         await running.until(lambda: running.num_requests == [1, 0])
         before = Caller("key", upstreams=frozenset([first]))
         assert before.is_served
-        running.fleet._schedulers = Listed([second.address])
+        running.fleet._schedulers = StaticDiscovery([second.address])
         await running.until(lambda: running.fleet._upstreams == [second])
         assert not before.is_served
         waiting = asyncio.create_task(running.fleet.wait_read(None))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.audit.audit import KeysReloaded
-from scheduler_service.callers.caller import ANYBODY, OpenDoor, TenantLimits
+from scheduler_service.callers.caller import ANYBODY, AllowAllCallers, TenantLimits
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
 from scheduler_service.config import CallersConfig, TokensConfig
 from splitserve_rpc.domain_error import DomainError
@@ -58,7 +58,7 @@ def _is_known(opened: OpenedCallers, credential: str) -> bool:
 
 def test_door_is_open_when_nothing_is_said() -> None:
     opened = open_callers(CallersConfig())
-    assert isinstance(opened.callers, OpenDoor)
+    assert isinstance(opened.callers, AllowAllCallers)
     assert opened.callers.identify("anything") is ANYBODY
     assert opened.tenant_weights == {}
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_service.callers.caller import FREE, NO_LIMITS, Charge, TenantLimits
+from scheduler_service.callers.caller import FREE, NO_LIMITS, RequestCost, TenantLimits
 from scheduler_service.callers.quotas import Quotas, UsageBucket, num_computed_outputs
 from scheduler_service.scheduler.values.request import Completion, FinishReason, Request
 from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
@@ -32,7 +32,7 @@ class Setting:
     def __post_init__(self) -> None:
         self.quotas = Quotas(lambda name: self.limits.get(name, NO_LIMITS), lambda: self.now_ns)
 
-    def begin(self, tenant: str = "a", num_prompt: int = 1, num_resumed: int = 0) -> Charge:
+    def begin(self, tenant: str = "a", num_prompt: int = 1, num_resumed: int = 0) -> RequestCost:
         charge = self.quotas.charge(tenant, num_prompt, num_resumed)
         charge.begin()
         return charge
@@ -146,7 +146,7 @@ class QuotaMachine(RuleBasedStateMachine):
             requests_per_minute=6, tokens_per_minute=600, max_concurrent_requests=3
         )
         self.setting = Setting(dict.fromkeys(TENANTS, limits))
-        self.open: list[tuple[str, int, Charge]] = []
+        self.open: list[tuple[str, int, RequestCost]] = []
         # Used and not given time for: requests, tokens.
         self.used = {tenant: [0.0, 0.0] for tenant in TENANTS}
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.callers.authenticator import MAX_AT_ONCE, StrangerBudget
+from scheduler_service.callers.authenticator import MAX_AT_ONCE, InvalidTokenLimit
 from scheduler_service.callers.caller import Caller, Scope
 from scheduler_service.callers.tokens import (
     LEEWAY_S,
@@ -70,7 +70,7 @@ class Setting:
             self.keys,
             self._unknown,
             lambda: self.now_s,
-            strangers=StrangerBudget(lambda: self.monotonic_ns),
+            strangers=InvalidTokenLimit(lambda: self.monotonic_ns),
         )
 
     def _unknown(self) -> None:

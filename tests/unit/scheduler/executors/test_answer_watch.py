@@ -17,11 +17,11 @@ from scheduler_service.executors.answer_watch import (
     GOOD_STEPS,
     MAX_LENIENCE,
     AnswerWatch,
-    FleetPulse,
+    LivenessVerdict,
     MeasuredStep,
+    SignsOfLife,
     StepPatience,
     StepSize,
-    Verdict,
 )
 from scheduler_service.scheduler.values.plan import BlockMoves, RowWork, StepPlan, TableWrites
 
@@ -35,7 +35,7 @@ class Fleet:
 
     def __init__(self, *names: str) -> None:
         self.now_s = 0.0
-        self.pulse = FleetPulse()
+        self.pulse = SignsOfLife()
         self.watches = {
             name: AnswerWatch(name, StepPatience(FLOOR_S, CEILING_S), self.pulse) for name in names
         }
@@ -65,7 +65,7 @@ class Fleet:
         while self.now_s < start_s + seconds:
             self.step(answering)
             for name, watch in self.watches.items():
-                if name not in given_up and watch.look(self.now_ns) is Verdict.GIVE_UP:
+                if name not in given_up and watch.look(self.now_ns) is LivenessVerdict.GIVE_UP:
                     given_up[name] = self.now_s - start_s
         return given_up
 
@@ -136,20 +136,22 @@ def test_nobody_is_given_up_when_this_process_stood_still() -> None:
     for name in fleet.watches:
         fleet.send(name)
     fleet.now_s += 100
-    assert [watch.look(fleet.now_ns) for watch in fleet.watches.values()] == [Verdict.ASK] * 2
+    assert [watch.look(fleet.now_ns) for watch in fleet.watches.values()] == [
+        LivenessVerdict.ASK
+    ] * 2
     fleet.watches["b"].answered(fleet.now_ns)
-    assert fleet.watches["a"].look(fleet.now_ns) is Verdict.WAIT
+    assert fleet.watches["a"].look(fleet.now_ns) is LivenessVerdict.WAIT
 
 
 def test_executor_is_given_up_when_an_idle_one_answers() -> None:
     fleet = Fleet("a", "b")
     fleet.send("a")
     fleet.now_s += FLOOR_S / 2
-    assert fleet.watches["a"].look(fleet.now_ns) is Verdict.ASK
+    assert fleet.watches["a"].look(fleet.now_ns) is LivenessVerdict.ASK
     fleet.now_s += 0.01
     fleet.pulse.show("b", fleet.now_ns)
     fleet.now_s += FLOOR_S / 2
-    assert fleet.watches["a"].look(fleet.now_ns) is Verdict.GIVE_UP
+    assert fleet.watches["a"].look(fleet.now_ns) is LivenessVerdict.GIVE_UP
 
 
 def test_executor_is_doubtful_while_it_is_late() -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 import numpy as np
 import pytest
 
-from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse, StepPatience
+from scheduler_service.executors.answer_watch import AnswerWatch, SignsOfLife, StepPatience
 from scheduler_service.executors.executor_link import ExecutorLost, ExecutorSilent, is_refused
 from scheduler_service.executors.executor_session import (
     MAX_REPEATED,
@@ -20,7 +20,7 @@ from scheduler_service.executors.executor_session import (
 )
 from scheduler_service.scheduler import events
 from scheduler_service.scheduler.values.plan import StepPlan, StepStatus
-from scheduler_service.step_codec import EncodedBatch, Received
+from scheduler_service.step_codec import EncodedBatch, ReceivedResult
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import CoreDriver
 from tests.support.processes.addresses import reserve_address
@@ -67,7 +67,7 @@ class Conversation:
         self._core.add(3, max_tokens=50)
         patience = StepPatience(patience_s, 2 * patience_s)
         self.alarm = StepAlarm(
-            AnswerWatch(ADDRESS, patience, FleetPulse()),
+            AnswerWatch(ADDRESS, patience, SignsOfLife()),
             time.monotonic_ns,
             block_size=4,
             ask_others=lambda: None,
@@ -83,7 +83,7 @@ class Conversation:
         )
         self.running = asyncio.ensure_future(self.session.run())
 
-    def _report(self, event: events.Event, _received: Received | None) -> None:
+    def _report(self, event: events.Event, _received: ReceivedResult | None) -> None:
         assert isinstance(event, events.StepCompleted)
         self.reported.append(event)
 

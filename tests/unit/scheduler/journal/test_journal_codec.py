@@ -47,7 +47,7 @@ from scheduler_service.scheduler.values.sampling_params import (
     Grammar,
     SamplingParams,
 )
-from scheduler_service.step_codec import Received, decode_result
+from scheduler_service.step_codec import ReceivedResult, decode_result
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal
 from tests.support.core.driver import make_config
@@ -233,7 +233,7 @@ def test_step_is_decoded_from_its_message() -> None:
     result = executor.StepResult(step_id=9, status=executor.STEP_STATUS_FAILED)
     outcome = decode_result(result, 2)
     entry = journal.JournalEntry()
-    encode_event(events.StepCompleted("a:1", outcome), Received(result, 2), entry)
+    encode_event(events.StepCompleted("a:1", outcome), ReceivedResult(result, 2), entry)
 
     copy = decode_event(entry)
 

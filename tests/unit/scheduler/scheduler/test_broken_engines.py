@@ -19,7 +19,7 @@ from scheduler_service.scheduler.engine.outcomes.losses import MAX_FRUITLESS_LOS
 from scheduler_service.scheduler.engine.outcomes.results import Results
 from scheduler_service.scheduler.engine.planning.room import Room
 from scheduler_service.scheduler.engine.row_columns import RowColumns
-from scheduler_service.scheduler.engine.sequences import Endings
+from scheduler_service.scheduler.engine.sequences import SequenceEndings
 from scheduler_service.scheduler.events import RequestSubmitted
 from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.executor_state import MESSAGE, REASON
@@ -237,15 +237,15 @@ def test_request_ends_when_apply_raises_beyond_its_tokens(
 def test_request_ends_with_an_error_when_its_end_was_lost(
     monkeypatch: pytest.MonkeyPatch, calls: list[str]
 ) -> None:
-    original = Endings.finish_if_stopped
+    original = SequenceEndings.finish_if_stopped
 
-    def finish_if_stopped(endings: Endings, sequence: Any) -> None:  # noqa: ANN401
+    def finish_if_stopped(endings: SequenceEndings, sequence: Any) -> None:  # noqa: ANN401
         original(endings, sequence)
         if "take_ended" in calls:
             Broken(monkeypatch, Engine, "take_ended")
         raise AssertionError("after the end")
 
-    monkeypatch.setattr(Endings, "finish_if_stopped", finish_if_stopped)
+    monkeypatch.setattr(SequenceEndings, "finish_if_stopped", finish_if_stopped)
     fleet, _ = a_fleet(a_request(1, max_tokens=3))
 
     break_one(fleet)

@@ -13,7 +13,7 @@ from scheduler_service.scheduler.executor_losses import (
     Loss,
     LossCause,
 )
-from scheduler_service.scheduler.quarantine import REASON, Quarantine, Verdict
+from scheduler_service.scheduler.quarantine import REASON, Quarantine, QuarantineDecision
 from scheduler_service.scheduler.values.request import Request, SequenceStatus
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.driver import CoreDriver
@@ -52,7 +52,7 @@ def lose(
 ) -> tuple[list[str], list[str]]:
     """Names of those that are isolated, and of those that have failed."""
     loss = Loss(cause, life, now_ns, has_answered, in_flight=in_flight, num_steps=num_steps)
-    verdict: Verdict = quarantine.executor_lost(requests, loss)
+    verdict: QuarantineDecision = quarantine.executor_lost(requests, loss)
     return [r.request_id for r in verdict.isolated], [r.request_id for r in verdict.failed]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scheduler_service.scheduler.values.plan import StepEvents
 from scheduler_service.scheduler.values.request import Int32Array
 from scheduler_service.streams.delivery import Delivery
-from scheduler_service.streams.outbox import Outbox, Unread
+from scheduler_service.streams.outbox import Outbox, UnreadLimits
 from scheduler_service.streams.sinks import client_key
 
 NUM_STREAMS = 3
@@ -35,7 +35,7 @@ class _Told:
 
 
 def _deliver(tokens: list[Plain], closed: set[int]) -> list[_Told]:
-    delivery = Delivery(Unread(1000, 1000), lambda stream: pytest.fail(f"{stream} is closed"))
+    delivery = Delivery(UnreadLimits(1000, 1000), lambda stream: pytest.fail(f"{stream} is closed"))
     streams = [_Told(delivery.new_outbox()) for _ in range(NUM_STREAMS)]
     for stream in streams:
         delivery.open_stream(stream)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scheduler_service.request_limits import RequestName
-from scheduler_service.streams.outbox import Outbox, Unread
+from scheduler_service.streams.outbox import Outbox, UnreadLimits
 from scheduler_service.streams.sinks import SessionStream
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
@@ -19,7 +19,7 @@ def message(num_bytes: int) -> api.AbortRequest:
 
 
 def test_outbox_is_unread_when_too_much_waited_before() -> None:
-    outbox = Outbox(Unread(300, 1000))
+    outbox = Outbox(UnreadLimits(300, 1000))
     outbox.put(message(100))
     assert not outbox.is_unread()
     outbox.put(message(100))
@@ -30,7 +30,7 @@ def test_outbox_is_unread_when_too_much_waited_before() -> None:
 
 
 async def test_outbox_is_not_unread_when_one_large_message_is_being_written() -> None:
-    outbox = Outbox(Unread(300, 1000))
+    outbox = Outbox(UnreadLimits(300, 1000))
     outbox.put(message(100))
     outbox.put(message(120))
     assert not outbox.is_unread()
@@ -42,7 +42,7 @@ async def test_outbox_is_not_unread_when_one_large_message_is_being_written() ->
 
 
 async def test_outbox_brings_what_is_queued_when_it_ends_with_an_error() -> None:
-    outbox = Outbox(unread := Unread(300, 1000))
+    outbox = Outbox(unread := UnreadLimits(300, 1000))
     outbox.put(message(5))
     outbox.end(DomainError("DRAINING", "the end"))
     outbox.put(message(6))
@@ -54,7 +54,7 @@ async def test_outbox_brings_what_is_queued_when_it_ends_with_an_error() -> None
 
 
 async def test_outbox_counts_nothing_when_it_is_closed() -> None:
-    outbox = Outbox(unread := Unread(300, 1000))
+    outbox = Outbox(unread := UnreadLimits(300, 1000))
     outbox.put(message(5))
     outbox.put(message(6))
     await outbox.get()
@@ -66,7 +66,7 @@ async def test_outbox_counts_nothing_when_it_is_closed() -> None:
 
 
 async def test_outbox_has_room_again_when_half_of_it_was_read() -> None:
-    outbox = Outbox(Unread(300, 1000))
+    outbox = Outbox(UnreadLimits(300, 1000))
     outbox.put(message(50))
     outbox.put(message(50))
     waiting = asyncio.ensure_future(outbox.wait_for_room())
@@ -87,7 +87,7 @@ def ended(handle: int) -> api.SessionEvent:
 
 
 async def test_outbox_joins_what_waits_up_to_what_must_stay_apart() -> None:
-    outbox = Outbox(unread := Unread(3000, 10_000))
+    outbox = Outbox(unread := UnreadLimits(3000, 10_000))
     outbox.put(plain((1, 5), (2, 6)), joins_next=True)
     outbox.put(plain((1, 7)), joins_next=True)
     last = plain((2, 8))
@@ -111,7 +111,7 @@ async def test_outbox_joins_what_waits_up_to_what_must_stay_apart() -> None:
 
 
 async def test_outbox_joins_no_more_than_a_bounded_number_of_bytes() -> None:
-    outbox = Outbox(Unread(10_000_000, 10_000_000))
+    outbox = Outbox(UnreadLimits(10_000_000, 10_000_000))
     large = plain(*((handle, 1) for handle in range(20_000)))
     for _ in range(4):
         outbox.put(large, joins_next=True)
@@ -125,7 +125,7 @@ FINISH = api.Finish(reason=api.FINISH_REASON_LENGTH)
 
 class _Session:
     def __init__(self, *handles: int) -> None:
-        self.stream = SessionStream(Outbox(Unread(10_000, 10_000)))
+        self.stream = SessionStream(Outbox(UnreadLimits(10_000, 10_000)))
         self.begin(*handles)
 
     def begin(self, *handles: int) -> None:

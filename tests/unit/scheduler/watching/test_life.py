@@ -28,8 +28,15 @@ from scheduler_service.scheduler.values.plan import (
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.service.refusals import RequestLog
-from scheduler_service.watching.life import Life, LifeEvent, LifeKind, Part, Phase, StepRows
-from scheduler_service.watching.life_recorder import SharedPlaces
+from scheduler_service.watching.life import (
+    Life,
+    LifeEvent,
+    LifeKind,
+    PhaseSpan,
+    RequestPhase,
+    StepRows,
+)
+from scheduler_service.watching.life_recorder import BoundedLives
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.machines import Machine
@@ -56,7 +63,7 @@ async def test_life_has_events_and_times_of_a_request() -> None:
     assert (first.executor, first.numbers["num_chunks"]) == ("executor:1", 1)
     end = told.event(1, LifeKind.ENDED)
     assert (end.reason, end.numbers["num_output_tokens"]) == ("length", 5)
-    assert life.parts(99 * S) == {Part(Phase.PROMPT, "", "executor:1"): 2 * S}
+    assert life.parts(99 * S) == {PhaseSpan(RequestPhase.PROMPT, "", "executor:1"): 2 * S}
     await told.close()
 
 
@@ -78,10 +85,10 @@ async def test_life_says_why_a_request_waits() -> None:
     await told.fleet.finish(again)
 
     parts = told.life(5).parts(told.fleet.now_ns)
-    assert parts[Part(Phase.QUEUED, "behind_others")] == 3 * S
+    assert parts[PhaseSpan(RequestPhase.QUEUED, "behind_others")] == 3 * S
     assert told.kinds(1)[:4] == ["received", "given", "began", "executor_lost"]
     assert "no_executor" in [event.reason for event in told.life(1).events]
-    assert told.life(1).parts(0)[Part(Phase.RECOVERING, "no_executor")] == 3 * S
+    assert told.life(1).parts(0)[PhaseSpan(RequestPhase.RECOVERING, "no_executor")] == 3 * S
     assert {event.reason for event in told.life(5).events if event.kind is LifeKind.WAITS} >= {
         "rows"
     }
@@ -118,7 +125,7 @@ async def test_life_tells_of_a_lost_executor() -> None:
     assert (lost.executor, resumed.executor) == ("executor:1", "executor:2")
     assert resumed.at_ns - lost.at_ns == 6 * S
     parts = told.life(1).parts(told.fleet.now_ns)
-    assert parts[Part(Phase.PROMPT, "again", "executor:2")] == 2 * S
+    assert parts[PhaseSpan(RequestPhase.PROMPT, "again", "executor:2")] == 2 * S
     assert sum(parts.values()) == told.fleet.now_ns
     await told.close()
 
@@ -145,12 +152,12 @@ async def test_life_tells_of_a_drained_executor() -> None:
 @pytest.mark.parametrize(
     ("mode", "kind", "phase"),
     [
-        (PreemptionMode.RECOMPUTE, LifeKind.PREEMPTED, Phase.PREEMPTED),
-        (PreemptionMode.SWAP, LifeKind.SWAPPED_OUT, Phase.SWAPPED),
+        (PreemptionMode.RECOMPUTE, LifeKind.PREEMPTED, RequestPhase.PREEMPTED),
+        (PreemptionMode.SWAP, LifeKind.SWAPPED_OUT, RequestPhase.SWAPPED),
     ],
 )
 async def test_life_says_why_a_request_was_preempted(
-    mode: PreemptionMode, kind: LifeKind, phase: Phase
+    mode: PreemptionMode, kind: LifeKind, phase: RequestPhase
 ) -> None:
     told = ToldFleet(ClusterConfig(policies=PolicyConfig(preemption_mode=mode)))
     machine = Machine("executor:1", num_host_blocks=48)
@@ -230,7 +237,11 @@ def test_waiting_for_two_things_in_turn_is_two_events() -> None:
     assert [event.reason for event in cast("list[LifeEvent]", told[:2])] == ["rows", "blocks"]
     assert told[2:] == [None] * 48
     parts = life.parts(50)
-    assert parts[Part(Phase.QUEUED, "rows", "e")] == parts[Part(Phase.QUEUED, "blocks", "e")] == 25
+    assert (
+        parts[PhaseSpan(RequestPhase.QUEUED, "rows", "e")]
+        == parts[PhaseSpan(RequestPhase.QUEUED, "blocks", "e")]
+        == 25
+    )
 
 
 async def test_life_tells_of_steps_that_failed() -> None:
@@ -246,7 +257,7 @@ async def test_life_tells_of_steps_that_failed() -> None:
     end = told.event(2, LifeKind.ENDED)
     assert end.reason == "EXECUTOR_LOST_REPEATEDLY"
     parts = told.life(1).parts(told.fleet.now_ns)
-    assert Part(Phase.PROMPT, "again", "executor:1") in parts
+    assert PhaseSpan(RequestPhase.PROMPT, "again", "executor:1") in parts
     await told.close()
 
 
@@ -273,7 +284,7 @@ async def test_life_tells_that_a_suspect_is_tried_alone() -> None:
         again = [e for e in told.life(handle).events if e.kind is LifeKind.GIVEN][1]
         assert (again.executor, again.reason) == ("executor:2", "tried_alone")
         waited = told.life(handle).parts(told.fleet.now_ns)
-        assert waited[Part(Phase.RECOVERING, "quarantined", "executor:1")] == S
+        assert waited[PhaseSpan(RequestPhase.RECOVERING, "quarantined", "executor:1")] == S
     # Of the second executor only one of them was there at that moment: that one has failed.
     assert [life.request_id for life in told.recorder.ended] == ["r1"]
     end = told.event(1, LifeKind.ENDED)
@@ -465,7 +476,7 @@ NUM_PLACES = 5
 def test_whoever_has_most_gives_a_place_when_all_are_taken(
     added: list[tuple[str, int]], gives_oldest: bool
 ) -> None:
-    places = SharedPlaces(NUM_PLACES, gives_oldest=gives_oldest)
+    places = BoundedLives(NUM_PLACES, gives_oldest=gives_oldest)
     kept: list[tuple[str, str]] = []  # tenant and key, oldest first
     for tenant, number in added:
         key = f"{tenant}{number}"

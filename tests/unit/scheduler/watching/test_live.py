@@ -22,10 +22,10 @@ from scheduler_service.scheduler.values.plan import NewRow, StepEvents
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.watching.live_history import NUM_POINTS, POINT_NS, Durations, History
-from scheduler_service.watching.live_moment import BlockState, PoolMap, block_states
 from scheduler_service.watching.live_names import Names, NamesMark
+from scheduler_service.watching.live_snapshot import BlockState, PoolMap, block_states
 from scheduler_service.watching.live_steps import RowOwners
-from scheduler_service.watching.turn import Submission
+from scheduler_service.watching.transition import Submission
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_live.state import Pool
 from tests.support.core.some_turns import turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.scheduler.engine.outcomes.losses import MAX_FRUITLESS_LOSSES
-from scheduler_service.scheduler.engine.sequences import Endings
+from scheduler_service.scheduler.engine.sequences import SequenceEndings
 from scheduler_service.scheduler.values.config import BatchPolicyName, PreemptionMode
 from scheduler_service.scheduler.values.plan import RowStatus, StepStatus
 from scheduler_service.scheduler.values.request import FinishReason, SchedulingParams
@@ -271,7 +271,7 @@ def test_evacuate_takes_back_tokens_of_an_untaken_result(
     driver.plan()
     for request in preempted:
         driver.preempt(request)
-    Broken(monkeypatch, Endings, "finish_if_stopped").at_call = 2
+    Broken(monkeypatch, SequenceEndings, "finish_if_stopped").at_call = 2
     with pytest.raises(AssertionError):
         driver.answer(token_ids=[5, 6])
     moved = driver.core.evacuate()

@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.scheduler.engine.row_columns import RowColumns
-from scheduler_service.scheduler.engine.speculation.prompt_lookup import GuessLuck, PromptLookup
+from scheduler_service.scheduler.engine.speculation.prompt_lookup import (
+    AcceptanceRates,
+    PromptLookup,
+)
 from scheduler_service.scheduler.values.request import Request, Sequence
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 
@@ -150,7 +153,7 @@ class PlainSearch:
 
     def __init__(self, prompt: list[int]) -> None:
         self.tokens = list(prompt)
-        self.luck = GuessLuck(1)
+        self.luck = AcceptanceRates(1)
         self.is_behind_change = False
         self.guess, self.length = self._longest_match()
 

@@ -21,7 +21,7 @@ from scheduler_service.scheduler.engine.engine import Engine
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.row_columns import RELEASED
 from scheduler_service.scheduler.executor_state import ExecutorState
-from scheduler_service.scheduler.routing.routing import Obstacle
+from scheduler_service.scheduler.routing.routing import RoutingBlocker
 from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.scheduler.values.admission import AdmissionBlocker
 from scheduler_service.scheduler.values.config import Feature
@@ -29,18 +29,18 @@ from scheduler_service.scheduler.values.request import Int64Array, Request, Requ
 from scheduler_service.watching.live_history import History
 from scheduler_service.watching.live_names import Names, NamesMark
 from scheduler_service.watching.live_steps import LoggedStep, RowOwners, StepLog
-from scheduler_service.watching.turn import Turn
+from scheduler_service.watching.transition import Transition
 from splitserve.scheduler.v1 import live_pb2 as live
 
 # Maximum number of requests of a queue that a frame shows.
 MAX_WAITING = 32
 _MS = 1_000_000
-_LACKS: Mapping[AdmissionBlocker | Obstacle, live.LiveLack] = MappingProxyType(
+_LACKS: Mapping[AdmissionBlocker | RoutingBlocker, live.LiveLack] = MappingProxyType(
     {
-        Obstacle.UNFIT: live.LIVE_LACK_FITTING_EXECUTOR,
-        Obstacle.OTHERS_WAIT_THERE: live.LIVE_LACK_OTHERS_FIRST,
-        Obstacle.NONE: live.LIVE_LACK_TURN,
-        Obstacle.BETTER_IS_BUSY: live.LIVE_LACK_TURN,
+        RoutingBlocker.UNFIT: live.LIVE_LACK_FITTING_EXECUTOR,
+        RoutingBlocker.OTHERS_WAIT_THERE: live.LIVE_LACK_OTHERS_FIRST,
+        RoutingBlocker.NONE: live.LIVE_LACK_TURN,
+        RoutingBlocker.BETTER_IS_BUSY: live.LIVE_LACK_TURN,
         AdmissionBlocker.ADAPTER_SLOT: live.LIVE_LACK_ADAPTER_SLOT,
         AdmissionBlocker.BLOCKS: live.LIVE_LACK_BLOCKS,
         AdmissionBlocker.ROWS: live.LIVE_LACK_ROWS,
@@ -64,7 +64,7 @@ def why_unassigned(request: Request, scheduler: Scheduler) -> Iterator[live.Live
         address = executor.address
         if executor.takes_requests:
             obstacle = scheduler.obstacle(request, executor)
-            if obstacle is Obstacle.NONE:
+            if obstacle is RoutingBlocker.NONE:
                 # The next step of the executor decides, and waits for results.
                 obstacle = executor.engine.find_blocker(request) or obstacle
             yield _reason(address, executor.engine, request, obstacle)
@@ -80,11 +80,11 @@ def why_waiting(address: str, core: Engine) -> live.LiveReason | None:
     request = next(iter(placement.preempted), None)
     if request is None:
         return None
-    return _reason(address, core, request, core.find_blocker(request) or Obstacle.NONE)
+    return _reason(address, core, request, core.find_blocker(request) or RoutingBlocker.NONE)
 
 
 def _reason(
-    address: str, core: Engine, request: Request, obstacle: AdmissionBlocker | Obstacle
+    address: str, core: Engine, request: Request, obstacle: AdmissionBlocker | RoutingBlocker
 ) -> live.LiveReason:
     reason = live.LiveReason(address=address, lack=_LACKS[obstacle])
     if reason.lack == live.LIVE_LACK_BLOCKS:
@@ -218,7 +218,7 @@ def _state_of(engine: ExecutorState) -> live.LiveState:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moment:
+class LiveSnapshot:
     """State of a scheduler at one moment, and the frames that lead watchers to it.
 
     Watchers at the same earlier moment get the same frame. `told`: the part that every frame has.
@@ -236,7 +236,7 @@ class Moment:
     # By the number of the earlier moment; None for a new watcher.
     frames: dict[int | None, live.WatchSchedulerResponse] = field(default_factory=dict)
 
-    def frame_after(self, before: Moment | None) -> live.WatchSchedulerResponse:
+    def frame_after(self, before: LiveSnapshot | None) -> live.WatchSchedulerResponse:
         """Returns the frame that leads from the moment `before` to this one; None: from no view.
 
         Frames are shared and must not be changed. Must be called before a later moment is made.
@@ -247,7 +247,7 @@ class Moment:
             frame = self.frames[number] = self._frame_after(before)
         return frame
 
-    def _frame_after(self, before: Moment | None) -> live.WatchSchedulerResponse:
+    def _frame_after(self, before: LiveSnapshot | None) -> live.WatchSchedulerResponse:
         frame = live.WatchSchedulerResponse()
         frame.CopyFrom(self.told)
         self.names.tell(None if before is None else before.mark, self.mark, frame)
@@ -262,7 +262,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedState:
     """State kept of `scheduler` while it is watched. `logs`: logs of steps, by executor address."""
 
     scheduler: Scheduler
@@ -279,7 +279,7 @@ class Watched:
             self.names.see(log.owners.refresh())
         return log
 
-    def see(self, turn: Turn) -> None:
+    def see(self, turn: Transition) -> None:
         """Records steps that were sent and answered. Drops the logs of executors that are gone."""
         if (answered := turn.answered) is not None:
             log = self._log_at(answered.address)
@@ -301,7 +301,9 @@ class Watched:
             log = None if executor is None else self.log_of(executor)
         return log
 
-    def moment(self, number: int, now_ns: int, unix_ms: int, before: Moment | None) -> Moment:
+    def moment(
+        self, number: int, now_ns: int, unix_ms: int, before: LiveSnapshot | None
+    ) -> LiveSnapshot:
         """Makes the present moment. Must be called between turns. `before`: the previous moment.
 
         `now_ns`: by the clock of turns. `unix_ms`: milliseconds since 1970.
@@ -327,7 +329,7 @@ class Watched:
         history = self.history
         history.tell_recent(told.time_to_first_token)
         last_point = history.points[-1].number if history.points else -1
-        return Moment(number, told, executors, names, names.mark, history, last_point)
+        return LiveSnapshot(number, told, executors, names, names.mark, history, last_point)
 
     def _used(
         self,

@@ -47,7 +47,7 @@ class RequestRefused:
     detail: str
 
 
-class Turn(NamedTuple):
+class Transition(NamedTuple):
     """Record of a `Scheduler.handle` call, shown to watchers after its effects were executed.
 
     `now_ns`: time that the scheduler was given. `scheduler`: state after the turn, to be read
@@ -75,7 +75,7 @@ class Turn(NamedTuple):
         scheduler: Scheduler,
         planning_ns: int = 0,
         submission: Submission | None = None,
-    ) -> Turn:
+    ) -> Transition:
         """Makes a turn; derives `answered` from the event and the effects."""
         answered = event if isinstance(event, StepCompleted) else None
         if answered is not None and answered.address not in scheduler.executors:
@@ -98,7 +98,7 @@ def _is_sound_removal(effect: Effect) -> bool:
 class Watcher(Protocol):
     """Fold over the turns of the scheduler. Learns everything from turns and decides nothing."""
 
-    def see(self, turn: Turn) -> None:
+    def see(self, turn: Transition) -> None:
         """Processes a turn. Raises nothing, and returns soon because the event loop waits."""
         ...
 
