@@ -17,7 +17,12 @@ from hypothesis import strategies as st
 
 from scheduler_service.scheduler.queue.key_order import TURN_EVERY
 from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
+from scheduler_service.scheduler.values.config import (
+    Feature,
+    PreemptionMode,
+    SchedulerConfig,
+    Speculation,
+)
 from scheduler_service.scheduler.values.plan import StepStatus
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
@@ -40,6 +45,23 @@ MAX_SLOT_WAIT_STEPS = 200
 # With two rows. It is 225 and more where urgent requests always go first.
 MAX_SCARCE_WAIT_STEPS = 160
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "6"))
+PREEMPTED_IN_TURNS = make_config(
+    queue_policy="priority",
+    speculation=Speculation.PROMPT_LOOKUP,
+    preemption_mode=PreemptionMode.AUTO,
+    features=frozenset(Feature) - {Feature.ADAPTERS},
+    num_lookahead_slots=3,
+    sliding_window=3,
+    block_size=3,
+    num_device_blocks=22,
+    num_host_blocks=0,
+    max_num_seqs=6,
+    max_num_batched_tokens=64,
+    max_model_len=MAX_MODEL_LEN,
+    vocab_size=VOCAB_SIZE,
+    eos_token_ids=frozenset({0}),
+    max_draft_tokens=8,
+)
 # What is bounded are steps: how long they take is up to the machine and the number of examples.
 pytestmark = pytest.mark.timeout(3600)
 
@@ -55,6 +77,9 @@ pytestmark = pytest.mark.timeout(3600)
     depth=st.integers(1, 3),
     steps_per_failure=st.sampled_from([0, 30, 1000]),
 )
+# A request that has the turn and is less urgent than preempted ones, which came back before the
+# request that they were preempted for, without end.
+@example(config=PREEMPTED_IN_TURNS, seed=533734, depth=2, steps_per_failure=0)
 def test_request_ends_in_bounded_time_when_others_never_cease_to_come(
     config: SchedulerConfig, seed: int, depth: int, steps_per_failure: int
 ) -> None:

@@ -227,6 +227,10 @@ class WaitingQueue:
             return _PROTECTED
         return (1, *step_class)
 
+    def has_turn(self, request: Request) -> bool:
+        """Returns whether a waiting request comes first because it has waited longest."""
+        return self._keys is not None and self._keys.has_turn(request)
+
     def may_preempt(self, waiting: Request, running: Request) -> bool:
         """Returns whether `running` may be preempted so that `waiting` can begin."""
         return not running.is_protected and self._policy.may_preempt(waiting, running)

@@ -254,9 +254,16 @@ class Admitter:
         if swapped is None:
             return False
         self._lanes.adapters = None
+        if not self._room.is_divided:
+            for request in self._candidates(waiting):
+                if self._queue.may_preempt(request, swapped):
+                    return True
+                if not self._may_be_overtaken(request):
+                    return False
+            return False
         first = next(self._candidates(waiting), None)
-        if first is None or not self._room.is_divided:
-            return first is not None and self._queue.may_preempt(first, swapped)
+        if first is None:
+            return False
         self._room.begin_step()
         returning = self._first_to_return
         return returning is None or self._queue.may_pass(first, returning)
@@ -363,7 +370,7 @@ class Admitter:
             return False
         blocked: list[Request] = []
         self._keeps_bytes = False
-        for request in self._hopeful(waiting, budget, admitted, ahead):
+        for request in self._hopeful(waiting, budget, admitted, blocked, ahead):
             blocker = self._try_to_admit(request, budget, admitted)
             if blocker is not None:
                 self._placement.draft.blockers[request] = blocker
@@ -410,11 +417,18 @@ class Admitter:
         waiting: Waiting,
         budget: StepBudget,
         admitted: list[tuple[int, int]],
+        blocked: list[Request],
         ahead: _Ahead | None,
     ) -> Iterator[Request]:
-        """Yields candidates while the step has tokens for them; ends late requests on the way."""
+        """Yields candidates while the step has tokens for them; ends late requests on the way.
+
+        Adds to `blocked` requests that have the turn and that `ahead` keeps back.
+        """
         for request in self._candidates(waiting):
             if ahead is not None and not self._goes_ahead(request, ahead, budget, admitted):
+                if self._may_be_overtaken(request):
+                    blocked.append(request)
+                    continue
                 return
             if budget.num_left <= 0 or self._placement.is_full_of_suspects:
                 return
@@ -437,6 +451,14 @@ class Admitter:
         candidates = waiting.candidates(self._lanes)
         suspects = self._placement.suspects
         return filter(suspects.may_run, candidates) if suspects else candidates
+
+    def _may_be_overtaken(self, request: Request) -> bool:
+        """Returns whether a request is first by its turn alone, and more urgent ones may pass it.
+
+        Otherwise a request that is preempted for a more urgent one would return before that one,
+        without end.
+        """
+        return self._queue.has_turn(request) and request.num_bypasses < self._pool_bypasses
 
     def _must_all_wait(self, request: Request, blocker: AdmissionBlocker) -> bool:
         """Returns whether no request may pass a blocked one; closes lanes of some adapters."""
