@@ -42,7 +42,7 @@ class Range:
 
     @property
     def in_words(self) -> str:
-        """The range as a condition, such as "in (0, 1]", "> 0" or "finite"."""
+        """Condition in words for error texts, such as "in (0, 1]", "> 0" or "finite"."""
         if math.isfinite(self.high):
             return f"in {self}"
         if math.isfinite(self.low):
@@ -349,7 +349,7 @@ class SamplingValues:
 
 @dataclass(frozen=True, slots=True)
 class GivenSamplingValues:
-    """Values of the same parameters as a client or a model's author gives them; None for none."""
+    """Optional values of a client request or a recommendation; None keeps the default."""
 
     temperature: float | None = None
     top_k: int | None = None

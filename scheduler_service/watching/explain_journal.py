@@ -39,7 +39,7 @@ def lives_of(path: Path, num_kept: int) -> LifeRecorder:
 
 
 class _Watched:
-    """Shows a recorder the same turns that the driver showed. Implements `Witness`."""
+    """Shows a recorder the same turns that the driver showed. Implements `ReplayObserver`."""
 
     def __init__(self, num_kept: int) -> None:
         self._now_ns = 0

@@ -282,7 +282,7 @@ class Engine:
 
         Changes no state. Does not consider that other requests could be preempted for this one.
         """
-        return Room(self._config, self.placement).find_lack(request)
+        return Room(self._config, self.placement).find_wait_reason(request)
 
     def adopt(self, request: Request) -> None:
         """Takes a suspect (`request.trial_size`) to try it apart; the queue must not have it."""

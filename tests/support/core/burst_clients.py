@@ -18,7 +18,7 @@ from scheduler_service.streams.outbox import Outbox
 
 @dataclass(slots=True)
 class CountedCharge:
-    """What a request costs; how often it began, and how it ended. Implements `Charge`."""
+    """What a request costs; how often it began, and how it ended. Implements `RequestCost`."""
 
     num_begun: int = 0
     num_outputs: list[int] = field(default_factory=list)

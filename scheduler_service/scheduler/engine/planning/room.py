@@ -190,7 +190,7 @@ class Room:
                 return AdmissionBlocker.SHARE
         return None
 
-    def find_lack(self, request: Request) -> AdmissionBlocker | None:
+    def find_wait_reason(self, request: Request) -> AdmissionBlocker | None:
         """Returns what keeps a waiting or preempted request from a row; None if nothing does."""
         placement = self._placement
         first = next(filter(self._may_return, placement.preempted), None)
