@@ -239,8 +239,8 @@ def _bind(
     """
     most_bytes = most_message_bytes(config.cluster.max_model_len)
     identity = config.security.identity
-    believed = (Role.OPERATOR,) if config.no_operator_token else ()
-    access = Access(identity, scopes_of(callers), believed)
+    unchecked = (Role.OPERATOR,) if config.no_operator_token else ()
+    access = Access(identity, scopes_of(callers), unchecked)
     has_one = config.cluster_listen == config.listen
     services = (SERVICE, *(_CLUSTER_SERVICES if has_one else ()))
     for_clients = bind_server(

@@ -42,14 +42,14 @@ def bearer_credential(metadata: Metadata) -> str:
 
     Raises DomainError(CALLER_UNKNOWN) if `authorization` is repeated or has another scheme.
     """
-    given = [value for key, value in metadata if key == _KEY]
-    if not given:
+    values = [value for key, value in metadata if key == _KEY]
+    if not values:
         return ""
-    credential = split_bearer(str(given[0]))
-    if len(given) > 1 or credential is None:
+    credential = split_bearer(str(values[0]))
+    if len(values) > 1 or credential is None:
         raise DomainError(
             "CALLER_UNKNOWN",
-            "the metadata `authorization` is not usable; allowed: once, `Bearer CREDENTIAL`",
+            "the metadata `authorization` is invalid; allowed: `Bearer CREDENTIAL`, once",
         )
     return credential
 
@@ -115,9 +115,9 @@ class ClusterIdentity:
         """Raises DomainError(CALLER_NOT_ALLOWED) if a token is set and the call lacks it."""
         if self.token is None:
             return
-        given = dict(metadata).get(_TOKEN_KEY, "")
-        if not hmac.compare_digest(str(given).encode(), self.token.encode()):
-            raise DomainError("CALLER_NOT_ALLOWED", "the call does not have the cluster's token")
+        token = dict(metadata).get(_TOKEN_KEY, "")
+        if not hmac.compare_digest(str(token).encode(), self.token.encode()):
+            raise DomainError("CALLER_NOT_ALLOWED", "the cluster token is missing or wrong")
 
     def check_certificate(self, context: grpc.aio.ServicerContext, role: Role) -> None:
         """Raises DomainError(CALLER_NOT_ALLOWED) if the caller's certificate is not for `role`."""
@@ -192,7 +192,7 @@ def rule_of(method: str) -> AccessRule:
     name = method.removeprefix("/")
     rule = RULES.get(name) or RULES.get(name.partition("/")[0])
     if rule is None:
-        message = "this method has no rule who may call it"
+        message = "this method has no access rule"
         raise DomainError("CALLER_NOT_ALLOWED", message)
     return rule
 
@@ -204,16 +204,16 @@ class Access:
         self,
         identity: ClusterIdentity = NOBODY,
         scopes_of: ScopesOf | None = None,
-        believed: Collection[Role] = (),
+        unchecked: Collection[Role] = (),
     ) -> None:
         """`identity`: identifies cluster processes.
 
-        `scopes_of`: scopes of callers, None without keys. `believed`: roles that every caller may
+        `scopes_of`: scopes of callers, None without keys. `unchecked`: roles that every caller may
         have, as if there were no `identity`.
         """
         self._identity = identity
         self._scopes_of = scopes_of
-        self._believed = frozenset(believed)
+        self._unchecked = frozenset(unchecked)
 
     def check_metadata(self, method: str, metadata: Metadata) -> None:
         """Checks the metadata before any message is received.
@@ -223,7 +223,7 @@ class Access:
         rule = rule_of(method)
         if self._scopes_of is not None and self._is_about_scopes(rule, metadata):
             check_scopes(self._scopes_of(bearer_credential(metadata)), rule.scopes)
-        elif rule.role is not None and rule.role not in self._believed:
+        elif rule.role is not None and rule.role not in self._unchecked:
             self._identity.check_token(metadata)
 
     def check_peer(self, method: str, context: grpc.aio.ServicerContext) -> None:
@@ -232,7 +232,7 @@ class Access:
         Raises DomainError(CALLER_NOT_ALLOWED).
         """
         rule = rule_of(method)
-        if rule.role is None or rule.role in self._believed:
+        if rule.role is None or rule.role in self._unchecked:
             return
         if self._is_about_scopes(rule, context.invocation_metadata() or ()):
             return
@@ -246,7 +246,7 @@ class Access:
         """
         if self._scopes_of is None or not rule.scopes:
             return False
-        if rule.role is None or rule.role in self._believed or not self._identity.is_proof:
+        if rule.role is None or rule.role in self._unchecked or not self._identity.is_proof:
             return True
         try:
             check_scopes(self._scopes_of(bearer_credential(metadata)), rule.scopes)
@@ -261,9 +261,9 @@ def check_scopes(scopes: Collection[str], needed: Collection[str], what: str = "
     `what`: purpose for the message, such as "to submit a request".
     """
     if set(needed).isdisjoint(scopes):
-        given, any_of = ", ".join(sorted(scopes)) or "none", " or ".join(sorted(needed))
-        needed_for = f"needed {what}" if what else "needed"
+        present, any_of = ", ".join(sorted(scopes)) or "none", " or ".join(sorted(needed))
+        purpose = f" {what}" if what else ""
         raise DomainError(
             "CALLER_NOT_ALLOWED",
-            f"the credential has the scopes: {given}; {needed_for} is {any_of}",
+            f"the credential has the scopes: {present}; required{purpose}: {any_of}",
         )

@@ -117,8 +117,8 @@ class AddressRules:
                 # 10.0.0.1/8 and 999.0.0.1 are mistakes, not names.
                 if not _NAME.fullmatch(part) or re.fullmatch(r"[\d.]+", part):
                     raise ValueError(
-                        f"{part!r} is not allowed; it takes networks (10.0.0.0/8), addresses and"
-                        " names (*.example.org), with commas between"
+                        f"{part!r} is invalid; allowed: networks (10.0.0.0/8), addresses and names"
+                        " (*.example.org), separated by commas"
                     ) from error
                 names.append(part.lower())
         return cls(tuple(names), tuple(networks))
@@ -161,16 +161,18 @@ def _is_about_itself(network: _Network) -> bool:
 def exposed(option: str, address: object, problem: str) -> str:
     """Returns the error message for a listener at `address` that other machines could reach."""
     return (
-        f"--{option} {address}: others can reach it, and {problem} (docs/security.md); --insecure "
-        "listens there even so"
+        f"--{option} {address}: other machines can reach it, and {problem} (docs/security.md); "
+        "--insecure allows it"
     )
 
 
 def missing_for_http(*, is_encrypted: bool, knows_clients: bool) -> str:
-    """Returns as text the options without which others may not reach HTTP; empty if none lacks."""
+    """Returns as text the options without which HTTP stays local; empty if none is missing."""
     missing = []
     if not is_encrypted:
         missing.append("without --http-tls-cert and --http-tls-key it is not encrypted")
     if not knows_clients:
-        missing.append("without --gateway-key-file or --http-tls-client-ca it knows no caller")
+        missing.append(
+            "without --gateway-key-file or --http-tls-client-ca it does not authenticate callers"
+        )
     return ", and ".join(missing)

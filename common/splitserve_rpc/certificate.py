@@ -68,10 +68,10 @@ def load_pair(
         raise FilesUnusable(f"{cert} with {key}: {problem}") from error
     now_s = time.time() if now_s is None else now_s
     if certificate.ends_s <= now_s:
-        raise FilesUnusable(f"{cert}: the certificate has ended at {certificate.ends}")
+        raise FilesUnusable(f"{cert}: the certificate expired at {certificate.ends}")
     if name is not None and name not in certificate.dns_names:
         names = ", ".join(sorted(certificate.dns_names)) or "none"
-        raise FilesUnusable(f"{cert}: the certificate has the DNS names: {names}; needed is {name}")
+        raise FilesUnusable(f"{cert}: the certificate has the DNS names: {names}; required: {name}")
     warn_if_readable(key)
     warn_of_end(cert, certificate, now_s)
     return certificate
@@ -90,7 +90,7 @@ def load_authority(context: ssl.SSLContext, ca: Path) -> None:
     try:
         context.load_verify_locations(ca)
     except (ssl.SSLError, OSError) as error:
-        raise FilesUnusable(f"{ca}: holds no certificate") from error
+        raise FilesUnusable(f"{ca}: contains no certificate") from error
 
 
 def read_certificate(cert: Path, key: Path) -> Certificate:
@@ -101,13 +101,13 @@ def read_certificate(cert: Path, key: Path) -> Certificate:
     or not.
     """
     try:
-        said = _shown_by_server(cert, key)
+        contents = _shown_by_server(cert, key)
     except ssl.SSLCertVerificationError:
         # The certificate is for clients only.
-        said = _shown_by_client(cert, key)
-    names = frozenset(value for kind, value in said.get("subjectAltName", ()) if kind == "DNS")
+        contents = _shown_by_client(cert, key)
+    names = frozenset(value for kind, value in contents.get("subjectAltName", ()) if kind == "DNS")
     begins_s, ends_s = (
-        float(ssl.cert_time_to_seconds(said[end])) for end in ("notBefore", "notAfter")
+        float(ssl.cert_time_to_seconds(contents[end])) for end in ("notBefore", "notAfter")
     )
     return Certificate(names, begins_s, ends_s)
 
@@ -124,10 +124,10 @@ def refusal_of(cert: Path, key: Path, ca: Path) -> str:
             context.load_verify_locations(ca)
             context.verify_flags |= _NO_CHECK_TIME
         # A certificate for servers is accepted by a client only, and the reverse.
-        for believer in (client, server):
-            believer.verify_mode = ssl.CERT_REQUIRED
-            problem = _problem_of_meeting(server, client)
-            believer.verify_mode = ssl.CERT_NONE
+        for verifier in (client, server):
+            verifier.verify_mode = ssl.CERT_REQUIRED
+            problem = _problem_of_handshake(server, client)
+            verifier.verify_mode = ssl.CERT_NONE
             if not problem:
                 return ""
     except ssl.SSLError as error:
@@ -135,9 +135,9 @@ def refusal_of(cert: Path, key: Path, ca: Path) -> str:
     return problem
 
 
-def _problem_of_meeting(server: ssl.SSLContext, client: ssl.SSLContext) -> str:
+def _problem_of_handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> str:
     try:
-        _meet(server, client)
+        _handshake(server, client)
     except ssl.SSLCertVerificationError as error:
         return error.verify_message
     return ""
@@ -146,8 +146,8 @@ def _problem_of_meeting(server: ssl.SSLContext, client: ssl.SSLContext) -> str:
 def _shown_by_server(cert: Path, key: Path) -> dict[str, Any]:
     server, client = _contexts()
     server.load_cert_chain(cert, key, password="")
-    _believe(client, cert)
-    return _meet(server, client)[1].getpeercert() or {}
+    _trust_only(client, cert)
+    return _handshake(server, client)[1].getpeercert() or {}
 
 
 def _shown_by_client(cert: Path, key: Path) -> dict[str, Any]:
@@ -155,8 +155,8 @@ def _shown_by_client(cert: Path, key: Path) -> dict[str, Any]:
     # The server needs a certificate, too; the client does not check it.
     for context in (server, client):
         context.load_cert_chain(cert, key, password="")
-    _believe(server, cert)
-    return _meet(server, client)[0].getpeercert() or {}
+    _trust_only(server, cert)
+    return _handshake(server, client)[0].getpeercert() or {}
 
 
 def _contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
@@ -168,13 +168,15 @@ def _contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return server, client
 
 
-def _believe(context: ssl.SSLContext, cert: Path) -> None:
+def _trust_only(context: ssl.SSLContext, cert: Path) -> None:
     context.load_verify_locations(cert)
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
 
 
-def _meet(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+def _handshake(
+    server: ssl.SSLContext, client: ssl.SSLContext
+) -> tuple[ssl.SSLObject, ssl.SSLObject]:
     """Performs a handshake in memory; returns the server's end and the client's."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
@@ -190,7 +192,7 @@ def _meet(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[ssl.SSLObject
             except ssl.SSLWantReadError:
                 continue
     if unfinished:
-        raise ssl.SSLError("no handshake comes about with it")
+        raise ssl.SSLError("the handshake does not finish")
     return ends
 
 

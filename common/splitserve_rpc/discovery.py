@@ -32,7 +32,7 @@ _TIMEOUT_S = 5.0
 _PATIENCE_S = 0.5
 _AGAIN_S = 2.0
 _MAX_QUESTIONS = 4
-_NO_ANSWER = "it does not answer"
+_NO_ANSWER = "the name server does not answer"
 
 _log = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ def check_schedulers(schedulers: str) -> None:
     if path is None:
         discovery(schedulers)
     elif not path.strip():
-        raise ValueError(f"{schedulers!r} is not allowed; it takes a path after {_FILE}")
+        raise ValueError(f"{schedulers!r} is invalid; allowed: {_FILE}PATH")
 
 
 async def _is_answered(questions: Collection[asyncio.Task[None]], timeout_s: float) -> bool:
@@ -225,7 +225,7 @@ def _checked(addresses: Sequence[str]) -> tuple[str, ...]:
     """
     unusable = [address for address in addresses if not is_address(address)]
     if unusable:
-        raise ValueError(f"{unusable[0]!r} is not allowed; it takes host:port")
+        raise ValueError(f"{unusable[0]!r} is invalid; allowed: host:port")
     known = tuple(dict.fromkeys(addresses))
     if not 1 <= len(known) <= MAX_SCHEDULERS:
         raise ValueError(f"{len(known)} schedulers; allowed: 1 to {MAX_SCHEDULERS}")

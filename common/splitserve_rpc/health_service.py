@@ -63,7 +63,7 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
         """
         service = request.service
         if service not in self._known:
-            raise DomainError("SERVICE_UNKNOWN", f"no service {service!r} here")
+            raise DomainError("SERVICE_UNKNOWN", f"unknown service {service!r}")
         if service == ALIVE:
             await super().set(ALIVE, health_pb2.HealthCheckResponse.SERVING)
         return health_pb2.HealthCheckRequest(service=_SERVER if service == READY else service)

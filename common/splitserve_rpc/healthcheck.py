@@ -1,8 +1,8 @@
-"""`python -m splitserve_rpc.healthcheck [ADDRESS]`: exit code 0 if a splitserve process is well.
+"""`python -m splitserve_rpc.healthcheck [ADDRESS]`: 0 if a splitserve process is healthy.
 
 Asks the standard gRPC health service; made for HEALTHCHECK and probes. ADDRESS is `host:port`, by
-default what `SPLITSERVE_CLUSTER_LISTEN`, else `SPLITSERVE_LISTEN` says, reached from the same
-machine, with the TLS files that the environment names for the process that is asked.
+default the value of `SPLITSERVE_CLUSTER_LISTEN` or else `SPLITSERVE_LISTEN`, as reached from this
+machine. The TLS files are those that the environment names for the process.
 """
 
 from __future__ import annotations
@@ -75,20 +75,22 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="splitserve_rpc.healthcheck", description=__doc__)
     # The cluster address comes first: the environment names the TLS files that it uses.
     own = ("SPLITSERVE_CLUSTER_LISTEN", "SPLITSERVE_LISTEN")
-    given = [os.environ[name] for name in own if os.environ.get(name)]
-    default = given[0] if given else "127.0.0.1:50051"
+    values = [os.environ[name] for name in own if os.environ.get(name)]
+    default = values[0] if values else "127.0.0.1:50051"
     parser.add_argument("address", nargs="?", default=default, help="host:port")
-    asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--service", default="", help="health service name (default: the server)")
-    parser.add_argument("--name", help="in its certificate (default: that of the address)")
-    asked.add_argument(
+    checked = parser.add_mutually_exclusive_group()
+    checked.add_argument("--service", default="", help="health service name (default: the server)")
+    parser.add_argument("--name", help="name in its certificate (default: ADDRESS's host)")
+    checked.add_argument(
         "--alive",
         dest="service",
         action="store_const",
         const=ALIVE,
-        help="whether it answers at all, as --service alive",
+        help="check only that it answers, like --service alive",
     )
-    parser.add_argument("--timeout", type=float, default=3.0, help="seconds (default: 3)")
+    parser.add_argument(
+        "--timeout", type=float, default=3.0, help="deadline in seconds (default: 3)"
+    )
     return parser.parse_args(arguments)
 
 

@@ -66,7 +66,7 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         name = handler_call_details.method
         handler = await continuation(handler_call_details)
         if handler is None:
-            refusal = DomainError("METHOD_UNKNOWN", f"no method {name} here")
+            refusal = DomainError("METHOD_UNKNOWN", f"unknown method {name}")
             return _refusing(refusal, partial(self._tell, name))
         try:
             self._access.check_metadata(name, handler_call_details.invocation_metadata or ())
@@ -170,7 +170,7 @@ def _guarded(call: Call, check: Check | None, tell: Tell) -> Call:
         except DomainError as error:
             refusal = error
         except NotImplementedError:  # generated code: no implementation
-            refusal = DomainError("METHOD_UNKNOWN", "this method is not offered here")
+            refusal = DomainError("METHOD_UNKNOWN", "this method is not implemented")
         except Exception:
             _log.exception("unexpected_error")
             text = "internal error; the server's log has the details"

@@ -72,12 +72,12 @@ def _uncaught(
     _log.critical("uncaught_exception", exc_info=(kind, error, traceback))
 
 
-def _unraisable(told: sys.UnraisableHookArgs) -> None:
+def _unraisable(args: sys.UnraisableHookArgs) -> None:
     """Logs an exception of a finalizer. May run after standard error has left the log."""
-    error = told.exc_value or told.exc_type()
-    where = told.err_msg or f"in {type(told.object).__qualname__}"
+    error = args.exc_value or args.exc_type()
+    where = args.err_msg or f"in {type(args.object).__qualname__}"
     _log.error(
-        "ignored_exception where=%r", where, exc_info=(told.exc_type, error, told.exc_traceback)
+        "ignored_exception where=%r", where, exc_info=(args.exc_type, error, args.exc_traceback)
     )
 
 
@@ -123,8 +123,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def _rfc3339(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, UTC)
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    time = datetime.fromtimestamp(seconds, UTC)
+    return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _event_of(record: logging.LogRecord) -> tuple[str, dict[str, object]]:

@@ -44,8 +44,8 @@ class Security:
         client_ca = values.get("tls_client_ca")
         check_pair(cert, key)
         if cert is None and (ca or client_ca):
-            given = "tls-ca" if ca else "tls-client-ca"
-            raise SecurityUnusable(f"--{given} is given without --tls-cert and --tls-key")
+            option = "tls-ca" if ca else "tls-client-ca"
+            raise SecurityUnusable(f"--{option} is given without --tls-cert and --tls-key")
         token = read_token(values.get("cluster_token_file"))
         if cert is None:
             return cls(ClusterIdentity(token=token), None)
@@ -78,8 +78,8 @@ def check_pair(cert: object, key: object, prefix: str = "tls") -> None:
     `prefix`: common prefix of both options.
     """
     if (cert is None) != (key is None):
-        given, missing = ("cert", "key") if cert else ("key", "cert")
-        raise SecurityUnusable(f"--{prefix}-{given} is given without --{prefix}-{missing}")
+        present, missing = ("cert", "key") if cert else ("key", "cert")
+        raise SecurityUnusable(f"--{prefix}-{present} is given without --{prefix}-{missing}")
 
 
 def check_exposure(
@@ -88,7 +88,7 @@ def check_exposure(
     *,
     is_protected: bool,
     insecure: bool,
-    problem: str = "not everything is encrypted and checked",
+    problem: str = "not all connections are encrypted and authenticated",
 ) -> None:
     """Raises SecurityUnusable if other machines could reach `address` without protection.
 

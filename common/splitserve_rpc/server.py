@@ -75,7 +75,7 @@ class OpenHandlers(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         task = asyncio.current_task()
-        assert task is not None, "the library calls from the handler's task"
+        assert task is not None, "grpc.aio calls this in the handler's task"
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await continuation(handler_call_details)
@@ -202,8 +202,8 @@ def stop_event(exit_on_stdin_eof: bool, drain_s: float) -> asyncio.Event:
     """Returns an event that is set by SIGTERM, SIGINT or, optionally, by the end of stdin.
 
     The end of stdin tells the processes of `splitserve serve` that their parent has ended, even if
-    it was killed. No parent is left then to kill a process that does not end within `drain_s` and
-    some seconds, because its event loop or a thread is blocked: the process kills itself.
+    it was killed. No parent can then kill a process whose event loop or thread is blocked, so a
+    process that does not end within `drain_s` and some seconds kills itself.
     """
     event = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -56,4 +56,4 @@ def check_file_name(name: str) -> None:
     if not name.isprintable():
         raise ValueError("it has control or other unprintable characters")
     if any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name or ":" in name:
-        raise ValueError('it is no relative path; allowed: names, divided by "/"')
+        raise ValueError('it is not a relative path; allowed: names separated by "/"')

@@ -109,7 +109,7 @@ def load_files(context: ssl.SSLContext, files: TlsFiles, name: str | None = None
 def _read(files: TlsFiles, name: str | None) -> _Contents:
     """Reads and checks the files. Raises FilesUnusable."""
     if (files.cert is None) != (files.key is None):
-        raise FilesUnusable(f"{files.cert or files.key}: certificate and key are given together")
+        raise FilesUnusable(f"{files.cert or files.key}: certificate and key require each other")
     cert, key, ca = (
         None if path is None else read_bytes(path) for path in (files.cert, files.key, files.ca)
     )
@@ -148,7 +148,7 @@ def https_context(files: TlsFiles) -> ssl.SSLContext:
 
 def _read_context(files: TlsFiles) -> ssl.SSLContext:
     """Returns a new context with the contents of `files`. Raises FilesUnusable."""
-    assert files.cert is not None, "a server has one"
+    assert files.cert is not None, "a server has a certificate"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
@@ -193,7 +193,7 @@ class CertificateEnds:
         """Reads all certificates and warns of those that expire soon or have expired. Blocks."""
         now_s = self._now_s()
         for cert, key in self._pairs.items():
-            assert key is not None, "they are given together"
+            assert key is not None, "a certificate has a key"
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             # The user of the files reports the error and keeps using the last certificate.
             with suppress(FilesUnusable):

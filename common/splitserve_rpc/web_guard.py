@@ -90,8 +90,8 @@ class WebGuard:
         value = ", ".join(fields.all(header))[:_MAX_QUOTED_CHARS]
         origins = "".join(f", {origin}" for origin in self.origins)
         message = (
-            f"{header.decode()} is {value!r}: a web page of another origin asks; allowed: pages "
-            f"of this address{origins} (--http-cors-origins allows more to use the API)"
+            f"{header.decode()} is {value!r}: the request is from a web page of another origin; "
+            f"allowed: pages of this address{origins} (--http-cors-origins allows more for the API)"
         )
         return WebRefusal(403, "origin_not_allowed", message)
 

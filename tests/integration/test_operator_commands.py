@@ -71,8 +71,8 @@ async def test_doctor_asks_a_living_scheduler_of_several(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("address", "found"),
     [
-        ("localhost", "'localhost' is not allowed; it takes host:port"),
-        ("localhost:70000", "'localhost:70000' is not allowed; it takes host:port"),
+        ("localhost", "'localhost' is invalid; allowed: host:port"),
+        ("localhost:70000", "'localhost:70000' is invalid; allowed: host:port"),
         ("file:/nowhere", "file:/nowhere: No such file or directory"),
     ],
 )

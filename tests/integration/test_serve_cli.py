@@ -170,7 +170,7 @@ def test_nobody_else_can_register_as_an_executor(serve: Serve) -> None:
         with pytest.raises(grpc.RpcError) as refusal:
             registry.Register(registry_pb2.RegisterRequest(), timeout=_EARLY_S)
 
-    assert refusal.value.details() == "the call does not have the cluster's token"
+    assert refusal.value.details() == "the cluster token is missing or wrong"
 
 
 def test_generate_repeats_its_text_with_the_same_seed(serve: Serve) -> None:
@@ -268,7 +268,7 @@ def test_serve_asks_for_the_token_and_stops_everything_when_interrupted(tmp_path
         info = ["info", "--address", serve.address]
         refused = run_command(*info)
         shown = run_command(*info, "--cluster-token-file", str(token))
-        assert "the call does not have the cluster's token" in refused.stderr
+        assert "the cluster token is missing or wrong" in refused.stderr
         assert "connected" in shown.stdout
         children = serve.wait_for_children(4)
 

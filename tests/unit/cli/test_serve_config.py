@@ -73,7 +73,7 @@ def test_addresses_of_this_machine_are_taken(address: str | None) -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0:7", "[::]:7", "10.0.0.1:7", "example.org:7"])
 def test_addresses_that_others_reach_are_refused(address: str) -> None:
-    with pytest.raises(CannotServe, match=re.escape(f"--listen {address}: others can reach it")):
+    with pytest.raises(CannotServe, match=re.escape(f"--listen {address}: other machines")):
         check_loopback("listen", address)
 
 
@@ -82,7 +82,7 @@ def test_addresses_that_others_reach_are_refused(address: str) -> None:
     [
         ((), "--http-tls-cert and --http-tls-key it is not encrypted, and without --gateway-key"),
         (("--no-http",), None),
-        (TLS, "--gateway-key-file or --http-tls-client-ca it knows no caller"),
+        (TLS, "--gateway-key-file or --http-tls-client-ca it does not authenticate callers"),
         (("--gateway-key-file=key",), "--http-tls-cert and --http-tls-key it is not encrypted"),
         ((*TLS, "--gateway-key-file=key"), None),
         ((*TLS, "--http-tls-client-ca=ca.crt"), None),
@@ -95,7 +95,7 @@ def test_public_http_is_taken_when_encrypted_with_callers(
     if missing is None:
         check_http(values)
     else:
-        said = f"--http 0.0.0.0:7: others can reach it, and without {missing}"
+        said = f"--http 0.0.0.0:7: other machines can reach it, and without {missing}"
         with pytest.raises(CannotServe, match=re.escape(said)):
             check_http(values)
 

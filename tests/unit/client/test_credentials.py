@@ -122,7 +122,7 @@ def test_what_is_no_credential_is_refused_and_not_shown(text: str, tmp_path: Pat
         (ClientConfig(tls=TlsFiles(ca=Path("/nowhere"))), "/nowhere: No such file"),
         (
             ClientConfig(tls=TlsFiles(cert=Path("/dev/null"))),
-            "/dev/null: certificate and key are given together",
+            "/dev/null: certificate and key require each other",
         ),
     ],
 )

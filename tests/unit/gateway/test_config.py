@@ -14,9 +14,9 @@ from splitserve_rpc.tls import TlsFiles
 TLS = ("--http-tls-cert=a.crt", "--http-tls-key=a.key")
 CLIENT_CA = "--http-tls-client-ca=ca.crt"
 PUBLIC = "--http=0.0.0.0:8000"
-EXPOSED = "^--http 0.0.0.0:8000: others can reach it, and "
+EXPOSED = "^--http 0.0.0.0:8000: other machines can reach it, and "
 NOT_ENCRYPTED = "without --http-tls-cert and --http-tls-key it is not encrypted"
-KNOWS_NOBODY = "without --gateway-key-file or --http-tls-client-ca it knows no caller"
+KNOWS_NOBODY = "without --gateway-key-file or --http-tls-client-ca it does not authenticate callers"
 KEY = "--gateway-key-file=key"
 OTHER_MACHINE = "--schedulers=127.0.0.1:50051,scheduler:50051"
 

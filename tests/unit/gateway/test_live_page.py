@@ -80,6 +80,6 @@ async def test_live_page_is_served_again_on_a_parent_socket() -> None:
 def test_gateway_refuses_to_show_the_page_to_everybody() -> None:
     values = options.parse("gateway", ["--live-listen", "0.0.0.0:8001"], {})
     with pytest.raises(
-        SecurityUnusable, match=r"--live-listen 0\.0\.0\.0:8001: others can reach it"
+        SecurityUnusable, match=r"--live-listen 0\.0\.0\.0:8001: other machines can reach it"
     ):
         GatewayConfig.from_options(values)

@@ -125,7 +125,7 @@ def _with_token() -> Access:
 async def test_role_that_is_believed_needs_no_token_and_opens_nothing_else(
     given: str | None,
 ) -> None:
-    access = Access(ClusterIdentity(token=TOKEN), believed=(Role.OPERATOR,))
+    access = Access(ClusterIdentity(token=TOKEN), unchecked=(Role.OPERATOR,))
     running = await serve_everything(ServerSecurity(access))
     metadata = ClusterIdentity(token=given).metadata
     async with grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel:

@@ -121,7 +121,7 @@ async def test_operators_come_by_the_cluster_or_by_a_credential(
 async def test_operators_who_need_no_token_need_a_credential_where_callers_are_known(
     credential: str, answer: str
 ) -> None:
-    access = Access(ClusterIdentity(token=TOKEN), scopes_of, believed=(Role.OPERATOR,))
+    access = Access(ClusterIdentity(token=TOKEN), scopes_of, unchecked=(Role.OPERATOR,))
     found = await outcomes(access, bearer(credential))
     assert {found[method] for method in METHODS if method.split("/")[1] in OPERATORS} == {answer}
 

@@ -77,7 +77,7 @@ def test_certificate_is_read_whatever_it_is_for_and_whenever_it_ends(
 
 def test_certificate_is_refused_with_the_date_when_it_has_ended(tmp_path: Path) -> None:
     files = _write(tmp_path, ec.generate_private_key(ec.SECP256R1()), datetime(2002, 3, 4), [])
-    with pytest.raises(FilesUnusable, match=r"a\.crt: .* ended at 2002-03-04T00:00:00\+00:00$"):
+    with pytest.raises(FilesUnusable, match=r"a\.crt: .* expired at 2002-03-04T00:00:00\+00:00$"):
         load_pair(_context(), *files)
 
 
@@ -91,7 +91,7 @@ def test_new_certificate_is_not_taken_when_it_is_of_another_role(
         (tmp_path / f"operator.{kind}").replace(tmp_path / f"executor.{kind}")
     with caplog.at_level(logging.WARNING):
         assert tls.channel_credentials() is first
-    needed = "the DNS names: operator.splitserve.internal; needed is executor.splitserve.internal"
+    needed = "the DNS names: operator.splitserve.internal; required: executor.splitserve.internal"
     assert needed in caplog.text
 
 

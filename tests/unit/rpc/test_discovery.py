@@ -27,7 +27,7 @@ async def test_list_has_each_address_once_when_it_is_named_twice() -> None:
     "text", ["", "a", "a:1,", "a:b", "a:99999", "dns:", "dns:a", "dns:a:1,b:2"]
 )
 def test_discovery_is_refused_when_something_is_no_address(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not allowed; it takes host:port"):
+    with pytest.raises(ValueError, match=r"is invalid; allowed: host:port"):
         discovery(text)
 
 
@@ -156,7 +156,10 @@ async def test_name_means_what_it_meant_while_its_server_takes_its_time(
     assert not caplog.records
     names.now_s += 0.1
     assert await names.named.addresses() == ("10.0.0.1:50050",)
-    assert "schedulers_not_resolved host=schedulers problem='it does not answer'" in caplog.text
+    assert (
+        "schedulers_not_resolved host=schedulers problem='the name server does not answer'"
+        in caplog.text
+    )
     # The second question is answered first, and what comes to the first is old.
     again.set_result(["10.0.0.2"])
     await names.heard(again)
@@ -199,7 +202,7 @@ async def test_slow_name_server_is_in_the_log_once(caplog: pytest.LogCaptureFixt
         await names.heard(question)
     assert await names.named.addresses() == ("10.0.0.4:50050",)
     assert [record.message for record in caplog.records] == [
-        "schedulers_not_resolved host=schedulers problem='it does not answer'"
+        "schedulers_not_resolved host=schedulers problem='the name server does not answer'"
     ]
 
 

@@ -62,7 +62,7 @@ def test_certificate_of_another_role_is_refused_where_roles_are_checked(
     command: Command, other: str, certificates: Certificates
 ) -> None:
     flags = certificates.flags(other)
-    needed = f"{other}.crt: .*; needed is {command}.splitserve.internal$"
+    needed = f"{other}.crt: .*; required: {command}.splitserve.internal$"
     with pytest.raises(SecurityUnusable, match=needed):
         read(command, *flags)
     # Nobody looks at the role.

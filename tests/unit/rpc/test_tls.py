@@ -81,7 +81,7 @@ def _no_authority(directory: Path) -> None:
         (_missing, "scheduler.crt: No such file"),
         (_empty, "scheduler.key"),
         (_of_another, "KEY_VALUES_MISMATCH"),
-        (_no_authority, "ca.crt: holds no certificate"),
+        (_no_authority, "ca.crt: contains no certificate"),
     ],
 )
 def test_files_are_refused_by_name_when_they_cannot_be_used(

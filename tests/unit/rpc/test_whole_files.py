@@ -40,13 +40,13 @@ def test_pipe_that_nobody_writes_to_is_refused_at_once(
 ) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(FilesUnusable, match="pipe: is no regular file"):
+    with pytest.raises(FilesUnusable, match="pipe: is not a regular file"):
         read(path)
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_device_without_end_is_refused(read: Callable[[Path], object]) -> None:
-    with pytest.raises(FilesUnusable, match="/dev/zero: is no regular file"):
+    with pytest.raises(FilesUnusable, match="/dev/zero: is not a regular file"):
         read(Path("/dev/zero"))
 
 

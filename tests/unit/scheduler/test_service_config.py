@@ -67,7 +67,7 @@ def test_one_address_is_refused_when_clients_need_no_certificate_there(
     token.write_text("a secret of all of them")
     files = certificates.files("scheduler")
     encrypted = (f"--tls-cert={files.cert}", f"--tls-key={files.key}")
-    with pytest.raises(SecurityUnusable, match=f"--listen {ADDRESS}: others can reach it"):
+    with pytest.raises(SecurityUnusable, match=f"--listen {ADDRESS}: other machines can reach it"):
         _security(*ONE_ADDRESS, *encrypted, f"--cluster-token-file={token}")
 
 
@@ -78,7 +78,7 @@ def test_clients_may_reach_it_with_keys_and_tls(
     encrypted = (f"--tls-cert={files.cert}", f"--tls-key={files.key}")
     assert _security("--listen=0.0.0.0:50051", *encrypted, "--api-keys=k").client_tls is not None
     for flags in (encrypted, ("--api-keys=k",)):
-        with pytest.raises(SecurityUnusable, match=r"--listen 0\.0\.0\.0:50051: others can reach"):
+        with pytest.raises(SecurityUnusable, match=r"--listen 0\.0\.0\.0:50051: other machines"):
             _security("--listen=0.0.0.0:50051", *flags)
 
 
