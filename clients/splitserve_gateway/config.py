@@ -162,9 +162,9 @@ def _check_plain_text(schedulers: str) -> None:
         if not is_loopback(address):
             where = "is" if is_address(address) else "may be"
             raise SecurityUnusable(
-                f"--schedulers {address}: {where} on another machine, and without --tls-ca it is "
-                "sent the gateway's key and its callers' in plain text (docs/security.md); "
-                "--insecure sends them even so"
+                f"--schedulers {address}: {where} on another machine, and without --tls-ca the "
+                "keys of the gateway and its callers would be sent in plain text "
+                "(docs/security.md); --insecure allows it"
             )
 
 

@@ -23,8 +23,8 @@ _WHITE_SPACE = r"\x20|\n[\x20\x09]{0,32}"
 def grammar_text(kind: str, texts: Sequence[str]) -> str:
     """Returns a grammar as text for LLMatcher. `kind`: json_schema, regex, lark or choices.
 
-    Raises GrammarInvalid for a schema that is no JSON or sets options, a Lark grammar that sets
-    options, and half of a surrogate pair. LLMatcher finds most other errors.
+    Raises GrammarInvalid for a schema that is invalid JSON or sets options, a Lark grammar that
+    sets options, and a lone surrogate. LLMatcher finds most other errors.
     """
     output = _output(kind, texts)
     top = {"name": "top", "lark_grammar": _TOP}
@@ -35,7 +35,7 @@ def grammar_text(kind: str, texts: Sequence[str]) -> str:
     except RecursionError as error:
         raise GrammarInvalid("the schema is nested too deeply") from error
     except UnicodeEncodeError as error:
-        raise GrammarInvalid("it has half of a surrogate pair") from error
+        raise GrammarInvalid("it contains a lone surrogate") from error
     except ValueError as error:
         raise GrammarInvalid("the schema has a number that is too large") from error
     return text
@@ -47,9 +47,9 @@ def lark_of_gbnf(text: str) -> str:
         lark: str = gbnf_to_lark(text)
     # Any error of the converter is the fault of the grammar, which is untrusted.
     except Exception as error:
-        raise GrammarInvalid(f"it is no GBNF: {error}") from error
+        raise GrammarInvalid(f"it is not valid GBNF: {error}") from error
     if len(lark.encode()) > MAX_GRAMMAR_BYTES:
-        raise GrammarInvalid(f"as Lark it has more than {MAX_GRAMMAR_BYTES} bytes")
+        raise GrammarInvalid(f"converted to Lark, it has more than {MAX_GRAMMAR_BYTES} bytes")
     return lark
 
 
@@ -70,7 +70,7 @@ def _lark_of_regex(text: str) -> str:
     try:
         grammars: dict[str, Any] = parse_json(LLMatcher.grammar_from_regex(text))
     except UnicodeEncodeError as error:
-        raise GrammarInvalid("it has half of a surrogate pair") from error
+        raise GrammarInvalid("it contains a lone surrogate") from error
     lark: str = grammars["grammars"][0]["lark_grammar"]
     return lark
 
@@ -80,7 +80,7 @@ def _schema(text: str) -> dict[str, Any]:
     try:
         schema = parse_json(text, parse_constant=_no_constant)
     except ValueError as error:
-        raise GrammarInvalid(f"the schema is no JSON: {error}") from error
+        raise GrammarInvalid(f"the schema is not valid JSON: {error}") from error
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
@@ -121,7 +121,7 @@ def check_lark(text: str) -> None:
     while found := _PARTS.search(text, position):
         position = found.end()
         if found["name"]:
-            raise GrammarInvalid(f"it refers to a grammar {found['name'][:64]}: there is no other")
+            raise GrammarInvalid(f"it refers to an unknown grammar: {found['name'][:64]}")
         if found["json"] is not None:
             position = _check_options(text, position)
 
@@ -133,7 +133,7 @@ def _check_options(text: str, position: int) -> int:
     except RecursionError as error:
         raise GrammarInvalid("a schema is nested too deeply") from error
     except ValueError as error:
-        raise GrammarInvalid(f"a schema is no JSON: {error}") from error
+        raise GrammarInvalid(f"a schema is not valid JSON: {error}") from error
     if isinstance(schema, dict) and OPTIONS_KEY in schema:
         options = schema[OPTIONS_KEY]
         if not isinstance(options, dict) or not options.keys() <= _ALLOWED_OPTIONS:

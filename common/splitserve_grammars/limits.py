@@ -38,7 +38,7 @@ MAX_LEXER_BYTES = 1_100 * _MAX_LEXER_STATES
 
 # -- Messages about a grammar for the client that sent it ------------------------------------------
 
-NO_TEXT = "no text follows it"
+NO_TEXT = "no text matches it"
 TOO_SLOW = "it takes too much processor time to compile"
 TOO_LARGE = "it takes too much memory to compile"
 _BROKEN = "it could not be compiled"
@@ -47,7 +47,7 @@ _MAX_CHARS = 500
 _MEANINGS = {
     "panic": _BROKEN,
     "NoExtension": NO_TEXT,
-    "parser error: Too many items": "there are too many ways to read a text, or to go on with it",
+    "parser error: Too many items": "there are too many ways to parse or continue a text",
     "lexer error: too many": "its terminals have too many states or expressions",
     "oneOf constraints": "oneOf is supported only where its alternatives exclude each other",
 }
@@ -66,5 +66,7 @@ def error_message(error: str) -> str:
             return meaning
     if of_regex := _REGEX_ERROR.search(error):
         error = of_regex[0] if len(of_regex[0]) <= _MAX_CHARS else f"regex parse {of_regex[1]}"
-    error = _OTHER_DOCUMENT.sub(r"\1 is another document, which is not read", error)
+    error = _OTHER_DOCUMENT.sub(
+        r"\1 is another document; external references are not supported", error
+    )
     return error if len(error) <= _MAX_CHARS else error[:_MAX_CHARS] + "..."

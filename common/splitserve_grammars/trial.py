@@ -86,7 +86,7 @@ def encode_end(exit_code: int) -> bytes:
 def decode_answer(line: bytes) -> GrammarTrialResult:
     """Decodes an answer. Raises TrialTooSlow, and TrialUnavailable, also for an incomplete line."""
     if not line.endswith(b"\n"):
-        raise TrialUnavailable("the process that tries grammars ended")
+        raise TrialUnavailable("the trial process ended")
     answer = parse_json(line)
     return _verdict_on_exit(*answer) if len(answer) == 1 else GrammarTrialResult(*answer)
 
@@ -100,7 +100,7 @@ def _verdict_on_exit(exit_code: int) -> GrammarTrialResult:
         raise TrialTooSlow(TOO_SLOW)
     if exit_code in _OUT_OF_MEMORY:
         return GrammarTrialResult(TOO_LARGE)
-    raise TrialUnavailable(f"the process that tried a grammar ended: {exit_code}")
+    raise TrialUnavailable(f"the trial process exited with {exit_code}")
 
 
 # -- Client of the trial process, which finds out whether grammars can be compiled -----------------
@@ -166,10 +166,10 @@ class GrammarTrials:
             is_answered = verdict_line.endswith(b"\n")
             return decode_answer(verdict_line)
         except OSError as error:
-            raise TrialUnavailable(f"no process can try grammars: {error}") from error
+            raise TrialUnavailable(f"the trial process failed: {error}") from error
         finally:
             if not is_answered:
-                # A late answer must not be taken for the answer to the next question.
+                # A late answer must not be taken for the answer to the next grammar.
                 self._end()
 
     def _give_up(self, process: subprocess.Popen[bytes]) -> None:
@@ -191,7 +191,7 @@ class GrammarTrials:
     def _running(self) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._is_closed:
-                raise TrialUnavailable("grammars are no longer tried")
+                raise TrialUnavailable("the trial process is closed")
             if self._process is None:
                 self._process = subprocess.Popen(
                     self._command,
@@ -205,8 +205,8 @@ class GrammarTrials:
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
     """Sends `line` to `process` and returns its answer, incomplete if the process ends before."""
-    assert process.stdin is not None, "it has pipes"
-    assert process.stdout is not None, "it has pipes"
+    assert process.stdin is not None, "started with pipes"
+    assert process.stdout is not None, "started with pipes"
     # The process may have ended.
     with suppress(BrokenPipeError):
         process.stdin.write(line)

@@ -41,11 +41,11 @@ def try_grammar(tokenizer: LLTokenizer, kind: str, texts: Sequence[str]) -> Gram
     before = _heap_bytes()
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
     num_bytes = max(0, _heap_bytes() - before) if before else _USUAL_BYTES
-    wrong = error_message(matcher.get_error()) or _first_step_error(matcher)
-    if not wrong and num_bytes > MAX_COMPILED_BYTES:
-        wrong = TOO_LARGE
+    error = error_message(matcher.get_error()) or _first_step_error(matcher)
+    if not error and num_bytes > MAX_COMPILED_BYTES:
+        error = TOO_LARGE
     return (
-        GrammarTrialResult(wrong) if wrong else GrammarTrialResult(lark=lark, num_bytes=num_bytes)
+        GrammarTrialResult(error) if error else GrammarTrialResult(lark=lark, num_bytes=num_bytes)
     )
 
 

@@ -61,7 +61,7 @@ class KeyEntry:
     def from_json(cls, entry: object) -> KeyEntry:
         """Parses an entry. Raises EntryInvalid."""
         if not isinstance(entry, dict):
-            raise EntryInvalid(" is no object; allowed: an object with the fields of a key")
+            raise EntryInvalid(" is not an object; allowed: an object with the fields of a key")
         for name in entry:
             if name not in _FIELDS:
                 raise EntryInvalid(f" has {shown(name)}; allowed: {', '.join(_FIELDS)}")
@@ -126,7 +126,7 @@ def shown(value: object) -> str:
 def _sha256(value: object) -> str:
     # The value is not quoted: it might be the secret itself, put there by mistake.
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
-        raise EntryInvalid(".sha256 is none; allowed: 64 digits of 0-9a-f")
+        raise EntryInvalid(".sha256 is invalid; allowed: 64 digits of 0-9a-f")
     return value
 
 
@@ -260,12 +260,12 @@ def parse_keys(content: bytes) -> Keys:
     except ValueError as error:
         raise ValueError(f"is not valid JSON: {error}") from error
     if not isinstance(document, dict) or set(document) != {"version", "keys"}:
-        raise ValueError("is no file of keys; allowed: an object with the fields version, keys")
+        raise ValueError("is not a key file; allowed: an object with the fields version, keys")
     version, entries = document["version"], document["keys"]
     if type(version) is not int or version != VERSION:
         raise ValueError(f"version is {shown(version)}; allowed: {VERSION}")
     if not isinstance(entries, list) or len(entries) > MAX_KEYS:
-        raise ValueError(f"keys is no list, or too long; allowed: {MAX_KEYS} entries")
+        raise ValueError(f"keys is not a list, or is too long; allowed: {MAX_KEYS} entries")
     keys: dict[str, KeyEntry] = {}
     for number, entry in enumerate(entries):
         try:
@@ -273,7 +273,7 @@ def parse_keys(content: bytes) -> Keys:
         except EntryInvalid as error:
             raise ValueError(f"keys[{number}]{error}") from error
         if key.key_id in keys:
-            raise ValueError(f"keys[{number}].id is {key.key_id!r}, as that of another entry")
+            raise ValueError(f"keys[{number}].id is {key.key_id!r}, which another entry has")
         keys[key.key_id] = key
     return keys
 
@@ -288,14 +288,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns a JSON object as dict. Raises ValueError for a repeated field."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("an object has a field twice")
+        raise ValueError("an object has a duplicate field")
     return fields
 
 
 # -- Changes of a key file: one at a time, and atomic ----------------------------------------------
 
 _OWNER_ONLY = 0o600
-# O_NOFOLLOW: in a shared folder, nobody can redirect the lock file elsewhere.
+# O_NOFOLLOW: in a shared folder, other users cannot redirect the lock file.
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -309,13 +309,15 @@ def change_keys(path: Path, change: Callable[[Keys], Mapping[str, KeyEntry]]) ->
     with _locked(path):
         keys = change(read_keys(path) if path.exists() else {})
         if len(keys) > MAX_KEYS:
-            raise KeyFileUnusable(f"{path}: has {MAX_KEYS} keys; allowed: no more than that")
+            raise KeyFileUnusable(
+                f"{path}: would have {len(keys)} keys; allowed: at most {MAX_KEYS}"
+            )
         replace_file(path, format_keys(keys.values()))
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    # Locks a file beside it, since the key file itself is replaced.
+    # Locks another file, since the key file itself is replaced.
     descriptor = os.open(path.with_name(f".{path.name}.lock"), _LOCK_FLAGS, _OWNER_ONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

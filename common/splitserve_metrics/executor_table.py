@@ -41,7 +41,7 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         "0: the executor's log says why at start, and so does `splitserve info`",
         ("compute",),
         action=(
-            "0: slower code computes than exists for the model. `splitserve info` gives the "
+            "0: the model runs in slower code than it could. `splitserve info` gives the "
             "reason, most often no C++ compiler"
         ),
     ),
@@ -58,7 +58,7 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         MetricKind.HISTOGRAM,
         "Duration of the phases of a step: queue (receipt to start), move (blocks), forward, "
         "sample",
-        "queue: steps wait for the one before, which is meant; forward: large steps or a slow "
+        "queue: steps wait for the one before, as intended; forward: large steps or a slow "
         "device; move: much is swapped; sample: logprobs, penalties, grammars",
         ("phase",),
         FINE_SECONDS,
@@ -95,8 +95,7 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         MetricKind.COUNTER,
         "Draft tokens of the draft model that the model verified, by outcome; none without "
         "`--draft-model`",
-        "of rejected beside accepted: they cost more than they bring, and become fewer by "
-        "themselves",
+        "mostly rejected: drafts cost more than they save, and become fewer by themselves",
         ("outcome",),
         action=(
             "mostly `rejected`: `--speculation off`, or no `--draft-model`. Drafts that do "
@@ -158,8 +157,8 @@ GATEWAY_METRICS: tuple[Metric, ...] = (
         "splitserve_gateway_requests_total",
         MetricKind.COUNTER,
         "Answered HTTP requests; `code` is 0 where the client left first",
-        "429: quotas or concurrency limits are reached; 5xx: schedulers are away, or a fault;"
-        " 0: clients lose patience",
+        "429: quotas or concurrency limits are reached; 5xx: schedulers are unavailable, or a bug;"
+        " 0: clients disconnect",
         ("path", "code"),
         action=_GATEWAY_REQUESTS_ACTION,
     ),
@@ -199,7 +198,7 @@ GATEWAY_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_gateway_session_requests",
         MetricKind.GAUGE,
-        "Requests of this gateway that schedulers have",
+        "Requests of this gateway that schedulers process",
         "more load",
         action=_GATEWAY_REQUESTS_OPEN_ACTION,
     ),

@@ -103,9 +103,11 @@ class MetricsListener:
             return _response(refusal.status, f"{refusal.message}\n".encode(), has_body)
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if path != PATH.encode():
-            return _response(HTTPStatus.NOT_FOUND, f"there is only {PATH}\n".encode(), has_body)
+            return _response(
+                HTTPStatus.NOT_FOUND, f"not found; available: {PATH}\n".encode(), has_body
+            )
         if method not in (b"GET", b"HEAD"):
-            return _response(HTTPStatus.METHOD_NOT_ALLOWED, b"there is only GET\n", has_body)
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, b"allowed: GET, HEAD\n", has_body)
         page = self._page()
         # Formatting thousands of numbers takes milliseconds, during which steps would wait.
         text = await asyncio.to_thread(generate_latest, page)
@@ -134,7 +136,7 @@ def _response(code: int, body: bytes, has_body: bool) -> bytes:
 # --------------------------------------------------------------------------------------------------
 # Address at which the metrics of a process are read, checked before the process starts work.
 
-_PROBLEM = "without --tls-cert, --tls-key and --tls-ca whoever reaches it reads them"
+_PROBLEM = "without --tls-cert, --tls-key and --tls-ca anyone can read them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,8 @@ class MetricsAddress:
     def from_options(cls, values: Mapping[str, Any]) -> MetricsAddress | None:
         """Reads the address from the options of a process; None if metrics are off.
 
-        Listens in plain text on addresses of this machine, since its users may know everything in
-        there. Raises SecurityUnusable.
+        Listens in plain text on loopback addresses, since users of this machine may read all
+        metrics. Raises SecurityUnusable.
         """
         listen = values["metrics_listen"]
         if listen is None:

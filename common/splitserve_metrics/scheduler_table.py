@@ -55,7 +55,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_queue_time_seconds",
         _HISTOGRAM,
-        "Time from a request's acceptance to the first step that computes some of it",
+        "Time from a request's acceptance to the first step that computes a token of it",
         "too few rows, blocks or executors for the load",
         buckets=SECONDS,
         action=_TIME_TO_FIRST_TOKEN_ACTION,
@@ -90,7 +90,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         _COUNTER,
         "Refused requests, callers and executors by reason",
         "QUEUE_FULL: too little capacity; QUOTA_EXCEEDED: a tenant at its limit; CALLER_UNKNOWN: "
-        "wrong keys; others: callers that are wrong",
+        "wrong keys; others: faulty callers",
         ("reason",),
         action=_REQUESTS_ACTION,
     ),
@@ -100,7 +100,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "RPCs that ended with an error of splitserve by reason; a request with an RPC of its "
         "own counts in both",
         "METHOD_UNKNOWN, MESSAGE_UNDECODABLE: callers of other versions, or at the wrong address; "
-        "INVARIANT_BROKEN: a fault, and the log has it; others: as of requests",
+        "INVARIANT_BROKEN: a bug, see the log; others: as for requests",
         ("reason",),
         action=_REQUESTS_ACTION,
     ),
@@ -179,9 +179,9 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "splitserve_num_executors",
         _GAUGE,
         "Executors by state: serving, late (no answer in time), draining, disconnected, "
-        "withdrawn (gets no requests because its steps or rows fail), failing (likewise, but "
-        "there is no other)",
-        "late: their machines are short of something; the log has executor_lost if they stay so; "
+        "withdrawn (gets no requests because its steps or rows fail), failing (the same, but "
+        "no other executor is left)",
+        "late: their machines are overloaded; the log has executor_lost if they stay so; "
         "withdrawn, failing: their devices or drivers are broken, the log has executor_withdrawn",
         ("state",),
         action=(
@@ -194,7 +194,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
     Metric(
         "splitserve_executor_changes_total",
         _COUNTER,
-        "Executors that joined, drained, were lost, or were withdrawn for their results",
+        "Executors that joined, drained, were lost, or were withdrawn because of their results",
         "lost: processes die, hang or are cut off; each costs a recomputation; withdrawn: "
         "they fail work that others can do",
         ("change",),
@@ -234,7 +234,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "sending to the answer, waiting for the previous step included), move and compute (as"
         " reported by the executor)",
         "plan: the scheduler's core is full; compute: large steps, or a slow executor; round_trip "
-        "beyond twice compute: the network, or a machine short of CPU",
+        "beyond twice compute: the network, or an overloaded machine",
         ("phase",),
         FINE_SECONDS,
         action=(
@@ -295,7 +295,7 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         _COUNTER,
         "Preempted requests; kind: swap or recompute; cause: blocks (none left for the next "
         "token), share (its tenant had more than its share) or urgency (of another request)",
-        "of blocks: fewer rows or more blocks; of urgency: priorities or deadlines are doing it",
+        "blocks: fewer rows or more blocks; urgency: priorities or deadlines cause it",
         ("executor", "kind", "cause"),
         action=_NUM_REQUESTS_SWAPPED_ACTION,
     ),
@@ -306,8 +306,8 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "rejected: they cost more than they save",
         ("executor", "outcome"),
         action=(
-            "mostly `rejected`: `--speculation off`, or no `--draft-model`. Drafts that do "
-            "not pay become fewer by themselves"
+            "mostly `rejected`: `--speculation off`, or no `--draft-model`. Drafts become fewer "
+            "by themselves while most are rejected"
         ),
     ),
     # -- Process -------------------------------------------------------------------------------

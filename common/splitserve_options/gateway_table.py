@@ -78,7 +78,7 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     Option(
         "max-concurrent-requests",
         OptionKind.INTEGER,
-        "maximum number of requests answered at a time; further ones get 429",
+        "maximum number of concurrent requests; further ones get 429",
         _HTTP,
         _SERVE_GATEWAY,
         4096,
@@ -88,16 +88,16 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     Option(
         "live-listen",
         OptionKind.ADDRESS,
-        "address to serve the live page for operators on; http only beyond this machine; "
-        "serve: 127.0.0.1:8001, or another port if it is taken",
+        "address to serve the live page for operators on; beyond this machine with the same "
+        "protection as http; serve: 127.0.0.1:8001, or another port if it is in use",
         _HTTP,
         _SERVE_GATEWAY,
-        default_text="no page",
+        default_text="no live page",
     ),
     Option(
         "live-socket",
         OptionKind.INTEGER,
-        "a file descriptor that listens at live-listen already, of the parent that found it free",
+        "file descriptor of a socket that already listens at live-listen, opened by the parent",
         _HTTP,
         _GATEWAY,
         minimum=0,
@@ -111,7 +111,7 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         " same forms as schedulers",
         _HTTP,
         _GATEWAY,
-        default_text="those of schedulers",
+        default_text="same as schedulers",
         metavar="HOST:PORT,...",
     ),
     Option(

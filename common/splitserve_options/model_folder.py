@@ -97,12 +97,12 @@ def _adapter(directory: Path) -> str:
     adapter = " ".join(adapter.split())
     if _has_weights(directory):
         return (
-            f"{adapter} ({_ADAPTER}) beside the weights of a model, not served together; served"
-            f" would be the weights without {_ADAPTER}, if the adapter was merged into them"
+            f"{adapter} ({_ADAPTER}) next to the weights of a model, not served together; "
+            f"supported: the weights without {_ADAPTER}, if the adapter was merged into them"
         )
     return (
-        f"{adapter} ({_ADAPTER}, no weights of a model), not served by itself; served would be"
-        " that model, or a checkpoint into which the adapter was merged"
+        f"{adapter} ({_ADAPTER}, no weights of a model), not served by itself; supported: that"
+        " model, or a checkpoint into which the adapter was merged"
     )
 
 
@@ -136,7 +136,7 @@ def _incomplete(directory: Path, names: set[str]) -> str | None:
         missing += " (neither model.safetensors nor its index)"
     elif not has_weights and any(name.startswith("tokenizer") for name in names):
         missing += ": a tokenizer without a model"
-    return _not_served(f"{missing}; there is {_some(names)}")
+    return _not_served(f"{missing}; found: {_some(names)}")
 
 
 def _has_weights(directory: Path) -> bool:
@@ -159,4 +159,4 @@ def _some(names: set[str]) -> str:
 
 
 def _not_served(what: str) -> str:
-    return f"{what}, not served; served would be {_SERVED}"
+    return f"{what}, not served; supported: {_SERVED}"

@@ -12,7 +12,7 @@ OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "log-level",
         OptionKind.CHOICE,
-        "least severe level to log, on standard error",
+        "minimum level of events to log, on standard error",
         _OTHER,
         COMMANDS,
         default="info",
@@ -84,7 +84,7 @@ OBSERVABILITY_OPTIONS: tuple[Option, ...] = (
         "remember-requests",
         OptionKind.INTEGER,
         "number of ended requests whose history is kept (splitserve explain); 0 keeps none, "
-        "nor that of running requests",
+        "not even of running requests",
         _OTHER,
         _SERVE_SCHEDULER,
         1000,

@@ -42,10 +42,11 @@ class OptionKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Definition of one option. `default`: None means unset; `default_text` then tells the effect.
+    """Definition of one option.
 
-    `minimum`, `maximum`: given together, inclusive; `above` excludes the minimum. `default_of`:
-    defaults of commands that differ from `default`. `hidden`: not in the help.
+    `default`: None means unset; `default_text` then describes the effect. `minimum`, `maximum`:
+    both or none, inclusive; `above` excludes the minimum. `default_of`: defaults of commands that
+    differ from `default`. `hidden`: not in the help.
     """
 
     name: str
@@ -94,15 +95,15 @@ class Option:
             case OptionKind.ADDRESS:
                 return "host:port"
             case OptionKind.SCHEDULERS:
-                return "host:port, or up to 64 with commas between, dns:host:port or file:path"
+                return "host:port, up to 64 of them separated by commas, dns:host:port or file:path"
             case OptionKind.ORIGINS:
-                return "* for any, or one like https://host:port, or several with commas between"
+                return "*, or origins like https://host:port, separated by commas"
             case OptionKind.HOSTS:
-                return "* for any, or names with commas between, say api.example.org,*.example.org"
+                return "*, or names separated by commas, like api.example.org,*.example.org"
             case OptionKind.SWITCH:
                 return "true or false"
             case OptionKind.TEXT:
-                return "a text that is not empty"
+                return "a non-empty text"
 
     @property
     def _range(self) -> str:

@@ -68,7 +68,7 @@ OPTIONS: tuple[Option, ...] = (
         OptionKind.INTEGER,
         "maximum number of tokens of a sequence, prompt and output together",
         _LIMITS,
-        default_text="what the model allows",
+        default_text="the model's limit",
         minimum=2,
         maximum=2**31 - 1,
     ),
@@ -93,7 +93,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "scheduler",
         OptionKind.SCHEDULERS,
-        "scheduler to register with: its cluster-listen; of several one at a time, the same "
+        "scheduler to register with (its cluster-listen); with several, the executor stays with "
         "one as long as it answers (same forms as schedulers of the gateway)",
         _NETWORK,
         ("executor",),
@@ -103,18 +103,18 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "peers",
         OptionKind.SCHEDULERS,
-        "other schedulers of the same model to which clients are sent when this one stops: "
-        "their listen (same forms as schedulers of the gateway)",
+        "other schedulers of the same model (their listen), to which clients are sent when this "
+        "one stops (same forms as schedulers of the gateway)",
         _NETWORK,
         ("scheduler",),
-        default_text="clients wait for this one to come back",
+        default_text="clients wait for this scheduler",
         metavar="HOST:PORT,...",
     ),
     Option(
         "move-after-s",
         OptionKind.NUMBER,
         "time that a preferred scheduler must answer before this executor moves to it, in "
-        "seconds; at random up to twice that",
+        "seconds; extended at random to up to twice that",
         _NETWORK,
         ("executor",),
         30.0,
@@ -153,7 +153,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "exit-on-stdin-eof",
         OptionKind.SWITCH,
-        "stop when standard input ends, for a parent that holds the other end",
+        "stop when standard input is closed, which happens when the parent ends",
         _OTHER,
         ("scheduler", "executor", "gateway"),
         False,
@@ -175,14 +175,14 @@ _SWITCH_WORDS = {
 _EXCLUSIVE = ("num_device_blocks", "memory_fraction")
 _DESCRIPTIONS: dict[Command, str] = {
     "serve": "Starts a scheduler and executors on this machine and serves until Ctrl-C.",
-    "scheduler": "Runs one scheduler: it takes requests and decides what executors compute.",
-    "executor": "Runs one executor: it holds a model, and registers with a scheduler.",
+    "scheduler": "Runs one scheduler: accepts requests and decides what executors compute.",
+    "executor": "Runs one executor: loads a model and registers with a scheduler.",
     "gateway": "Runs one gateway: OpenAI's HTTP API in front of one or more schedulers.",
 }
 
 
 class OptionError(Exception):
-    """Error: a value cannot be used. The message is one line for people."""
+    """Error: a value is invalid. The message is one line for people."""
 
 
 def parse(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Value]:
@@ -256,10 +256,10 @@ class _Parser(argparse.ArgumentParser):
 def _read_flags(command: Command, argv: Sequence[str]) -> dict[str, str]:
     """Returns the given flags, as text by key."""
     parser = _build_parser(command)
-    given, extra = parser.parse_known_args(list(argv))
+    flags, extra = parser.parse_known_args(list(argv))
     if extra:
         raise OptionError(_unknown_argument(command, extra[0]))
-    return {key: value for key, value in vars(given).items() if value is not None}
+    return {key: value for key, value in vars(flags).items() if value is not None}
 
 
 def _build_parser(command: Command) -> argparse.ArgumentParser:
@@ -267,7 +267,7 @@ def _build_parser(command: Command) -> argparse.ArgumentParser:
         prog=f"splitserve {command}",
         usage=f"splitserve {command} [--config FILE] [options]",
         description=_DESCRIPTIONS[command],
-        epilog="A flag wins over its environment variable, which wins over the key of the same "
+        epilog="A flag overrides its environment variable, which overrides the key of the same "
         "name in the file.",
         allow_abbrev=False,
     )
@@ -390,7 +390,7 @@ _TEXT_CHECKS: Mapping[OptionKind, Callable[[str], bool]] = {
 
 
 def _refusal(option: Option, where: str, value: object) -> OptionError:
-    return OptionError(f"{where}: {value!r} is not allowed; it takes {option.allowed}")
+    return OptionError(f"{where}: {value!r} is invalid; allowed: {option.allowed}")
 
 
 # -- File ------------------------------------------------------------------------------------------

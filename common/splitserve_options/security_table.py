@@ -14,12 +14,12 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "cluster-listen",
         OptionKind.ADDRESS,
-        "address for executors and operators; equal to listen: they share that address",
+        "address for executors and operators; may be the same as listen",
         _SECURITY,
         _SCHEDULER,
         DEFAULT_CLUSTER_ADDRESS,
         default_of=(("serve", None),),
-        default_text="127.0.0.1:50050; serve: as listen, if that is of this machine alone",
+        default_text="127.0.0.1:50050; serve: same as listen if that is a loopback address",
     ),
     Option(
         "tls-cert",
@@ -43,20 +43,20 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "tls-ca",
         OptionKind.TEXT,
-        "certificates of the authority that the processes of the cluster trust, PEM; gateway:"
-        " of the authority it trusts for schedulers",
+        "CA certificates that the processes of the cluster trust, PEM; gateway: those that it "
+        "trusts for schedulers",
         _SECURITY,
         _TLS,
-        default_text="nobody needs a certificate; gateway: plain text",
+        default_text="no certificate is required; gateway: plain text",
         metavar="FILE",
     ),
     Option(
         "tls-client-ca",
         OptionKind.TEXT,
-        "certificates of the authority that client certificates must come from, PEM",
+        "CA certificates that client certificates are verified against, PEM",
         _SECURITY,
         ("scheduler",),
-        default_text="clients need none",
+        default_text="no certificate is required",
         metavar="FILE",
     ),
     Option(
@@ -80,20 +80,20 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "http-tls-client-ca",
         OptionKind.TEXT,
-        "certificates of the authority that certificates of HTTP clients must come from, PEM",
+        "CA certificates that certificates of HTTP clients are verified against, PEM",
         _SECURITY,
         _HTTP,
-        default_text="they need none",
+        default_text="no certificate is required",
         metavar="FILE",
     ),
     Option(
         "gateway-key-file",
         OptionKind.TEXT,
         "file with the gateway's own API key, of the scope gateway; every HTTP request then "
-        "needs a key as well; read again when it changes",
+        "requires a key, too; read again when it changes",
         _SECURITY,
         _HTTP,
-        default_text="nobody is asked for a key",
+        default_text="no key is required",
         metavar="FILE",
     ),
     Option(
@@ -102,13 +102,13 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         "file with a secret that the processes of a cluster share",
         _SECURITY,
         ("serve", *_CLUSTER),
-        default_text="no token is asked for; serve: one of its own at each start",
+        default_text="no token is required; serve: a new one at each start",
         metavar="FILE",
     ),
     Option(
         "no-operator-token",
         OptionKind.SWITCH,
-        "ask operators for no cluster token",
+        "do not require the cluster token from operators",
         _SECURITY,
         ("scheduler",),
         False,
@@ -117,8 +117,7 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "executor-addresses",
         OptionKind.TEXT,
-        "addresses at which executors may say that they are reached: networks, addresses, "
-        "names with wildcards",
+        "addresses that executors may advertise: networks, addresses, names with wildcards",
         _SECURITY,
         ("scheduler",),
         default_text="the address that they register from",
@@ -136,7 +135,7 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "tenants",
         OptionKind.TEXT,
-        "TOML file with the limits of each tenant of known callers; read again when it changes",
+        "TOML file with the limits of tenants; read again when it changes",
         _SECURITY,
         _SCHEDULER,
         default_text="tenants have no limits",
@@ -145,10 +144,10 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "jwt-issuer",
         OptionKind.TEXT,
-        "issuer of tokens (JWT) that identify callers, as in their claim iss",
+        "issuer of tokens (JWT) that identify callers: the value of the claim iss",
         _SECURITY,
         _SCHEDULER,
-        default_text="tokens are not taken",
+        default_text="tokens are not accepted",
         metavar="URL",
     ),
     Option(
@@ -157,7 +156,7 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         "required value of the claim aud: the name of this service",
         _SECURITY,
         _SCHEDULER,
-        default_text="none; jwt-issuer needs one",
+        default_text="none; required by jwt-issuer",
     ),
     Option(
         "jwt-keys",
@@ -165,7 +164,7 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         "keys of the issuer: a JWK set, or its URL; both are read again",
         _SECURITY,
         _SCHEDULER,
-        default_text="what the issuer says at /.well-known/openid-configuration",
+        default_text="the URL in the issuer's /.well-known/openid-configuration",
         metavar="FILE|URL",
     ),
     Option(
@@ -181,17 +180,16 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         "audit-log",
         OptionKind.TEXT,
         "file of JSON lines that records callers and their operations, without prompts and "
-        "outputs; may be moved away",
+        "outputs; may be renamed for rotation",
         _SECURITY,
         _SCHEDULER,
-        default_text="none is kept",
+        default_text="no file is written",
         metavar="FILE",
     ),
     Option(
         "insecure",
         OptionKind.SWITCH,
-        "allow others to reach or overhear connections that are not all encrypted and "
-        "authenticated",
+        "allow connections from and to other machines that are not all encrypted and authenticated",
         _SECURITY,
         ("serve", "gateway", *_CLUSTER),
         False,

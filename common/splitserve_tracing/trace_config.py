@@ -19,8 +19,8 @@ _MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
 class TraceConfig:
     """Settings of traces. `url`: of a collector that accepts OTLP over gRPC.
 
-    `sampling_ratio`: share of traced requests whose caller has no wish. `most_asked_per_s`: maximum
-    number of traces per second for callers that want one.
+    `sampling_ratio`: share of requests to trace among those whose caller leaves the choice open.
+    `most_asked_per_s`: maximum number of traces per second that callers ask for.
     """
 
     url: str
@@ -40,7 +40,7 @@ class TraceConfig:
         missing = [name for name in _MODULES if not _is_installed(name)]
         if missing:
             raise SecurityUnusable(
-                f"--traces-to needs {missing[0]}: pip install 'splitserve[otel]'"
+                f"--traces-to requires {missing[0]}: pip install 'splitserve[otel]'"
             )
         return cls(url, values["trace_sampling"], values["traces_asked_per_s"])
 
@@ -51,12 +51,12 @@ def _check(url: str, *, insecure: bool) -> None:
     is_url = parts.scheme in ("http", "https") and is_address(parts.netloc)
     if not is_url or parts.path not in ("", "/") or parts.query or parts.fragment:
         raise SecurityUnusable(
-            f"--traces-to: {url!r} is not allowed; it takes http://HOST:PORT or https://HOST:PORT"
+            f"--traces-to: {url!r} is invalid; allowed: http://HOST:PORT or https://HOST:PORT"
         )
     if parts.scheme == "http" and not insecure and not is_loopback(parts.netloc):
         raise SecurityUnusable(
-            f"--traces-to {url}: is on another machine, and is sent names of requests and tenants "
-            "in plain text; https:// encrypts, --insecure sends them even so"
+            f"--traces-to {url}: is on another machine and would receive names of requests and "
+            "tenants in plain text; use https://, or --insecure to allow it"
         )
 
 
@@ -105,12 +105,11 @@ NO_CONTEXT = TraceContext()
 class Sampling:
     """Samples requests for tracing, once per request.
 
-    A caller who wants no trace gets none. A caller who wants one gets it, up to `most_asked_per_s`
-    for all callers together: traces cost time, and no request may be slowed down by how many others
-    ask for traces. All further requests are drawn at random with probability `ratio`. The draw does
-    not depend on the trace id, since a caller could choose an id that always wins. A decision of
-    another splitserve process, which applies the same limit to its callers, is followed and does
-    not count here.
+    The sampling decision of a caller is followed: "no" always, "yes" up to `most_asked_per_s` for
+    all callers together, since traces cost time that other requests must not pay for. All further
+    requests are sampled at random with probability `ratio`, independently of the trace id, since a
+    caller could choose an id that is always sampled. A decision of another splitserve process,
+    which applies the same limit to its callers, is followed and does not count here.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class Sampling:
         self._looked_s = clock()
 
     def takes(self, is_asked_for: bool | None, *, is_decided: bool = False) -> bool:
-        """Returns whether a request has a trace. `is_asked_for`: the caller's wish; None for none.
+        """Returns whether to trace a request. `is_asked_for`: the caller's decision, None for none.
 
         `is_decided`: the caller is a splitserve process that samples by the same rules.
         """

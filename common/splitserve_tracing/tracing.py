@@ -40,19 +40,19 @@ class LossReportingExporter(SpanExporter):
         self._url = url
         self._clock = clock
         self._num_lost = 0
-        self._said_s: float | None = None
+        self._logged_s: float | None = None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)
         if result is SpanExportResult.SUCCESS:
-            if self._said_s is not None:
+            if self._logged_s is not None:
                 _log.info("traces_exported_again url=%s num_lost=%d", self._url, self._num_lost)
-            self._num_lost, self._said_s = 0, None
+            self._num_lost, self._logged_s = 0, None
             return result
         self._num_lost += len(spans)
         now_s = self._clock()
-        if self._said_s is None or now_s - self._said_s >= _LINES_EVERY_S:
-            self._said_s = now_s
+        if self._logged_s is None or now_s - self._logged_s >= _LINES_EVERY_S:
+            self._logged_s = now_s
             _log.warning("traces_not_exported url=%s num_lost=%d", self._url, self._num_lost)
         return result
 

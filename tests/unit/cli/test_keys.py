@@ -139,7 +139,7 @@ def test_command_fails_in_one_line_when_file_unusable(tmp_path: Path, capsys: Ca
     assert "/keys.json: Is a directory" in _refusal_of_folder(file, capsys)
     file.rmdir()
     file.write_text("{}")
-    assert "is no file of keys" in _refusal(capsys, "add", str(file), "--tenant=a")
+    assert "is not a key file" in _refusal(capsys, "add", str(file), "--tenant=a")
     assert file.read_text() == "{}"
 
 

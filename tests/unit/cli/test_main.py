@@ -77,7 +77,7 @@ def test_command_fails_in_one_line_when_tls_unusable(
         (["generate", "--token-ids=1", "--bad-words=x"], "--bad-words are text"),
         (["generate", "--token-ids=one"], "argument --token-ids: invalid"),
         (["generate", "--token-ids=2147483648"], "argument --token-ids: invalid"),
-        (["serve", "--block-size=0"], "0 is not allowed"),
+        (["serve", "--block-size=0"], "0 is invalid"),
     ],
 )
 def test_command_exits_with_2_when_arguments_are_bad(

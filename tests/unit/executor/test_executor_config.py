@@ -55,7 +55,7 @@ def test_options_name_flag_value_and_range_when_it_is_invalid(flag: str, value: 
     option = next(option for option in options.options_of("executor") if option.flag == flag)
     with pytest.raises(options.OptionError) as caught:
         options.resolve("executor", [f"{flag}={value}"], {})
-    refusal = f"{flag} (flag): {value!r} is not allowed; it takes {option.allowed}"
+    refusal = f"{flag} (flag): {value!r} is invalid; allowed: {option.allowed}"
     assert str(caught.value) == refusal
 
 

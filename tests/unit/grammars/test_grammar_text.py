@@ -40,7 +40,7 @@ def nested(depth: int) -> str:
 @pytest.mark.parametrize(
     ("kind", "text", "why"),
     [
-        ("json_schema", "{nope", "no JSON"),
+        ("json_schema", "{nope", "not valid JSON"),
         ("json_schema", '{"const": "\\ud800"}', "surrogate"),
         ("json_schema", '{"\\udfff": 1}', "surrogate"),
         ("json_schema", '{"maximum": NaN}', "NaN"),
@@ -58,7 +58,7 @@ def nested(depth: int) -> str:
         ("lark", 'start: %json {"x-guidance": {"lenient": true}}', "x-guidance"),
         ("lark", 'start: %json\n{"\\u0078-guidance": {"coerce_one_of": true}}', "x-guidance"),
         ("lark", 'start: %json {"x-guidance": 1}', "x-guidance"),
-        ("lark", "start: %json {}\nx: %json {", "no JSON"),
+        ("lark", "start: %json {}\nx: %json {", "not valid JSON"),
         ("lark", "start: %json " + nested(100_000), "deeply"),
     ],
 )
@@ -102,5 +102,5 @@ def test_gbnf_is_refused_when_it_becomes_too_long() -> None:
     assert accepts("lark", lark_of_gbnf('root ::= "a" | "b"'), text="a")
     with pytest.raises(GrammarInvalid, match="65536 bytes"):
         lark_of_gbnf("root ::= " + " ".join(["[a-z]"] * 11_000))
-    with pytest.raises(GrammarInvalid, match="no GBNF"):
+    with pytest.raises(GrammarInvalid, match="not valid GBNF"):
         lark_of_gbnf("root ::= [a")

@@ -83,7 +83,7 @@ def test_error_is_short_and_not_about_the_compiler(kind: str, text: str) -> None
             "panic: index out of bounds\n<backtrace>\n 1: core::panicking",
             "it could not be compiled",
         ),
-        ("NoExtensionBias\n<non-verbose/>", "no text follows it"),
+        ("NoExtensionBias\n<non-verbose/>", "no text matches it"),
         ('unknown name: "panic"', 'unknown name: "panic"'),
         (
             "lexer error: too many states: 5 >= 5",

@@ -93,14 +93,14 @@ def test_content_is_refused_when_it_is_no_key_file(content: bytes) -> None:
         (b"", "is not valid JSON"),
         (b"\xff", "is not valid JSON"),
         (b"[" * 100_000, "is not valid JSON"),
-        (b'{"version": 1, "version": 1, "keys": []}', "an object has a field twice"),
+        (b'{"version": 1, "version": 1, "keys": []}', "an object has a duplicate field"),
         (b"[]", "allowed: an object with the fields version, keys"),
         (_document(more=1), "allowed: an object with the fields version, keys"),
         (_document(version=2), "version is 2; allowed: 1"),
         (_document(version=True), "version is True; allowed: 1"),
-        (_document(keys={}), "keys is no list"),
-        (_document(ENTRY, 5), r"keys\[1\] is no object"),
-        (_document(ENTRY, ENTRY), r"keys\[1\].id is '0123456789ab', as that of another entry"),
+        (_document(keys={}), "keys is not a list"),
+        (_document(ENTRY, 5), r"keys\[1\] is not an object"),
+        (_document(ENTRY, ENTRY), r"keys\[1\].id is '0123456789ab', which another entry has"),
         (_document({}), r"keys\[0\].id is missing"),
         (_document(ENTRY | {"secret": "x"}), r"keys\[0\] has 'secret'; allowed: id, sha256"),
         (_document(ENTRY | {"id": "0-2"}), r"keys\[0\].id is '0-2'; allowed: 12 digits of 0-9a-f"),
@@ -213,7 +213,7 @@ def test_nothing_is_changed_when_the_change_fails(tmp_path: Path) -> None:
 def test_file_is_left_alone_when_it_is_none_of_ours(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text("{}")
-    with pytest.raises(KeyFileUnusable, match="is no file of keys"):
+    with pytest.raises(KeyFileUnusable, match="is not a key file"):
         _add(path, _entry())
     assert path.read_text() == "{}"
 

@@ -156,5 +156,5 @@ def test_address_follows_from_options(
 
 
 def test_address_is_refused_when_others_reach_it_unprotected() -> None:
-    with pytest.raises(SecurityUnusable, match=r"--metrics-listen 0\.0\.0\.0:9100: others"):
+    with pytest.raises(SecurityUnusable, match=r"--metrics-listen 0\.0\.0\.0:9100: other machines"):
         MetricsAddress.from_options(OPTIONS | FAR)

@@ -81,17 +81,17 @@ def test_resolve_refuses_exclusive_options_when_one_source_sets_both() -> None:
         (
             ["--block-size=0"],
             {},
-            "--block-size (flag): 0 is not allowed; it takes an integer from 1",
+            "--block-size (flag): 0 is invalid; allowed: an integer from 1",
         ),
-        (["--block-size=x"], {}, "--block-size (flag): 'x' is not allowed"),
+        (["--block-size=x"], {}, "--block-size (flag): 'x' is invalid"),
         (["--block-size"], {}, "--block-size: expected one argument"),
         ([], {"SPLITSERVE_BLOCK_SIZE": "257"}, "SPLITSERVE_BLOCK_SIZE (environment): 257"),
         (["--memory-fraction=0"], {}, "a number above 0 and up to 1"),
-        (["--memory-fraction=nan"], {}, "nan is not allowed"),
+        (["--memory-fraction=nan"], {}, "nan is invalid"),
         (["--dtype=int8"], {}, "one of auto, float32, bfloat16, float16"),
-        (["--listen=localhost"], {}, "it takes host:port"),
-        (["--listen=localhost:65536"], {}, "it takes host:port"),
-        (["--model="], {}, "--model (flag): '' is not allowed"),
+        (["--listen=localhost"], {}, "allowed: host:port"),
+        (["--listen=localhost:65536"], {}, "allowed: host:port"),
+        (["--model="], {}, "--model (flag): '' is invalid"),
         (["--blok-size=1"], {}, "--blok-size: unknown option; did you mean --block-size?"),
         (["--pipeline-depth=1"], {}, "an option of serve and scheduler, not of executor"),
         (["model"], {}, "unexpected argument 'model'"),
@@ -112,9 +112,9 @@ def test_resolve_names_option_source_and_range_when_a_value_is_bad(
     ("content", "message"),
     [
         ("blok-size = 1", "blok-size (file {path}): unknown option; did you mean block-size?"),
-        ("block-size = '1'", "block-size (file {path}): '1' is not allowed"),
-        ("block-size = true", "True is not allowed"),
-        ("no-demo = 1", "1 is not allowed; it takes true or false"),
+        ("block-size = '1'", "block-size (file {path}): '1' is invalid"),
+        ("block-size = true", "True is invalid"),
+        ("no-demo = 1", "1 is invalid; allowed: true or false"),
         ("block-size = 1\nblock_size = 1", "block_size (file {path}): set twice"),
         ("block-size =", "config file {path}: not valid TOML"),
         ("[executor]\nblock-size = 1", "executor (file {path}): unknown option"),
@@ -158,7 +158,7 @@ def test_parse_exits_with_2_when_a_value_is_bad(
 
     assert caught.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith("splitserve scheduler: --max-num-seqs (flag): 0 is not allowed")
+    assert error.startswith("splitserve scheduler: --max-num-seqs (flag): 0 is invalid")
     assert error.count("\n") == 1
 
 
@@ -200,10 +200,10 @@ def test_option_table_has_valid_defaults_when_they_are_written_as_flags(command:
     assert resolve(command, argv, {}) == values  # type: ignore[arg-type]
 
 
-ORIGINS = "it takes * for any, or one like"
-LISTED = "or up to 64 with commas between"
+ORIGINS = "allowed: *, or origins like"
+LISTED = "up to 64 of them separated by commas"
 DISCOVERED = "dns:host:port or file:path"
-HOSTS = "it takes * for any, or names with"
+HOSTS = "allowed: *, or names"
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_nothing_is_remembered_of_a_grammar_when_no_trial_starts(tmp_path: Path)
 @pytest.mark.parametrize(
     ("grammar", "word"),
     [
-        (Grammar("json_schema", ("{",)), "no JSON"),
+        (Grammar("json_schema", ("{",)), "not valid JSON"),
         (Grammar("json_schema", ("[]",)), "object"),
         (Grammar("regex", ("(",)), "unclosed"),
         (Grammar("lark", ("start: a",)), "a"),
