@@ -49,7 +49,7 @@ class StreamWatch:
         self._open_channel = open_channel
         self._replace = replace
         self._calls: dict[Any, Elsewhere | None] = {}
-        # Number of open streams beside which a health check was answered.
+        # Largest number of open streams during which a health check was answered.
         self._most_streams = _ALLOWED_STREAMS
         self._watching: asyncio.Task[None] | None = None
 

@@ -67,8 +67,8 @@ def _metadata(text: str | None, where: str) -> Metadata:
         return ()
     if not is_credential(text):
         raise CredentialsUnusable(
-            f"{where}: is no credential: it has {len(text)} characters; allowed: 1 to"
-            f" {MAX_CREDENTIAL_CHARS}, of ASCII, without spaces"
+            f"{where}: is not a credential: it has {len(text)} characters; allowed: 1 to"
+            f" {MAX_CREDENTIAL_CHARS} ASCII characters without spaces"
         )
     return (("authorization", f"Bearer {text}"),)
 

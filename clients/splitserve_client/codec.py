@@ -69,8 +69,8 @@ def encode_sampling_params(params: SamplingParams) -> scheduler_pb2.SamplingPara
         values["beam_search"] = _encode_beam_search(params.beam_search)
     if params.grammar is not None:
         values["grammar"] = _encode_grammar(params.grammar)
-    given = {name: value for name, value in values.items() if value is not None}
-    return scheduler_pb2.SamplingParams(**given)
+    present = {name: value for name, value in values.items() if value is not None}
+    return scheduler_pb2.SamplingParams(**present)
 
 
 def _encode_beam_search(beams: BeamSearch) -> scheduler_pb2.BeamSearch:

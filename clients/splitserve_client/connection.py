@@ -37,11 +37,11 @@ _SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "
 
 
 def allowed(
-    address: str, named: Sequence[str], *, has_credential: bool, is_vouched: bool
+    address: str, named: Sequence[str], *, has_credential: bool, is_trusted: bool
 ) -> list[str]:
     """Returns the addresses in `named`, sent by the scheduler at `address`, where a client may go.
 
-    A client with a credential goes to other hosts only if `is_vouched`: their certificates are
+    A client with a credential goes to other hosts only if `is_trusted`: their certificates are
     signed by the operator's own authority. A remote scheduler cannot name this machine.
     """
     host = _host(address)
@@ -50,7 +50,7 @@ def allowed(
         for each in dict.fromkeys(named[:MAX_NAMED])
         if is_address(each)
         and _is_plain(_host(each))
-        and (_host(each) == host or not has_credential or is_vouched)
+        and (_host(each) == host or not has_credential or is_trusted)
         and (is_loopback(address) or not _is_local(_host(each)))
     ]
 
@@ -92,7 +92,7 @@ _TOKENIZER_TIMEOUT_S = 60.0
 _SILENCE_S = 5.0
 
 Method = Callable[[Stubs], Callable[..., Any]]
-Brings = Callable[[Any], bool]
+IsProgress = Callable[[Any], bool]
 
 
 class Connection:
@@ -261,7 +261,7 @@ class Connection:
     ) -> AsyncGenerator[scheduler_pb2.SessionResponse, None]:
         """Opens a session and returns its responses to `requests`."""
         return self.stream(
-            lambda stubs: stubs.scheduler.Session, requests, brings=_is_more_than_refusals
+            lambda stubs: stubs.scheduler.Session, requests, is_progress=_is_more_than_refusals
         )
 
     async def unary(self, method: Method, request: object, metadata: Metadata = ()) -> Any:  # noqa: ANN401
@@ -281,13 +281,13 @@ class Connection:
         method: Method,
         request: object,
         timeout_s: float | None = None,
-        brings: Brings = lambda _response: True,
+        is_progress: IsProgress = lambda _response: True,
         metadata: Metadata = (),
     ) -> AsyncGenerator[Any, None]:
         """Makes a streaming call and yields its responses; closing the iterator ends the call.
 
-        `brings`: tells whether a response shows that an executor computes. `metadata`: in addition
-        to that of every call.
+        `is_progress`: returns whether a response shows that an executor computes. `metadata`: in
+        addition to that of every call.
         """
         target = self._target
         async with target.call(self._timeout_s) as stubs:
@@ -297,7 +297,7 @@ class Connection:
             unanswered = None if elsewhere is None else partial(elsewhere, stubs, is_silent=True)
             try:
                 async with stubs.streams.stream(call, unanswered):
-                    async for response in _responses(call, stubs, elsewhere, brings):
+                    async for response in _responses(call, stubs, elsewhere, is_progress):
                         stubs.streams.num_responses += 1
                         yield response
             except grpc.aio.AioRpcError as error:
@@ -320,18 +320,18 @@ class Connection:
             self._target.leave()
         return self._followed(error, self._target) is not error
 
-    def places_named(self, error: SplitserveError) -> list[str]:
+    def named_schedulers(self, error: SplitserveError) -> list[str]:
         """Returns addresses where calls may continue after `error`; empty: only here."""
         config, address = self._config, self._address
         if not isinstance(error, Draining) or not config.follows_peers or names_several(address):
             return []
         if len(self._left) >= MAX_HOPS:
             return []
-        is_vouched = config.tls is not None and config.tls.ca is not None
+        is_trusted = config.tls is not None and config.tls.ca is not None
         # An operator's calls go to the same scheduler as requests.
         has_credential = config.has_api_key or config.cluster_token is not None
         return allowed(
-            address, error.schedulers, has_credential=has_credential, is_vouched=is_vouched
+            address, error.schedulers, has_credential=has_credential, is_trusted=is_trusted
         )
 
     def _followed(self, error: SplitserveError, target: Target) -> SplitserveError:
@@ -345,7 +345,7 @@ class Connection:
         knows_others = target is not self._target or names_several(self._address)
         if knows_others and isinstance(error, Draining):
             return ServerUnreachable(error.message, error.reason)
-        named = self.places_named(error)
+        named = self.named_schedulers(error)
         if not named:
             return error
         self._left.append(self._target)
@@ -361,7 +361,7 @@ def _check_name(file_name: str) -> None:
     try:
         check_file_name(file_name)
     except ValueError as error:
-        raise TokenizerUnavailable(f"a tokenizer file's name is not usable: {error}") from error
+        raise TokenizerUnavailable(f"the name of a tokenizer file is invalid: {error}") from error
 
 
 def _is_more_than_refusals(response: scheduler_pb2.SessionResponse) -> bool:
@@ -378,7 +378,7 @@ async def _responses(
     call: Any,  # noqa: ANN401
     stubs: Stubs,
     elsewhere: Elsewhere | None,
-    brings: Brings,
+    is_progress: IsProgress,
 ) -> AsyncGenerator[Any, None]:
     """Yields the responses of `call`.
 
@@ -406,7 +406,7 @@ async def _responses(
         if response is grpc.aio.EOF:
             return
         yield response
-        if brings(response):
+        if is_progress(response):
             look_at_s = clock() + _SILENCE_S
 
 

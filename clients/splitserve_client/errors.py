@@ -161,7 +161,7 @@ def error_of_failure(failure: RpcFailure) -> SplitserveError:
     """Returns the error for a failed call, by its reason or, without a reason, by its code."""
     if not failure.reason:
         error = _ERROR_OF_CODE.get(failure.code, ServerFault)
-        message = f"{failure.code.name}: {failure.message or 'the server says no more'}"
+        message = f"{failure.code.name}: {failure.message or 'the server gave no message'}"
         return error(message, retry_delay_s=failure.retry_delay_s)
     error = _ERROR_OF_REASON.get(failure.reason, ServerFault)
     if failure.code is grpc.StatusCode.INVALID_ARGUMENT:

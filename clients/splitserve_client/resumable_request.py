@@ -184,7 +184,7 @@ class ResumableRequest:
 
     # -- loss of the stream ------------------------------------------------------------------------
 
-    def may_go_on(self, error: SplitserveError) -> bool:
+    def can_resume(self, error: SplitserveError) -> bool:
         """Returns whether the request can be resumed after `error`.
 
         Records the loss of the stream.
@@ -236,7 +236,7 @@ async def stream_resumed(
             lost: SplitserveError = ServerUnreachable("the stream ended without a finish")
         except SplitserveError as error:
             lost = error
-        if not request.may_go_on(lost):
+        if not request.can_resume(lost):
             raise lost
         if isinstance(lost, RequestIdInUse):
             # The server has not noticed yet that the stream broke.

@@ -38,7 +38,7 @@ def warn_of_plain_text(address: str) -> None:
     """
     if not is_loopback(address):
         _log.warning(
-            "credential_in_plain_text address=%s: who is on the way can read it; give TLS files",
+            "credential_in_plain_text address=%s: others on the network can read it; use TLS",
             address,
         )
 
@@ -252,7 +252,9 @@ class Schedulers:
         try:
             addresses = await self._discovery.addresses()
         except OSError as error:
-            raise ServerUnreachable(f"the schedulers are not known: {error}") from error
+            raise ServerUnreachable(
+                f"the addresses of the schedulers are unknown: {error}"
+            ) from error
         if self._current in addresses and self._clock() < self._fresh_until_s:
             return self._channels[self._current]
         if self._search is None or self._search.done():
@@ -378,6 +380,6 @@ def _open_channel(address: str, config: ClientConfig, credentials: Credentials) 
 def _unreachable(address: str, config: ClientConfig) -> str:
     """Returns the start of the message for a failed connection; gRPC's reason follows."""
     if config.is_plain_text:
-        return f"cannot connect to {address} in plain text: no server answers, or it wants TLS"
-    wants = "it wants plain text, or another certificate"
-    return f"cannot connect to {address} with TLS: no server answers, or {wants}"
+        return f"cannot connect to {address} in plain text: no server answers, or it requires TLS"
+    problem = "no server answers, or it requires plain text or another certificate"
+    return f"cannot connect to {address} with TLS: {problem}"

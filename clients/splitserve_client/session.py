@@ -110,7 +110,7 @@ class SessionMessages:
         num_bytes = submit.ByteSize() + _FIELD_BYTES
         if num_bytes <= _SMALL_MESSAGE_BYTES or num_bytes <= await self._max_message_bytes():
             return True
-        refusal = f"the request has {num_bytes} bytes, which is more than the server takes"
+        refusal = f"the request has {num_bytes} bytes, which exceeds the server's limit"
         if handle in self._open.wanted:
             self._fail(handle, InvalidRequest(refusal, "MESSAGE_TOO_LARGE"))
         return False
@@ -259,7 +259,7 @@ class Session:
         opened.sent_over = None
         if handle not in self._open.wanted:
             self._end_aborted(handle)
-        elif not (opened.request.may_go_on(lost) and opened.backoff.lasts(delay_s)):
+        elif not (opened.request.can_resume(lost) and opened.backoff.lasts(delay_s)):
             self._fail(handle, lost)
 
     async def _serve(self, backoff: Backoff) -> SplitserveError | None:
@@ -349,7 +349,9 @@ class Session:
         stream.takes_submissions |= response.takes_submissions
         handles, token_ids = response.handles, response.token_ids
         if len(handles) != len(token_ids):
-            raise ServerUnreachable("a response has not one token for each handle")
+            raise ServerUnreachable(
+                f"a response has {len(handles)} handles, but {len(token_ids)} tokens"
+            )
         requests = self._open.all
         for handle, token_id in zip(handles, token_ids, strict=True):
             opened = requests.get(handle)
@@ -372,7 +374,7 @@ class Session:
             return
         opened.backoff.reset()
         for part in opened.request.note(event):
-            assert isinstance(part, api.SessionEvent), "all that came in this session is"
+            assert isinstance(part, api.SessionEvent), "a session receives only these"
             opened.events.put(part, self._num_responses)
         self._wakeups.add(opened.events)
         if event.HasField("finish"):
@@ -387,7 +389,7 @@ class Session:
                 stream.leave()
         if handle not in self._open.wanted:
             self._end_aborted(handle)
-        elif opened.request.may_go_on(refusal):
+        elif opened.request.can_resume(refusal):
             opened.resubmission = asyncio.create_task(self._resubmit(handle, opened, refusal))
         else:
             self._fail(handle, refusal)

@@ -114,7 +114,7 @@ class Wakeups:
 # Most tokens in one event; detokenizing so many takes less than a millisecond.
 _MAX_TOKENS = 256
 _TOKEN_BYTES = 4
-# Overhead of a stored message beside its bytes.
+# Overhead of a stored message, in addition to its bytes.
 _ENTRY_BYTES = 64
 
 
@@ -174,7 +174,7 @@ class SessionRequest:
         return self._read_tokens(entry) if isinstance(entry, array) else self._read_event(entry)
 
     async def _wait(self) -> None:
-        assert self._reader is None, "one reads at a time"
+        assert self._reader is None, "one reader at a time"
         self._reader = asyncio.get_running_loop().create_future()
         try:
             await self._reader
@@ -231,7 +231,7 @@ class SessionRequest:
 
     def drop_unread(self) -> None:
         """Ends the request with StreamNotRead; called by UnreadBudget."""
-        self.close(StreamNotRead("too much of the stream was not read", "STREAM_NOT_READ"))
+        self.close(StreamNotRead("the stream has too much unread output", "STREAM_NOT_READ"))
 
     def _takes(self, response: int) -> bool:
         """Returns whether an event may be added: the limit was not exceeded before this message.

@@ -109,7 +109,7 @@ def _with_bad_words(
     """Returns `params` with the token ids of `bad_words` added."""
     if not bad_words:
         return params
-    assert tokenizer is not None, "words are text"
+    assert tokenizer is not None, "bad words need a tokenizer"
     encoded = tokenizer.bad_words_token_ids(bad_words)
     return replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *encoded))
 
@@ -160,7 +160,7 @@ class TextCalls:
         gave token ids.
         """
         began_s, timeout_s = self._clock(), options.get("timeout_s")
-        may_go_on = not _has_token_ids(prompt, params)
+        can_retry = not _has_token_ids(prompt, params)
         while True:
             known = await self._tokenizer_for(prompt, options)
             if timeout_s is not None:
@@ -170,15 +170,15 @@ class TextCalls:
             try:
                 async with aclosing(events):
                     async for event in events:
-                        may_go_on = False
+                        can_retry = False
                         yield event
                 return
             except ModelChanged:
                 if self._known is known:
                     self._known = None
-                if not may_go_on:
+                if not can_retry:
                     raise
-                may_go_on = False
+                can_retry = False
 
     async def _tokenizer_for(self, prompt: Prompt, options: TextOptions) -> ModelTokenizer:
         """Returns the model's tokenizer.

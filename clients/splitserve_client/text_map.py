@@ -107,7 +107,7 @@ class MapResult:
         """Text of the first completion. Raises the prompt's error."""
         if self.error is not None:
             raise self.error
-        assert self.generation is not None, "there is one or the other"
+        assert self.generation is not None, "a result has a generation or an error"
         return self.generation.text
 
 
@@ -136,7 +136,7 @@ async def map_prompts(
 ) -> AsyncGenerator[MapResult, None]:
     """Completes `prompts`; see `AsyncClient.map`. Enters `session`, and leaves it at the end."""
     if "request_id" in options:
-        raise ValueError("each item is a request with an id of its own")
+        raise ValueError("request_id is given; allowed: none, as each prompt gets an id of its own")
     if config.max_running < 1:
         raise ValueError(f"max_running is {config.max_running}; allowed: at least 1")
     total = len(prompts) if isinstance(prompts, Sized) else None

@@ -89,9 +89,11 @@ class ChatTemplates:
         """Returns the text for `messages`; see TemplateOptions. Raises ChatTemplateFailed."""
         variables = variables or {}
         if taken := _OWN_VARIABLES & variables.keys():
-            raise ChatTemplateFailed(f"variables of a chat template: not {min(taken)!r}")
+            raise ChatTemplateFailed(f"the chat template variable {min(taken)!r} is reserved")
         if continue_final_message and add_generation_prompt:
-            raise ChatTemplateFailed("a final message is continued without a generation prompt")
+            raise ChatTemplateFailed(
+                "continue_final_message and add_generation_prompt exclude each other"
+            )
         template = self._choose(template_name, has_tools=bool(tools))
         chat = template.prepare(messages, has_tools=bool(tools))
         if continue_final_message:
@@ -172,12 +174,12 @@ def _plain(value: object) -> Any:  # noqa: ANN401
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [_plain(item) for item in value]
-    raise ChatTemplateFailed(f"a chat is made of JSON values, not of {type(value).__name__}")
+    raise ChatTemplateFailed(f"a chat must consist of JSON values, got {type(value).__name__}")
 
 
 def _plain_mapping(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ChatTemplateFailed("messages are mappings with role and content")
+        raise ChatTemplateFailed("a message must be a mapping with role and content")
     plain: dict[str, Any] = _plain(value)
     return plain
 
@@ -217,6 +219,6 @@ def _until_mark(text: str) -> str:
     """Cuts `text` at the mark. Raises ChatTemplateFailed if the template dropped the mark."""
     end = text.rfind(_END_MARK.strip())
     if end < 0:
-        raise ChatTemplateFailed("the chat template does not write the final message as it is")
+        raise ChatTemplateFailed("the chat template does not write the final message unchanged")
     # A template that strips whitespace around the mark also strips the end of any message.
     return text[:end] if text.startswith(_END_MARK, end) else text[:end].rstrip()

@@ -87,7 +87,7 @@ class ElementsDetokenizer:
     """Detokenizer of tokens with a text each, mixed with runs of byte tokens."""
 
     def __init__(self, texts: TokenTexts, context: Sequence[int] = ()) -> None:
-        assert texts.kind is not None, "it can be streamed"
+        assert texts.kind is not None, "the decoder supports streaming"
         self._texts = texts
         self._after = texts.kind.after
         self._later = texts.later.__getitem__

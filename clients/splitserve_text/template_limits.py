@@ -78,7 +78,10 @@ class RenderBudget:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Checks the time at calls and template lines within the context. Raises LimitPassed."""
+        """Checks the time at calls and template lines within the context.
+
+        Raises TemplateLimitExceeded.
+        """
         clock, end = self._limits.clock, self._end
         num_events = 0
 
@@ -97,29 +100,33 @@ class RenderBudget:
             sys.settrace(before)
 
     def check_num_chars(self, num_chars: float) -> None:
-        """Checks that a text of this length may be made. Raises LimitPassed."""
+        """Checks that a text of this length may be made. Raises TemplateLimitExceeded."""
         if num_chars > self._limits.num_chars:
             raise TemplateLimitExceeded(
-                f"it makes a text of more than {self._limits.num_chars} characters"
+                f"it creates a text of more than {self._limits.num_chars} characters"
             )
         self.check_num_bytes(int(num_chars))
 
     def check_num_bytes(self, num_bytes: int) -> None:
-        """Checks that so many bytes may be allocated, even temporarily. Raises LimitPassed."""
+        """Checks that so many bytes may be allocated, even temporarily.
+
+        Raises TemplateLimitExceeded.
+        """
         if num_bytes > self._num_bytes_left:
-            raise TemplateLimitExceeded("what it makes on the way is too much")
+            raise TemplateLimitExceeded("it allocates too much memory")
 
     def check_value(self, value: object) -> None:
-        """Checks that `value`, with all its items, may be written out. Raises LimitPassed.
+        """Checks that `value`, with all its items, may be written out.
 
-        An item counts once for each occurrence: nesting is how a small value becomes a large text.
+        An item counts once for each occurrence, since nesting makes a small value a large text.
+        Raises TemplateLimitExceeded.
         """
         self._size(value)
 
     def _size(self, value: object) -> int:
         """Returns the size of `value` in characters and items.
 
-        Raises LimitPassed and RecursionError.
+        Raises TemplateLimitExceeded and RecursionError.
         """
         if isinstance(value, str | bytes):
             return 1 + len(value)
@@ -151,7 +158,7 @@ class RenderBudget:
     def charge(self, made: T) -> T:
         """Charges the size of a new value, including its texts, and returns it.
 
-        Raises LimitPassed.
+        Raises TemplateLimitExceeded.
         """
         if made is None or isinstance(made, bool | int | float):
             return made
@@ -171,7 +178,10 @@ class RenderBudget:
         return map(self.charge, made)
 
     def collect(self, items: Iterable[object]) -> list[Any]:
-        """Returns `items` as a list; checks its size while it grows. Raises LimitPassed."""
+        """Returns `items` as a list; checks its size while it grows.
+
+        Raises TemplateLimitExceeded.
+        """
         found: list[Any] = []
         num_chars = 0
         for item in items:
@@ -180,7 +190,7 @@ class RenderBudget:
             self.charge(item)
             if num_chars > self._limits.num_chars:
                 raise TemplateLimitExceeded(
-                    f"it makes a list of more than {num_chars - 1} characters"
+                    f"it creates a list of more than {num_chars - 1} characters"
                 )
             found.append(item)
         self.check_value(found)
@@ -189,7 +199,10 @@ class RenderBudget:
     # -- operators and methods ---------------------------------------------------------------------
 
     def check_operation(self, operator: str, left: Any, right: Any) -> None:  # noqa: ANN401
-        """Checks the cost of `left operator right` before it is computed. Raises LimitPassed."""
+        """Checks the cost of `left operator right` before it is computed.
+
+        Raises TemplateLimitExceeded.
+        """
         match operator:
             case "*":
                 self._check_product(left, right)
@@ -199,14 +212,14 @@ class RenderBudget:
                 self.check_num_chars(self._size(left) + self._size(right))
             case "**" if isinstance(left, int) and isinstance(right, int):
                 if left.bit_length() * abs(right) > _MAX_INT_BITS:
-                    raise TemplateLimitExceeded("it makes a number with too many digits")
+                    raise TemplateLimitExceeded("it creates a number with too many digits")
             case "%" if isinstance(left, str):
                 self.check_format(left, right)
 
     def _check_product(self, left: Any, right: Any) -> None:  # noqa: ANN401
         if isinstance(left, int) and isinstance(right, int):
             if left.bit_length() + right.bit_length() > _MAX_INT_BITS:
-                raise TemplateLimitExceeded("it makes a number with too many digits")
+                raise TemplateLimitExceeded("it creates a number with too many digits")
             return
         for value, factor in ((left, right), (right, left)):
             if isinstance(factor, int) and isinstance(value, str | list | tuple):
@@ -215,7 +228,7 @@ class RenderBudget:
     def check_format(self, pattern: str, values: object) -> None:
         """Checks formatting `values` with `pattern`, of `%` or `{}` kind, beforehand.
 
-        Raises LimitPassed.
+        Raises TemplateLimitExceeded.
         """
         if _WIDE_FIELD.search(pattern):
             raise TemplateLimitExceeded("it formats with widths that are too large")
@@ -226,7 +239,7 @@ class RenderBudget:
     def check_split(self, text: str, name: str, separator: object) -> None:
         """Checks the cost of splitting `text` with the method `name` beforehand.
 
-        Raises LimitPassed.
+        Raises TemplateLimitExceeded.
         """
         if name == "splitlines":
             num_parts = 1 + sum(map(text.count, _LINE_ENDS))
@@ -237,7 +250,7 @@ class RenderBudget:
         self.check_num_bytes(sys.getsizeof(text) + _PART_BYTES * num_parts)
 
     def check_replace(self, text: str, old: str, new: str) -> None:
-        """Checks the cost of replacing `old` by `new` beforehand. Raises LimitPassed."""
+        """Checks the cost of replacing `old` by `new` beforehand. Raises TemplateLimitExceeded."""
         self.check_num_chars(len(text) + text.count(old) * max(len(new) - len(old), 0))
 
 

@@ -175,9 +175,12 @@ class Sandbox:
     def compile(self, source: str) -> jinja2.Template:
         """Compiles a template. Raises ChatTemplateFailed if `source` is no valid template."""
         if len(source) > _MAX_SOURCE_CHARS:
-            raise ChatTemplateFailed(f"the model's chat template is too long: {len(source)}")
+            raise ChatTemplateFailed(
+                f"the model's chat template has {len(source)} characters; allowed: at most "
+                f"{_MAX_SOURCE_CHARS}"
+            )
         make = self._environment.from_string
-        return self._within_limits("is broken", lambda: make(source))
+        return self._within_limits("is invalid", lambda: make(source))
 
     def render(self, template: jinja2.Template, variables: Mapping[str, object]) -> str:
         """Renders `template`.
@@ -190,7 +193,7 @@ class Sandbox:
             budget.check_value(variables)
             return "".join(budget.collect(template.generate(variables)))
 
-        return self._within_limits("refuses", run)
+        return self._within_limits("failed", run)
 
     def _within_limits(self, verdict: str, work: Callable[[], T]) -> T:
         before = self._current.budget
@@ -367,7 +370,7 @@ def _check_method(
     Returns its arguments.
     """
     if name in _NO_METHODS or (isinstance(owner, bytes) and name != "decode"):
-        raise jinja2.exceptions.SecurityError(f"templates have no {name}()")
+        raise jinja2.exceptions.SecurityError(f"templates cannot call {name}()")
     if name in _PADDING_METHODS:
         widths = [value for value in (*args, *kwargs.values()) if isinstance(value, int)]
         budget.check_num_chars((len(owner) + 1) * max(widths, default=8))

@@ -109,7 +109,7 @@ class MessageShapes:
     ) -> list[dict[str, Any]]:
         if shape.is_split:
             text = {name: value for name, value in message.items() if name != "tool_calls"}
-            call = {name: value for name, value in message.items() if name not in _SAID}
+            call = {name: value for name, value in message.items() if name not in _TEXT_FIELDS}
             return self.fit([text, {**call, "content": None}], has_tools=has_tools)
         shaped = dict(message)
         if shape.content is _Content.ABSENT:
@@ -138,7 +138,7 @@ class MessageShapes:
                     best, fewest = shape, num_faults
                 if num_faults == 0:
                     break
-            assert best is not None, "there is a candidate for every kind"
+            assert best is not None, "every kind has a candidate"
             self._chosen[kind] = best
         return self._chosen[kind]
 
@@ -180,7 +180,7 @@ class MessageShapes:
 
 
 # Fields that only the text part keeps when a message is split.
-_SAID = frozenset({"content", "reasoning_content", "thinking", "reasoning"})
+_TEXT_FIELDS = frozenset({"content", "reasoning_content", "thinking", "reasoning"})
 
 
 def _candidates(kind: _Kind) -> Iterator[_Shape]:
@@ -252,7 +252,7 @@ def _text_of_part(part: object) -> str:
         if isinstance(text, str):
             return text
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise ChatTemplateFailed(f"parts of a message's content are texts, not {kind!r}")
+    raise ChatTemplateFailed(f"parts of a message's content must be texts, got {kind!r}")
 
 
 def _tool_call(call: object, *, parses: bool) -> object:

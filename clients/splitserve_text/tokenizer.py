@@ -118,7 +118,7 @@ class Tokenizer:
                 [text], add_special_tokens=add_special_tokens
             )
         except TypeError as error:
-            raise InvalidRequest("the text has half of a surrogate pair in it") from error
+            raise InvalidRequest("the text contains a lone surrogate") from error
         return list(encoding.ids)
 
     async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

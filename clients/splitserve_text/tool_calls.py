@@ -149,7 +149,7 @@ def _object_text(value: str) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Returns whether `text`, decoded from JSON escapes, has no half of a surrogate pair."""
+    """Returns whether `text`, decoded from JSON escapes, has no lone surrogate."""
     return text.isascii() or not _SURROGATE.search(text)
 
 
@@ -204,7 +204,7 @@ def is_json(text: str) -> bool:
     reader.end()
     try:
         for _ in read_value(reader):
-            raise AssertionError("a text that has ended is not waited for")
+            raise AssertionError("the text is complete")
     except NotAsExpected:
         return False
     return reader.is_at_end

@@ -101,7 +101,7 @@ def test_welcome_says_where_operators_ask_when_that_is_elsewhere(
         ({}, ""),
         (None, "the executors offer no tokenizer"),
         ({"tokenizer.json": b"{}"}, "tokenizer.json is not readable"),
-        ({"chat_template.jinja": b"{% for"}, "the model's chat template is broken"),
+        ({"chat_template.jinja": b"{% for"}, "the model's chat template is invalid"),
     ],
 )
 @pytest.mark.parametrize("with_demo", [True, False])

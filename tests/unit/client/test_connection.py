@@ -14,9 +14,9 @@ from splitserve_rpc.server import ServerSecurity
 from tests.support.fakes.fake_scheduler import FakeScheduler, start
 from tests.support.security.cluster import Certificates
 
-PLAIN = "cannot connect to {} in plain text: no server answers, or it wants TLS"
+PLAIN = "cannot connect to {} in plain text: no server answers, or it requires TLS"
 WITH_TLS = (
-    "cannot connect to {} with TLS: no server answers, or it wants plain text, or another "
+    "cannot connect to {} with TLS: no server answers, or it requires plain text or another "
     "certificate"
 )
 

@@ -100,7 +100,7 @@ async def test_calls_bring_what_the_file_says_then(
         await client.get_model()
         await client.get_model()
     assert caplog.text.count("api_key_files_unusable") == 1
-    assert "no credential:" in caplog.text
+    assert "not a credential:" in caplog.text
     assert "a2-another" not in caplog.text
 
 

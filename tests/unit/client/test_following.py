@@ -27,7 +27,7 @@ SIBLING, OTHER = "10.0.0.5:50061", "10.0.0.6:50051"
 
 
 @pytest.mark.parametrize(
-    ("named", "has_credential", "is_vouched", "expected"),
+    ("named", "has_credential", "is_trusted", "expected"),
     [
         ([OTHER, SIBLING], False, False, [OTHER, SIBLING]),
         # Its key goes to no other host, unless the operator's own authority certifies that.
@@ -42,9 +42,9 @@ SIBLING, OTHER = "10.0.0.5:50061", "10.0.0.6:50051"
     ],
 )  # fmt: skip
 def test_client_goes_nowhere_that_it_should_not(
-    named: list[str], has_credential: bool, is_vouched: bool, expected: list[str]
+    named: list[str], has_credential: bool, is_trusted: bool, expected: list[str]
 ) -> None:
-    found = allowed(OWN, named, has_credential=has_credential, is_vouched=is_vouched)
+    found = allowed(OWN, named, has_credential=has_credential, is_trusted=is_trusted)
     assert found == expected
 
 
@@ -59,7 +59,7 @@ def test_client_goes_nowhere_that_it_should_not(
     ],
 )  # fmt: skip
 def test_client_goes_to_no_name_for_its_own_machine(host: str) -> None:
-    assert allowed(OWN, [f"{host}:80"], has_credential=False, is_vouched=True) == []
+    assert allowed(OWN, [f"{host}:80"], has_credential=False, is_trusted=True) == []
 
 
 def test_client_goes_to_plain_hosts() -> None:
@@ -68,7 +68,7 @@ def test_client_goes_to_plain_hosts() -> None:
         *("10a", "10.0.0.6", "[2001:db8::1]", "[::ffff:10.0.0.6]"),
     ):
         named = [f"{host}:80"]
-        assert allowed(OWN, named, has_credential=False, is_vouched=True) == named
+        assert allowed(OWN, named, has_credential=False, is_trusted=True) == named
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ async def test_no_credential_goes_to_a_host_that_a_scheduler_names(secret: dict[
     draining = Draining("bye")
     draining.schedulers = (OTHER, SIBLING)
     connection = Connection(OWN, ClientConfig(**secret))  # type: ignore[arg-type]
-    assert connection.places_named(draining) == [SIBLING]
+    assert connection.named_schedulers(draining) == [SIBLING]
     await connection.close()
 
 
@@ -154,4 +154,4 @@ async def test_new_request_waits_when_the_followed_scheduler_has_no_executor(
 
 def test_client_on_the_machine_of_its_scheduler_goes_on_there() -> None:
     named = ["127.0.0.1:50061"]
-    assert allowed("127.0.0.1:50051", named, has_credential=True, is_vouched=False) == named
+    assert allowed("127.0.0.1:50051", named, has_credential=True, is_trusted=False) == named

@@ -47,7 +47,7 @@ def test_request_drops_tokens_of_finished_sequences_when_resumed() -> None:
     request.receive(tokens(1, 6))
     first = request.receive(sequence_finish(1, 1))
 
-    assert request.may_go_on(LOST)
+    assert request.can_resume(LOST)
     # A successor with a larger max_model_len goes on where its predecessor had ended.
     again = [*request.receive(tokens(1, 7)), *request.receive(sequence_finish(1, 2))]
 
@@ -66,7 +66,7 @@ def test_request_returns_prompt_logprobs_once_when_stream_breaks() -> None:
 
     request = make(num_prompt_logprobs=0)
     told = request.receive(scored(2, 3))
-    assert request.may_go_on(LOST)
+    assert request.can_resume(LOST)
     told += [*request.receive(scored(2)), *request.receive(scored(3, 4))]
 
     scores = [
@@ -78,7 +78,7 @@ def test_request_returns_prompt_logprobs_once_when_stream_breaks() -> None:
 def test_request_returns_the_best_with_the_finish() -> None:
     request = make(best_of=2)
     assert request.receive(tokens(0, 5, 6)) == []
-    assert request.may_go_on(LOST)
+    assert request.can_resume(LOST)
     assert request.receive(tokens(0, 5, 6)) == []
     assert request.receive(sequence_finish(0, 2)) == []
 

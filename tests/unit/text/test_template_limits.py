@@ -154,7 +154,7 @@ def test_a_template_is_stopped_when_it_runs_in_a_thread() -> None:
     thread.join(PATIENCE_S)
 
     assert [str(error) for error in failures] == [
-        "the model's chat template refuses: it took more than 0.05 s"
+        "the model's chat template failed: it took more than 0.05 s"
     ]
     assert limits.clock is time.thread_time
 
