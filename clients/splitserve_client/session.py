@@ -304,7 +304,7 @@ class Session:
             if is_cancelled():
                 raise
             _log.exception("session_broken")
-            return SplitserveError("the session failed on the client's side; its log says why")
+            return SplitserveError("the session failed in the client; the client's log has details")
         finally:
             outgoing.end()
         return ServerUnreachable("the session's stream ended")

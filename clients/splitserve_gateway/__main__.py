@@ -113,12 +113,14 @@ class _SideServices:
             await self.metrics.close()
 
 
-async def serve(config: GatewayConfig, server: Server, address: str, beside: _SideServices) -> None:
+async def serve(
+    config: GatewayConfig, server: Server, address: str, side_services: _SideServices
+) -> None:
     """Serves until a stop signal, then drains. A second signal ends open requests at once.
 
-    Raises CannotListen for an address of `beside`.
+    Raises CannotListen for an address of `side_services`.
     """
-    await beside.start()
+    await side_services.start()
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
     serving = asyncio.create_task(server.serve())
     stopping = asyncio.create_task(stop.wait())
@@ -139,7 +141,7 @@ async def serve(config: GatewayConfig, server: Server, address: str, beside: _Si
     await exchanges.drain(config.drain_timeout_s)
     server.should_exit = True
     await serving
-    await beside.close()
+    await side_services.close()
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class GatewayConfig:
     text. `gateway_key_file`: holds the gateway's own credential; if set, every request needs a
     credential, too. `max_body_bytes`: of one request; all bodies that are not encoded yet may have
     16 times as much. `request_timeout_s`: from the arrival of a request to its end.
-    `max_concurrent_requests`: requests that are answered at a time. `max_unread_bytes`: tokens of
+    `max_concurrent_requests`: maximum number of open requests. `max_unread_bytes`: tokens of
     one request that its client has not read yet; 16 times that for all requests. `drain_timeout_s`:
     time for open requests at shutdown. `http_cors_origins`: origins of web pages that may use the
     API from a browser; `*` for any. `allowed_hosts`: further host names that callers without a

@@ -78,5 +78,5 @@ async def _check(callers: Callable[[], KnownCallers], request: Request, credenti
         reason = reasons.get(error.status, "EXECUTOR_UNREACHABLE")
         raise DomainError(reason, error.message) from error
     if not caller.may_operate:
-        message = "the credential is not for operators: its scopes lack `operator`"
+        message = "the credential lacks the scope `operator`"
         raise DomainError("CALLER_NOT_ALLOWED", message)

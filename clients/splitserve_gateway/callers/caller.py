@@ -51,7 +51,7 @@ ANYBODY = Caller()
 
 
 def caller_of(request: Request) -> Caller:
-    """Returns the caller of `request` that the Door identified; `ANYBODY` without a Door."""
+    """Returns the caller of `request` as CredentialGate identified it; else `ANYBODY`."""
     caller: Caller = getattr(request.state, "caller", ANYBODY)
     return caller
 
@@ -66,15 +66,15 @@ def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
     Raises ApiError (401) if the header is missing, repeated or malformed.
     """
-    given = [value for name, value in headers if name == _HEADER]
-    if not given:
+    values = [value for name, value in headers if name == _HEADER]
+    if not values:
         raise caller_unknown("no credential was given; allowed: `Authorization: Bearer CREDENTIAL`")
-    credential = split_bearer(given[0].decode("latin-1"))
-    if len(given) > 1 or not credential:
-        raise caller_unknown("authorization is not usable; allowed: once, `Bearer CREDENTIAL`")
+    credential = split_bearer(values[0].decode("latin-1"))
+    if len(values) > 1 or not credential:
+        raise caller_unknown("authorization is invalid; allowed: `Bearer CREDENTIAL`, once")
     if not is_credential(credential):
         raise caller_unknown(
             f"the credential has {len(credential)} characters; allowed: at most "
-            f"{MAX_CREDENTIAL_CHARS}, visible ones of ASCII"
+            f"{MAX_CREDENTIAL_CHARS} visible ASCII characters"
         )
     return credential

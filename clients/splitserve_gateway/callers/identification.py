@@ -20,8 +20,8 @@ from splitserve_gateway.http.errors import (
     caller_not_allowed,
     caller_unknown,
     no_scheduler,
+    too_many_lookups,
     too_many_requests,
-    too_many_strangers,
     upstream_refused,
 )
 from splitserve_gateway.http.guard import is_about_health
@@ -40,7 +40,7 @@ async def identify(fleet: Fleet, credential: str) -> Caller | None:
     """Returns the caller with `credential`; None if every scheduler rejects the credential.
 
     Ignores schedulers that know no callers, since the gateway is configured to have some. Raises
-    ApiError if no scheduler can tell, and AskAgain if schedulers ask to retry later.
+    ApiError if no scheduler can tell, and IdentificationThrottled if schedulers ask to retry later.
     """
     await fleet.wait_read(None)
     upstreams = fleet.reachable()
@@ -89,7 +89,8 @@ def _caller(credential: str, known: Sequence[tuple[Upstream, Identity]]) -> Call
 
 # -- Cache of identified callers -------------------------------------------------------------------
 
-# Returns None if no scheduler knows the credential. Raises ApiError if none can be asked; AskAgain.
+# Returns None if no scheduler knows the credential. Raises ApiError if none can be reached, and
+# IdentificationThrottled.
 Ask = Callable[[str], Awaitable[Caller | None]]
 
 
@@ -106,16 +107,16 @@ class Memory:
     """Sizes and lifetimes of the caller cache.
 
     `known_s`, `unknown_s`: lifetime of an answer, in seconds. `max_known`, `max_unknown`: cached
-    credentials of either kind. `max_strangers`: concurrent lookups of credentials not yet known.
+    credentials of either kind. `max_lookups`: concurrent lookups of credentials not yet known.
     `max_waiting`: lookups waiting for such a place, each for at most `patience_s`. `most_asks`:
-    attempts for one credential if schedulers answer AskAgain.
+    attempts for one credential if schedulers answer IdentificationThrottled.
     """
 
     known_s: float = 5.0
     unknown_s: float = 1.0
     max_known: int = 8192
     max_unknown: int = 8192
-    max_strangers: int = 32
+    max_lookups: int = 32
     max_waiting: int = 256
     patience_s: float = 2.0
     most_asks: int = 3
@@ -124,11 +125,11 @@ class Memory:
 class KnownCallers:
     """Identifies credentials: one lookup at a time per credential, with cached answers.
 
-    Stores the SHA-256 of credentials, not the credentials. Unknown credentials (strangers) have
-    separate bounds, so guessing keys delays no known caller. Strangers take turns by origin, so
-    guessing keys delays strangers of other origins by one lookup at most. If schedulers answer
-    AskAgain, a lookup keeps its place and retries: a flood is limited to the rate schedulers
-    accept, and turns, not chance, decide which lookup is answered.
+    Stores the SHA-256 of credentials, not the credentials. Lookups of unknown credentials have
+    separate bounds, so guessing keys delays no known caller. They take turns by origin, so guessing
+    keys delays lookups of other origins by one lookup at most. A throttled lookup keeps its place
+    and retries: a flood is limited to the rate that schedulers accept, and turns, not chance,
+    decide which lookup is answered.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class KnownCallers:
         self._known: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
         self._unknown: OrderedDict[bytes, float] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[Caller | None]] = {}
-        self._strangers = FairSemaphore(self._memory.max_strangers, self._memory.max_waiting)
+        self._lookups = FairSemaphore(self._memory.max_lookups, self._memory.max_waiting)
 
     async def identify(self, credential: str, origin: str = "") -> Caller:
         """Returns the caller with `credential`. `origin`: network origin of the request.
@@ -198,13 +199,13 @@ class KnownCallers:
     async def _find_out_in_turn(self, digest: bytes, credential: str, origin: str) -> Caller | None:
         """Looks up an unknown credential once its origin has its turn. Raises ApiError."""
         try:
-            async with self._strangers.place(origin, self._memory.patience_s):
+            async with self._lookups.place(origin, self._memory.patience_s):
                 return await self._find_out(digest, credential)
         except (TooManyWait, TimeoutError) as error:
-            raise too_many_strangers() from error
+            raise too_many_lookups() from error
 
     async def _ask_patiently(self, credential: str) -> Caller | None:
-        """Looks up a credential, with retries after AskAgain. Raises ApiError."""
+        """Looks up a credential, with retries after IdentificationThrottled. Raises ApiError."""
         for _ in range(self._memory.most_asks - 1):
             try:
                 return await self._ask(credential)
@@ -213,7 +214,7 @@ class KnownCallers:
         try:
             return await self._ask(credential)
         except IdentificationThrottled as error:
-            raise too_many_strangers() from error
+            raise too_many_lookups() from error
 
     async def _find_out(self, digest: bytes, credential: str) -> Caller | None:
         caller = await self._ask_patiently(credential)
@@ -237,7 +238,7 @@ class KnownCallers:
 
 
 class TenantConcurrency:
-    """ASGI middleware behind the Door that bounds concurrent requests per tenant."""
+    """ASGI middleware behind CredentialGate that bounds concurrent requests per tenant."""
 
     def __init__(self, app: ASGIApp, places: Shares) -> None:
         self._app = app
@@ -252,8 +253,8 @@ class TenantConcurrency:
         tenant = caller.party
         if not self._places.may_take(tenant, 1):
             message = (
-                f"the gateway answers {self._places.num_all} requests at a time, and "
-                "leaves some to other tenants"
+                f"the tenant has its share of the {self._places.num_all} concurrent requests of "
+                "the gateway"
             )
             raise too_many_requests(message)
         self._places.take(tenant, 1)
@@ -286,7 +287,7 @@ class CredentialGate:
             origin = origin_of(scope.get("client"))
             caller = await self._callers().identify(credential, origin)
             if not caller.may_generate:
-                message = "the credential is not for requests: its scopes lack `generate`"
+                message = "the credential lacks the scope `generate`"
                 raise caller_not_allowed(message)
             scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)

@@ -92,7 +92,7 @@ def _check(body: ChatRequest) -> None:
     if (body.messages is None) == (body.prompt_token_ids is None):
         raise invalid("one of messages and prompt_token_ids is required", "messages")
     if body.top_logprobs is not None and not body.logprobs:
-        raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+        raise invalid("top_logprobs requires logprobs to be true", "top_logprobs")
     check_streaming(body)
 
 
@@ -219,7 +219,7 @@ class ChatChoice:
             choice["token_ids"] = self._token_ids
         return choice
 
-    def beside(self) -> Json:
+    def extra_fields(self) -> Json:
         """Returns the answer's fields about the prompt: logprobs and token ids."""
         shape: Json = {}
         if self._body.prompt_logprobs is not None:

@@ -108,7 +108,7 @@ def new_choices(body: CompletionRequest, asked: TextRequest) -> list[CompletionC
 
 
 class CompletionChoice:
-    """Choice of a completion. `tells_ids`: the JSON has token ids beside the text."""
+    """Choice of a completion. `tells_ids`: the JSON has token ids in addition to the text."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class CompletionChoice:
             choice["token_ids"] = self._token_ids
         return choice
 
-    def beside(self) -> Json:
+    def extra_fields(self) -> Json:
         """Returns an empty object: each choice reports its own prompt."""
         return {}
 

@@ -16,9 +16,9 @@ from splitserve_gateway.endpoints.shapes import with_notes
 from splitserve_gateway.generation.chat_requests import tools_of
 from splitserve_gateway.generation.prompts import (
     SMALL_SIZE,
-    beside_the_loop,
     check_chars,
     encode_chat,
+    run_off_loop,
     tokenizer_of,
 )
 from splitserve_gateway.http.errors import invalid, model_unknown, too_many_requests
@@ -126,7 +126,7 @@ async def _tokenize(served: ServedByScheduler, body: TokenizeRequest) -> Respons
         }
         return with_notes(Response(to_json(content), media_type="application/json"), body)
 
-    return await beside_the_loop(tokenizer, len(text) + len(token_ids or ()), answer)
+    return await run_off_loop(tokenizer, len(text) + len(token_ids or ()), answer)
 
 
 @router.post("/detokenize")
@@ -150,7 +150,7 @@ async def _detokenize(served: ServedByScheduler, body: DetokenizeRequest) -> Res
         text = tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
         return Response(to_json({"prompt": text}), media_type="application/json")
 
-    return await beside_the_loop(tokenizer, len(body.tokens), answer)
+    return await run_off_loop(tokenizer, len(body.tokens), answer)
 
 
 @asynccontextmanager

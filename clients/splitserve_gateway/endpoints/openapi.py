@@ -50,26 +50,26 @@ _ERROR_SCHEMA = {
     },
 }
 _ERRORS = {
-    "401": "No credential was given, or none that is valid.",
-    "403": "The credential is valid, and not for this.",
-    "404": "There is no such model.",
-    "429": "There is too much to do; again after Retry-After.",
-    "500": "A fault.",
-    "503": "No scheduler is ready; again after Retry-After.",
+    "401": "The credential is missing or invalid.",
+    "403": "The credential does not permit the request.",
+    "404": "The model does not exist.",
+    "429": "Too many requests; retry after Retry-After.",
+    "500": "Internal error.",
+    "503": "No scheduler is ready; retry after Retry-After.",
 }
 # Further errors of endpoints with a body.
 _BODY_ERRORS = {
-    "400": "The request is refused as it stands.",
-    "408": "The body did not come.",
+    "400": "The request is invalid.",
+    "408": "The body did not arrive in time.",
     "413": "The body is too large.",
-    "415": "The body is no JSON.",
-    "504": "It took longer than it may.",
+    "415": "The body is not JSON.",
+    "504": "The request exceeded its time limit.",
 }
 _PAGE = """\
 <!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>
 <body><h1>{title}</h1>
-<p>The whole description: <a href="openapi.json">openapi.json</a></p>
+<p>Full description: <a href="openapi.json">openapi.json</a></p>
 <table>
 {rows}
 </table></body></html>

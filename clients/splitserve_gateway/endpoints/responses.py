@@ -98,7 +98,8 @@ class _Answer:
 
 async def _answer(gateway: Gateway, body: ResponsesRequest) -> _Answer:
     if body.top_logprobs is not None and not body.wants_logprobs:
-        raise invalid("top_logprobs needs message.output_text.logprobs in include", "top_logprobs")
+        message = "top_logprobs requires message.output_text.logprobs in include"
+        raise invalid(message, "top_logprobs")
     chat = await asyncio.to_thread(chat_request, body)
     generation = await start_chat(gateway, chat, response_fields(chat))
     asked = generation.asked
@@ -177,8 +178,8 @@ async def _events(answer: _Answer) -> AsyncGenerator[object, None]:
             while event is not None:
                 match event:
                     case Delta():
-                        for told in answer.output.push(event):
-                            yield {**told, "sequence_number": next(numbers)}
+                        for item in answer.output.push(event):
+                            yield {**item, "sequence_number": next(numbers)}
                     case Totals():
                         whole = answer.ended(event)
                         yield _numbered(numbers, str(whole["status"]), response=whole)

@@ -117,9 +117,9 @@ def with_notes(response: Response, body: ApiRequest) -> Response:
 def check_streaming(body: ChatRequest | CompletionRequest) -> None:
     """Raises ApiError for fields that exclude `stream`, or that need it."""
     if body.stream and body.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs are not streamed", "prompt_logprobs")
+        raise invalid("prompt_logprobs cannot be streamed", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options is for stream only", "stream_options")
+        raise invalid("stream_options requires stream", "stream_options")
 
 
 class Choice(Protocol):
@@ -142,7 +142,7 @@ class Choice(Protocol):
     def whole(self) -> Json:
         """Returns the complete choice as JSON."""
 
-    def beside(self) -> Json:
+    def extra_fields(self) -> Json:
         """Returns the answer's further fields. Called for the first choice only."""
 
 
@@ -190,17 +190,17 @@ class ChoiceAnswer:
         async with aclosing(self._events()) as events:
             # A refusal must come before the first event.
             event: Delta | Totals | None = await anext(events)
-            beside = self.choices[0].beside()
+            extra = self.choices[0].extra_fields()
             for choice in self.choices:
                 if (first := choice.first_chunk()) is not None:
-                    yield {**start, "choices": [first], **counts.of_event(0), **beside}
-                    beside = {}
+                    yield {**start, "choices": [first], **counts.of_event(0), **extra}
+                    extra = {}
             while event is not None:
                 if isinstance(event, Delta):
-                    told = self.choices[event.index].chunk(event)
+                    chunk = self.choices[event.index].chunk(event)
                     count = counts.of_event(len(event.token_ids))
-                    if told is not None:
-                        yield {**start, "choices": [told], **count}
+                    if chunk is not None:
+                        yield {**start, "choices": [chunk], **count}
                 elif (last := counts.last(event)) is not None:
                     yield {**start, **last}
                 event = await anext(events, None)
@@ -213,7 +213,7 @@ class ChoiceAnswer:
                     self.choices[event.index].add(event)
                 else:
                     totals = event
-        more = {"usage": usage(totals), **self.choices[0].beside()}
+        more = {"usage": usage(totals), **self.choices[0].extra_fields()}
         return await whole_answer(self._head(self.kind.whole), self.choices, more)
 
     async def _events(self) -> AsyncGenerator[Delta | Totals, None]:

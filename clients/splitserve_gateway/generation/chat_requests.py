@@ -211,8 +211,8 @@ def _text(content: Content) -> str:
 
 
 def _tool(tool: ResponseTool) -> ChatTool:
-    given = {name: getattr(tool, name) for name in FunctionDefinition.model_fields}
-    return ChatTool(type="function", function=FunctionDefinition.model_construct(**given))
+    fields = {name: getattr(tool, name) for name in FunctionDefinition.model_fields}
+    return ChatTool(type="function", function=FunctionDefinition.model_construct(**fields))
 
 
 def _tool_choice(choice: ResponseToolChoice | None) -> ChatToolChoice | None:

@@ -343,8 +343,8 @@ def response_fields(chat: ChatRequest) -> FieldNames:
 
 
 def _grammar_field(body: SamplingFields) -> str:
-    given = (name for name in GRAMMAR_FIELDS if getattr(body, name) is not None)
-    return next(given, "tools")
+    present = (name for name in GRAMMAR_FIELDS if getattr(body, name) is not None)
+    return next(present, "tools")
 
 
 @contextmanager

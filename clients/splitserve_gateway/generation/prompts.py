@@ -1,6 +1,6 @@
 """Prompts of completions and chats: tokenization, length checks and chat templates.
 
-Long texts are tokenized in a thread, beside the event loop.
+Long texts are tokenized in a thread, off the event loop.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def encode_prompts(body: CompletionRequest, served: ServedByScheduler) -> 
 
     if tokenizer is None:
         return list(map(encode, prompts))
-    return await beside_the_loop(tokenizer, size, lambda: list(map(encode, prompts)))
+    return await run_off_loop(tokenizer, size, lambda: list(map(encode, prompts)))
 
 
 def check_chars(
@@ -124,7 +124,7 @@ def truncated(token_ids: list[int], most: int | None, served: ServedByScheduler)
     return token_ids[len(token_ids) - most :] if most < len(token_ids) else token_ids
 
 
-async def beside_the_loop(tokenizer: Tokenizer, size: int, work: Callable[[], Result]) -> Result:
+async def run_off_loop(tokenizer: Tokenizer, size: int, work: Callable[[], Result]) -> Result:
     """Returns the result of `work`. Uses a thread if `size` (characters or tokens) is large."""
     return work() if size <= SMALL_SIZE else await tokenizer.in_thread(work, size)
 
@@ -160,9 +160,9 @@ def tokenizer_of(served: ServedByScheduler) -> Tokenizer:
     if served.tokenizer is None:
         raise TokenizerUnavailable(
             f"the model {served.model.name!r} is served without a tokenizer"
-            f" ({served.tokenizer_lack or 'its executors offer none'}), so text cannot be read or"
-            " written; allowed: POST /v1/completions with a prompt of token ids, whose answer has"
-            " token_ids"
+            f" ({served.tokenizer_problem or 'its executors offer none'}), so text cannot be read"
+            " or written; allowed: POST /v1/completions with a prompt of token ids, whose answer"
+            " has token_ids"
         )
     return served.tokenizer
 
@@ -204,7 +204,7 @@ async def encode_chat(
     text = await tokenizer.in_thread(render)
     check_chars("messages", len(text), truncate, served)
     adds_special = bool(body.add_special_tokens)
-    token_ids = await beside_the_loop(
+    token_ids = await run_off_loop(
         tokenizer,
         len(text),
         lambda: encode_text(text, "messages", truncate, served, adds_special),

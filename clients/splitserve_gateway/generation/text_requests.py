@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from splitserve_gateway.generation.choices import Delta, Event, FieldNames, TextRequest
-from splitserve_gateway.generation.prompts import EncodedPrompt, Serving, beside_the_loop
+from splitserve_gateway.generation.prompts import EncodedPrompt, Serving, run_off_loop
 from splitserve_gateway.http.errors import ApiError, invalid
 from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
 from splitserve_gateway.upstreams.upstream import ServedByScheduler
@@ -34,7 +34,7 @@ async def text_request(
     Raises ApiError and SplitserveError.
     """
     if params.grammar is not None and params.beam_search is not None:
-        raise invalid("grammar does not go with use_beam_search", "grammar")
+        raise invalid("grammar cannot be combined with use_beam_search", "grammar")
     scored = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
     check_prompt_scores(prompts, params, scored)
     if serving.served.tokenizer is None:
@@ -42,7 +42,7 @@ async def text_request(
     words = body.bad_words
     if words:
         tokenizer = serving.tokenizer
-        token_ids = await beside_the_loop(
+        token_ids = await run_off_loop(
             tokenizer, sum(map(len, words)), lambda: tokenizer.bad_words_token_ids(words)
         )
         params = replace(params, bad_words_token_ids=token_ids)
@@ -73,8 +73,8 @@ def _check_needs_no_text(body: SamplingFields, params: SamplingParams) -> None:
         asked |= {name: getattr(body, name) for name in GRAMMAR_FIELDS}
     for name, value in asked.items():
         if value:
-            message = f"{name} is about text, and the model is served without a tokenizer; allowed:"
-            raise invalid(f"{message} none", name, "tokenizer_unavailable")
+            message = f"{name} needs a tokenizer, but the model has none here; allowed: none"
+            raise invalid(message, name, "tokenizer_unavailable")
 
 
 def _ending_token_ids(eos_token_ids: Collection[int], params: SamplingParams) -> frozenset[int]:
@@ -129,7 +129,7 @@ def beam_search(body: SamplingFields) -> BeamSearch | None:
     if not body.use_beam_search:
         if body.length_penalty not in (None, 1.0) or body.early_stopping:
             param = "early_stopping" if body.early_stopping else "length_penalty"
-            raise invalid(f"{param} is for use_beam_search only", param)
+            raise invalid(f"{param} requires use_beam_search", param)
         return None
     stopping = EarlyStopping.ALWAYS if body.early_stopping else EarlyStopping.HEURISTIC
     return BeamSearch(body.n or 1, body.length_penalty, stopping)
@@ -166,7 +166,7 @@ def check_prompt_scores(
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
     num_scores = num_tokens * (1 + params.num_prompt_logprobs) * params.num_completions
     if num_scores > MAX_SCORES:
-        what = f"the choices have {num_scores} logprobs of prompts"
+        what = f"the choices have {num_scores} prompt logprobs"
         raise _too_many(param, what)
 
 

@@ -125,7 +125,7 @@ async def _calls(
     use, form = rules.tool_use, rules.output_format
     if form.tool_calls is None:
         if use.must_call:
-            raise GrammarRefused("tool_choice", "calls of this model are not parsed here")
+            raise GrammarRefused("tool_choice", "tool calls of this model cannot be parsed")
         return form, None
     is_spoken = rules.special_tokens.isdisjoint(texts_of(form.tool_calls))
     if use.callable_tools and (use.must_call or has_answer):

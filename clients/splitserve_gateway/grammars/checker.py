@@ -117,7 +117,7 @@ class GrammarChecker:
         for lane in self._lanes:
             await lane.process.close()
         for check in [*self._checks.values()]:
-            self._end(check, GrammarCheckUnavailable("grammars are no longer checked"))
+            self._end(check, GrammarCheckUnavailable("the grammar checker is closed"))
 
     async def _verdict(self, kind: str, texts: Sequence[str], tenant: str) -> GrammarTrialResult:
         key = hashlib.sha256(encode_task(kind, texts, 0)).digest()
@@ -139,7 +139,7 @@ class GrammarChecker:
 
     def _begin(self, check: _Check) -> _Check:
         if self._is_closed:
-            raise GrammarCheckUnavailable("grammars are no longer checked")
+            raise GrammarCheckUnavailable("the grammar checker is closed")
         max_waiting = self._limits.max_waiting
         of_tenant = sum(other.tenant == check.tenant for other in self._checks.values())
         if len(self._checks) >= max_waiting or of_tenant >= -(-max_waiting // _MAX_SHARE):
@@ -308,13 +308,13 @@ def json_text(field: str, value: object) -> str:
     try:
         return checked_text(field, json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (ValueError, RecursionError) as error:
-        raise GrammarRefused(field, "is nested too deeply, or no JSON") from error
+        raise GrammarRefused(field, "is nested too deeply, or is not JSON") from error
 
 
 def checked_text(field: str, text: object) -> str:
     """Returns `text` if it is a string of allowed length for grammars. Raises GrammarRefused."""
     if not isinstance(text, str) or not text:
-        raise GrammarRefused(field, "must be a text that is not empty")
+        raise GrammarRefused(field, "must be a non-empty text")
     if len(text) > MAX_GRAMMAR_BYTES or len(_utf8(field, text)) > MAX_GRAMMAR_BYTES:
         raise GrammarRefused(field, f"must have at most {MAX_GRAMMAR_BYTES} bytes")
     return text
@@ -324,7 +324,7 @@ def _utf8(field: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise GrammarRefused(field, "has half of a surrogate pair") from error
+        raise GrammarRefused(field, "contains a lone surrogate") from error
 
 
 def _response_format(field: str, value: object) -> RequestedGrammar | None:
@@ -407,7 +407,7 @@ def _object(field: str, value: object) -> Mapping[str, object]:
 def _only(field: str, form: Mapping[str, object], known: tuple[str, ...]) -> None:
     for key in form:
         if key not in known:
-            raise GrammarRefused(f"{field}.{key[:64]}", "is not known here")
+            raise GrammarRefused(f"{field}.{key[:64]}", "is an unknown field")
 
 
 _KINDS = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar}

@@ -87,7 +87,7 @@ def tool_use(
     if choice == "none":
         return ToolUse()
     if not known:
-        raise GrammarRefused("tool_choice", "needs tools")
+        raise GrammarRefused("tool_choice", "requires tools")
     match choice:
         case ChatToolName(function=function):
             named = _named(known, "tool_choice.function.name", function.name)
@@ -107,7 +107,7 @@ def _tools(listed: Sequence[ChatTool]) -> tuple[Tool, ...]:
     names: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.name in names:
-            message = f"is the second one named {tool.name}"
+            message = f"is {tool.name}, as of another function"
             raise GrammarRefused(f"tools.{index}.function.name", message)
         names.add(tool.name)
     return tools
@@ -116,8 +116,8 @@ def _tools(listed: Sequence[ChatTool]) -> tuple[Tool, ...]:
 def _tool(field: str, function: FunctionDefinition) -> Tool:
     field = f"{field}.parameters"
     parameters = _parameters(field, function.parameters)
-    given = {name: getattr(function, name) for name in FunctionDefinition.model_fields}
-    form = {name: value for name, value in given.items() if value is not None}
+    fields = {name: getattr(function, name) for name in FunctionDefinition.model_fields}
+    form = {name: value for name, value in fields.items() if value is not None}
     return Tool(
         name=function.name,
         form={"type": "function", "function": form},
@@ -145,7 +145,7 @@ def _named(known: tuple[Tool, ...], field: str, name: str) -> Tool:
     for tool in known:
         if tool.name == name:
             return tool
-    raise GrammarRefused(field, "names no function of tools")
+    raise GrammarRefused(field, "is not the name of a function in tools")
 
 
 # -- Grammars of tool calls, in the notations that models were trained on --------------------------

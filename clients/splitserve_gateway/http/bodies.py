@@ -1,6 +1,6 @@
 """Request bodies: bounded reading, validation against schemas, and a budget of bytes.
 
-Large bodies are validated in a thread, beside the event loop.
+Large bodies are validated in a thread, off the event loop.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def read_body(
         async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await _read(request, max_bytes, share)
     except TimeoutError as error:
-        message = f"the body did not come within {BODY_TIMEOUT_S:.0f} seconds"
+        message = f"the body did not arrive within {BODY_TIMEOUT_S:.0f} seconds"
         raise ApiError(408, _KIND, message, code="request_timeout") from error
     if len(body) <= _SMALL_BYTES:
         return _parse(body, schema)
@@ -64,7 +64,7 @@ def _parse(body: bytearray, schema: type[Schema]) -> Schema:
     """
     for marks, most, what in _MOST:
         if sum(map(body.count, marks)) > most:
-            message = f"the body has more than {most} {what}, counted in its texts, too"
+            message = f"the body has more than {most} {what}, also counted within texts"
             raise invalid(message, code="too_many_values")
     try:
         return schema.model_validate_json(body)
@@ -113,13 +113,14 @@ def _too_large(max_bytes: int) -> ApiError:
 def _refusal(error: ValidationError) -> ApiError:
     """Returns the 400 error of the first validation error, with the field's name."""
     if error.error_count() > _MAX_ERRORS:
-        return invalid(f"more than {_MAX_ERRORS} fields are wrong or unknown", code="invalid_value")
+        message = f"more than {_MAX_ERRORS} fields are invalid or unknown"
+        return invalid(message, code="invalid_value")
     first = error.errors(include_url=False, include_context=False)[0]
     # Tags of unions, and the mark of a key, are not field names.
     parts = [str(part) for part in first["loc"] if not str(part).startswith(("<", "["))]
     param = quoted(".".join(parts)) if parts else None
     if first["type"] == "json_invalid":
-        return invalid(f"the body is no JSON: {first['msg']}", code="invalid_json")
+        return invalid(f"the body is not JSON: {first['msg']}", code="invalid_json")
     if first["type"] == "extra_forbidden":
         return invalid(f"unknown field {param!r}", param, "unknown_field")
     if first["type"] == "missing":
@@ -129,7 +130,7 @@ def _refusal(error: ValidationError) -> ApiError:
     if first["type"] == "content_missing":
         is_null = "content" in first["input"]
         was = "null" if is_null else "absent"
-        message = f"{param}.content {first['msg']}, and is {was}"
+        message = f"{param}.content {first['msg']}, but is {was}"
         return invalid(message, f"{param}.content" if is_null else param, "invalid_value")
     name, wanted = param or "the body", first["msg"]
     if first["type"] == "string_type" and first["loc"][-1:] == ("<text>",):
@@ -184,7 +185,7 @@ class BodyBudget:
                     self._has_more.clear()
                     await self._has_more.wait()
         except TimeoutError as error:
-            message = f"the bodies of requests have too many of {self._shares.num_all} bytes"
+            message = f"request bodies take too many of the {self._shares.num_all} bytes allowed"
             code = "too_many_body_bytes"
             raise ApiError(
                 429, "rate_limit_error", message, code=code, retry_after_s=_RETRY_AFTER_S

@@ -212,7 +212,7 @@ class Connection(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         if not self.transport.is_closing():
-            message = f"the headers did not come within {HEAD_TIMEOUT_S:.0f} seconds"
+            message = f"the headers did not arrive within {HEAD_TIMEOUT_S:.0f} seconds"
             self._refuse(HeadRefused(HTTPStatus.REQUEST_TIMEOUT, message))
 
     def _count_head(self, num_bytes: int) -> None:

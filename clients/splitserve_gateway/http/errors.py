@@ -104,8 +104,8 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_value")
 
 def model_unknown(model: str, known: Sequence[str]) -> ApiError:
     """Returns a 404 error: no scheduler serves `model`. `known`: models that are served."""
-    there_is = ", ".join(map(repr, known))
-    message = f"the model {quoted(model)!r} is not served; there is {there_is}"
+    available = ", ".join(map(repr, known))
+    message = f"the model {quoted(model)!r} is not served; available: {available}"
     return ApiError(404, "invalid_request_error", message, code="model_not_found", param="model")
 
 
@@ -131,9 +131,10 @@ def too_many_requests(message: str) -> ApiError:
     return ApiError(429, kind, message, code=code, retry_after_s=_RETRY_AFTER_S)
 
 
-def too_many_strangers() -> ApiError:
-    """Returns a 503 error: too many unknown credentials are being looked up."""
-    return _unavailable("too many credentials are being looked up; try again", "too_many_callers")
+def too_many_lookups() -> ApiError:
+    """Returns a 503 error: too many unknown credentials are being checked."""
+    message = "too many unknown credentials are being checked; try again"
+    return _unavailable(message, "too_many_callers")
 
 
 def no_scheduler() -> ApiError:
@@ -143,13 +144,13 @@ def no_scheduler() -> ApiError:
 
 def upstream_refused() -> ApiError:
     """Returns a 503 error: schedulers refuse the gateway's own key."""
-    message = "the service does not know its own gateway; whoever runs it has to mend that"
+    message = "schedulers reject the gateway's own key; the operator has to fix this"
     return _unavailable(message, "upstream_refused")
 
 
 def draining() -> ApiError:
     """Returns a 503 error: the gateway is being stopped."""
-    return _unavailable("the gateway is shutting down; try another, or again", "draining")
+    return _unavailable("the gateway is shutting down; try again", "draining")
 
 
 def _unavailable(message: str, code: str) -> ApiError:
@@ -169,7 +170,8 @@ def error_of(error: Exception) -> ApiError:
         case SplitserveError():
             return api_error(error)
     _log.error("request_failed", exc_info=error)
-    return ApiError(500, "server_error", "the gateway failed; its log says why", code="internal")
+    message = "the gateway failed; its log has the details"
+    return ApiError(500, "server_error", message, code="internal")
 
 
 def api_error(error: SplitserveError) -> ApiError:
@@ -201,7 +203,7 @@ def api_error(error: SplitserveError) -> ApiError:
             return _failed(error, code)
         case _:
             _log.error("request_failed", exc_info=error)
-            message = "the service failed; its log says why"
+            message = "the service failed; its log has the details"
             return ApiError(500, "server_error", message, code=code or "internal")
 
 

@@ -127,7 +127,7 @@ class Exchange:
         except asyncio.CancelledError:
             if self._error is None and not self._is_gone:
                 raise
-            assert self._task is not None, "it was ended"
+            assert self._task is not None, "`end` cancelled the task"
             self._task.uncancel()
         except Exception as error:
             # Any exception fails only this request.

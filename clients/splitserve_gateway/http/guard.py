@@ -24,7 +24,7 @@ def is_about_health(path: str) -> bool:
 class Exchanges:
     """Open requests, and the rule for taking more.
 
-    `max_open`: None if callers are known; then TenantPlaces bounds requests.
+    `max_open`: None if callers are known; then TenantConcurrency bounds requests.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Exchanges:
             return draining()
         if self._max_open is None or len(self._open) < self._max_open:
             return None
-        return too_many_requests(f"the gateway answers {self._max_open} requests already")
+        return too_many_requests(f"the gateway already has {self._max_open} open requests")
 
     def add(self, exchange: Exchange) -> None:
         """Adds an open request."""

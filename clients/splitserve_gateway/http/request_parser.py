@@ -95,7 +95,8 @@ def _method_unknown(data: bytes) -> HeadRefused:
     """Returns the refusal of `data`: a request with an unknown method, or no HTTP at all."""
     unknown = [each for each in _REQUEST_LINE.findall(data) if each not in _KNOWN_METHODS]
     if not unknown:
-        return HeadRefused(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1: it begins with no method")
+        message = "this is not HTTP/1.1: it does not begin with a method"
+        return HeadRefused(HTTPStatus.BAD_REQUEST, message)
     message = f"the method is {unknown[0][:80].decode()!r}; allowed: those of RFC 9110, in capitals"
     return HeadRefused(HTTPStatus.NOT_IMPLEMENTED, message)
 
@@ -163,7 +164,7 @@ def _check_host(version: str, headers: Headers) -> None:
         raise HeadRefused(HTTPStatus.BAD_REQUEST, "the header host is missing")
     if len(hosts) > 1:
         raise HeadRefused(
-            HTTPStatus.BAD_REQUEST, f"there are {len(hosts)} headers host; allowed: one"
+            HTTPStatus.BAD_REQUEST, f"there are {len(hosts)} host headers; allowed: one"
         )
     if hosts and _HOST.fullmatch(hosts[0]) is None:
         message = f"the header host is {_shown(hosts[0])}; allowed: a name or address with a port"
@@ -181,10 +182,10 @@ def _check_transfer_encoding(version: str, headers: Headers) -> None:
     if version == "1.0":
         message = "the header transfer-encoding is given; allowed: none in HTTP/1.0"
         raise HeadRefused(HTTPStatus.BAD_REQUEST, message)
-    given = [coding.strip().lower() for coding in b",".join(codings).split(b",")]
-    if given != [_CHUNKED]:
+    names = [coding.strip().lower() for coding in b",".join(codings).split(b",")]
+    if names != [_CHUNKED]:
         message = f"the header transfer-encoding is {_shown(b', '.join(codings))}; allowed: chunked"
-        is_framed = given[-1] == _CHUNKED
+        is_framed = names[-1] == _CHUNKED
         status = HTTPStatus.NOT_IMPLEMENTED if is_framed else HTTPStatus.BAD_REQUEST
         raise HeadRefused(status, message)
 
@@ -194,7 +195,7 @@ def _check_scheme(scheme: bytes, is_tls: bool) -> None:
         message = f"the scheme of the target is {_shown(scheme)}; allowed: http, https"
         raise HeadRefused(HTTPStatus.BAD_REQUEST, message)
     if scheme == b"https" and not is_tls:
-        message = "the target is of https, and this connection is not"
+        message = "the target is an https URL, but the connection is not encrypted"
         raise HeadRefused(HTTPStatus.MISDIRECTED_REQUEST, message)
 
 

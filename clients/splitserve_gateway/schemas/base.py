@@ -83,7 +83,7 @@ def text_type(*allowed: str) -> BeforeValidator:
 
 def _refuse(value: object) -> object:
     if value is not None:
-        raise PydanticCustomError("unsupported_field", "is not supported here")
+        raise PydanticCustomError("unsupported_field", "is not supported")
     return value
 
 
@@ -108,7 +108,7 @@ def _check_nesting(value: object) -> object:
         ]
         if not level:
             return value
-    message = f"objects and lists may be nested {MAX_NESTING} deep"
+    message = f"objects and lists may be nested at most {MAX_NESTING} deep"
     raise PydanticCustomError("nested_too_deeply", message)
 
 

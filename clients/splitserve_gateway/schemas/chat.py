@@ -124,7 +124,7 @@ class ChatMessage(ApiRequest):
 
 def _check_variables(variables: dict[str, Any]) -> dict[str, Any]:
     if taken := _NO_VARIABLES & variables.keys():
-        message = f"{min(taken)} is no variable: templates are given it already"
+        message = f"{min(taken)} is reserved: templates get it from other fields"
         raise PydanticCustomError("variable_taken", message)
     return variables
 

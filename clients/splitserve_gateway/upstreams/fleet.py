@@ -179,7 +179,7 @@ class Fleet:
         """
         known = [(u, u.served) for u in self.reachable(allowed) if u.served is not None]
         if not known and allowed is not None and not allowed:
-            raise caller_not_allowed("the credential is for none of the models that are served")
+            raise caller_not_allowed("the credential does not permit any of the served models")
         if not known:
             raise no_scheduler()
         fitting = [(u, s) for u, s in known if model in (None, s.model.name)]

@@ -50,7 +50,7 @@ _KNOWN = (ModelNotReady, *_REFUSALS)
 _UNREACHABLE = "UNREACHABLE"
 # Readiness of a scheduler that may soon have executors; its health is asked later and may lag.
 _BEGINNING = (Readiness.NO_EXECUTOR.value, Readiness.READY.value)
-_MAX_SAID = 8
+_MAX_LOGGED = 8
 _LOSSES = (ServerUnreachable, ModelNotReady, *_REFUSALS)
 
 _log = logging.getLogger(__name__)
@@ -60,12 +60,12 @@ _log = logging.getLogger(__name__)
 class ServedByScheduler:
     """Model that a scheduler serves, and its tokenizer.
 
-    `tokenizer`: None if the executors offer no readable one; `tokenizer_lack` gives the reason.
+    `tokenizer`: None if the executors offer no readable one; `tokenizer_problem` gives the reason.
     """
 
     model: Model
     tokenizer: Tokenizer | None
-    tokenizer_lack: str = ""
+    tokenizer_problem: str = ""
 
 
 class FleetOperations(Protocol):
@@ -127,9 +127,9 @@ class Upstream:
         self._readiness = _UNREACHABLE
         self._digest = ""
         self._refusal = ""
-        self._tokenizer_lack = ""
+        self._tokenizer_problem = ""
         # Problems logged since the scheduler was last ready.
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         # A gateway with a key requires that schedulers ask callers for keys.
         self._is_for_callers = config is not None and config.has_api_key
         # Requests being read, with the time of their last event.
@@ -176,7 +176,7 @@ class Upstream:
         place = _Place(self._places)
         _place.set(place)
         task = asyncio.current_task()
-        assert task is not None, "called in a coroutine"
+        assert task is not None, "called in a task"
         task.add_done_callback(place.free)
 
     @property
@@ -305,7 +305,7 @@ class Upstream:
         else:
             if self._client.credential is shown:
                 return
-        raise ServerUnreachable("the scheduler refuses the gateway's own key", UPSTREAM_REFUSED)
+        raise ServerUnreachable("the scheduler rejects the gateway's own key", UPSTREAM_REFUSED)
 
     def _lose(self, error: SplitserveError) -> None:
         self._is_serving = False
@@ -318,7 +318,7 @@ class Upstream:
             _log.warning("upstream_lost address=%s error=%r", self.address, str(error))
             self._others.tell_lost(self.served)
             self._digest, self.served = self.served.model.digest, None
-            self._said.add(str(error))
+            self._logged.add(str(error))
         # Checked after each failed look: another scheduler may come later than this one was lost.
         if isinstance(error, ServerUnreachable) and self.find_other(self._digest):
             for request in list(self._requests):
@@ -357,7 +357,7 @@ class Upstream:
                     self._lose(error)
                 # Not logged at the first failure: a scheduler may start together with the gateway.
                 if num_failures > 1 and not isinstance(error, _KNOWN):
-                    self._say_unreachable(str(error))
+                    self._log_unreachable(str(error))
             self._others.tell_news()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
@@ -386,14 +386,14 @@ class Upstream:
         finally:
             await watch.close()
 
-    def _say_unreachable(self, problem: str) -> None:
+    def _log_unreachable(self, problem: str) -> None:
         """Logs `problem` once, up to a bounded number of problems.
 
         Error texts of a transport may alternate from try to try.
         """
-        if problem in self._said or len(self._said) >= _MAX_SAID:
+        if problem in self._logged or len(self._logged) >= _MAX_LOGGED:
             return
-        self._said.add(problem)
+        self._logged.add(problem)
         _log.warning("upstream_unreachable address=%s error=%r", self.address, problem)
 
     async def _renew_session(self) -> None:
@@ -417,7 +417,7 @@ class Upstream:
             return replace(self.served, model=model)
         self._begin_reading()
         tokenizer = await self._read_tokenizer()
-        return ServedByScheduler(model, tokenizer, self._tokenizer_lack)
+        return ServedByScheduler(model, tokenizer, self._tokenizer_problem)
 
     async def _check_callers(self) -> None:
         """Raises CallerUnknown or CallerNotAllowed if the scheduler refuses requests of callers.
@@ -426,18 +426,18 @@ class Upstream:
         """
         own = await self._client.identify()
         if not own.knows_callers:
-            raise CallerNotAllowed("the scheduler asks nobody for a key, and the gateway has one")
+            raise CallerNotAllowed("the scheduler requires no key, but the gateway has one")
         if _GATEWAY not in own.scopes:
-            raise CallerNotAllowed(f"the gateway's key is not of the scope {_GATEWAY}")
+            raise CallerNotAllowed(f"the gateway's key lacks the scope {_GATEWAY}")
 
     async def _read_tokenizer(self) -> Tokenizer | None:
-        self._tokenizer_lack = ""
+        self._tokenizer_problem = ""
         try:
             files = await self._client.get_tokenizer_files()
             return await asyncio.to_thread(Tokenizer.from_files, files)
         except (TokenizerUnavailable, ChatTemplateFailed) as error:
             _log.warning("tokenizer_unavailable address=%s error=%r", self.address, str(error))
-            self._tokenizer_lack = error.message
+            self._tokenizer_problem = error.message
             return None
 
     def _note(self, served: ServedByScheduler) -> None:
@@ -446,7 +446,7 @@ class Upstream:
         self.served = served
         self._is_read.set()
         self._refusal = ""
-        self._said.clear()
+        self._logged.clear()
 
 
 def _readiness_by(error: SplitserveError) -> str:

@@ -71,12 +71,12 @@ def test_null_is_as_absent_in_every_field() -> None:
 
 
 def test_values_may_be_nested_as_documented() -> None:
-    (most,) = re.findall(r"may be nested (\d+) deep", FIELDS)
+    (most,) = re.findall(r"may be nested at most (\d+) deep", FIELDS)
     deep: Any = {}
     for _ in range((int(most) - 2) // 2):
         deep = {"a": [deep]}
     ChatRequest(chat_template_kwargs={"a": deep})
-    with pytest.raises(ValidationError, match=f"nested {most} deep"):
+    with pytest.raises(ValidationError, match=f"nested at most {most} deep"):
         ChatRequest(chat_template_kwargs={"a": [deep]})
 
 

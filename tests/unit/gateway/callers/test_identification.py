@@ -39,13 +39,13 @@ def test_credential_follows_the_scheme(value: bytes, credential: str) -> None:
     ("values", "problem"),
     [
         ((), "no credential was given"),
-        ((b"",), "authorization is not usable"),
-        ((b"Bearer",), "authorization is not usable"),
-        ((b"Bearer ",), "authorization is not usable"),
-        ((b"Basic YTpi",), "authorization is not usable"),
-        ((b"Bearer a", b"Bearer a"), "authorization is not usable"),
-        ((b"Bearer a", b"Bearer b"), "authorization is not usable"),
-        ((b"Bearer a b",), "3 characters; allowed: at most 8192, visible ones of ASCII"),
+        ((b"",), "authorization is invalid"),
+        ((b"Bearer",), "authorization is invalid"),
+        ((b"Bearer ",), "authorization is invalid"),
+        ((b"Basic YTpi",), "authorization is invalid"),
+        ((b"Bearer a", b"Bearer a"), "authorization is invalid"),
+        ((b"Bearer a", b"Bearer b"), "authorization is invalid"),
+        ((b"Bearer a b",), "3 characters; allowed: at most 8192 visible ASCII characters"),
         ((b"Bearer \xc3\xa4",), "2 characters"),
         ((b"Bearer a\x7f",), "2 characters"),
         ((b"Bearer " + b"a" * 8193,), "8193 characters"),
@@ -60,7 +60,7 @@ def test_what_cannot_be_a_credential_is_refused(values: tuple[bytes, ...], probl
 
 
 MEMORY = Memory(
-    known_s=5.0, unknown_s=1.0, max_known=2, max_unknown=2, max_strangers=2, max_waiting=0
+    known_s=5.0, unknown_s=1.0, max_known=2, max_unknown=2, max_lookups=2, max_waiting=0
 )
 
 
@@ -233,7 +233,7 @@ async def test_flood_of_one_origin_hardly_delays_another() -> None:
 
 
 async def test_stranger_waits_no_longer_than_it_has_patience() -> None:
-    asked = Asked(replace(MEMORY, max_strangers=1, max_waiting=40, patience_s=0.01))
+    asked = Asked(replace(MEMORY, max_lookups=1, max_waiting=40, patience_s=0.01))
     asked.callers = {"genuine": Caller("genuine")}
     asked.answers.clear()
     first = asked.begin("guess", "flood")
