@@ -91,26 +91,26 @@ def _request(request: live.LiveRequest) -> dict[str, Any]:
     }
 
 
-def _executor(told: live.LiveExecutor) -> dict[str, Any]:
+def _executor(status: live.LiveExecutor) -> dict[str, Any]:
     return {
-        "address": told.address,
+        "address": status.address,
         # Beyond the integer range of JavaScript's numbers.
-        "life": str(told.life),
-        "state": state_word(told.state),
-        "running": list(told.running),
-        "tokens": list(told.num_tokens),
-        "computed": list(told.num_computed),
-        "swapped": list(told.swapped),
-        "waiting": list(told.waiting),
-        "num_waiting": told.num_waiting,
-        "reason": _reason(told.reason) if told.reason.lack else None,
-        "rows": told.max_num_seqs,
-        "in_flight": told.num_in_flight,
-        "num_steps": told.num_steps,
-        "preemptions": told.num_preemptions,
-        "steps": [_step(step) for step in told.steps],
-        "device": _pool(told.device),
-        "host": _pool(told.host),
+        "life": str(status.life),
+        "state": state_word(status.state),
+        "running": list(status.running),
+        "tokens": list(status.num_tokens),
+        "computed": list(status.num_computed),
+        "swapped": list(status.swapped),
+        "waiting": list(status.waiting),
+        "num_waiting": status.num_waiting,
+        "reason": _reason(status.reason) if status.reason.lack else None,
+        "rows": status.max_num_seqs,
+        "in_flight": status.num_in_flight,
+        "num_steps": status.num_steps,
+        "preemptions": status.num_preemptions,
+        "steps": [_step(step) for step in status.steps],
+        "device": _pool(status.device),
+        "host": _pool(status.host),
     }
 
 

@@ -116,15 +116,15 @@ def _title(state: LiveState) -> Text:
 
 def _totals(state: LiveState) -> Iterator[Text]:
     """Yields the totals of all executors: current values, and charts of the last minute."""
-    told = [executor.told for executor in state.executors.values()]
+    statuses = [executor.status for executor in state.executors.values()]
     blocks = [executor.device.counts for executor in state.executors.values()]
     num_blocks = sum(map(sum, blocks))
     num_used = num_blocks - sum(counts[0] + counts[3] for counts in blocks)
-    num_waiting = state.frame.num_waiting + sum(each.num_waiting for each in told)
+    num_waiting = state.frame.num_waiting + sum(each.num_waiting for each in statuses)
     parts = [
-        f"{sum(len(set(each.running)) for each in told)} running",
+        f"{sum(len(set(each.running)) for each in statuses)} running",
         f"{num_waiting} waiting",
-        f"{sum(len(each.swapped) for each in told)} swapped",
+        f"{sum(len(each.swapped) for each in statuses)} swapped",
         f"KV {_share(num_used, num_blocks)}",
     ]
     latency = state.frame.time_to_first_token
@@ -161,11 +161,12 @@ def _duration(us: int) -> str:
 
 
 def _brief(executor: LiveExecutor) -> Text:
-    told, counts = executor.told, executor.device.counts
+    status, counts = executor.status, executor.device.counts
     num_used = len(executor.device.states) - counts[0] - counts[3]
     return _line(
-        f"{printable(told.address)}  {state_word(told.state)}  {len(set(told.running))} running, "
-        f"{told.num_waiting} waiting, {len(told.swapped)} swapped, "
+        f"{printable(status.address)}  {state_word(status.state)}  "
+        f"{len(set(status.running))} running, "
+        f"{status.num_waiting} waiting, {len(status.swapped)} swapped, "
         f"{num_used} of {len(executor.device.states)} blocks used"
     )
 
@@ -174,18 +175,18 @@ def _executor(
     state: LiveState, executor: LiveExecutor, width: int, detail: _Detail
 ) -> Iterator[Text]:
     """Yields the lines of an executor; lines that do not fit the width are cut."""
-    told = executor.told
+    status = executor.status
     yield _line("")
-    yield _line(f"{printable(told.address)}  {state_word(told.state)}", "bold")
-    num_running = len(set(told.running))
+    yield _line(f"{printable(status.address)}  {state_word(status.state)}", "bold")
+    num_running = len(set(status.running))
     yield _line(
-        f"{num_running} running in {len(told.running)} of {told.max_num_seqs} rows, "
-        f"{told.num_waiting} waiting, {len(told.swapped)} swapped, {told.num_steps} steps, "
-        f"{told.num_preemptions} preemptions"
+        f"{num_running} running in {len(status.running)} of {status.max_num_seqs} rows, "
+        f"{status.num_waiting} waiting, {len(status.swapped)} swapped, {status.num_steps} steps, "
+        f"{status.num_preemptions} preemptions"
     )
-    if told.reason.lack:
-        next_here = state.request(next(iter((*told.swapped, *told.waiting)), 0))
-        yield _line(f"next here is {printable(next_here.request_id)}: {why(told.reason)}")
+    if status.reason.lack:
+        next_here = state.request(next(iter((*status.swapped, *status.waiting)), 0))
+        yield _line(f"next here is {printable(next_here.request_id)}: {why(status.reason)}")
     for name, pool in (("device", executor.device), ("host", executor.host)):
         if pool.states and detail.num_map_lines:
             yield from _pool(name, pool, width, detail.num_map_lines)
@@ -195,8 +196,8 @@ def _executor(
         rows = ", ".join(f"{n} {_kind_word(kind)}" for kind, n in sorted(kinds.items()))
         line = _line(f"step {step.step_id}  {step.round_trip_us / 1000:.1f} ms  {rows}  ")
         yield _add_marks(line, _KINDS, step.kinds[: max(0, width - len(line))])
-    if told.running and detail.num_rows:
-        yield from _rows(state, told, detail.num_rows)
+    if status.running and detail.num_rows:
+        yield from _rows(state, status, detail.num_rows)
 
 
 def _pool(name: str, pool: Pool, width: int, num_map_lines: int) -> Iterator[Text]:
@@ -221,14 +222,14 @@ def _pool(name: str, pool: Pool, width: int, num_map_lines: int) -> Iterator[Tex
         yield _add_marks(_line(""), _BLOCKS, shown[start : start + width])
 
 
-def _rows(state: LiveState, told: live.LiveExecutor, most: int) -> Iterator[Text]:
-    running = state.requests(told.running)
+def _rows(state: LiveState, status: live.LiveExecutor, most: int) -> Iterator[Text]:
+    running = state.requests(status.running)
     # The last line shows the number of further requests.
     num_shown = len(running) if len(running) <= most else most - 1
     names = [(printable(each.request_id), printable(each.tenant)) for each in running[:num_shown]]
     table: list[tuple[str, ...]] = [("REQUEST", "TENANT", "PROMPT", "TOKENS", "COMPUTED")]
     for row, (request_id, tenant) in enumerate(names):
-        numbers = running[row].num_prompt_tokens, told.num_tokens[row], told.num_computed[row]
+        numbers = running[row].num_prompt_tokens, status.num_tokens[row], status.num_computed[row]
         table.append((request_id, tenant, *(str(number) for number in numbers)))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for number, row_texts in enumerate(table):

@@ -114,7 +114,7 @@ class _Page:
         """Returns the viewer's credential, empty for none. Raises DomainError."""
         credential = split_bearer(request.headers.get("authorization", "")) or ""
         if credential and not is_credential(credential):
-            raise DomainError("CALLER_UNKNOWN", "the credential is not usable")
+            raise DomainError("CALLER_UNKNOWN", "the credential is invalid")
         if self._check is not None:
             await self._check(request, credential)
         return credential
@@ -193,7 +193,7 @@ def _refusal(error: SplitserveError | DomainError | OSError | LookupError) -> Re
     elif isinstance(error, CallerNotAllowed):
         reason = "CALLER_NOT_ALLOWED"
     elif reason == "METHOD_UNKNOWN":
-        message += "; --live-schedulers says where schedulers listen for operators"
+        message += "; set --live-schedulers to the addresses where schedulers listen for operators"
     return JSONResponse({"reason": reason, "message": message}, _STATUS.get(reason, 503))
 
 

@@ -43,15 +43,17 @@ class Pool:
         wanted = max(self.num_touched, _LEAST_SHOWN)
         return min(len(self.states), 1 << (wanted - 1).bit_length())
 
-    def take(self, told: live.LivePool) -> None:
-        """Applies the changes in `told`."""
-        self.block_size = told.block_size
-        missing = told.num_blocks - len(self.states)
+    def take(self, changes: live.LivePool) -> None:
+        """Applies the changes in `changes`."""
+        self.block_size = changes.block_size
+        missing = changes.num_blocks - len(self.states)
         if missing > 0:
             self.states.extend(bytes(missing))
             self.holders.extend([0] * missing)
             self.counts[0] += missing
-        for block, state, holder in zip(told.changed, told.states, told.holders, strict=True):
+        for block, state, holder in zip(
+            changes.changed, changes.states, changes.holders, strict=True
+        ):
             self.counts[self.states[block]] -= 1
             self.counts[state] += 1
             self.states[block] = state
@@ -65,10 +67,10 @@ class Pool:
 class LiveExecutor:
     """State of one life of an executor.
 
-    `told`: its latest message. `steps`: the latest steps that it answered.
+    `status`: its latest message. `steps`: the latest steps that it answered.
     """
 
-    told: live.LiveExecutor
+    status: live.LiveExecutor
     device: Pool = field(default_factory=Pool)
     host: Pool = field(default_factory=Pool)
     steps: deque[live.LiveStep] = field(default_factory=lambda: deque(maxlen=_MAX_STEPS))
@@ -94,15 +96,15 @@ class LiveState:
             self._names.clear()
         self._names.update((request.number, request) for request in frame.new_requests)
         executors = {}
-        for told in frame.executors:
-            known = self.executors.get(told.address)
-            if known is None or known.told.life != told.life:
-                known = LiveExecutor(told)
-            known.told = told
-            known.device.take(told.device)
-            known.host.take(told.host)
-            known.steps.extend(told.steps)
-            executors[told.address] = known
+        for status in frame.executors:
+            known = self.executors.get(status.address)
+            if known is None or known.status.life != status.life:
+                known = LiveExecutor(status)
+            known.status = status
+            known.device.take(status.device)
+            known.host.take(status.host)
+            known.steps.extend(status.steps)
+            executors[status.address] = known
         self.executors = executors
 
     def request(self, number: int) -> live.LiveRequest:
@@ -119,24 +121,24 @@ class LiveState:
 # A reason names up to this many executors, otherwise their number.
 _MAX_NAMED = 2
 # Indexed by the values of `LivePool.states`.
-BLOCK_STATES = ("free", "held", "shared", "cached", "given back", "on the move")
+BLOCK_STATES = ("free", "held", "shared", "cached", "given back", "moving")
 # Indexed by the values of `LiveStep.kinds`, of which there is no 0.
 ROW_KINDS = ("", "prompt", "decode", "drafts", "run")
 
 _SENTENCES: Mapping[str, str] = MappingProxyType(
     {
-        "turn": "its turn comes with one of the next steps",
+        "turn": "it is due in one of the next steps",
         "executor": "no executor is connected",
-        "fitting_executor": "it can never run there",
+        "fitting_executor": "the executor can never run it",
         "blocks": "there are too few free blocks",
         "rows": "there is no free row",
-        "bytes": "parameters of sampling take all of their memory",
-        "share": "its tenant has its share while others wait",
-        "adapter_slot": "there is no slot for its adapter",
-        "budget": "rows and prompts before it take the tokens of the next step",
-        "results": "steps in flight concern it",
-        "open_executor": "the executor takes nobody for now",
-        "others_first": "others that wait there go first",
+        "bytes": "sampling parameters use all of their memory",
+        "share": "its tenant has used its share while others wait",
+        "adapter_slot": "there is no free adapter slot",
+        "budget": "earlier rows and prompts use the tokens of the next step",
+        "results": "it waits for steps in flight",
+        "open_executor": "the executor accepts no requests now",
+        "others_first": "other requests that wait there go first",
     }
 )
 

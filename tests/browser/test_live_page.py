@@ -96,8 +96,8 @@ class Stack:
         """Whether all have come, and who waits, in order."""
         state = await self.state()
         (executor,) = state.executors.values()
-        told, waiting = executor.told, [*state.frame.waiting, *executor.told.waiting]
-        known = {*waiting, *told.running, *told.swapped}
+        status, waiting = executor.status, [*state.frame.waiting, *executor.status.waiting]
+        known = {*waiting, *status.running, *status.swapped}
         names = [request.request_id for request in state.requests(waiting)]
         return len(known) == len(self.asking), names
 
@@ -153,14 +153,14 @@ async def test_page_shows_the_state_when_requests_are_swapped(chromium: Browser)
     async with held_stack(chromium) as stack:
         state = await stack.state()
         (executor,) = state.executors.values()
-        told = executor.told
-        num_waiting = state.frame.num_waiting + told.num_waiting
+        status = executor.status
+        num_waiting = state.frame.num_waiting + status.num_waiting
         totals = stack.page.locator("#totals dd")
         await expect(totals.nth(0)).to_have_text("1")
-        await expect(totals.nth(1)).to_have_text(str(len(told.running)))
+        await expect(totals.nth(1)).to_have_text(str(len(status.running)))
         await expect(totals.nth(2)).to_have_text(str(num_waiting))
-        await expect(totals.nth(3)).to_have_text(str(len(told.swapped)))
-        waiting = state.requests([*state.frame.waiting, *told.waiting])
+        await expect(totals.nth(3)).to_have_text(str(len(status.swapped)))
+        waiting = state.requests([*state.frame.waiting, *status.waiting])
         names = await stack.page.locator("#queue .id").all_inner_texts()
         assert names == [request.request_id for request in waiting]
         # The first line of counts is that of the latest step.
@@ -204,7 +204,7 @@ async def test_request_is_shown_when_its_block_is_chosen(chromium: Browser) -> N
             await canvas.press("ArrowRight")
         await canvas.press("Enter")
         await expect(title).to_have_text(name)
-        await expect(stack.page.locator("#life-body dd").first).to_contain_text("runs")
+        await expect(stack.page.locator("#life-body dd").first).to_contain_text("running")
         # What it went through before the page was opened.
         events = stack.page.locator(".events")
         await expect(events).to_contain_text("received")
@@ -223,14 +223,14 @@ async def test_request_chosen_while_waiting_shows_its_end(chromium: Browser) -> 
         asking = asyncio.create_task(client.complete([8] * 9, params, request_id="late"))
         await stack.page.locator("#queue button").filter(has_text="late").click()
         facts, progress = stack.page.locator("#life-body dd").first, stack.page.locator("progress")
-        await expect(facts).to_contain_text("waits")
+        await expect(facts).to_contain_text("waiting")
         # How many tokens it has is told once it runs.
         await expect(stack.page.locator("#life-body")).to_contain_text("not seen yet")
         rows = stack.scheduler.cluster.executors[0].engine.placement.rows
         while "late" not in {sequence.request.request_id for sequence in rows.running}:
             stack.watch.hold(after=1)
             await stack.watch.wait_held()
-        await expect(facts).to_contain_text("runs")
+        await expect(facts).to_contain_text("running")
         await expect(progress).to_have_js_property("max", 9 + 30)
         asking.cancel()
         await asyncio.wait({asking})
@@ -302,7 +302,7 @@ async def test_paused_page_keeps_its_state_when_a_block_is_chosen(chromium: Brow
         await canvas.click(position={"x": 16 * block + 8, "y": 8})
         await expect(title).to_have_text(name)
         assert await facts.inner_text() == seen
-        await stack.page.get_by_role("button", name="Go on").click()
+        await stack.page.get_by_role("button", name="Resume").click()
         await expect(pill).to_have_text("live")
         await expect(facts).not_to_have_text(seen)
 
@@ -310,13 +310,16 @@ async def test_paused_page_keeps_its_state_when_a_block_is_chosen(chromium: Brow
 async def test_keys_choose_a_request_and_keep_the_focus(chromium: Browser) -> None:
     async with held_stack(chromium, num_requests=MANY_REQUESTS) as stack:
         page = stack.page
-        chosen, none = page.locator("#life-body h3"), page.get_by_role("button", name="Choose none")
+        chosen, none = (
+            page.locator("#life-body h3"),
+            page.get_by_role("button", name="Clear selection"),
+        )
         await page.locator("#queue button").first.focus()
         await page.keyboard.press("Enter")
         await expect(chosen).to_have_text(await focused_request(page))
         await page.keyboard.press("Escape")
         await expect(chosen).to_be_hidden()
-        await expect(page.locator("#spoken")).to_have_text("no request is chosen")
+        await expect(page.locator("#spoken")).to_have_text("no request is selected")
         await page.keyboard.press("Enter")
         await none.focus()
         await page.keyboard.press("Enter")
@@ -447,7 +450,7 @@ async def test_page_shows_the_history_and_ttft(chromium: Browser) -> None:
         # As soon as a point is over.
         for number, said in enumerate(
             (
-                r"Tokens a second, the last five minutes: now .*at most [1-9]",
+                r"Tokens per second, the last five minutes: now .*maximum [1-9]",
                 r"Time to first token, .*now p50 [\d.]+ .s?, p99 [\d.]+ ",
                 r"Waiting for a row, .*now 0, at most 1$",
             )
@@ -478,7 +481,7 @@ async def test_waiting_and_running_requests_are_shown_on_a_phone(chromium: Brows
         bottom = "each => each.scrollHeight - each.clientHeight"
         assert await page.locator("#queue").evaluate(bottom) == 0
         (executor,) = (await stack.state()).executors.values()
-        running = sorted(set(executor.told.running))
+        running = sorted(set(executor.status.running))
         state = await stack.state()
         names = [request.request_id for request in state.requests(running)]
         await expect(page.locator("#requests .id")).to_have_text(names[:4])
@@ -489,7 +492,7 @@ async def test_waiting_and_running_requests_are_shown_on_a_phone(chromium: Brows
             stack.watch.hold(after=1)
             await stack.watch.wait_held()
         await page.set_viewport_size(DESKTOP)
-        facts = page.locator("#requests .hint").filter(has_text=re.compile("over .* ago"))
+        facts = page.locator("#requests .hint").filter(has_text=re.compile("ended .* ago"))
         await expect(facts.first).to_be_visible()
 
 
@@ -512,7 +515,7 @@ async def test_page_says_silent_when_no_frames_come(chromium: Browser) -> None:
         await expect(pill).to_have_text("live")
         may_send.clear()
         await expect(pill).to_have_text("silent")
-        await expect(page.locator("#problem")).to_contain_text("What you see is of ")
+        await expect(page.locator("#problem")).to_contain_text("The data is from ")
         may_send.set()
         await expect(pill).to_have_text("live")
         await expect(page.locator("#problem")).to_be_hidden()
@@ -532,7 +535,7 @@ async def test_page_asks_for_a_key_when_callers_are_known(chromium: Browser) -> 
             pill, key = page.locator("#connection"), page.locator("#key")
             await expect(pill).to_have_text("key needed")
             await expect(key).to_be_focused()
-            await expect(page.locator("#key-problem")).to_contain_text("to operators only")
+            await expect(page.locator("#key-problem")).to_contain_text("operator's key")
             found = await Axe().run(page)
             assert found.violations_count == 0, found.generate_report()
             await key.fill("another-key")
@@ -575,7 +578,7 @@ async def test_page_shows_a_lost_connection_until_scheduler_returns(chromium: Br
         await page.route("**/feed?*", lambda route: route.abort())
         async with live_page([scheduler.address]) as url:
             await page.goto(url)
-            await expect(page.locator("#problem")).to_contain_text("keeps trying again")
+            await expect(page.locator("#problem")).to_contain_text("keeps retrying")
             await expect(page.locator("#connection")).to_have_text("connection lost")
             # Once, and not anew each time that it tries: it is read out.
             said = "new MutationObserver((all) => (window.changes = all.length)).observe("

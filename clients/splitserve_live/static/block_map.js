@@ -1,6 +1,6 @@
-// A pool as a map: a cell for each block, told apart by colour and by shape. It is as large as what
-// is used of the pool; of more blocks than cells, each cell stands for several: for what most of
-// them are.
+// Map of a pool: a cell for each block, distinguished by colour and shape, as far as the pool has
+// been used. With more blocks than cells, a cell stands for several blocks and shows their most
+// frequent state.
 
 import { BLOCK_STATES, counted, number } from "./words.js";
 
@@ -9,11 +9,11 @@ const MAX_CELL = 16;
 const MAX_HEIGHT = 160;
 
 export class BlockMap {
-  // `choose(request)`: 0 for none. `say(text)`: to who does not see.
+  // `choose(request)`: 0 for none. `say(text)`: announces text to screen readers.
   constructor(name, choose, say) {
     this.name = name;
     this.say = say;
-    // Of the cells.
+    // Size of the cells.
     this.cursor = -1;
     this.perCell = 1;
     this.numCells = 0;
@@ -56,7 +56,7 @@ export class BlockMap {
     pool.changed.clear();
   }
 
-  // Cells as large as fit; of the smallest as many as there is room for.
+  // The largest cells that fit; of the smallest cells, as many as fit.
   all() {
     const width = this.canvas.clientWidth;
     if (!this.pool || !width) return;
@@ -79,12 +79,12 @@ export class BlockMap {
     for (let cell = 0; cell < this.numCells; cell++) this.draw(cell);
   }
 
-  // The blocks of a cell: from the first to before the second.
+  // Range of the blocks of a cell; the end is exclusive.
   blocks(cell) {
     return [cell * this.perCell, Math.min((cell + 1) * this.perCell, this.pool.numShown)];
   }
 
-  // How many of the blocks of a cell are in each state.
+  // Number of blocks of a cell in each state.
   counts(cell) {
     const counts = [0, 0, 0, 0, 0, 0];
     const [first, end] = this.blocks(cell);
@@ -92,7 +92,7 @@ export class BlockMap {
     return counts;
   }
 
-  // The block that a cell looks like: one of the request that is chosen, or one of the most.
+  // Block that a cell shows: one of the selected request, or one in the most frequent state.
   standIn(cell) {
     const [first, end] = this.blocks(cell);
     if (end - first === 1) return first;
@@ -121,7 +121,7 @@ export class BlockMap {
     }
   }
 
-  // Told apart in cells of four pixels, too.
+  // Distinguishable in cells of four pixels, too.
   shape(state, left, top, size) {
     const { context, colours } = this;
     context.fillStyle = colours.states[state];
@@ -133,10 +133,10 @@ export class BlockMap {
       context.fillStyle = colours.states[3];
       if (size > 6) context.fillRect(left + 3, top + 3, size - 6, size - 6);
     } else if (state === 4) {
-      // Given back: the half that is still there.
+      // Given back: half a cell.
       context.fillRect(left, top + Math.ceil(size / 2), size, Math.floor(size / 2));
     } else if (state === 5) {
-      // On the move: an arrow.
+      // Moving: an arrow.
       context.beginPath();
       context.moveTo(left, top);
       context.lineTo(left + size, top + size / 2);
@@ -185,7 +185,7 @@ export class BlockMap {
     }
   }
 
-  // Who holds what the cursor is at: of several blocks, whoever holds the most of them.
+  // Request that holds the blocks under the cursor; of several, the one that holds the most.
   holder() {
     if (!this.pool || this.cursor < 0) return 0;
     const counts = new Map();

@@ -1,4 +1,4 @@
-// Elements of the page, and what they say.
+// Elements of the page, and their texts.
 
 export function element(name, className = "", content = "") {
   const made = document.createElement(name);
@@ -11,8 +11,8 @@ export function text(node, content) {
   if (node.textContent !== content) node.textContent = content;
 }
 
-// As many children as there are values, each made once by `make()` and told its value by
-// `write(child, value)`.
+// Gives `list` one child for each value: `make()` creates a child once, `write(child, value)`
+// updates it.
 export function fill(list, values, make, write) {
   while (list.children.length > values.length) list.lastChild.remove();
   values.forEach((value, index) => {
@@ -21,7 +21,7 @@ export function fill(list, values, make, write) {
   });
 }
 
-// A sign of what blocks or rows look like, and words.
+// Sample of a block or row, with its name.
 export function sign(className) {
   const made = element("span", "sign");
   const mark = element("i", className);

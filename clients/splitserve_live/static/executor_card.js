@@ -1,4 +1,4 @@
-// One executor: what it does in numbers, its blocks, its steps.
+// One executor: its numbers, its blocks, its steps.
 
 import { BlockMap } from "./block_map.js";
 import { element, fill, sign, text } from "./elements.js";
@@ -7,7 +7,7 @@ import { BLOCK_STATES, ROW_KINDS, counted, number, why } from "./words.js";
 
 const STATES = {
   serving: "serving",
-  late: "late: a step takes longer than such steps took",
+  late: "late: a step takes longer than expected",
   draining: "draining",
   disconnected: "disconnected",
   withdrawn: "withdrawn: its steps or rows fail",
@@ -55,30 +55,30 @@ export class ExecutorCard {
   draw(known, chosen, colours, nameOf) {
     this.device.show(known.device, chosen, colours, nameOf);
     this.hostPart.hidden = known.host.states.length === 0;
-    // Of a pool that nobody has used there is nothing to see.
+    // An unused pool needs no map.
     this.host.canvas.hidden = known.host.numTouched === 0;
     if (!this.hostPart.hidden) this.host.show(known.host, chosen, colours, nameOf);
     this.steps.show(known.steps, chosen, colours, nameOf);
   }
 
-  // What is read; rarer than what is drawn.
+  // Writes the texts, less often than the canvases are drawn.
   write(known, nameOf) {
-    const { told, device, host, steps } = known;
+    const { status, device, host, steps } = known;
     this.root.classList.remove("lost");
-    text(this.state, STATES[told.state] ?? told.state);
-    this.state.dataset.state = told.state;
+    text(this.state, STATES[status.state] ?? status.state);
+    this.state.dataset.state = status.state;
     const facts = [
-      `${number(new Set(told.running).size)} running in ${told.running.length} of ${told.rows} rows`,
-      `${number(told.num_waiting)} waiting`,
-      `${number(told.swapped.length)} swapped`,
-      counted(told.num_steps, "step"),
-      counted(told.preemptions, "preemption"),
+      `${number(new Set(status.running).size)} running in ${status.running.length} of ${status.rows} rows`,
+      `${number(status.num_waiting)} waiting`,
+      `${number(status.swapped.length)} swapped`,
+      counted(status.num_steps, "step"),
+      counted(status.preemptions, "preemption"),
     ];
     text(this.facts, facts.join(" · "));
-    const next = told.swapped[0] ?? told.waiting[0] ?? 0;
-    this.reason.classList.toggle("none", !told.reason);
-    text(this.next, told.reason ? nameOf(next) : "");
-    text(this.nextWhy, told.reason ? `: ${why(told.reason)}.` : "");
+    const next = status.swapped[0] ?? status.waiting[0] ?? 0;
+    this.reason.classList.toggle("none", !status.reason);
+    text(this.next, status.reason ? nameOf(next) : "");
+    text(this.nextWhy, status.reason ? `: ${why(status.reason)}.` : "");
     this.deviceText.write(device, this.device.perCell);
     this.hostText.write(host, this.host.perCell);
     this.stepText.write(steps.at(-1));
@@ -88,12 +88,12 @@ export class ExecutorCard {
     this.root.classList.add("lost");
     text(this.state, `lost ${Math.round(ageMs / 1000)} s ago`);
     this.state.dataset.state = "lost";
-    text(this.facts, "Its requests go on elsewhere, or wait for an executor.");
+    text(this.facts, "Its requests continue on other executors, or wait for one.");
     this.reason.classList.add("none");
   }
 }
 
-// How many blocks of a pool are in each state, each with the sign that it has in the map.
+// Number of blocks of a pool in each state, with the sign of the state in the map.
 class PoolCounts {
   constructor() {
     this.root = element("p", "counts");

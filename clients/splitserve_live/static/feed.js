@@ -1,11 +1,11 @@
-// Frames from the server, for ever: whatever breaks is said, and tried again.
+// Endless stream of frames from the server: errors are reported, and the connection is retried.
 
 const FIRST_PAUSE_MS = 500;
 const MAX_PAUSE_MS = 8_000;
 
 export class Feed {
-  // `on.frame(frame, isFirst)`, `on.lost(message)`, `on.refused(message)`: without another key it is
-  // of no use to go on.
+  // `on.frame(frame, isFirst)`, `on.lost(message)`, `on.refused(message)`: no retry without another
+  // key.
   constructor(on) {
     this.on = on;
     this.key = "";
@@ -32,7 +32,7 @@ export class Feed {
     return response.ok ? (await response.json()).schedulers : [];
   }
 
-  // What the scheduler wrote down of a request; null where it does not.
+  // History of a request as recorded by the scheduler; null if it records none.
   async life(name) {
     const asked = new URLSearchParams({ scheduler: this.scheduler, request: name.id });
     const response = await fetch(`life?${asked}`, { headers: this.headers() });
@@ -64,7 +64,7 @@ export class Feed {
         }
       } catch (error) {
         if (signal.aborted) return;
-        // Browsers say in words of their own that nobody answered.
+        // Browsers have different messages for a failed connection.
         problem = error instanceof TypeError ? "the gateway does not answer" : error.message;
       }
       this.on.lost(problem);
@@ -74,10 +74,10 @@ export class Feed {
   }
 }
 
-// Why it was refused; of a proxy on the way, which has no reasons, its number.
+// Reason of a refusal; the HTTP status if a proxy answered without one.
 async function messageOf(response) {
-  const told = await response.json().catch(() => null);
-  return told?.message ?? `the answer was HTTP ${response.status}`;
+  const body = await response.json().catch(() => null);
+  return body?.message ?? `the answer was HTTP ${response.status}`;
 }
 
 async function* frames(body) {

@@ -1,14 +1,14 @@
-// The last five minutes of the scheduler: tokens, the time to the first of them, and the queue.
+// The last five minutes of the scheduler: tokens, time to first token, and queue length.
 
 import { element, text } from "./elements.js";
 import { duration, number } from "./words.js";
 
 const POINT_MS = 2_000;
 const NUM_POINTS = 150;
-// Of what a line is: how it is drawn, so that two are told apart without colour.
+// Line dashes, so that two lines can be distinguished without colour.
 const DASHES = [[], [4, 3]];
 
-// `valuesOf(point)`: one for each line, null where there is none. `write(value)`: as text.
+// `valuesOf(point)`: a value for each line, null for none. `write(value)`: returns the value as text.
 class Chart {
   constructor(name, kind, lines, valuesOf, write) {
     this.name = name;
@@ -33,17 +33,17 @@ class Chart {
   show(points, colours) {
     this.points = points;
     this.colours = colours;
-    const told = points.map(this.valuesOf);
-    const all = told.flat().filter((value) => value !== null);
+    const rows = points.map(this.valuesOf);
+    const all = rows.flat().filter((value) => value !== null);
     this.highest = Math.max(0, ...all);
-    const last = told.findLast((values) => values[0] !== null);
+    const last = rows.findLast((values) => values[0] !== null);
     const words = (values) =>
       values
         .map((value, index) => `${this.lines[index]} ${this.writeValue(value ?? 0)}`.trim())
         .join(", ");
     text(this.latest, last ? words(last) : "–");
-    text(this.most, all.length ? `most: ${this.writeValue(this.highest)}` : "nothing yet");
-    const summary = last ? `now ${words(last)}, at most ${this.writeValue(this.highest)}` : "nothing yet";
+    text(this.most, all.length ? `maximum ${this.writeValue(this.highest)}` : "no data yet");
+    const summary = last ? `now ${words(last)}, maximum ${this.writeValue(this.highest)}` : "no data yet";
     this.canvas.setAttribute("aria-label", `${this.name}, the last five minutes: ${summary}`);
     this.draw();
   }
@@ -74,7 +74,7 @@ class Chart {
     }
   }
 
-  // A line through what there is; whoever stands alone is a dot.
+  // Draws lines through adjacent values, and a dot for a single value.
   line(context, line, left, top) {
     context.strokeStyle = context.fillStyle = this.colours.chart[line];
     context.lineWidth = 1.75;
@@ -98,7 +98,7 @@ export class History {
   constructor(root) {
     const ms = (us) => duration(us / 1000);
     this.charts = [
-      new Chart("Tokens a second", "bars", [""], (point) => [(1000 * point.tokens) / POINT_MS], (value) =>
+      new Chart("Tokens per second", "bars", [""], (point) => [(1000 * point.tokens) / POINT_MS], (value) =>
         number(Math.round(value)),
       ),
       new Chart(
@@ -114,7 +114,7 @@ export class History {
     this.newest = null;
   }
 
-  // Only what is new is drawn: a point each two seconds.
+  // Draws only if there is a new point, which is every two seconds.
   show(points, colours) {
     const newest = points.at(-1)?.start_ms ?? 0;
     if (newest === this.newest && colours === this.colours) return;

@@ -1,11 +1,11 @@
-// Frames put together: what is the case now, and what became of requests since the page looks.
+// State combined from frames: the present, and requests since the page was opened.
 
 const MAX_STEPS = 160;
 const MAX_LIVES = 2_000;
 const MAX_EVENTS = 64;
 const GONE_MS = 60_000;
 const MAX_POINTS = 150;
-// Blocks that a map shows even if all are free.
+// Minimum number of blocks that a map shows.
 const LEAST_SHOWN = 64;
 
 class Pool {
@@ -15,24 +15,24 @@ class Pool {
     this.blockSize = 0;
     this.counts = [0, 0, 0, 0, 0, 0];
     this.changed = new Set();
-    // Up to which block some are not free and blank, and how many a map shows.
+    // End of the blocks that are not free and empty, and number of blocks that a map shows.
     this.numTouched = 0;
     this.numShown = 0;
   }
 
-  take(told) {
-    this.blockSize = told.block_size;
-    if (told.num_blocks !== this.states.length) {
-      this.states = new Uint8Array(told.num_blocks);
-      this.holders = new Array(told.num_blocks).fill(0);
-      this.counts = [told.num_blocks, 0, 0, 0, 0, 0];
+  take(pool) {
+    this.blockSize = pool.block_size;
+    if (pool.num_blocks !== this.states.length) {
+      this.states = new Uint8Array(pool.num_blocks);
+      this.holders = new Array(pool.num_blocks).fill(0);
+      this.counts = [pool.num_blocks, 0, 0, 0, 0, 0];
       this.numTouched = this.numShown = 0;
     }
-    told.changed.forEach((block, index) => {
+    pool.changed.forEach((block, index) => {
       this.counts[this.states[block]] -= 1;
-      this.states[block] = told.states[index];
+      this.states[block] = pool.states[index];
       this.counts[this.states[block]] += 1;
-      this.holders[block] = told.holders[index];
+      this.holders[block] = pool.holders[index];
       this.changed.add(block);
       this.numTouched = Math.max(this.numTouched, block + 1);
     });
@@ -40,8 +40,8 @@ class Pool {
     this.fit();
   }
 
-  // All up to the last block that is not free and blank, up to a power of two: so a map seldom
-  // becomes larger, and smaller only when little of it is used.
+  // Shows all up to the last block that is not free and empty, rounded up to a power of two. So a map
+  // seldom grows, and shrinks only when little of it is used.
   fit() {
     let wanted = LEAST_SHOWN;
     while (wanted < this.numTouched) wanted *= 2;
@@ -61,7 +61,7 @@ export class Model {
     this.begin();
   }
 
-  // A stream begins anew: the next frame says everything.
+  // Prepares for a new stream, whose first frame has the complete state.
   begin() {
     this.names = new Map();
     this.executors = new Map();
@@ -84,21 +84,21 @@ export class Model {
     const before = this.executors;
     this.executors = new Map();
     let numSampled = 0;
-    for (const told of frame.executors) {
-      let known = before.get(told.address);
-      if (!known || known.told.life !== told.life) {
+    for (const status of frame.executors) {
+      let known = before.get(status.address);
+      if (!known || known.status.life !== status.life) {
         known = { device: new Pool(), host: new Pool(), steps: [] };
       }
-      known.told = told;
-      known.device.take(told.device);
-      known.host.take(told.host);
-      for (const step of told.steps) {
+      known.status = status;
+      known.device.take(status.device);
+      known.host.take(status.host);
+      for (const step of status.steps) {
         known.steps.push(step);
         numSampled += step.sampled;
       }
       known.steps.splice(0, Math.max(0, known.steps.length - MAX_STEPS));
-      this.executors.set(told.address, known);
-      this.gone.delete(told.address);
+      this.executors.set(status.address, known);
+      this.gone.delete(status.address);
     }
     for (const address of before.keys()) {
       if (!this.executors.has(address)) this.gone.set(address, frame.now_ms);
@@ -118,50 +118,50 @@ export class Model {
     this.tokensPerSecond = spanMs > 0 ? (1_000 * sum) / spanMs : 0;
   }
 
-  // Where each request is, and since when.
+  // Records where each request is, and since when.
   follow(frame) {
     const places = new Map();
     const place = (numbers, state, where) =>
       numbers.forEach((number) => places.set(number, { state, where }));
-    place(frame.waiting, "waits", "");
-    for (const told of frame.executors) {
-      place(told.waiting, "waits", told.address);
-      place(told.swapped, "is swapped out", told.address);
-      place(told.running, "runs", told.address);
+    place(frame.waiting, "waiting", "");
+    for (const status of frame.executors) {
+      place(status.waiting, "waiting", status.address);
+      place(status.swapped, "swapped out", status.address);
+      place(status.running, "running", status.address);
     }
     for (const [number, { state, where }] of places) {
       const life = this.life(number);
       if (life.state !== state || life.where !== where) {
         const moved = life.state && life.where && where && life.where !== where;
-        const what = state + (where ? (state === "runs" ? ` on ${where}` : ` at ${where}`) : "");
-        this.note(life, frame.now_ms, moved ? `moves: ${what}` : what);
+        const what = state + (where ? (state === "running" ? ` on ${where}` : ` at ${where}`) : "");
+        this.note(life, frame.now_ms, moved ? `moved: ${what}` : what);
         life.state = state;
         life.where = where;
       }
     }
     for (const life of this.lives.values()) {
-      const isTold = places.has(life.number);
-      // Of a long queue the first are told: who is not among them may wait.
-      if (!isTold && life.state && life.state !== "waits") {
-        this.note(life, frame.now_ms, "is over");
+      const isListed = places.has(life.number);
+      // The feed lists the first of a long queue; other requests may wait, too.
+      if (!isListed && life.state && life.state !== "waiting") {
+        this.note(life, frame.now_ms, "ended");
         life.state = "";
         life.overMs = frame.now_ms;
       }
     }
-    for (const { told } of this.executors.values()) {
-      told.running.forEach((number, index) => {
+    for (const { status } of this.executors.values()) {
+      status.running.forEach((number, index) => {
         const life = this.life(number);
-        life.tokens = told.tokens[index];
-        life.computed = told.computed[index];
+        life.tokens = status.tokens[index];
+        life.computed = status.computed[index];
       });
-      for (const step of told.steps) {
+      for (const step of status.steps) {
         step.requests.forEach((number, index) => {
           const life = this.lives.get(number);
           if (!life) return;
           life.steps += 1;
           if (step.kinds[index] === 1 && !life.hasBegun) {
             life.hasBegun = true;
-            this.note(life, step.sent_ms, `its first step, ${step.tokens[index]} tokens of its prompt`);
+            this.note(life, step.sent_ms, `first step, ${step.tokens[index]} prompt tokens`);
           }
         });
       }

@@ -1,4 +1,4 @@
-// The page: frames come in, the picture follows them.
+// The page: draws the arriving frames.
 
 import { element, sign, text } from "./elements.js";
 import { ExecutorCard } from "./executor_card.js";
@@ -8,10 +8,10 @@ import { Model } from "./model.js";
 import { Queue, RequestPanel, Requests } from "./request_panel.js";
 import { BLOCK_MEANINGS, MOVE_MEANING, ROW_MEANINGS, duration, number, share } from "./words.js";
 
-// Text changes no faster than people read it.
+// Text changes no faster than people can read it.
 const TEXT_MS = 500;
 const LIFE_MS = 1_000;
-// Frames come several times a second.
+// Frames arrive several times a second.
 const SILENT_MS = 5_000;
 const KEY = "splitserve-live-key";
 
@@ -43,13 +43,13 @@ const feed = new Feed({
   },
   lost(message) {
     pill("lost", "connection lost");
-    old(`No connection: ${message}.`, "The page keeps trying again.");
+    old(`No connection: ${message}.`, "The page keeps retrying.");
   },
   refused(message, status) {
     framedAt = 0;
     pill("lost", status === 401 ? "key needed" : "not allowed");
     get("key-form").hidden = false;
-    text(get("key-problem"), feed.key ? message : "This scheduler shows itself to operators only.");
+    text(get("key-problem"), feed.key ? message : "This scheduler requires an operator's key.");
     get("key").focus();
   },
 });
@@ -65,20 +65,20 @@ function connected() {
   writtenAt = -TEXT_MS;
 }
 
-// What is seen is of the last frame. It is said once, and not anew at each trial.
+// Reports that the page shows the last frame; once, not at each retry.
 function old(what, comfort) {
   framedAt = 0;
   isSilent = false;
-  const at = model.frame ? `What you see is of ${clock(model.frame.unix_ms)}. ` : "";
+  const at = model.frame ? `The data is from ${clock(model.frame.unix_ms)}. ` : "";
   problem(`${what} ${at}${comfort}`);
   document.body.classList.add("stale");
 }
 
-// A connection may stand, and nothing comes.
+// Reports an open connection without frames.
 function listen() {
   if (!framedAt || performance.now() - framedAt < SILENT_MS) return;
   pill("late", "silent");
-  old("The scheduler sends nothing.", "The page goes on when it does.");
+  old("The scheduler sends nothing.", "The page continues when it does.");
   isSilent = true;
 }
 
@@ -94,12 +94,12 @@ function problem(message) {
   text(get("problem"), message);
 }
 
-// Once a second, of the request that is chosen, until it is over.
+// Fetches the history of the selected request once a second until the request ends.
 async function askForLife() {
   const life = model.lives.get(chosen);
-  if (!life || document.hidden || (life.told && !life.told.is_unfinished)) return;
-  const told = await feed.life(life.name).catch(() => null);
-  if (told) life.told = told;
+  if (!life || document.hidden || (life.explanation && !life.explanation.is_unfinished)) return;
+  const explanation = await feed.life(life.name).catch(() => null);
+  if (explanation) life.explanation = explanation;
 }
 
 function say(words) {
@@ -110,10 +110,10 @@ function choose(request) {
   chosen = request === chosen ? 0 : request;
   if (chosen) {
     model.life(chosen);
-    say(`request ${model.idOf(chosen)} is chosen`);
+    say(`request ${model.idOf(chosen)} is selected`);
     askForLife();
   } else {
-    say("no request is chosen");
+    say("no request is selected");
   }
   writtenAt = -TEXT_MS;
   draw();
@@ -152,7 +152,7 @@ function draw() {
   text(
     get("nobody"),
     isNobody
-      ? "No executor serves. Requests wait for one, or are refused if there never was one. " +
+      ? "No executor serves. Requests wait for one, or are refused if none has ever joined. " +
           "“splitserve executor” starts one."
       : "",
   );
@@ -164,14 +164,14 @@ function draw() {
 }
 
 function writeTotals() {
-  const told = [...model.executors.values()].map((known) => known.told);
-  const sum = (value) => told.reduce((total, each) => total + value(each), 0);
+  const statuses = [...model.executors.values()].map((known) => known.status);
+  const sum = (value) => statuses.reduce((total, each) => total + value(each), 0);
   const blocks = [...model.executors.values()].map((known) => known.device);
   const numBlocks = blocks.reduce((total, pool) => total + pool.states.length, 0);
   const numFree = blocks.reduce((total, pool) => total + pool.counts[0] + pool.counts[3], 0);
   const { ttft } = model.frame;
   const totals = {
-    Executors: number(told.length),
+    Executors: number(statuses.length),
     Running: number(sum((each) => new Set(each.running).size)),
     Waiting: number(model.frame.num_waiting + sum((each) => each.num_waiting)),
     Swapped: number(sum((each) => each.swapped.length)),
@@ -226,9 +226,9 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 
 get("pause").addEventListener("click", () => {
   isPaused = !isPaused;
-  text(get("pause"), isPaused ? "Go on" : "Pause");
+  text(get("pause"), isPaused ? "Resume" : "Pause");
   if (isPaused) {
-    // Nothing is told until it goes on, so what is chosen meanwhile is what is seen.
+    // No frame arrives while paused, so a selection shows the state at the pause.
     stop();
     problem("");
     writtenAt = -TEXT_MS;
@@ -265,7 +265,7 @@ get("scheduler").addEventListener("change", () => {
 });
 
 document.addEventListener("visibilitychange", () => {
-  // Who does not look costs nothing.
+  // A hidden page receives no frames.
   if (document.hidden) stop();
   else if (!isPaused) feed.restart();
 });

@@ -1,26 +1,26 @@
-// The queue, who runs and ran, and the life of the request that was chosen.
+// The queue, running and ended requests, and the history of the selected request.
 
 import { element, fill, text } from "./elements.js";
 import { counted, duration, number, why } from "./words.js";
 
 const MAX_SHOWN = 8;
-// On a phone, so that the executors are not far away.
+// Fewer on a phone, so that the executors stay near.
 const MAX_SHOWN_ON_PHONES = 4;
 const KEPT_FOR_OVER = 2;
 const MAX_REASONS = 4;
 const phone = matchMedia("(max-width: 480px)");
 
-// A button for each of some requests, with its name and some facts.
+// List of requests: a button for each, with its id and some facts.
 class RequestList {
   constructor(name, choose) {
     this.choose = choose;
     this.list = document.getElementById(name);
     this.heading = document.getElementById(`${name}-heading`);
-    // By request: a button stays that of its request while the list moves on.
+    // By request: a button keeps its request while the list changes.
     this.items = new Map();
   }
 
-  // `requests`: by their numbers. `factsOf(request)`: what is said of each.
+  // `requests`: numbers of requests. `factsOf(request)`: facts to show.
   write(requests, model, chosen, factsOf) {
     this.arrange(requests);
     for (const request of requests) {
@@ -34,8 +34,8 @@ class RequestList {
     }
   }
 
-  // Who has gone goes, who has come comes, and whoever has the focus keeps it; if that one has gone,
-  // the one that took its place has it.
+  // Removes ended requests and adds new ones. The focus stays on its request; if that has gone, it
+  // moves to the request that took its place.
   arrange(shown) {
     const focused = this.list.contains(document.activeElement) ? document.activeElement : null;
     const place = [...this.list.children].findIndex((item) => item.contains(focused));
@@ -84,10 +84,10 @@ export class Queue {
   write(model, chosen) {
     const { frame } = model;
     const places = new Map();
-    for (const told of frame.executors) {
-      for (const request of told.waiting) places.set(request, told.address);
+    for (const status of frame.executors) {
+      for (const request of status.waiting) places.set(request, status.address);
     }
-    const numHere = frame.executors.reduce((sum, told) => sum + told.num_waiting, 0);
+    const numHere = frame.executors.reduce((sum, status) => sum + status.num_waiting, 0);
     const total = frame.num_waiting + numHere;
     this.writeWhy(model);
     const shown = [...frame.waiting, ...places.keys()].slice(0, mostShown());
@@ -102,25 +102,25 @@ export class Queue {
     text(this.more, rest > 0 ? `and ${number(rest)} more${quarantined}` : quarantined.slice(2));
   }
 
-  // Of those that no executor has; else of those that wait at one.
+  // Reasons of the first unassigned request; without one, of the first that waits at an executor.
   writeWhy(model) {
     const { frame } = model;
     const [first] = frame.waiting;
-    const at = frame.executors.find((told) => told.reason);
+    const at = frame.executors.find((status) => status.reason);
     const isAny = first !== undefined || at !== undefined;
     const next = first ?? at?.swapped[0] ?? at?.waiting[0];
-    text(this.nextWords, isAny ? "Next is " : "Nobody waits.");
+    text(this.nextWords, isAny ? "Next is " : "No request waits.");
     text(this.next, isAny ? model.idOf(next) : "");
     const reasons = first === undefined ? (at ? [at.reason] : []) : frame.reasons;
     const lines = grouped(reasons.filter((reason) => reason.lack !== "turn"));
     const said = lines.length || !isAny ? lines : grouped(reasons);
     const shown = said.slice(0, MAX_REASONS);
-    if (said.length > shown.length) shown.push(`and ${said.length - shown.length} other reasons`);
+    if (said.length > shown.length) shown.push(`and ${said.length - shown.length} more reasons`);
     fill(this.reasons, shown, () => element("li"), text);
   }
 }
 
-// Who runs, and below them who ended while this page looked.
+// Running requests, and below them those that ended while this page was open.
 export class Requests {
   constructor(choose) {
     this.list = new RequestList("requests", choose);
@@ -130,32 +130,32 @@ export class Requests {
   write(model, chosen) {
     const { frame } = model;
     const places = new Map();
-    for (const told of frame.executors) {
-      for (const request of told.running) places.set(request, told.address);
+    for (const status of frame.executors) {
+      for (const request of status.running) places.set(request, status.address);
     }
-    // The oldest first: they stay where they are until they end.
+    // Oldest first, so that requests keep their places until they end.
     const running = [...places.keys()].sort((one, other) => one - other);
     const over = [...model.lives.values()].filter((life) => life.overMs && !life.state);
     over.sort((one, other) => other.overMs - one.overMs);
-    // Places are kept for those that ended last, however many run.
+    // Reserves places for the latest ended requests, however many run.
     const numRunning = mostShown() - Math.min(over.length, KEPT_FOR_OVER);
     const ended = over.map((life) => life.number);
     const shown = [...running.slice(0, numRunning), ...ended].slice(0, mostShown());
     this.list.write(shown, model, chosen, (request) => {
       const life = model.lives.get(request);
       const tokens = counted(life?.tokens ?? 0, "token");
-      if (places.has(request)) return [tokens, `runs on ${places.get(request)}`];
-      return [tokens, `over ${duration(frame.now_ms - life.overMs)} ago`];
+      if (places.has(request)) return [tokens, `running on ${places.get(request)}`];
+      return [tokens, `ended ${duration(frame.now_ms - life.overMs)} ago`];
     });
     const rest = running.length - numRunning;
-    const some = rest > 0 ? `and ${number(rest)} more run` : "";
-    text(this.hint, shown.length ? some : "None has run since this page looks.");
+    const some = rest > 0 ? `and ${number(rest)} more running` : "";
+    text(this.hint, shown.length ? some : "None has run since this page was opened.");
   }
 }
 
 const mostShown = () => (phone.matches ? MAX_SHOWN_ON_PHONES : MAX_SHOWN);
 
-// A sentence for each reason that there is, with all executors that have it.
+// A sentence for each distinct reason, with all executors that have it.
 function grouped(reasons) {
   const addresses = new Map();
   for (const reason of reasons) {
@@ -177,7 +177,7 @@ export class RequestPanel {
     this.title.dir = "auto";
     this.facts = element("dl");
     this.progress = element("progress");
-    this.progress.setAttribute("aria-label", "Tokens of the most that it may have");
+    this.progress.setAttribute("aria-label", "Tokens, of the maximum");
     this.events = element("ol", "events");
     this.clear = document.getElementById("choose-none");
     this.clear.addEventListener("click", () => choose(0));
@@ -198,7 +198,7 @@ export class RequestPanel {
       known.host.blocksOf(chosen),
     ]);
     const sum = (which) => blocks.reduce((total, pair) => total + pair[which], 0);
-    // They are told of requests that run.
+    // The feed has token counts only of running requests.
     const isKnown = life.tokens > 0;
     const output = Math.max(0, life.tokens - (name.prompt ?? 0));
     const tokens = (count) => (isKnown ? counted(count, "token") : "not seen yet");
@@ -206,13 +206,13 @@ export class RequestPanel {
     this.progress.max = Math.max(1, name.stop_len || life.tokens);
     this.progress.value = life.tokens;
     const facts = {
-      "Now": life.state ? `${life.state}${life.where ? ` (${life.where})` : ""}` : "over",
+      "Now": life.state ? `${life.state}${life.where ? ` (${life.where})` : ""}` : "ended",
       ...(name.tenant ? { Tenant: name.tenant } : {}),
       "Prompt": counted(name.prompt ?? 0, "token"),
       "Output": tokens(output),
       "Computed": tokens(life.computed),
       "Blocks": `${sum(0)} on devices, ${sum(1)} on hosts`,
-      "Steps": `${number(life.steps)} since this page looks`,
+      "Steps": `${number(life.steps)} since this page was opened`,
     };
     const make = () => {
       const pair = element("div");
@@ -227,11 +227,11 @@ export class RequestPanel {
     this.writeEvents(life);
   }
 
-  // What the scheduler wrote down; where it did not, what was seen here.
+  // Events recorded by the scheduler; without a record, those seen by this page.
   writeEvents(life) {
     const begin = life.name.submitted_ms ?? life.events[0]?.atMs ?? 0;
-    const events = life.told
-      ? life.told.events.map((event) => [1_000 * event.at_s, describeEvent(event)])
+    const events = life.explanation
+      ? life.explanation.events.map((event) => [1_000 * event.at_s, describeEvent(event)])
       : life.events.map(({ atMs, what }) => [Math.max(0, atMs - begin), what]);
     const make = () => {
       const item = element("li");

@@ -1,4 +1,4 @@
-// The latest steps of an executor, one column each: what each row of the batch was.
+// The latest steps of an executor: one column each, with a cell for each row.
 
 import { ROW_KINDS, counted, duration } from "./words.js";
 
@@ -9,7 +9,7 @@ export class Timeline {
   constructor(name, choose, say) {
     this.say = say;
     this.steps = [];
-    // By the step's number, so that the cursor stays where it is while time goes by.
+    // Id of the step, so that the cursor stays on it while new steps arrive.
     this.cursor = null;
     this.row = 0;
     this.chosen = 0;
@@ -73,7 +73,7 @@ export class Timeline {
       context.globalAlpha = isDimmed ? 0.25 : 1;
       context.fillStyle = colours.kinds[kind] ?? colours.text;
       const top = HEIGHT - 6 - (row + 1) * rowHeight;
-      // Decodes are narrow, what computes many tokens is wide.
+      // Decodes are narrow, rows of many tokens are wide.
       const inset = kind === 2 ? 2 : 0;
       const wide = COLUMN - 1 - 2 * inset;
       context.fillRect(left + inset, top, wide, Math.max(1, rowHeight - gap));
@@ -141,14 +141,14 @@ function describeStep(step) {
   return [`step ${step.id}: ${rows.join(", ") || "no rows"}`, ...restOf(step)].join(", ");
 }
 
-// How many rows of each kind it had.
+// Number of rows of each kind.
 export function kindsOf(step) {
   const counts = new Map();
   for (const kind of step.kinds) counts.set(kind, (counts.get(kind) ?? 0) + 1);
   return [...counts].sort();
 }
 
-// How long it took, and what it did beside its rows.
+// Duration, and other work of the step.
 export function restOf(step) {
   const moves = [
     [step.out, "out"],

@@ -1,38 +1,38 @@
-// What numbers of the feed are called, and why a request waits, as a sentence.
+// Names of the feed's numbers, and sentences that say why a request waits.
 
-export const BLOCK_STATES = ["free", "held", "shared", "cached", "given back", "on the move"];
+export const BLOCK_STATES = ["free", "held", "shared", "cached", "given back", "moving"];
 export const BLOCK_MEANINGS = [
-  "free: holds nothing",
+  "free: empty",
   "held by one sequence",
-  "shared by several",
-  "cached: free, found by what it holds",
+  "shared by several sequences",
+  "cached: free, in the prefix cache",
   "given back: free after the steps in flight",
-  "on the move: copied or swapped",
+  "moving: copied or swapped",
 ];
 // The mark below a step.
-export const MOVE_MEANING = "mark below: it moved blocks";
+export const MOVE_MEANING = "mark below: the step moved blocks";
 export const ROW_KINDS = ["", "prompt", "decode", "drafts", "run"];
 export const ROW_MEANINGS = [
   "",
   "part of a prompt",
   "one token",
-  "guesses of tokens, verified",
-  "several tokens by running on",
+  "draft tokens, verified",
+  "several tokens by run-ahead",
 ];
 
 const SENTENCES = {
-  turn: "its turn comes with one of the next steps",
+  turn: "it is due in one of the next steps",
   executor: "no executor is connected",
-  fitting_executor: "it can never run there",
+  fitting_executor: "the executor can never run it",
   blocks: "there are too few free blocks",
   rows: "there is no free row",
-  bytes: "parameters of sampling take all of their memory",
-  share: "its tenant has its share while others wait",
-  adapter_slot: "there is no slot for its adapter",
-  budget: "rows and prompts before it take the tokens of the next step",
-  results: "steps in flight concern it",
-  open_executor: "the executor takes nobody for now",
-  others_first: "others that wait there go first",
+  bytes: "sampling parameters use all of their memory",
+  share: "its tenant has used its share while others wait",
+  adapter_slot: "there is no free adapter slot",
+  budget: "earlier rows and prompts use the tokens of the next step",
+  results: "it waits for steps in flight",
+  open_executor: "the executor accepts no requests now",
+  others_first: "other requests that wait there go first",
 };
 
 export function why(reason) {
@@ -45,7 +45,7 @@ export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ?
 
 export const number = (value) => value.toLocaleString("en-US");
 
-// Nothing is 0 % but nothing, and nothing is 100 % but all.
+// Shows 0 % and 100 % for exact values only.
 export function share(part, whole) {
   const percent = Math.round((100 * part) / whole);
   if (part && percent === 0) return "<1 %";

@@ -168,10 +168,10 @@ def test_counts_of_a_pool_follow_what_is_told_of_it() -> None:
 
 
 def test_reason_is_said_once_when_several_executors_have_it() -> None:
-    assert "  others that wait there go first (127.0.0.1:1, 127.0.0.1:2)\n" in drawn(
+    assert "  other requests that wait there go first (127.0.0.1:1, 127.0.0.1:2)\n" in drawn(
         many_executors(2)
     )
-    assert "  others that wait there go first (8 executors)\n" in drawn(many_executors(8))
+    assert "  other requests that wait there go first (8 executors)\n" in drawn(many_executors(8))
 
 
 def test_screen_says_that_no_executor_serves() -> None:
