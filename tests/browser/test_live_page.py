@@ -452,7 +452,7 @@ async def test_page_shows_the_history_and_ttft(chromium: Browser) -> None:
             (
                 r"Tokens per second, the last five minutes: now .*maximum [1-9]",
                 r"Time to first token, .*now p50 [\d.]+ .s?, p99 [\d.]+ ",
-                r"Waiting for a row, .*now 0, at most 1$",
+                r"Waiting for a row, .*now 0, maximum 1$",
             )
         ):
             await expect(charts.nth(number)).to_have_attribute("aria-label", re.compile(said))

@@ -177,7 +177,7 @@ async def test_request_is_answered_and_carries_the_credential_of_its_caller(
 
 
 async def test_credential_that_is_for_something_else_is_refused(gateway: Guarded) -> None:
-    with pytest.raises(openai.PermissionDeniedError, match="scopes lack `generate`"):
+    with pytest.raises(openai.PermissionDeniedError, match="lacks the scope `generate`"):
         await gateway.complete("an-operator")
     assert gateway.scheduler.submitted == []
 

@@ -235,7 +235,7 @@ async def test_reasoning_is_apart_when_the_prompt_ends_within_it(
     ("message", "param", "wanted"),
     [
         ({"content": None}, ".content", "must be a text or a list of text parts in a message of"),
-        ({}, "", "must be a text or a list of text parts in a message of role user, and is absent"),
+        ({}, "", "must be a text or a list of text parts in a message of role user, but is absent"),
         ({"content": 5}, ".content", "should be a valid string or a list, got 5"),
         *(
             (
