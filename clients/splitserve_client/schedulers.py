@@ -70,24 +70,24 @@ async def ask(addresses: Iterable[str], is_serving: IsServing, answers: Answers)
     `is_serving` raises SplitserveError for an unreachable scheduler, and takes bounded time.
     """
     left = deque(addresses)
-    asked: dict[asyncio.Future[bool], str] = {}
+    probes: dict[asyncio.Future[bool], str] = {}
     try:
-        while answers.serving is None and (left or asked):
-            if left and len(asked) < MAX_AT_ONCE:
+        while answers.serving is None and (left or probes):
+            if left and len(probes) < MAX_AT_ONCE:
                 address = left.popleft()
-                asked[asyncio.ensure_future(is_serving(address))] = address
-            may_ask = bool(left) and len(asked) < MAX_AT_ONCE
+                probes[asyncio.ensure_future(is_serving(address))] = address
+            may_ask = bool(left) and len(probes) < MAX_AT_ONCE
             await asyncio.wait(
-                asked,
+                probes,
                 timeout=_PACE_S if may_ask else None,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            for probe in [probe for probe in asked if probe.done()]:
-                _note(asked.pop(probe), probe, answers)
+            for probe in [probe for probe in probes if probe.done()]:
+                _note(probes.pop(probe), probe, answers)
     finally:
-        for probe in asked:
+        for probe in probes:
             probe.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*probes, return_exceptions=True)
 
 
 def _note(address: str, probe: asyncio.Future[bool], answers: Answers) -> None:

@@ -102,10 +102,10 @@ class _Page:
 
     async def life(self, request: Request) -> Response:
         """Returns the recorded history of a request."""
-        asked = request.query_params
+        query = request.query_params
         try:
             credential = await self._may_watch(request)
-            scheduler, request_id = asked.get("scheduler", ""), asked.get("request", "")
+            scheduler, request_id = query.get("scheduler", ""), query.get("request", "")
             return JSONResponse(await self._feeds.life(scheduler, credential, request_id))
         except (SplitserveError, DomainError, OSError, LookupError) as error:
             return _refusal(error)

@@ -31,7 +31,7 @@ _TIMEOUT_S = 5.0
 # for _PATIENCE_S only, and another query starts after _AGAIN_S.
 _PATIENCE_S = 0.5
 _AGAIN_S = 2.0
-_MAX_QUESTIONS = 4
+_MAX_QUERIES = 4
 _NO_ANSWER = "the name server does not answer"
 
 _log = logging.getLogger(__name__)
@@ -104,18 +104,18 @@ class DnsDiscovery:
         self._patience_s = patience_s
         self._known: tuple[str, ...] = ()
         self._problem = ""
-        self._asked_at_s = -math.inf
-        self._num_asked = self._num_heard = 0
+        self._queried_at_s = -math.inf
+        self._num_queries = self._last_answered = 0
         # Open queries by number. Each is a thread, and may take a minute.
-        self._questions: dict[int, asyncio.Task[None]] = {}
+        self._queries: dict[int, asyncio.Task[None]] = {}
 
     async def addresses(self) -> tuple[str, ...]:
-        asked = [self._ask()] if self._is_due() else []
+        new_queries = [self._query()] if self._is_due() else []
         if self._known:
             # A later answer is used by the next call.
-            await _is_answered(asked, self._patience_s)
+            await _is_answered(new_queries, self._patience_s)
             return self._known
-        if not await _is_answered(self._questions.values(), _TIMEOUT_S):
+        if not await _is_answered(self._queries.values(), _TIMEOUT_S):
             self._note(_NO_ANSWER)
         if not self._known:
             raise OSError(f"{_DNS}{self.host}: {self._problem}")
@@ -124,24 +124,24 @@ class DnsDiscovery:
     @property
     def _is_waited_for(self) -> bool:
         """Whether the latest query is open. Answers to earlier queries are outdated."""
-        return self._num_asked in self._questions
+        return self._num_queries in self._queries
 
     def _is_due(self) -> bool:
-        if len(self._questions) >= _MAX_QUESTIONS:
+        if len(self._queries) >= _MAX_QUERIES:
             return False
-        age_s = self._clock() - self._asked_at_s
+        age_s = self._clock() - self._queried_at_s
         if self._is_waited_for:
             return age_s >= _AGAIN_S
         return age_s >= _FRESH_S or not self._known
 
-    def _ask(self) -> asyncio.Task[None]:
+    def _query(self) -> asyncio.Task[None]:
         if self._is_waited_for:
             self._note(_NO_ANSWER)
-        self._asked_at_s = self._clock()
-        self._num_asked += 1
-        question = asyncio.create_task(self._answer(self._num_asked))
-        self._questions[self._num_asked] = question
-        return question
+        self._queried_at_s = self._clock()
+        self._num_queries += 1
+        query = asyncio.create_task(self._answer(self._num_queries))
+        self._queries[self._num_queries] = query
+        return query
 
     async def _answer(self, number: int) -> None:
         known, problem = self._known, ""
@@ -151,16 +151,16 @@ class DnsDiscovery:
         except (OSError, ValueError) as error:
             problem = str(error)
         finally:
-            del self._questions[number]
+            del self._queries[number]
         # An earlier query may be answered after a later one.
-        if number < self._num_heard:
+        if number < self._last_answered:
             return
         if problem:
             self._note(problem)
             return
-        self._num_heard, self._known = number, known
+        self._last_answered, self._known = number, known
         # Only the answer to the latest query clears the problem, so a slow server is logged once.
-        if number == self._num_asked:
+        if number == self._num_queries:
             self._problem = ""
 
     def _note(self, problem: str) -> None:
@@ -200,12 +200,12 @@ def check_schedulers(schedulers: str) -> None:
         raise ValueError(f"{schedulers!r} is invalid; allowed: {_FILE}PATH")
 
 
-async def _is_answered(questions: Collection[asyncio.Task[None]], timeout_s: float) -> bool:
+async def _is_answered(queries: Collection[asyncio.Task[None]], timeout_s: float) -> bool:
     """Waits for the first answer to open queries. Returns whether one came within `timeout_s`."""
-    if not questions:
+    if not queries:
         return False
     first = asyncio.FIRST_COMPLETED
-    done, _ = await asyncio.wait(questions, timeout=timeout_s, return_when=first)
+    done, _ = await asyncio.wait(queries, timeout=timeout_s, return_when=first)
     return bool(done)
 
 
@@ -252,7 +252,7 @@ async def _look_up(host: str, port: int) -> list[str]:
     fail.
     """
     loop = asyncio.get_running_loop()
-    looking: asyncio.Future[list[str]] = loop.create_future()
+    resolving: asyncio.Future[list[str]] = loop.create_future()
 
     def work() -> None:
         found: list[str] | BaseException
@@ -261,22 +261,22 @@ async def _look_up(host: str, port: int) -> list[str]:
         except BaseException as error:
             found = error
         with suppress(RuntimeError):  # the event loop has ended
-            loop.call_soon_threadsafe(_settle, looking, found)
+            loop.call_soon_threadsafe(_settle, resolving, found)
 
     try:
         threading.Thread(target=work, name="look-up", daemon=True).start()
     except RuntimeError as error:  # too many threads
         raise OSError(f"{error}") from error
-    return await looking
+    return await resolving
 
 
-def _settle(looking: asyncio.Future[list[str]], found: list[str] | BaseException) -> None:
-    if looking.done():
+def _settle(resolving: asyncio.Future[list[str]], found: list[str] | BaseException) -> None:
+    if resolving.done():
         return
     if isinstance(found, BaseException):
-        looking.set_exception(found)
+        resolving.set_exception(found)
     else:
-        looking.set_result(found)
+        resolving.set_result(found)
 
 
 def _resolve(host: str, port: int) -> list[str]:

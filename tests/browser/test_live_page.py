@@ -253,13 +253,13 @@ async def test_page_shows_a_lost_executor_when_killed(chromium: Browser) -> None
     async with held_stack(chromium) as stack:
         killing = asyncio.create_task(stack.executor.kill())
         await expect(stack.page.locator(".card.lost .pill")).to_contain_text("lost")
-        await expect(stack.page.locator("#nobody")).to_contain_text("No executor serves")
+        await expect(stack.page.locator("#no-executors")).to_contain_text("No executor serves")
         await expect(stack.page.locator("#reasons")).to_have_text("no executor is connected")
         stack.watch.release()
         await killing
         await stack.executor.start()
         await expect(stack.page.locator(".card:not(.lost)")).to_have_count(1)
-        await expect(stack.page.locator("#nobody")).to_be_hidden()
+        await expect(stack.page.locator("#no-executors")).to_be_hidden()
 
 
 async def focused_request(page: Page) -> str:
@@ -591,7 +591,7 @@ async def test_page_shows_a_lost_connection_until_scheduler_returns(chromium: Br
             await page.unroute("**/feed?*")
             await expect(page.locator("#connection")).to_have_text("live")
             await expect(page.locator("#problem")).to_be_hidden()
-            await expect(page.locator("#nobody")).to_contain_text("No executor serves")
+            await expect(page.locator("#no-executors")).to_contain_text("No executor serves")
 
 
 async def test_page_loads_nothing_external_and_respects_reduced_motion(chromium: Browser) -> None:

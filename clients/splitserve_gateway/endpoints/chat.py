@@ -53,7 +53,7 @@ async def create_chat_completion(request: Request) -> Response:
 async def _answer(gateway: Gateway, body: ChatRequest) -> ChoiceAnswer:
     _check(body)
     generation = await start_chat(gateway, body, chat_fields(body))
-    return ChoiceAnswer(_KIND, body, generation.asked, _choices(body, generation))
+    return ChoiceAnswer(_KIND, body, generation.request, _choices(body, generation))
 
 
 async def start_chat(gateway: Gateway, body: ChatRequest, fields: FieldNames) -> ChatGeneration:
@@ -77,13 +77,13 @@ async def start_chat(gateway: Gateway, body: ChatRequest, fields: FieldNames) ->
 
 
 def _choices(body: ChatRequest, generation: ChatGeneration) -> list[ChatChoice]:
-    asked = generation.asked
-    names = TokenNames(tokenizer_of(asked.served), as_ids=body.return_tokens_as_token_ids)
+    request = generation.request
+    names = TokenNames(tokenizer_of(request.served), as_ids=body.return_tokens_as_token_ids)
     prefix = generation.final_message if body.echo else ""
-    (prompt,) = asked.prompts
+    (prompt,) = request.prompts
     return [
         ChatChoice(index, body, generation.plan, names, prompt.token_ids, prefix)
-        for index in range(asked.params.num_completions)
+        for index in range(request.params.num_completions)
     ]
 
 

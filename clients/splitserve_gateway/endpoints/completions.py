@@ -56,12 +56,14 @@ async def _answer(gateway: Gateway, body: CompletionRequest) -> ChoiceAnswer:
     _check(body)
     fields = completion_fields(body)
     with naming(fields):
-        asked = await _asked(gateway, body, fields)
+        request = await _text_request(gateway, body, fields)
     is_echo_alone = body.echo and body.max_tokens == 0
-    return ChoiceAnswer(_KIND, body, asked, new_choices(body, asked), is_echo_alone)
+    return ChoiceAnswer(_KIND, body, request, new_choices(body, request), is_echo_alone)
 
 
-async def _asked(gateway: Gateway, body: CompletionRequest, fields: FieldNames) -> TextRequest:
+async def _text_request(
+    gateway: Gateway, body: CompletionRequest, fields: FieldNames
+) -> TextRequest:
     serving = await gateway.choose(body.model)
     prompts = await encode_prompts(body, serving.served)
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -93,14 +95,14 @@ def _check(body: CompletionRequest) -> None:
 # -- Choices of a completion as JSON ---------------------------------------------------------------
 
 
-def new_choices(body: CompletionRequest, asked: TextRequest) -> list[CompletionChoice]:
+def new_choices(body: CompletionRequest, request: TextRequest) -> list[CompletionChoice]:
     """Returns the empty choices of all prompts, prompt by prompt."""
-    names = TokenNames(asked.served.tokenizer, as_ids=body.return_tokens_as_token_ids)
-    tells_ids = body.return_token_ids or asked.served.tokenizer is None
-    num_each = asked.params.num_completions
+    names = TokenNames(request.served.tokenizer, as_ids=body.return_tokens_as_token_ids)
+    tells_ids = body.return_token_ids or request.served.tokenizer is None
+    num_each = request.params.num_completions
     choices: list[CompletionChoice] = []
-    for prompt in asked.prompts:
-        logprobs = _logprobs(body, asked, prompt, names)
+    for prompt in request.prompts:
+        logprobs = _logprobs(body, request, prompt, names)
         for _ in range(num_each):
             own = None if logprobs is None else logprobs.fork()
             choices.append(CompletionChoice(len(choices), body, prompt, names, own, tells_ids))
@@ -202,11 +204,11 @@ class CompletionChoice:
 
 
 def _logprobs(
-    body: CompletionRequest, asked: TextRequest, prompt: EncodedPrompt, names: TokenNames
+    body: CompletionRequest, request: TextRequest, prompt: EncodedPrompt, names: TokenNames
 ) -> CompletionLogprobs | None:
     if body.logprobs is None:
         return None
-    tokenizer = asked.served.tokenizer
+    tokenizer = request.served.tokenizer
     if tokenizer is None:
         return CompletionLogprobs(names, None)
     context = () if body.echo or not prompt.is_continued else prompt.token_ids

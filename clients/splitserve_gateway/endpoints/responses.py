@@ -70,7 +70,7 @@ async def create_response(request: Request) -> Response:
 class _Answer:
     """Text request of a response, and its output so far. `head`: fields known from the start."""
 
-    asked: TextRequest
+    request: TextRequest
     output: ResponseOutput
     head: Json
 
@@ -102,34 +102,34 @@ async def _answer(gateway: Gateway, body: ResponsesRequest) -> _Answer:
         raise invalid(message, "top_logprobs")
     chat = await asyncio.to_thread(chat_request, body)
     generation = await start_chat(gateway, chat, response_fields(chat))
-    asked = generation.asked
-    tokenizer = tokenizer_of(asked.served)
+    request = generation.request
+    tokenizer = tokenizer_of(request.served)
     output = ResponseOutput(
         generation.plan,
         TokenNames(tokenizer),
-        tokenizer.detokenizer(skip_special_tokens=asked.rules.skip_special_tokens),
+        tokenizer.detokenizer(skip_special_tokens=request.rules.skip_special_tokens),
         wants_logprobs=body.wants_logprobs,
     )
-    return _Answer(asked, output, _head(body, asked))
+    return _Answer(request, output, _head(body, request))
 
 
-def _head(body: ResponsesRequest, asked: TextRequest) -> Json:
+def _head(body: ResponsesRequest, request: TextRequest) -> Json:
     choice = body.tool_choice
     return {
         "id": f"resp_{answer_id(body.request_id)}",
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,
-        "model": asked.served.model.name,
+        "model": request.served.model.name,
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
         "metadata": body.metadata,
         "parallel_tool_calls": body.parallel_tool_calls,
-        "temperature": _or_1(asked.params.temperature),
-        "top_p": _or_1(asked.params.top_p),
-        "presence_penalty": asked.params.presence_penalty or 0.0,
-        "frequency_penalty": asked.params.frequency_penalty or 0.0,
+        "temperature": _or_1(request.params.temperature),
+        "top_p": _or_1(request.params.top_p),
+        "presence_penalty": request.params.presence_penalty or 0.0,
+        "frequency_penalty": request.params.frequency_penalty or 0.0,
         "tool_choice": (choice or "auto")
         if isinstance(choice, str | None)
         else choice.model_dump(),
@@ -169,7 +169,7 @@ def _usage(totals: Totals, num_reasoning_tokens: int) -> Json:
 async def _events(answer: _Answer) -> AsyncGenerator[object, None]:
     numbers = itertools.count()
     # Bounded, since the last event repeats the whole output.
-    async with aclosing(gathered(stream_choices(answer.asked), "top_logprobs")) as events:
+    async with aclosing(gathered(stream_choices(answer.request), "top_logprobs")) as events:
         # A refusal must come before the first event.
         event: Event | None = await anext(events)
         for name in ("created", "in_progress"):
@@ -195,7 +195,7 @@ def _numbered(numbers: Iterator[int], name: str, **fields: object) -> Json:
 
 async def _whole(answer: _Answer) -> Json:
     totals = Totals()
-    async with aclosing(gathered(stream_choices(answer.asked), "top_logprobs")) as events:
+    async with aclosing(gathered(stream_choices(answer.request), "top_logprobs")) as events:
         async for event in events:
             match event:
                 case Delta():

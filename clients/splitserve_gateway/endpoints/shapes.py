@@ -168,7 +168,7 @@ class ChoiceAnswer:
 
     kind: AnswerKind
     body: SamplingFields
-    asked: TextRequest
+    request: TextRequest
     choices: Sequence[Choice]
     drops_output: bool = False
 
@@ -181,11 +181,11 @@ class ChoiceAnswer:
         return with_notes(response, self.body)
 
     def _head(self, kind: str) -> Json:
-        return head(self.kind.id_prefix, kind, self.body, self.asked.served)
+        return head(self.kind.id_prefix, kind, self.body, self.request.served)
 
     async def _chunks(self) -> AsyncGenerator[object, None]:
         start = self._head(self.kind.event)
-        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self.asked.prompts)
+        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self.request.prompts)
         counts = StreamUsage(self.body.stream_options, num_prompt_tokens)
         async with aclosing(self._events()) as events:
             # A refusal must come before the first event.
@@ -218,8 +218,8 @@ class ChoiceAnswer:
 
     async def _events(self) -> AsyncGenerator[Delta | Totals, None]:
         """Yields deltas and totals. Sets the prompt scores of the choices they belong to."""
-        num_each = self.asked.params.num_completions
-        async with aclosing(stream_choices(self.asked)) as events:
+        num_each = self.request.params.num_completions
+        async with aclosing(stream_choices(self.request)) as events:
             async for event in events:
                 if isinstance(event, PromptScores):
                     first = event.prompt_index * num_each

@@ -75,7 +75,7 @@ class ChatGeneration:
     `final_message`: text that the answer continues (`continue_final_message`); otherwise empty.
     """
 
-    asked: TextRequest
+    request: TextRequest
     plan: AnswerPlan
     final_message: str = ""
 
@@ -91,10 +91,10 @@ async def chat_generation(
     prompt = await _prompt(body, serving.served, use.template_tools)
     plan = await answer_plan(serving, body, use, prompt.text)
     params = replace(params, grammar=plan.grammar)
-    asked = await text_request(serving, body, params, [prompt], fields)
+    request = await text_request(serving, body, params, [prompt], fields)
     skips = body.skip_special_tokens and not plan.shows_markers
-    rules = replace(asked.rules, skip_special_tokens=skips)
-    return ChatGeneration(replace(asked, rules=rules), plan, _final_message(body))
+    rules = replace(request.rules, skip_special_tokens=skips)
+    return ChatGeneration(replace(request, rules=rules), plan, _final_message(body))
 
 
 async def _prompt(

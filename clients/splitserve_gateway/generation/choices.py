@@ -215,7 +215,7 @@ class _PromptChoices:
     async def stream(self) -> AsyncGenerator[Event, None]:
         """Streams the deltas, then the Totals of this prompt."""
         request = self._request
-        asked = UpstreamRequest(
+        upstream_request = UpstreamRequest(
             request.upstream,
             self._prompt.token_ids,
             request.params,
@@ -224,13 +224,13 @@ class _PromptChoices:
             request.caller.credential,
             upstream_id(request.own_id, self._prompt_index),
         )
-        async with aclosing(asked.events()) as events:
+        async with aclosing(upstream_request.events()) as events:
             async for event in events:
                 for part in self._texts.receive(event):
                     if isinstance(part, End):
                         num_cached_tokens = part.usage.num_cached_tokens
                         if not isinstance(event, Finish):
-                            asked.abort()
+                            upstream_request.abort()
                             num_cached_tokens = await _cached_tokens_of_rest(events)
                         yield self._totals(num_cached_tokens)
                         return

@@ -68,10 +68,10 @@ async def text_request(
 
 def _check_needs_no_text(body: SamplingFields, params: SamplingParams) -> None:
     """Raises ApiError for fields that need text if the model is served without a tokenizer."""
-    asked = {"stop": body.stops, "bad_words": body.bad_words}
+    text_fields = {"stop": body.stops, "bad_words": body.bad_words}
     if params.grammar is not None:
-        asked |= {name: getattr(body, name) for name in GRAMMAR_FIELDS}
-    for name, value in asked.items():
+        text_fields |= {name: getattr(body, name) for name in GRAMMAR_FIELDS}
+    for name, value in text_fields.items():
         if value:
             message = f"{name} needs a tokenizer, but the model has none here; allowed: none"
             raise invalid(message, name, "tokenizer_unavailable")

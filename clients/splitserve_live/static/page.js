@@ -147,11 +147,11 @@ function draw() {
       cards.delete(address);
     }
   }
-  const isNobody = model.executors.size === 0;
-  get("nobody").hidden = !isNobody;
+  const hasNone = model.executors.size === 0;
+  get("no-executors").hidden = !hasNone;
   text(
-    get("nobody"),
-    isNobody
+    get("no-executors"),
+    hasNone
       ? "No executor serves. Requests wait for one, or are refused if none has ever joined. " +
           "“splitserve executor” starts one."
       : "",

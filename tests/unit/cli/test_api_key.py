@@ -75,7 +75,7 @@ def test_command_fails_in_one_line_when_key_unusable(
     file.write_text(f"{KEY} {KEY}")
     assert main([*command, "--api-key-file", str(file)]) == 1
     shown = capsys.readouterr().err
-    assert shown.startswith(f"splitserve {command[0]}: {file}: is no credential")
+    assert shown.startswith(f"splitserve {command[0]}: {file}: is not a credential")
     assert KEY not in shown
 
 
