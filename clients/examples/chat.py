@@ -1,4 +1,4 @@
-"""A chat of two turns. The model's own template makes text of the messages."""
+"""Chat of two turns. The model's chat template turns the messages into a prompt."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Many prompts at once: results in order, and one that fails costs the others nothing."""
+"""Completes many prompts at once: results in order; a failed one does not affect others."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Text in, text out, in one call. A string is continued as it is."""
+"""Completes a text in one call. A string is continued without a chat template."""
 
 import sys
 

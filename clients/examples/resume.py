@@ -1,6 +1,6 @@
-"""Goes on with a completion another day: the tokens so far and the seed are all that it takes.
+"""Resumes a completion in a later process, from its tokens so far and its seed.
 
-A stream that breaks is resumed by the client itself; this is for what outlives the program.
+The client itself resumes a broken stream; this is for completions that outlive the program.
 """
 
 import sys
@@ -9,7 +9,7 @@ from splitserve_client import Client, SamplingParams, Tokens
 
 
 def main(address: str) -> None:
-    """Prints the tokens of a completion that is broken off, and those that follow."""
+    """Compares an interrupted and resumed completion with an uninterrupted one."""
     params = SamplingParams(max_tokens=12, seed=7, ignore_eos=True)
     with Client(address) as client:
         tokenizer = client.get_tokenizer()

@@ -1,4 +1,4 @@
-"""Several completions of one prompt: it is computed once, and each has its own randomness."""
+"""Samples several completions of one prompt, which is computed once."""
 
 import sys
 

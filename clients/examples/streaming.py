@@ -1,4 +1,4 @@
-"""Text as it comes, with asyncio. Whoever stops reading aborts the request."""
+"""Streams text with asyncio. A reader that stops aborts the request."""
 
 import asyncio
 import sys
@@ -21,7 +21,7 @@ async def stream(address: str) -> None:
 
 
 def main(address: str) -> None:
-    """Runs it."""
+    """Runs `stream`."""
     asyncio.run(stream(address))
 
 

@@ -1,6 +1,6 @@
-"""Whose turn it is: a tenant with little to do does not wait for one with much.
+"""Fair queueing: a tenant with few requests does not wait for a tenant with many.
 
-For a scheduler with `--queue-policy fair`; another one takes no account of tenants.
+Needs a scheduler with `--queue-policy fair`; other policies ignore tenants.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from splitserve_client import AsyncClient, SamplingParams, SchedulingParams
 
 
 async def serve_two(address: str) -> None:
-    """Prints who was served, in that order."""
+    """Prints the tenant of each completion, in the order of completion."""
     params = SamplingParams(max_tokens=8)
     async with AsyncClient(address) as client:
 
@@ -26,7 +26,7 @@ async def serve_two(address: str) -> None:
 
 
 def main(address: str) -> None:
-    """Runs it."""
+    """Runs `serve_two`."""
     asyncio.run(serve_two(address))
 
 

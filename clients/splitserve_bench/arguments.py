@@ -84,7 +84,7 @@ def bench_config(arguments: argparse.Namespace, environ: Mapping[str, str]) -> B
         picture_file=arguments.picture,
         shows_progress=False if arguments.quiet else None,
         num_processes=_num_processes(arguments),
-        load=_as_said(arguments, prompt_seed),
+        load=_given_flags(arguments, prompt_seed),
     )
 
 
@@ -124,7 +124,9 @@ def _workload(
     """Returns the workload factory. Raises ValueError if flags do not define arrival times."""
     if arguments.trace is not None:
         if arguments.rate is not None:
-            raise ValueError("--rate: a trace has its own times; faster or slower: --speed")
+            raise ValueError(
+                "--rate is not allowed with --trace, which has its own times; use --speed"
+            )
         return lambda: limits.apply(read_trace(arguments.trace))
     if (arguments.rate is None) == (arguments.concurrency is None):
         raise ValueError("give --rate (open loop), --concurrency (closed loop), or --trace")
@@ -144,7 +146,7 @@ def _asking(arguments: argparse.Namespace) -> AskOptions:
     try:
         extra_body = parse_json(arguments.extra_body)
     except ValueError as error:
-        raise ValueError(f"--extra-body is no JSON: {error}") from error
+        raise ValueError(f"--extra-body is not JSON: {error}") from error
     if not isinstance(extra_body, dict):
         raise ValueError(f"--extra-body is {arguments.extra_body!r}; allowed: a JSON object")
     return AskOptions(
@@ -171,13 +173,15 @@ def _targets(
     targets = [replace(parse_target(text), tls=tls) for text in arguments.targets]
     names = [target.name for target in targets]
     if len(set(names)) < len(names):
-        raise ValueError(f"targets are called {', '.join(names)}; allowed: a name each (NAME=URL)")
+        raise ValueError(f"target names are {', '.join(names)}; allowed: distinct names (NAME=URL)")
     for text in arguments.api_key_file:
         name, separator, path = text.partition("=")
         if not separator and len(targets) == 1:
             name, path = names[0], text
         if name not in names:
-            raise ValueError(f"--api-key-file {text!r} names no target; allowed: NAME=FILE")
+            raise ValueError(
+                f"--api-key-file is {text!r}; allowed: NAME=FILE with the name of a target"
+            )
         index = names.index(name)
         targets[index] = replace(targets[index], api_key_file=Path(path))
     if len(targets) == 1 and targets[0].api_key_file is None:
@@ -185,7 +189,7 @@ def _targets(
     return tuple(targets)
 
 
-def _as_said(arguments: argparse.Namespace, prompt_seed: int) -> dict[str, Any]:
+def _given_flags(arguments: argparse.Namespace, prompt_seed: int) -> dict[str, Any]:
     """Returns the flags that reproduce the load, without files of keys."""
     names = (
         "rate", "burstiness", "concurrency", "requests", "duration", "warm_up", "trace", "speed",
@@ -194,8 +198,8 @@ def _as_said(arguments: argparse.Namespace, prompt_seed: int) -> dict[str, Any]:
         "seed", "processes",
         "temperature", "stop_at_end", "token_range", "extra_body",
     )  # fmt: skip
-    said = {name: _plain(getattr(arguments, name)) for name in names}
-    return {**said, "prompt_seed": prompt_seed}
+    flags = {name: _plain(getattr(arguments, name)) for name in names}
+    return {**flags, "prompt_seed": prompt_seed}
 
 
 def _plain(value: object) -> object:
@@ -226,7 +230,7 @@ def new_file(text: str) -> Path:
     """Parses a path. Checks in advance, as far as possible, that a file can be written there."""
     path = Path(text)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written; allowed: a file")
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written; allowed: a writable file")
     return path
 
 
@@ -259,17 +263,17 @@ def token_range(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
     found = int(low), int(high)
     if not 0 <= found[0] < found[1] <= 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range; allowed: LOW:HIGH, ascending")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range; allowed: LOW:HIGH, ascending")
     return found
 
 
 def stated(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Wraps `parse` for argparse, so that its error texts are shown to the user."""
 
-    def parse_or_say(text: str) -> Any:  # noqa: ANN401
+    def parse_or_report(text: str) -> Any:  # noqa: ANN401
         try:
             return parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
-    return parse_or_say
+    return parse_or_report

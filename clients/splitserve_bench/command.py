@@ -35,9 +35,9 @@ from splitserve_client.text_map import ProgressLine
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.text import printable
 
-# Exit code of shells after Ctrl-C. The report is written all the same.
+# Exit code of shells after Ctrl-C. The report is written nevertheless.
 _STOPPED = 130
-_SAYS_NOTHING = {"burstiness": 1.0, "speed": 1.0, "shared_prefix": "0:1", "turns": "1"}
+_UNINFORMATIVE = {"burstiness": 1.0, "speed": 1.0, "shared_prefix": "0:1", "turns": "1"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +98,7 @@ async def _measure(config: BenchConfig, argv: Sequence[str]) -> tuple[list[Targe
 
         def warn(given_up: LoadAbandoned) -> None:
             behind = seconds_text(given_up.behind_s)
-            line.say(f"splitserve bench: {behind} behind this load: nothing more is sent")
+            line.say(f"splitserve bench: the load is {behind} late: no more requests are sent")
 
         measured = await run_load(load, num_targets, config.run, line.add, stop, warn)
     reports = [
@@ -124,11 +124,11 @@ def _title(config: BenchConfig) -> str:
         *("rate", "burstiness", "concurrency", "trace", "speed"),
         *("prompt_tokens", "output_tokens", "shared_prefix", "turns"),
     )
-    said = {name: config.load[name] for name in names}
+    load = {name: config.load[name] for name in names}
     flags = [
         f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else value}"
-        for name, value in said.items()
-        if value is not None and value != _SAYS_NOTHING.get(name)
+        for name, value in load.items()
+        if value is not None and value != _UNINFORMATIVE.get(name)
     ]
     return f"splitserve bench: {', '.join(flags)}"
 
@@ -136,7 +136,7 @@ def _title(config: BenchConfig) -> str:
 def _compare(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="splitserve bench compare",
-        description="Compares the targets of reports, each with the first.",
+        description="Compares each target of the reports with the first.",
     )
     parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT.json")
     arguments = parser.parse_args(argv)
@@ -146,7 +146,7 @@ def _compare(argv: Sequence[str]) -> int:
         sys.stderr.write(f"splitserve bench: {printable(str(error))}\n")
         return 1
     if len(targets) < 2:
-        parser.error("there is one target; allowed: reports with two or more")
+        parser.error("the reports have one target; allowed: two or more")
     for other in targets[1:]:
         sys.stdout.write(comparison_text(targets[0], other) + "\n")
     return 0

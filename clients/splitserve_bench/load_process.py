@@ -40,12 +40,12 @@ class Share:
     number: int
     num_shares: int
 
-    def of_conversations(self, all_of_them: Iterator[Conversation]) -> Iterator[Conversation]:
+    def of_conversations(self, conversations: Iterator[Conversation]) -> Iterator[Conversation]:
         """Yields the share's conversations with their times.
 
         All shares together are the whole load.
         """
-        return islice(all_of_them, self.number, None, self.num_shares)
+        return islice(conversations, self.number, None, self.num_shares)
 
     def of_pace(self, pace: Pace) -> Pace:
         """Returns the pace of the share. All shares together keep the wanted number open."""
@@ -62,12 +62,12 @@ class Share:
 async def serve(connection: socket.socket) -> None:
     """Executes the parent's commands until the connection closes."""
     reader, writer = await asyncio.open_unix_connection(sock=connection)
-    told = await receive(reader)
-    if not isinstance(told, AssignLoad):
+    assigned = await receive(reader)
+    if not isinstance(assigned, AssignLoad):
         return
     try:
-        config = bench_config(build_parser().parse_intermixed_args(told.argv), os.environ)
-        await _serve_rounds(config, Share(told.share, told.num_shares), reader, writer)
+        config = bench_config(build_parser().parse_intermixed_args(assigned.argv), os.environ)
+        await _serve_rounds(config, Share(assigned.share, assigned.num_shares), reader, writer)
     except* PROBLEMS as errors:
         with suppress(ConnectionError):
             await send(writer, Failed(problem_text(errors)))
@@ -85,7 +85,7 @@ async def _serve_rounds(
         listening = asyncio.create_task(receive(reader))
         while isinstance(command := await listening, Run | StopLoad):
             listening = asyncio.create_task(receive(reader))
-            # A Stop after the end of a round is ignored.
+            # A StopLoad after the end of a round is ignored.
             if isinstance(command, Run):
                 await _run_round(load, command, listening, writer)
 

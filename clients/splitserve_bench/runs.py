@@ -69,7 +69,7 @@ async def run_load(
     """Runs all rounds; returns the model and the measurements of each target.
 
     `progress`: called with the output tokens of each request. `warn`: called for a round whose load
-    cannot be put on as asked. `stop`: ends the run when set; requests still open are not counted.
+    cannot be generated in full. `stop`: ends the run when set; requests still open are not counted.
     All targets get the same load, one after another, and every second round in reverse order, so
     that drift affects all targets alike. Raises the exceptions of the load.
     """

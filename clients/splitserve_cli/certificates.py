@@ -67,7 +67,7 @@ class Authority:
         certificate = _read_certificate(directory / "ca.crt")
         key = _read_key(directory / "ca.key")
         if certificate.public_key() != key.public_key():
-            raise ValueError(f"{directory / 'ca.key'}: is not the key of ca.crt")
+            raise ValueError(f"{directory / 'ca.key'}: not the key of ca.crt")
         return cls(Issued(certificate, key))
 
     def issue(self, name: str, hosts: Sequence[str], days: int) -> Issued:
@@ -121,12 +121,10 @@ def issue_all(
     else:
         authority = Authority.create()
         authority.issued.write(directory, "ca")
-    places = {
-        name: (directory / name, "tls") if in_folders else (directory, name) for name in names
-    }
+    paths = {name: (directory / name, "tls") if in_folders else (directory, name) for name in names}
     # Reads all certificates before it writes one, so that an unreadable one changes nothing.
-    kept = {name: authority.hosts_of(at / f"{file}.crt") for name, (at, file) in places.items()}
-    for name, (folder, file) in places.items():
+    kept = {name: authority.hosts_of(at / f"{file}.crt") for name, (at, file) in paths.items()}
+    for name, (folder, file) in paths.items():
         folder.mkdir(mode=0o700, exist_ok=True)
         authority.issue(name, [*names[name], *kept[name]], days).write(folder, file)
         if in_folders:
@@ -138,7 +136,7 @@ def _read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
-        raise ValueError(f"{path}: is no certificate in PEM") from error
+        raise ValueError(f"{path}: not a PEM certificate") from error
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -146,9 +144,9 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"{path}: is no key in PEM without a password") from error
+        raise ValueError(f"{path}: not a PEM key without a password") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{path}: is no key of an elliptic curve")
+        raise ValueError(f"{path}: not an elliptic curve key")
     return key
 
 

@@ -1,4 +1,4 @@
-"""Command `splitserve certs`: certificates for a trial of mTLS."""
+"""Command `splitserve certs`: a certificate authority and certificates for mTLS."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _MAX_DAYS = 3650
 _HELP = """\
-Makes a certificate authority and certificates for the processes of a cluster: DIR/ca.crt, and
-NAME.crt with NAME.key for scheduler, executor, operator and gateway. Run again, it keeps the
-authority and renews the rest, for the names that they had and those of --host; running processes
-take the new ones by themselves. Who wants a name gone removes NAME.crt first.
+Creates a certificate authority and certificates for the processes of a cluster: DIR/ca.crt, and
+NAME.crt with NAME.key for scheduler, executor, operator and gateway. Another run keeps the
+authority and renews the certificates, for their present names and those of --host; running
+processes reload them. To drop host names, remove NAME.crt first.
 """
 
 
@@ -30,14 +30,14 @@ def _check_names(clients: Sequence[str], hosts: Sequence[str], taken: Collection
     """Checks the names. Raises ValueError for an invalid name, or one that names a role."""
     for name in clients:
         if not _NAME.fullmatch(name) or name in {*taken, "ca"}:
-            raise ValueError(f"--client {name!r} is taken, or not of letters, digits, '.-_'")
+            raise ValueError(f"--client is {name!r}: reserved, or not of letters, digits and '.-_'")
     for host in hosts:
         if not _HOST.fullmatch(host) and not _is_address(host):
-            raise ValueError(f"--host {host!r} is no host name, and no address")
+            raise ValueError(f"--host is {host!r}; allowed: a host name or an IP address")
     for name in (*clients, *hosts):
         # Compared like host names: without case, and without the dot of the root domain.
         if name.lower().rstrip(".").endswith(DOMAIN):
-            raise ValueError(f"{name!r} would be a role of the cluster")
+            raise ValueError(f"{name!r} is reserved: names of {DOMAIN} are roles of the cluster")
 
 
 def _host_of(text: str) -> tuple[str | None, str]:
@@ -81,34 +81,34 @@ def main(argv: Sequence[str]) -> int:
         return _fail(f"{error.filename}: {error.strerror}")
     except ValueError as error:
         return _fail(str(error))
-    sys.stdout.write(f"{directory}: ca, {', '.join(names)}; keep ca.key where nobody finds it\n")
+    sys.stdout.write(f"{directory}: ca, {', '.join(names)}; keep ca.key secret\n")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="splitserve certs", description=_HELP)
-    parser.add_argument("directory", metavar="DIR", type=Path, help="where to write them")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="folder for the files")
     parser.add_argument(
         "--host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a name or address under which clients reach scheduler and gateway; of one of them"
-        " alone: scheduler=NAME, gateway=NAME; again for more",
+        help="host name or address at which clients reach scheduler and gateway; for only one of"
+        " them: scheduler=NAME or gateway=NAME; repeatable",
     )
     parser.add_argument(
         "--client",
         action="append",
         default=[],
         metavar="NAME",
-        help="makes a certificate for a client, too; again for more",
+        help="also creates a certificate for a client; repeatable",
     )
     parser.add_argument(
         "--folders",
         action="store_true",
-        help="NAME/tls.crt and NAME/tls.key beside NAME/ca.crt, for who is to see no other's",
+        help="write NAME/tls.crt, NAME/tls.key and NAME/ca.crt: one folder for each process",
     )
-    parser.add_argument("--days", type=_days, default=90, help="how long they live (default: 90)")
+    parser.add_argument("--days", type=_days, default=90, help="lifetime in days (default: 90)")
     return parser
 
 

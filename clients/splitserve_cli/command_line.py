@@ -23,18 +23,18 @@ from splitserve_text.errors import SplitserveError
 API_KEY_ENV = "SPLITSERVE_API_KEY"
 
 _TLS_FILES = {
-    "--tls-ca": "certificates of whom the server is believed, PEM; plain text without",
-    "--tls-cert": "our own certificate, PEM, if the server asks for one",
-    "--tls-key": "private key of that, PEM",
+    "--tls-ca": "CA certificates (PEM) to verify the server; without it: plain text",
+    "--tls-cert": "client certificate (PEM), if the server requires one",
+    "--tls-key": "private key of the client certificate (PEM)",
 }
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Adds `--address` and the flags that `client_config` reads."""
-    add_address(parser, "--address", DEFAULT_ADDRESS, "the server, or several")
+    add_address(parser, "--address", DEFAULT_ADDRESS, "address of the server, or of several")
     for flag, text in _TLS_FILES.items():
         add_file(parser, flag, text)
-    text = f"file with our API key or JWT; without it, the key itself is in {API_KEY_ENV}"
+    text = f"file with the API key or JWT; without it, {API_KEY_ENV} holds the key"
     add_file(parser, "--api-key-file", text)
     parser.add_argument("--api-key", action=_RefuseKey, help=argparse.SUPPRESS)
 
@@ -44,7 +44,7 @@ class _RefuseKey(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         parser.error(
-            "a key on the command line is seen by everybody on this machine (ps): give"
+            "a key on the command line is visible to all users of this machine (ps): give"
             f" --api-key-file FILE, or set {API_KEY_ENV}"
         )
 
@@ -115,9 +115,11 @@ _Answer = TypeVar("_Answer")
 def add_operators_server(parser: argparse.ArgumentParser) -> None:
     """Adds the addresses of a server and the flags that `operators_config` reads."""
     add_server(parser)
-    text = "for operators, where the server has no such address itself"
+    text = "address for operators, used if --address serves clients only"
     add_address(parser, "--cluster-address", DEFAULT_CLUSTER_ADDRESS, text)
-    add_file(parser, "--cluster-token-file", "secret of the cluster, if it has one")
+    add_file(
+        parser, "--cluster-token-file", "file with the cluster token, if the cluster requires one"
+    )
 
 
 def operators_config(arguments: argparse.Namespace) -> ClientConfig:

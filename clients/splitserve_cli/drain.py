@@ -1,4 +1,4 @@
-"""Command `splitserve drain`: drains executors, so that they can be stopped, or takes them back."""
+"""Command `splitserve drain`: drains executors, so that they can be stopped, or undoes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code: 0 once all executors are gone."""
     parser = argparse.ArgumentParser(
         prog="splitserve drain",
-        description="Sends executors away: what they run ends or moves, and then they are gone.",
+        description="Drains executors: their requests finish or move to others, then they leave.",
     )
     text = "of an executor, as splitserve info shows it"
     parser.add_argument("executors", nargs="+", metavar="EXECUTOR", help=f"address {text}")
@@ -24,13 +24,13 @@ def main(argv: Sequence[str]) -> int:
         "--timeout-s",
         type=float,
         metavar="SECONDS",
-        help="that running requests get before they move; 0: none (default: the scheduler's"
-        " --drain-timeout-s)",
+        help="time for running requests to finish before they move; 0: none (default: the"
+        " scheduler's --drain-timeout-s)",
     )
     parser.add_argument(
         "--undo",
         action="store_true",
-        help="take them back: they get requests again, or join again within seconds",
+        help="cancel draining: the executors get requests again, or rejoin within seconds",
     )
     add_operators_server(parser)
     arguments = parser.parse_args(argv)
@@ -50,7 +50,7 @@ async def _drain(arguments: argparse.Namespace, address: str) -> int:
     try:
         if arguments.undo:
             await ask(arguments, config, lambda operators: operators.undrain_executor(address))
-            sys.stdout.write(f"{shown} taken back\n")
+            sys.stdout.write(f"{shown} no longer drains\n")
             return 0
         drained = await ask(
             arguments,
@@ -62,6 +62,6 @@ async def _drain(arguments: argparse.Namespace, address: str) -> int:
         problem = printable(" ".join(error.message.split()))
         sys.stderr.write(f"splitserve drain: {shown}: {problem}{reason}\n")
         return 1
-    how = "lost while it drained" if drained.is_lost else "drained"
+    how = "lost while draining" if drained.is_lost else "drained"
     sys.stdout.write(f"{shown} {how}, {drained.num_moved_requests} requests moved\n")
     return 0

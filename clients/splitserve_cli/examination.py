@@ -11,7 +11,14 @@ from pathlib import Path
 
 from splitserve_cli.checks.cluster import check_executors, check_model
 from splitserve_cli.checks.connection import TlsWords, check_connection
-from splitserve_cli.checks.finding import Finding, State, check_settings, listened_at, tell, wrong
+from splitserve_cli.checks.finding import (
+    Finding,
+    State,
+    check_settings,
+    listened_at,
+    write_findings,
+    wrong,
+)
 from splitserve_cli.checks.gateway import GatewayAddress, check_gateway
 from splitserve_cli.checks.machine import (
     check_compilers,
@@ -51,8 +58,8 @@ from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.tls import TlsFiles
 
 _EPILOG = """\
-exit code: 0 nothing is wrong, though there may be warnings; 1 something is. Without --address and
---gateway it looks at this machine alone. Nothing is changed.
+exit code: 0 nothing is wrong (there may be warnings); 1 something is wrong. Without --address and
+--gateway only this machine is checked. Nothing is changed.
 """
 
 
@@ -60,29 +67,33 @@ def examine(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
     arguments = _parse(argv)
     findings = [*local_findings(arguments, os.environ), *asyncio.run(_remote_findings(arguments))]
-    return tell(findings, is_json=arguments.json, shows_all=arguments.verbose)
+    return write_findings(findings, is_json=arguments.json, shows_all=arguments.verbose)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="splitserve doctor",
-        description="Looks for what is wrong, on this machine and at running processes.",
+        description="Finds problems on this machine and in running processes.",
         epilog=_EPILOG,
     )
     add_operators_server(parser)
-    # No default server: the user must name the server to be asked.
+    # No default server: the user must name the server.
     parser.set_defaults(address=os.environ.get("SPLITSERVE_ADDRESS") or None)
-    parser.add_argument("--gateway", metavar="URL", help="a gateway, as http://localhost:8000")
+    parser.add_argument(
+        "--gateway", metavar="URL", help="URL of a gateway, such as http://localhost:8000"
+    )
     parser.add_argument(
         "--for",
         dest="command",
         choices=COMMANDS,
-        help="whose packages, options, ports and certificates are looked at"
-        " (default: of what is installed; serve with all extras)",
+        help="process whose packages, options, ports and certificates are checked"
+        " (default: according to the installed extras; serve with all of them)",
     )
-    parser.add_argument("--config", metavar="FILE", type=Path, help="file with these options")
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, help="file with the options of that process"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--verbose", action="store_true", help="also what is well, one by one")
+    parser.add_argument("--verbose", action="store_true", help="also list checks without problems")
     return parser.parse_args(argv)
 
 
@@ -106,8 +117,8 @@ def local_findings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     for address, option in by_address.items():
         yield check_port(option, address, is_running=is_running)
     yield from check_process_files(command, values)
-    given = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
-    yield from check_tls_files(given)
+    client_files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    yield from check_tls_files(client_files)
 
 
 def _findings_of_computing(
@@ -159,7 +170,9 @@ async def _scheduler_findings(
         async with AsyncClient(arguments.address, config) as client:
             found, model = await check_model(client)
     except (SecurityUnusable, CredentialsUnusable) as error:
-        problem = wrong("credentials", str(error), "nobody can be asked", "look at that file")
+        problem = wrong(
+            "credentials", str(error), "the scheduler cannot be queried", "check that file"
+        )
         return [*findings, problem], None
     findings += found
     executors = await check_executors(
@@ -175,17 +188,17 @@ async def _scheduler_findings(
 async def _connection_findings(
     arguments: argparse.Namespace, address: str
 ) -> tuple[list[Finding], bool]:
-    """Returns findings about all schedulers at `address`, and whether one of them can be asked."""
+    """Returns findings about the schedulers at `address`, and whether one can be queried."""
     files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
-    wants_tls = files != TlsFiles()
+    uses_tls = files != TlsFiles()
     try:
         known = discovery(address)
         addresses = await known.addresses()
     except (ValueError, FilesUnusable, OSError) as error:
-        remedy = "give --address HOST:PORT, or several as the handbook says"
-        return [wrong("address", str(error), "nobody can be asked", remedy)], False
+        remedy = "give --address HOST:PORT; several: docs/operations.md, Several schedulers"
+        return [wrong("address", str(error), "the scheduler cannot be queried", remedy)], False
     by_server = [
-        await check_connection(each, files, wants_tls=wants_tls, tls_name=known.host)
+        await check_connection(each, files, uses_tls=uses_tls, tls_name=known.host)
         for each in addresses
     ]
     is_one_well = any(all(each.state is State.OK for each in found) for found in by_server)
@@ -199,10 +212,17 @@ async def _gateway_findings(arguments: argparse.Namespace, model: Model | None) 
         headers = dict(key.current())
         gateway = GatewayAddress.parse(arguments.gateway, arguments.tls_ca, headers)
     except (ValueError, CredentialsUnusable) as error:
-        return [wrong("gateway", str(error), "it cannot be asked", "look at what was given")]
+        return [
+            wrong(
+                "gateway",
+                str(error),
+                "the gateway cannot be queried",
+                "check --gateway and the key",
+            )
+        ]
     is_secured = gateway.scheme == "https"
     files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
-    findings = await check_connection(gateway.address, files, wants_tls=is_secured, words=_OF_HTTP)
+    findings = await check_connection(gateway.address, files, uses_tls=is_secured, words=_OF_HTTP)
     if any(each.state is State.WRONG for each in findings):
         return findings
     return [*findings, *await asyncio.to_thread(check_gateway, gateway, model)]

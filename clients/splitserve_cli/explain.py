@@ -26,8 +26,8 @@ from splitserve_client.scheduler_info import (
 from splitserve_rpc.text import printable
 
 _EPILOG = """\
-exit code: 0 something is known of it; 1 nothing is, or nobody can be asked. A journal knows nothing
-of requests that were refused, nor of what happened before its file begins.
+exit code: 0 the request is known; 1 it is unknown, or no scheduler can be queried. A journal has no
+refused requests, and nothing from before the beginning of its file.
 """
 
 
@@ -35,25 +35,29 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="splitserve explain",
-        description="Says what happened to a request, and what it waits for.",
+        description="Shows what happened to a request, and what it waits for.",
         epilog=_EPILOG,
     )
     parser.add_argument(
         "request",
         nargs="?",
         metavar="REQUEST",
-        help="its id; or the id of an answer of the gateway, or the x-request-id of one; or six or"
-        " more characters that it begins with, if only one does",
+        help="id of the request, or id or x-request-id of a response of the gateway, or a unique"
+        " prefix of at least six characters",
     )
-    parser.add_argument("--next", action="store_true", help="why the first in the queue wait")
-    parser.add_argument("--journal", metavar="FILE", type=Path, help="ask a journal, no scheduler")
+    parser.add_argument(
+        "--next", action="store_true", help="show why the first requests in the queue wait"
+    )
+    parser.add_argument(
+        "--journal", metavar="FILE", type=Path, help="read a journal, without a scheduler"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     add_operators_server(parser)
     arguments = parser.parse_args(argv)
     if (arguments.request is None) != arguments.next:
         parser.error("give a REQUEST, or --next")
     if arguments.next and arguments.journal is not None:
-        parser.error("--next is for a running scheduler: in a journal nobody waits any more")
+        parser.error("--next needs a running scheduler; it is not allowed with --journal")
     if arguments.journal is not None:
         return _explain_journal(arguments)
     return run("explain", lambda: _explain_live(arguments))
@@ -101,11 +105,11 @@ def _show(arguments: argparse.Namespace, explanation: Explanation) -> int:
 
 _NUM_FIRST = 16
 _NEARLY_ALL_RATIO = 0.95
-_REFUSALS = "of which docs/operations.md says what to do (Refusals)"
+_REFUSALS = "see docs/operations.md (Refusals)"
 _WAITING = ("queued", "given")
 _OF_JOURNAL = (
-    "from a journal: of requests that were there when the file begins, what happened before is not"
-    " in it (FILE.1 has what was before FILE)"
+    "from a journal: it lacks what happened to a request before the file begins (FILE.1 holds the"
+    " part before FILE)"
 )
 _NOT_RECORDED = "not_recorded"
 
@@ -124,9 +128,9 @@ def describe_explanation(
 def describe_queue(queue: QueueExplanation) -> str:
     """Returns a text that says why the first requests of the waiting queue wait."""
     if not queue.first:
-        return "nobody waits for an executor\n"
+        return "no request waits for an executor\n"
     number = queue.num_unassigned_requests
-    lines = [f"{number} wait{'s' if number == 1 else ''} for an executor; first in the queue:"]
+    lines = [f"{_counted(number, 'request')} waiting for an executor; first in the queue:"]
     for each in queue.first:
         tenant = f" (tenant {printable(each.tenant)})" if each.tenant else ""
         lines.append(f"{printable(each.request_id)}{tenant}")
@@ -154,12 +158,12 @@ def _clauses(life: RequestLife) -> Iterator[str]:
         )
     prompt_s = sum(p.duration_s for p in life.parts if p.phase == "prompt" and not p.reason)
     if prompt_s:
-        yield f"its prompt took {seconds(prompt_s)}"
+        yield f"prefill took {seconds(prompt_s)}"
     if tokens_s := _total(life, "tokens"):
-        yield f"its tokens took {seconds(tokens_s)}"
+        yield f"decoding took {seconds(tokens_s)}"
     yield from _setbacks(life)
     if life.current is not None:
-        yield f"now, since {seconds(life.current.duration_s)}, {doing(life.current)}"
+        yield f"for the last {seconds(life.current.duration_s)}, {doing(life.current)}"
     elif (last := life.events[-1]).kind == "ended":
         yield f"it ended: {_with_detail(last)}"
     elif last.kind == "refused":
@@ -175,9 +179,9 @@ def _setbacks(life: RequestLife) -> Iterator[str]:
     numbers = {
         "it was preempted": ("preempted", "swapped_out"),
         "its executor was lost": ("executor_lost",),
-        "a step failed that had it": ("kv_lost",),
-        "it was tried alone, as executors may have died of it": ("quarantined",),
-        "it was acquitted of that": ("acquitted",),
+        "a step with it failed": ("kv_lost",),
+        "it ran alone, as it may have crashed executors": ("quarantined",),
+        "it was acquitted": ("acquitted",),
     }
     for text, kinds in numbers.items():
         if number := sum(event.kind in kinds for event in life.events):
@@ -185,9 +189,9 @@ def _setbacks(life: RequestLife) -> Iterator[str]:
     away_s = _total(life, "preempted", "swapped", "recovering")
     again_s = sum(p.duration_s for p in life.parts if p.phase == "prompt" and p.reason)
     if away_s:
-        yield f"all that kept it from going on for {seconds(away_s)}"
+        yield f"in total this interrupted it for {seconds(away_s)}"
     if again_s:
-        yield f"to compute again what was known took {seconds(again_s)}"
+        yield f"recomputation took {seconds(again_s)}"
 
 
 def _total(life: RequestLife, *phases: str) -> float:
@@ -200,28 +204,28 @@ def _life(life: RequestLife) -> list[str]:
     lines = [f"request {printable(life.request_id)}{tenant}{began}", summary(life), ""]
     for number, event in enumerate(life.events):
         if number == _NUM_FIRST and life.num_events_left_out:
-            lines.append(f"{'':13}... {life.num_events_left_out} events are not kept ...")
+            lines.append(f"{'':13}... {life.num_events_left_out} events omitted ...")
         lines.append(f"{event.at_s:+11.3f} s {kind_of(event):20} {details_of(event)}".rstrip())
     if life.obstacles:
-        lines += ["", "what keeps it now:", *_obstacles(life.obstacles)]
+        lines += ["", "what blocks it now:", *_obstacles(life.obstacles)]
     if life.parts:
-        lines += ["", "its time:", *map(_part, life.parts)]
+        lines += ["", "time by phase:", *map(_part, life.parts)]
     if life.num_draft_tokens or life.num_more_tokens:
-        lines.append("several tokens a step: " + "; ".join(_more_tokens(life)))
+        lines.append("multiple tokens per step: " + "; ".join(_more_tokens(life)))
     return lines
 
 
 def _more_tokens(life: RequestLife) -> Iterator[str]:
     """Yields counts of draft and further tokens, and the output tokens per step that had output."""
     if life.num_draft_tokens:
-        right = life.num_accepted_draft_tokens
-        yield f"{life.num_draft_tokens} guessed, {right} of them right"
-    if num_run_on := life.num_more_tokens - life.num_accepted_draft_tokens:
-        yield f"{num_run_on} as the executor ran on"
+        num_accepted = life.num_accepted_draft_tokens
+        yield f"{_counted(life.num_draft_tokens, 'draft token')}, {num_accepted} accepted"
+    if num_run_ahead := life.num_more_tokens - life.num_accepted_draft_tokens:
+        yield f"{num_run_ahead} by run-ahead"
     first, last = life.events[0].numbers, life.events[-1].numbers
     num_tokens = last.get("num_output_tokens", 0) - first.get("num_resumed_tokens", 0)
     if num_steps := max(0, num_tokens - life.num_more_tokens):
-        yield f"{num_tokens / num_steps:.2f} tokens for each step that brought some"
+        yield f"{num_tokens / num_steps:.2f} tokens per step with output"
 
 
 def _part(part: LifePart) -> str:
@@ -236,36 +240,35 @@ def _obstacles(obstacles: Iterable[Obstacle]) -> list[str]:
 
 
 def _unknown_to_journal(request_id: str, explanation: Explanation) -> Iterator[str]:
-    yield f"nothing is known of {printable(request_id)}"
+    yield f"unknown request: {printable(request_id)}"
     yield (
-        f"the journal has {explanation.num_living + explanation.num_ended} requests; none of those"
-        " that were refused, or that ended before this file begins"
-        " (FILE.1 has what was before FILE)"
+        f"the journal has {explanation.num_living + explanation.num_ended} requests; it lacks those"
+        " that were refused or ended before the file begins (FILE.1 holds the part before FILE)"
     )
-    yield from _alike(explanation)
+    yield from _similar_ids(explanation)
 
 
 def _unknown(request_id: str, explanation: Explanation) -> Iterator[str]:
-    yield f"nothing is known of {printable(request_id)}"
+    yield f"unknown request: {printable(request_id)}"
     if not explanation.num_kept_at_most:
-        yield "this scheduler writes nothing down: start it with --remember-requests above 0"
+        yield "this scheduler keeps no history: start it with --remember-requests above 0"
         return
     num_ended, num_kept = explanation.num_ended, explanation.num_kept_at_most
     yield (
-        f"known are {explanation.num_living} unfinished requests and {num_ended} that ended; of"
-        f" these the last {num_kept} are remembered (--remember-requests)"
+        f"the scheduler knows {explanation.num_living} unfinished and {num_ended} ended requests;"
+        f" it keeps the last {num_kept} ended ones (--remember-requests)"
     )
-    forgotten = "ended and is no longer remembered, or " if num_ended >= num_kept else ""
+    dropped = "ended and was dropped from the history, or " if num_ended >= num_kept else ""
     yield (
-        f"so, if that is its id, it {forgotten}came before this scheduler was started, or to"
-        " another, or was refused by a gateway, whose answer said why"
+        f"if the id is right, the request {dropped}was sent before this scheduler started, or to"
+        " another one, or was refused by a gateway, whose response gave the reason"
     )
-    yield from _alike(explanation)
+    yield from _similar_ids(explanation)
 
 
-def _alike(explanation: Explanation) -> Iterator[str]:
+def _similar_ids(explanation: Explanation) -> Iterator[str]:
     if explanation.near_request_ids:
-        yield "alike are: " + ", ".join(map(printable, explanation.near_request_ids))
+        yield "similar ids: " + ", ".join(map(printable, explanation.near_request_ids))
 
 
 def _date(at_s: float) -> str:
@@ -277,64 +280,63 @@ def _date(at_s: float) -> str:
 # Reasons why a request does not proceed; `{}` is the executor.
 _BECAUSE: Mapping[str, str] = MappingProxyType(
     {
-        "": "nothing kept it",
-        "behind_others": "others were before it in the queue",
-        "no_executor": "no executor took requests",
-        "about_to_begin": "it was about to begin",
-        "awaits_better": "a busy executor has less to compute for it than {}",
-        "budget": "the steps of {} were full of tokens of other prompts",
-        "others_wait_there": "others that waited at {} went first",
-        "blocks_on_their_way": "blocks at {} were being freed by steps under way",
+        "": "nothing blocked it",
+        "behind_others": "other requests were ahead of it in the queue",
+        "no_executor": "no executor accepted requests",
+        "about_to_begin": "it was about to start",
+        "awaits_better": "a busy executor needs less computation for it than {}",
+        "budget": "other prompts used the token budget of {}",
+        "others_wait_there": "other requests that waited at {} went first",
+        "blocks_on_their_way": "steps in flight at {} were about to free blocks",
         "blocks": "{} had too few free KV blocks",
         "rows": "{} had no free row",
-        "bytes": "the sampling parameters of all rows of {} would have been too large with its own",
-        "share": "its tenant had its share of {}",
-        "adapter_slot": "{} had no slot for its adapter",
+        "bytes": "its sampling parameters would have exceeded the limit for all rows of {}",
+        "share": "its tenant had used its share of {}",
+        "adapter_slot": "{} had no free slot for its adapter",
         "pool": "the whole KV cache of {} is too small for it",
-        "results": "steps under way at {} still concerned it",
-        "does_not_fit": "no executor that was there could ever run it",
+        "results": "steps in flight at {} still included it",
+        "does_not_fit": "no registered executor could ever run it",
         "urgency": "a more urgent request needed its place at {}",
-        "not_recorded": "of what the journal does not say",
-        "begins_sooner_elsewhere": "another executor than {} could begin it sooner",
-        "drained": "{} was sent away",
-        "failed_there": "it failed at {}, and is tried at another executor",
-        "last_executor": "executors may have died of it, and {} is the last one while others are on"
-        " their way back",
-        "withdrawn": "{} was withdrawn, as what it computed was wrong",
+        "not_recorded": "of a reason that the journal does not record",
+        "begins_sooner_elsewhere": "an executor other than {} could start it sooner",
+        "drained": "{} was drained",
+        "failed_there": "it failed at {} and is retried at another executor",
+        "last_executor": "it may have crashed executors, and {} is the last one until others"
+        " return",
+        "withdrawn": "{} was withdrawn, as its results were wrong",
         "executor_lost": "{} was lost",
         "step_failed": "a step of {} failed",
-        "quarantined": "executors may have died of it, and it is tried alone",
-        "came_through": "it got as far alone as it had to",
-        "another_failed": "executors died of another request",
-        "again": "tokens that were known had to be computed again at {}",
+        "quarantined": "it may have crashed executors, so it runs alone",
+        "came_through": "it ran alone for as many tokens as required",
+        "another_failed": "another request crashed the executors",
+        "again": "{} had to recompute known tokens",
     }
 )
 # Reasons why a request was assigned to the executor `{}`.
-_GIVEN_AS: Mapping[str, str] = MappingProxyType(
+_ASSIGNED_FOR: Mapping[str, str] = MappingProxyType(
     {
-        "only_one": "no other than {} could begin it soon",
-        "most_cached": "{} has more of it in its caches than others",
-        "soonest": "{} has less to do before it than others",
-        "as_good_as_others": "{} was as good for it as others",
-        "better_is_busy": "{} could begin it; to wait for a better one, which was busy, was not"
-        " worth it",
-        "waited_long_enough": "{} could begin it; it had waited long enough for a better one, which"
-        " was busy",
+        "only_one": "only {} could start it soon",
+        "most_cached": "{} has more of it cached than others",
+        "soonest": "{} has less work ahead of it than others",
+        "as_good_as_others": "{} was as suitable as others",
+        "better_is_busy": "{} could start it; waiting for a better but busy one was not worthwhile",
+        "waited_long_enough": "{} could start it; it had waited long enough for a better but busy"
+        " one",
         "others_yield": "less urgent requests at {} make room for it",
-        "no_room_anywhere": "no executor had room for it; it is the first that waits at {}",
-        "tried_alone": "{} runs whoever is tried alone",
-        "retried": "it failed at another executor than {}",
+        "no_room_anywhere": "no executor had room for it; it is first in the queue of {}",
+        "tried_alone": "{} runs the requests in quarantine",
+        "retried": "it failed at an executor other than {}",
     }
 )
 _ENDS: Mapping[str, str] = MappingProxyType(
     {
-        "stop": "stop (a token or text that ends it)",
-        "length": "length (it has as many tokens as it asked for)",
-        "model_length": "model_length (it has as many tokens as the model, or its cache, can hold)",
-        "aborted": "aborted (its client took it back)",
-        "abandoned": "abandoned (its client was gone)",
-        "EXECUTOR_LOST_REPEATEDLY": "EXECUTOR_LOST_REPEATEDLY (executors were lost, or steps"
-        " failed, while they computed it, again and again, and also when it was alone)",
+        "stop": "stop (stop token or stop string)",
+        "length": "length (max_tokens reached)",
+        "model_length": "model_length (limit of the model or of the KV cache reached)",
+        "aborted": "aborted (by the client)",
+        "abandoned": "abandoned (the client disconnected)",
+        "EXECUTOR_LOST_REPEATEDLY": "EXECUTOR_LOST_REPEATEDLY (executors were lost or steps"
+        " failed repeatedly while it ran, also while it ran alone)",
     }
 )
 _KINDS: Mapping[str, str] = MappingProxyType(
@@ -342,35 +344,35 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "refused": "refused",
         "received": "received",
         "waits": "waits",
-        "given": "given to an executor",
+        "given": "assigned",
         "began": "began",
         "first_token": "first token",
         "preempted": "preempted",
         "swapped_out": "swapped out",
         "swapped_in": "swapped in",
         "kv_lost": "KV lost",
-        "taken_back": "taken back",
+        "taken_back": "back to the queue",
         "executor_lost": "executor lost",
         "quarantined": "quarantined",
         "acquitted": "acquitted",
-        "resumed": "goes on",
+        "resumed": "resumed",
         "ended": "ended",
     }
 )
 _NUMBERS: Mapping[str, Callable[[int], str]] = MappingProxyType(
     {
-        "num_waiting": lambda n: f"{n} waited before it",
+        "num_waiting": lambda n: f"{n} ahead of it",
         "num_chunks": lambda n: f"in {_counted(n, 'step')}",
         "num_prompt_tokens": lambda n: _counted(n, "prompt token"),
-        "num_resumed_tokens": lambda n: f"{_counted(n, 'token')} known before",
+        "num_resumed_tokens": lambda n: f"{_counted(n, 'resumed token')}",
         "num_tokens": lambda n: f"{_counted(n, 'token')} known",
         "num_cached": lambda n: f"{n} of them in the prefix cache",
         "num_on_host": lambda n: f"{n} of these in the host pool",
         "num_output_tokens": lambda n: _counted(n, "output token"),
-        "num_more_tokens": lambda n: f"{n} of them beside one for each step",
-        "num_drafts": lambda n: f"{_counted(n, 'guess', 'guesses')} tried",
-        "num_accepted": lambda n: f"{n} of them right",
-        "num_trials": lambda n: f"until it gets {_counted(n, 'token')} alone",
+        "num_more_tokens": lambda n: f"{n} of them beyond one per step",
+        "num_drafts": lambda n: _counted(n, "draft token"),
+        "num_accepted": lambda n: f"{n} of them accepted",
+        "num_trials": lambda n: f"until it has {_counted(n, 'token')} alone",
     }
 )
 
@@ -417,20 +419,20 @@ def ending(reason: str) -> str:
 def _given(event: LifeEvent) -> Iterator[str]:
     """Yields why this executor was chosen, and the numbers that were compared."""
     where, numbers = printable(event.executor), event.numbers
-    known = _GIVEN_AS.get(event.reason)
+    known = _ASSIGNED_FOR.get(event.reason)
     if known is None and event.reason:
         yield printable(event.reason)
     yield where if known is None else known.format(where)
     if num_cached := numbers.get("num_cached"):
         yield f"{_counted(num_cached, 'token')} of it cached there"
     if num_ahead := numbers.get("num_ahead"):
-        yield f"{_counted(num_ahead, 'prompt token')} before it there"
+        yield f"{_counted(num_ahead, 'prompt token')} ahead of it there"
     if num_running := numbers.get("num_running"):
-        yield f"{_counted(num_running, 'sequence')} ran there"
+        yield f"{_counted(num_running, 'sequence')} running there"
     if "cost_elsewhere_us" in numbers:
         own, other = (seconds(numbers.get(f"cost{at}_us", 0) / 1e6) for at in ("", "_elsewhere"))
         elsewhere = numbers.get("num_cached_elsewhere", 0)
-        yield f"estimated until its first token: {own}, elsewhere {other} with {elsewhere} cached"
+        yield f"estimated time to first token: {own}, elsewhere {other} with {elsewhere} cached"
 
 
 def doing(part: LifePart) -> str:
@@ -441,9 +443,9 @@ def doing(part: LifePart) -> str:
         case "tokens":
             return f"{printable(part.executor)} generates its tokens"
         case "swapped":
-            return f"it is in the host pool, as {because(part.reason, part.executor)}"
+            return f"it is swapped out because {because(part.reason, part.executor)}"
         case _:
-            return f"it waits, as {because(part.reason, part.executor)}"
+            return f"it waits because {because(part.reason, part.executor)}"
 
 
 def seconds(duration_s: float) -> str:
@@ -453,5 +455,5 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s:.1f} s" if duration_s < 600 else f"{duration_s / 60:.0f} min"
 
 
-def _counted(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

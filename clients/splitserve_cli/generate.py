@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _build_parser()
     arguments = parser.parse_args(argv)
     if arguments.stream and not arguments.json:
-        parser.error("--stream goes with --json; text is streamed anyway")
+        parser.error("--stream needs --json; text is always streamed")
     if arguments.timeout is not None and arguments.timeout <= 0:
         parser.error(f"argument --timeout: {arguments.timeout:g} is not above 0")
     try:
@@ -58,13 +58,15 @@ def _build_parser() -> argparse.ArgumentParser:
         usage="splitserve generate [options] [PROMPT]",
         description="Streams a completion, or several, from a running server. Ctrl-C aborts it.",
     )
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="- or nothing: standard input")
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="text; - or omitted: standard input"
+    )
     parser.add_argument("--file", metavar="FILE", help="read the prompt from a file")
     parser.add_argument(
         "--token-ids",
         type=_token_ids,
         metavar="IDS",
-        help="the prompt as token ids, say 1,2,3; so is the answer, and no tokenizer is needed",
+        help="prompt as token ids, such as 1,2,3; the output is token ids, too (no tokenizer)",
     )
     parser.add_argument("--raw", action="store_true", help="no chat template: continue the prompt")
     parser.add_argument("--system", default="", metavar="TEXT", help="system message of the chat")
@@ -76,11 +78,10 @@ def _build_parser() -> argparse.ArgumentParser:
         "--generation-config",
         choices=["model", "none"],
         default="model",
-        help="where sampling flags that are not given come from: what the model's authors recommend"
-        " (see splitserve info; not with --beam-width), or the server's neutral defaults"
-        " (default: model)",
+        help="defaults of sampling flags: the recommendations of the model's authors (see"
+        " splitserve info; not with --beam-width), or neutral defaults (default: model)",
     )
-    parser.add_argument("--request-id", default="", metavar="ID", help="name of the request")
+    parser.add_argument("--request-id", default="", metavar="ID", help="id of the request")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
     add_server(parser)
     add_sampling_flags(parser)
@@ -98,11 +99,13 @@ def _prompt(arguments: argparse.Namespace) -> Prompt:
     if arguments.token_ids is None:
         return Prompt(_read_prompt(arguments), arguments.system, arguments.raw)
     if arguments.prompt is not None or arguments.file is not None:
-        raise ValueError("give --token-ids, PROMPT or --file, not several of them")
+        raise ValueError("give only one of --token-ids, PROMPT and --file")
     if not arguments.token_ids:
         raise ValueError("--token-ids is empty; allowed: at least one")
     if arguments.bad_words:
-        raise ValueError("--bad-words are text; with --token-ids use --logit-bias TOKEN=-inf")
+        raise ValueError(
+            "--bad-words needs a tokenizer; with --token-ids use --logit-bias TOKEN=-inf"
+        )
     return Prompt(token_ids=arguments.token_ids)
 
 

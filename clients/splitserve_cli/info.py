@@ -19,7 +19,7 @@ from splitserve_text.values import SamplingParams
 
 # Texts shown in place of the model.
 _NONE_YET = "none yet; no executor has registered"
-_NOT_SHOWN = "not shown; that takes a credential which may generate or operate"
+_NOT_SHOWN = "not shown; it needs a credential of the scope generate or operator"
 
 
 def state_of(executor: Executor) -> str:
@@ -38,7 +38,7 @@ _TEXTS: Mapping[str, Callable[[Executor], str]] = MappingProxyType(
     {
         "EXECUTOR": lambda executor: printable(executor.address),
         "STATE": state_of,
-        "COMPUTE": lambda executor: printable(executor.compute) or "not told",
+        "COMPUTE": lambda executor: printable(executor.compute) or "unknown",
     }
 )
 _NUMBERS: Mapping[str, Callable[[Executor], object]] = MappingProxyType(
@@ -135,13 +135,13 @@ def _table(model: Model | str, executors: ExecutorList) -> str:
         ]
         if recommended := _recommended(model):
             values = ", ".join(f"{name} {value:g}" for name, value in recommended.items())
-            lines.append(f"recommended for sampling: {values}")
+            lines.append(f"recommended sampling parameters: {values}")
     if executors.executors:
         lines += ["", *_rows(executors.executors), *_slow(executors.executors)]
     if executors.num_unassigned_requests:
-        line = f"requests that wait for an executor: {executors.num_unassigned_requests}"
+        line = f"requests waiting for an executor: {executors.num_unassigned_requests}"
         if executors.num_unfitting_requests:
-            line += f", {executors.num_unfitting_requests} of them for one that can run them"
+            line += f", {executors.num_unfitting_requests} of them fit no registered executor"
         lines.append(line)
     return "\n".join(lines) + "\n"
 

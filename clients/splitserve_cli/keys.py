@@ -27,13 +27,13 @@ from splitserve_keys.key_file import (
 
 _HELP = """\
 Adds, lists and revokes API keys in a file that schedulers read (--api-keys FILE); running ones
-take changes by themselves. The file has no secrets: a key is shown once, when it is added.
+reload it. The file contains no secrets: a key is shown once, when it is added.
 """
 _SCOPES = """\
-what it may do, again for more: generate (the default); gateway, bring requests of others;
-tenants, say for which tenant a request is; operator
+what the key permits, repeatable: generate (default); gateway: send requests of other callers;
+tenants: choose the tenant of a request; operator: operate the cluster
 """
-_EXPIRES = "when it ends: 30d, 12h, or a date like 2027-01-31 (its beginning, UTC); default: never"
+_EXPIRES = "expiry: 30d, 12h, or a date such as 2027-01-31 (start of the day, UTC); default: never"
 _SPAN = re.compile(r"([0-9]{1,5})([dh])")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
@@ -59,24 +59,26 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Refused(Exception):
-    """Reports that a command cannot be done; the message is one line for users."""
+    """Reports that a command is impossible; the message is one line for users."""
 
 
 def _parser(now: datetime) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="splitserve keys", description=_HELP)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add = actions.add_parser("add", help="draws a key and prints it, alone, on standard output")
-    listing = actions.add_parser("list", help="shows what is known of each key")
-    revoke = actions.add_parser("revoke", help="ends a key; its entry stays, for old logs name it")
+    add = actions.add_parser("add", help="create a key, and print only the key on standard output")
+    listing = actions.add_parser("list", help="list all keys, without their secrets")
+    revoke = actions.add_parser("revoke", help="revoke a key; its entry stays, as old logs name it")
     for action in (add, listing, revoke):
-        action.add_argument("file", metavar="FILE", type=Path, help="the file of keys")
-    add.add_argument("--tenant", type=_tenant, required=True, help="whose requests it is for")
+        action.add_argument("file", metavar="FILE", type=Path, help="file of API keys")
+    add.add_argument(
+        "--tenant", type=_tenant, required=True, help="tenant of the requests with this key"
+    )
     names = [scope.value for scope in Scope]
     add.add_argument("--scope", action="append", choices=names, help=_SCOPES)
     add.add_argument("--expires", type=lambda text: _expires(text, now), help=_EXPIRES)
-    add.add_argument("--note", type=_note, default="", help="for people")
+    add.add_argument("--note", type=_note, default="", help="free text")
     listing.add_argument("--json", action="store_true", help="one JSON array")
-    revoke.add_argument("key_id", metavar="ID", help="the id of the key, as list shows it")
+    revoke.add_argument("key_id", metavar="ID", help="id of the key, as list shows it")
     return parser
 
 
@@ -88,7 +90,7 @@ def _add(arguments: argparse.Namespace, now: datetime) -> int:
 
     def with_entry(keys: Keys) -> Keys:
         if key.key_id in keys:
-            raise _Refused(f"{key.key_id} was drawn a second time; run it again")
+            raise _Refused(f"key id {key.key_id} exists already; run the command again")
         return {**keys, key.key_id: entry}
 
     _change(arguments.file, with_entry)
@@ -96,7 +98,7 @@ def _add(arguments: argparse.Namespace, now: datetime) -> int:
     expires = "never" if entry.expires is None else time_text(entry.expires)
     sys.stderr.write(
         f"{arguments.file}: key {key.key_id} of tenant {entry.tenant!r}, for {_names(entry)}; "
-        f"expires: {expires}. It is shown this once.\n"
+        f"expires: {expires}. The key is not shown again.\n"
     )
     return 0
 
@@ -107,7 +109,7 @@ def _revoke(arguments: argparse.Namespace, now: datetime) -> int:
         if entry is None:
             raise _Refused(f"{arguments.file}: no key has the id {arguments.key_id[:80]!r}")
         if entry.revoked is not None:
-            raise _Refused(f"{entry.key_id} was revoked before, at {time_text(entry.revoked)}")
+            raise _Refused(f"{entry.key_id} was already revoked at {time_text(entry.revoked)}")
         return {**keys, entry.key_id: replace(entry, revoked=now)}
 
     if not arguments.file.exists():
@@ -121,7 +123,7 @@ def _change(file: Path, change: Callable[[Keys], Keys]) -> None:
     try:
         from splitserve_keys.key_file import change_keys
     except ImportError as error:
-        raise _Refused("files of keys can be changed on Linux and macOS only") from error
+        raise _Refused("key files can be changed on Linux and macOS only") from error
     change_keys(file, change)
 
 
@@ -184,6 +186,6 @@ def _expires(text: str, now: datetime) -> datetime:
     except (ValueError, OverflowError):
         pass
     if time is None or time <= now:
-        allowed = "30d, 12h, or a date to come like 2027-01-31"
+        allowed = "30d, 12h, or a future date such as 2027-01-31"
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is not allowed; allowed: {allowed}")
     return time

@@ -19,19 +19,19 @@ commands:
   serve      start a scheduler and executors on this machine; Ctrl-C stops them
   generate   stream a completion from a running server
   info       show the model, the executors and their KV pools
-  top        watch requests, steps and KV blocks, as they change
-  explain    say why a request waited, was preempted, moved or refused
-  doctor     look for what is wrong here, and say what to do
-  drain      send executors away, so that they can be stopped
+  top        watch requests, steps and KV blocks live
+  explain    show why a request waited, was preempted, moved or was refused
+  doctor     find problems of this machine and of servers, with remedies
+  drain      drain executors, so that they can be stopped
   scheduler  run one scheduler process
   executor   run one executor process
   gateway    run one gateway process: OpenAI's HTTP API
-  bench      put load on a server, ours or another, and measure it
-  certs      make certificates for a trial of mTLS
+  bench      measure a server under load: splitserve or OpenAI-compatible
+  certs      create a certificate authority and certificates for mTLS
   keys       add, list and revoke API keys
-  replay     decide again what a scheduler's journal says, and compare
+  replay     replay a scheduler's journal, and compare the decisions
 
-`splitserve COMMAND --help` tells the options of a command.
+`splitserve COMMAND --help` shows the options of a command.
 """
 # Subcommands that are modules of this package.
 _COMMANDS = ("serve", "generate", "info", "top", "explain", "doctor", "drain", "certs", "keys")

@@ -60,9 +60,14 @@ _token_ids.__name__ = "ID,ID,..."
 
 _BEAM_PREFIX = "beam_search."
 _GRAMMAR_FLAGS = (
-    ("json-schema", JsonSchema, "JSON", 'the output is JSON valid for it; any: {"type": "object"}'),
-    ("regex", Regex, "PATTERN", "the output as a whole matches it"),
-    ("lark", Lark, "GRAMMAR", "the output is what this grammar accepts (llguidance's Lark)"),
+    (
+        "json-schema",
+        JsonSchema,
+        "JSON",
+        'the output is JSON of this schema; any object: {"type": "object"}',
+    ),
+    ("regex", Regex, "PATTERN", "the whole output matches this pattern"),
+    ("lark", Lark, "GRAMMAR", "the output matches this grammar (llguidance's Lark)"),
 )
 
 
@@ -89,7 +94,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ID=X",
-        help="added to the token's logit, -inf: never that token; repeatable",
+        help="value added to the token's logit; -inf forbids the token; repeatable",
     )
     group.add_argument(
         "--allowed-token-ids",
@@ -102,14 +107,14 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="not this word, as it is usually spelt in tokens; repeatable",
+        help="text that must not be generated, in its usual tokenization; repeatable",
     )
     group.add_argument(
         "--stop",
         action="append",
         default=[],
         metavar="TEXT",
-        help="end before it, after --min-tokens at the earliest; repeatable",
+        help="end the output before this text, after --min-tokens at the earliest; repeatable",
     )
     group.add_argument(
         "--stop-token-id",
@@ -117,7 +122,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ID",
-        help="end after it; repeatable",
+        help="end the output after this token; repeatable",
     )
     for name, kind, metavar, what in _GRAMMAR_FLAGS:
         group.add_argument(
@@ -130,7 +135,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="the output is this text, or that of another --choice; repeatable",
     )
-    group.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="continue after the end-of-sequence token"
+    )
 
 
 def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
@@ -148,12 +155,12 @@ def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
 
 
 def _grammar(arguments: argparse.Namespace) -> Grammar | None:
-    given: list[Grammar] = list(arguments.grammars or [])
+    grammars: list[Grammar] = list(arguments.grammars or [])
     if arguments.choice:
-        given.append(Choices(tuple(arguments.choice)))
-    if len(given) > 1:
-        raise ValueError("give one of --json-schema, --regex and --lark, or --choice alone")
-    return given[0] if given else None
+        grammars.append(Choices(tuple(arguments.choice)))
+    if len(grammars) > 1:
+        raise ValueError("give only one of --json-schema, --regex, --lark and --choice")
+    return grammars[0] if grammars else None
 
 
 def _beam_search(arguments: argparse.Namespace) -> BeamSearch | None:
@@ -164,10 +171,10 @@ def _beam_search(arguments: argparse.Namespace) -> BeamSearch | None:
             arguments.length_penalty,
             None if stopping is None else EarlyStopping(stopping),
         )
-    given = {"--length-penalty": arguments.length_penalty, "--early-stopping": stopping}
-    for name, value in given.items():
+    dependent = {"--length-penalty": arguments.length_penalty, "--early-stopping": stopping}
+    for name, value in dependent.items():
         if value is not None:
-            raise ValueError(f"{name} goes with --beam-width")
+            raise ValueError(f"{name} needs --beam-width")
     return None
 
 
@@ -180,16 +187,21 @@ def add_scheduling_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--priority", type=int32, default=0, metavar="N", help="smaller is more urgent (default: 0)"
     )
-    group.add_argument("--tenant", default="", metavar="NAME", help="whose fair share this is")
+    group.add_argument(
+        "--tenant", default="", metavar="NAME", help="tenant whose fair share is used"
+    )
     group.add_argument(
         "--deadline-s",
         type=float,
         metavar="SECONDS",
-        help="when the last token is wanted; see --timeout for giving up",
+        help="time until which the last token is due; to give up, see --timeout",
     )
     group.add_argument("--adapter", default="", metavar="NAME", help="LoRA adapter to use")
     group.add_argument(
-        "--cache-salt", default="", metavar="TEXT", help="share cached prompts only with this salt"
+        "--cache-salt",
+        default="",
+        metavar="TEXT",
+        help="share cached prompts only with requests of the same salt",
     )
     group.add_argument(
         "--bypass-prefix-cache", action="store_true", help="neither use nor fill the prefix cache"
@@ -210,7 +222,7 @@ def scheduling_params(arguments: argparse.Namespace) -> SchedulingParams:
     """
     deadline_s = arguments.deadline_s
     if deadline_s is not None and not 0 < deadline_s < _MAX_DEADLINE_S:
-        raise ValueError(f"argument --deadline-s: {deadline_s:g} is no time from now")
+        raise ValueError(f"argument --deadline-s: {deadline_s:g} is out of range; allowed: above 0")
     return SchedulingParams(
         arguments.priority,
         arguments.tenant,

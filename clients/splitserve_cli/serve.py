@@ -151,8 +151,8 @@ def _supervisor(
     http, live = addresses.http, addresses.live
     # All options are passed as flags; environment variables would be read again by child processes
     # that they are not meant for.
-    told = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
-    environ = with_fewer_threads(told)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    environ = with_fewer_threads(inherited)
     address = reachable_address(listen)
     listens = [f"--listen={listen}", f"--cluster-listen={cluster}"]
     # The executors listen on this machine only, from whichever address they register.

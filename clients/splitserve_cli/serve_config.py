@@ -51,7 +51,9 @@ class CannotServe(Exception):
 
 
 def check_loopback(
-    option: str, address: Value, problem: str = "not everything is encrypted and checked"
+    option: str,
+    address: Value,
+    problem: str = "not all connections are encrypted and authenticated",
 ) -> None:
     """Raises CannotServe if other machines could reach `address`. `problem`: why they must not."""
     if address is not None and not is_loopback(str(address)):
@@ -81,10 +83,10 @@ def check_callers(values: Mapping[str, Value]) -> None:
         return
     if has_gateway_key:
         raise CannotServe(
-            "--gateway-key-file needs --api-keys or --jwt-issuer: nobody asks for a key"
+            "--gateway-key-file needs --api-keys or --jwt-issuer: without them no key is required"
         )
     raise CannotServe(
-        "callers are known, so the gateway needs a key of its own: splitserve keys add FILE "
+        "callers need credentials, so the gateway needs a key of its own: splitserve keys add FILE "
         "--tenant gateways --scope gateway > KEY, and --gateway-key-file KEY; or --no-http"
     )
 
@@ -125,9 +127,9 @@ def check_draft_model(values: Mapping[str, Value]) -> None:
     check_model(str(draft_model), "draft-model")
     if max_run_ahead == 1:
         raise CannotServe(
-            f"--draft-model {draft_model} would do nothing with --max-run-ahead {max_run_ahead}:"
-            " what it guesses are tokens that a step may bring beyond the first; allowed with it:"
-            " 2 or more"
+            f"--draft-model {draft_model} has no effect with --max-run-ahead {max_run_ahead}:"
+            " accepted draft tokens are tokens of a step beyond the first; allowed with"
+            " --draft-model: 2 or more"
         )
 
 

@@ -25,15 +25,23 @@ _WIDTH = 100
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="splitserve top", description="Shows what a scheduler does, as it does it."
+        prog="splitserve top", description="Shows the live activity of a scheduler."
     )
     add_operators_server(parser)
     parser.add_argument(
-        "--once", action="store_true", help="one picture, as it is where no terminal looks"
+        "--once",
+        action="store_true",
+        help="print one screen and exit (the default without a terminal)",
     )
-    parser.add_argument("--json", action="store_true", help="a JSON object for each frame, a line")
     parser.add_argument(
-        "--rate", type=int, default=_RATE, choices=range(1, 11), help=f"a second (default: {_RATE})"
+        "--json", action="store_true", help="one JSON object per frame, each on its own line"
+    )
+    parser.add_argument(
+        "--rate",
+        type=int,
+        default=_RATE,
+        choices=range(1, 11),
+        help=f"frames per second (default: {_RATE})",
     )
     arguments = parser.parse_args(argv)
     return run("top", lambda: _show(arguments))

@@ -93,8 +93,8 @@ async def welcome(config: ServeConfig) -> None:
                 await _demo(client, tokenizer)
     except SplitserveError as error:
         # The server keeps running; a failed first completion is reported in one line.
-        missing = "first completion" if config.with_demo else "look at the model"
-        sys.stderr.write(f"splitserve serve: no {missing}: {error}\n")
+        failed = "first completion" if config.with_demo else "query of the model"
+        sys.stderr.write(f"splitserve serve: {failed} failed: {error}\n")
     _write(_how_to_call(config, has_tokenizer=has_tokenizer))
 
 
@@ -104,7 +104,7 @@ def _say_ready(config: ServeConfig, details: str) -> None:
 
 
 async def _served(client: AsyncClient) -> str:
-    """Returns a description of the served model, as far as our credential permits."""
+    """Returns a description of the served model, as far as the credential permits."""
     # Executors are visible to operators only, perhaps at another address.
     with suppress(SplitserveError, IndexError):
         executor = (await client.list_executors()).executors[0]
@@ -123,7 +123,7 @@ async def _tokenizer(client: AsyncClient) -> Tokenizer | None:
     try:
         return await client.get_tokenizer()
     except (TokenizerUnavailable, ChatTemplateFailed) as error:
-        _write(f"Prompts are token ids: {' '.join(str(error).split())}\n")
+        _write(f"Prompts must be token ids: {' '.join(str(error).split())}\n")
         return None
 
 
@@ -155,7 +155,7 @@ From another terminal:
   {_program()} info{where}{operators}
   grpcurl -plaintext{bearer} -d '{body}' \\
     {address} splitserve.scheduler.v1.SchedulerService/Generate
-{_what_else_it_takes(config, shows_curl=bool(curl))}Ctrl-C stops the server.
+{_hints(config, shows_curl=bool(curl))}Ctrl-C stops the server.
 """
 
 
@@ -170,21 +170,19 @@ def _curl(config: ServeConfig, *, has_tokenizer: bool) -> str:
     return f"  curl {url}/v1/completions {headers} \\\n    -d '{body}'\n"
 
 
-def _what_else_it_takes(config: ServeConfig, *, shows_curl: bool) -> str:
+def _hints(config: ServeConfig, *, shows_curl: bool) -> str:
     # Separate lines, as some shells take a comment after a command for an argument.
     lines = []
     if config.live is not None:
         scheme = "http" if config.http_tls is HttpTls.NONE else "https"
         lines.append(f"The live page is at {scheme}://{config.live}/")
     if shows_curl and config.http_tls is not HttpTls.NONE:
-        lines.append(
-            "curl: --cacert FILE, too, if an authority of your own signed the certificate."
-        )
+        lines.append("curl: add --cacert FILE if a private authority signed the certificate.")
     if shows_curl and config.http_tls is HttpTls.MUTUAL:
-        lines.append("curl: --cert FILE and --key FILE, too: clients of HTTP need a certificate.")
+        lines.append("curl: add --cert FILE and --key FILE: HTTP clients need a certificate.")
     if config.needs_key:
         lines.append(
-            "info: with a key of the scope operator (splitserve keys add --scope operator)."
+            "info: needs a key of the scope operator (splitserve keys add --scope operator)."
         )
     return "".join(f"{line}\n" for line in lines)
 

@@ -60,13 +60,13 @@ class Feeds:
     async def _asking(self, scheduler: str, credential: str) -> AsyncIterator[AsyncClient]:
         """Yields a client of the scheduler at `scheduler`; of the first one if it is empty."""
         if self._num_open >= MAX_FEEDS:
-            message = f"{self._num_open} viewers are connected; allowed: at most {MAX_FEEDS}"
+            message = f"{self._num_open} viewers watch the page already; allowed: {MAX_FEEDS}"
             raise DomainError("TOO_MANY_WATCHERS", message)
         self._num_open += 1
         try:
             addresses = await self.addresses()
             if scheduler and scheduler not in addresses:
-                message = f"unknown scheduler {scheduler!r}; available: {', '.join(addresses)}"
+                message = f"scheduler is {scheduler!r}; allowed: {', '.join(addresses)}"
                 raise LookupError(message)
             config = replace(self._config, api_key=credential or None)
             async with AsyncClient(scheduler or addresses[0], config) as client:

@@ -91,26 +91,26 @@ def _request(request: live.LiveRequest) -> dict[str, Any]:
     }
 
 
-def _executor(status: live.LiveExecutor) -> dict[str, Any]:
+def _executor(executor: live.LiveExecutor) -> dict[str, Any]:
     return {
-        "address": status.address,
+        "address": executor.address,
         # Beyond the integer range of JavaScript's numbers.
-        "life": str(status.life),
-        "state": state_word(status.state),
-        "running": list(status.running),
-        "tokens": list(status.num_tokens),
-        "computed": list(status.num_computed),
-        "swapped": list(status.swapped),
-        "waiting": list(status.waiting),
-        "num_waiting": status.num_waiting,
-        "reason": _reason(status.reason) if status.reason.lack else None,
-        "rows": status.max_num_seqs,
-        "in_flight": status.num_in_flight,
-        "num_steps": status.num_steps,
-        "preemptions": status.num_preemptions,
-        "steps": [_step(step) for step in status.steps],
-        "device": _pool(status.device),
-        "host": _pool(status.host),
+        "life": str(executor.life),
+        "state": state_word(executor.state),
+        "running": list(executor.running),
+        "tokens": list(executor.num_tokens),
+        "computed": list(executor.num_computed),
+        "swapped": list(executor.swapped),
+        "waiting": list(executor.waiting),
+        "num_waiting": executor.num_waiting,
+        "reason": _reason(executor.reason) if executor.reason.lack else None,
+        "rows": executor.max_num_seqs,
+        "in_flight": executor.num_in_flight,
+        "num_steps": executor.num_steps,
+        "preemptions": executor.num_preemptions,
+        "steps": [_step(step) for step in executor.steps],
+        "device": _pool(executor.device),
+        "host": _pool(executor.host),
     }
 
 

@@ -68,7 +68,7 @@ def screen(state: LiveState, width: int, height: int | None = None) -> Renderabl
     executors = list(state.executors.values())
     head = [_title(state), *_totals(state), *_queue(state)]
     if not executors:
-        head.append(_line("no executor serves"))
+        head.append(_line("no executor is serving"))
     legend = _legend()
 
     def body(detail: _Detail) -> list[Text]:
@@ -116,15 +116,15 @@ def _title(state: LiveState) -> Text:
 
 def _totals(state: LiveState) -> Iterator[Text]:
     """Yields the totals of all executors: current values, and charts of the last minute."""
-    statuses = [executor.status for executor in state.executors.values()]
+    latest = [executor.latest for executor in state.executors.values()]
     blocks = [executor.device.counts for executor in state.executors.values()]
     num_blocks = sum(map(sum, blocks))
     num_used = num_blocks - sum(counts[0] + counts[3] for counts in blocks)
-    num_waiting = state.frame.num_waiting + sum(each.num_waiting for each in statuses)
+    num_waiting = state.frame.num_waiting + sum(each.num_waiting for each in latest)
     parts = [
-        f"{sum(len(set(each.running)) for each in statuses)} running",
+        f"{sum(len(set(each.running)) for each in latest)} running",
         f"{num_waiting} waiting",
-        f"{sum(len(each.swapped) for each in statuses)} swapped",
+        f"{sum(len(each.swapped) for each in latest)} swapped",
         f"KV {_share(num_used, num_blocks)}",
     ]
     latency = state.frame.time_to_first_token
@@ -161,12 +161,12 @@ def _duration(us: int) -> str:
 
 
 def _brief(executor: LiveExecutor) -> Text:
-    status, counts = executor.status, executor.device.counts
+    latest, counts = executor.latest, executor.device.counts
     num_used = len(executor.device.states) - counts[0] - counts[3]
     return _line(
-        f"{printable(status.address)}  {state_word(status.state)}  "
-        f"{len(set(status.running))} running, "
-        f"{status.num_waiting} waiting, {len(status.swapped)} swapped, "
+        f"{printable(latest.address)}  {state_word(latest.state)}  "
+        f"{len(set(latest.running))} running, "
+        f"{latest.num_waiting} waiting, {len(latest.swapped)} swapped, "
         f"{num_used} of {len(executor.device.states)} blocks used"
     )
 
@@ -175,29 +175,29 @@ def _executor(
     state: LiveState, executor: LiveExecutor, width: int, detail: _Detail
 ) -> Iterator[Text]:
     """Yields the lines of an executor; lines that do not fit the width are cut."""
-    status = executor.status
+    latest = executor.latest
     yield _line("")
-    yield _line(f"{printable(status.address)}  {state_word(status.state)}", "bold")
-    num_running = len(set(status.running))
+    yield _line(f"{printable(latest.address)}  {state_word(latest.state)}", "bold")
+    num_running = len(set(latest.running))
     yield _line(
-        f"{num_running} running in {len(status.running)} of {status.max_num_seqs} rows, "
-        f"{status.num_waiting} waiting, {len(status.swapped)} swapped, {status.num_steps} steps, "
-        f"{status.num_preemptions} preemptions"
+        f"{num_running} running in {len(latest.running)} of {latest.max_num_seqs} rows, "
+        f"{latest.num_waiting} waiting, {len(latest.swapped)} swapped, {latest.num_steps} steps, "
+        f"{latest.num_preemptions} preemptions"
     )
-    if status.reason.lack:
-        next_here = state.request(next(iter((*status.swapped, *status.waiting)), 0))
-        yield _line(f"next here is {printable(next_here.request_id)}: {why(status.reason)}")
+    if latest.reason.lack:
+        next_here = state.request(next(iter((*latest.swapped, *latest.waiting)), 0))
+        yield _line(f"next here is {printable(next_here.request_id)}: {why(latest.reason)}")
     for name, pool in (("device", executor.device), ("host", executor.host)):
         if pool.states and detail.num_map_lines:
             yield from _pool(name, pool, width, detail.num_map_lines)
-    latest = list(executor.steps)
-    for step in latest[len(latest) - min(detail.num_steps, len(latest)) :]:
+    steps = list(executor.steps)
+    for step in steps[len(steps) - min(detail.num_steps, len(steps)) :]:
         kinds = Counter(step.kinds)
         rows = ", ".join(f"{n} {_kind_word(kind)}" for kind, n in sorted(kinds.items()))
         line = _line(f"step {step.step_id}  {step.round_trip_us / 1000:.1f} ms  {rows}  ")
         yield _add_marks(line, _KINDS, step.kinds[: max(0, width - len(line))])
-    if status.running and detail.num_rows:
-        yield from _rows(state, status, detail.num_rows)
+    if latest.running and detail.num_rows:
+        yield from _rows(state, latest, detail.num_rows)
 
 
 def _pool(name: str, pool: Pool, width: int, num_map_lines: int) -> Iterator[Text]:
@@ -222,14 +222,14 @@ def _pool(name: str, pool: Pool, width: int, num_map_lines: int) -> Iterator[Tex
         yield _add_marks(_line(""), _BLOCKS, shown[start : start + width])
 
 
-def _rows(state: LiveState, status: live.LiveExecutor, most: int) -> Iterator[Text]:
-    running = state.requests(status.running)
+def _rows(state: LiveState, latest: live.LiveExecutor, most: int) -> Iterator[Text]:
+    running = state.requests(latest.running)
     # The last line shows the number of further requests.
     num_shown = len(running) if len(running) <= most else most - 1
     names = [(printable(each.request_id), printable(each.tenant)) for each in running[:num_shown]]
     table: list[tuple[str, ...]] = [("REQUEST", "TENANT", "PROMPT", "TOKENS", "COMPUTED")]
     for row, (request_id, tenant) in enumerate(names):
-        numbers = running[row].num_prompt_tokens, status.num_tokens[row], status.num_computed[row]
+        numbers = running[row].num_prompt_tokens, latest.num_tokens[row], latest.num_computed[row]
         table.append((request_id, tenant, *(str(number) for number in numbers)))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for number, row_texts in enumerate(table):
@@ -247,7 +247,7 @@ def _queue(state: LiveState) -> Iterator[Text]:
     if not frame.waiting:
         return
     first = state.request(frame.waiting[0])
-    line = f"queue: {frame.num_waiting} wait for an executor; "
+    line = f"queue: {frame.num_waiting} waiting for an executor; "
     line += f"next is {printable(first.request_id)} ({first.num_prompt_tokens} tokens)"
     yield _line(line, "bold")
     for sentence in reasons_of_all(frame.reasons)[:_MAX_REASONS]:

@@ -114,7 +114,7 @@ class _Page:
         """Returns the viewer's credential, empty for none. Raises DomainError."""
         credential = split_bearer(request.headers.get("authorization", "")) or ""
         if credential and not is_credential(credential):
-            raise DomainError("CALLER_UNKNOWN", "the credential is invalid")
+            raise DomainError("CALLER_UNKNOWN", "the credential is malformed")
         if self._check is not None:
             await self._check(request, credential)
         return credential
@@ -147,7 +147,7 @@ class _FeedResponse(StreamingResponse):
 
 
 async def _until_broken(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yields lines until the feed breaks; the page then reconnects and is told the reason."""
+    """Yields lines until the feed breaks; the page then reconnects and gets the reason."""
     with suppress(SplitserveError):
         async for line in lines:
             yield line
@@ -193,7 +193,7 @@ def _refusal(error: SplitserveError | DomainError | OSError | LookupError) -> Re
     elif isinstance(error, CallerNotAllowed):
         reason = "CALLER_NOT_ALLOWED"
     elif reason == "METHOD_UNKNOWN":
-        message += "; set --live-schedulers to the addresses where schedulers listen for operators"
+        message += "; --live-schedulers must give the addresses for operators"
     return JSONResponse({"reason": reason, "message": message}, _STATUS.get(reason, 503))
 
 

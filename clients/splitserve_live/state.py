@@ -44,7 +44,7 @@ class Pool:
         return min(len(self.states), 1 << (wanted - 1).bit_length())
 
     def take(self, changes: live.LivePool) -> None:
-        """Applies the changes in `changes`."""
+        """Applies the changes of a frame."""
         self.block_size = changes.block_size
         missing = changes.num_blocks - len(self.states)
         if missing > 0:
@@ -67,10 +67,10 @@ class Pool:
 class LiveExecutor:
     """State of one life of an executor.
 
-    `status`: its latest message. `steps`: the latest steps that it answered.
+    `latest`: its latest message. `steps`: the latest steps that it answered.
     """
 
-    status: live.LiveExecutor
+    latest: live.LiveExecutor
     device: Pool = field(default_factory=Pool)
     host: Pool = field(default_factory=Pool)
     steps: deque[live.LiveStep] = field(default_factory=lambda: deque(maxlen=_MAX_STEPS))
@@ -96,15 +96,15 @@ class LiveState:
             self._names.clear()
         self._names.update((request.number, request) for request in frame.new_requests)
         executors = {}
-        for status in frame.executors:
-            known = self.executors.get(status.address)
-            if known is None or known.status.life != status.life:
-                known = LiveExecutor(status)
-            known.status = status
-            known.device.take(status.device)
-            known.host.take(status.host)
-            known.steps.extend(status.steps)
-            executors[status.address] = known
+        for latest in frame.executors:
+            known = self.executors.get(latest.address)
+            if known is None or known.latest.life != latest.life:
+                known = LiveExecutor(latest)
+            known.latest = latest
+            known.device.take(latest.device)
+            known.host.take(latest.host)
+            known.steps.extend(latest.steps)
+            executors[latest.address] = known
         self.executors = executors
 
     def request(self, number: int) -> live.LiveRequest:
@@ -121,24 +121,24 @@ class LiveState:
 # A reason names up to this many executors, otherwise their number.
 _MAX_NAMED = 2
 # Indexed by the values of `LivePool.states`.
-BLOCK_STATES = ("free", "held", "shared", "cached", "given back", "moving")
+BLOCK_STATES = ("free", "held", "shared", "cached", "given back", "on the move")
 # Indexed by the values of `LiveStep.kinds`, of which there is no 0.
 ROW_KINDS = ("", "prompt", "decode", "drafts", "run")
 
 _SENTENCES: Mapping[str, str] = MappingProxyType(
     {
-        "turn": "it is due in one of the next steps",
+        "turn": "it is scheduled in one of the next steps",
         "executor": "no executor is connected",
-        "fitting_executor": "the executor can never run it",
+        "fitting_executor": "it can never run there",
         "blocks": "there are too few free blocks",
         "rows": "there is no free row",
-        "bytes": "sampling parameters use all of their memory",
+        "bytes": "sampling parameters fill their memory",
         "share": "its tenant has used its share while others wait",
-        "adapter_slot": "there is no free adapter slot",
-        "budget": "earlier rows and prompts use the tokens of the next step",
-        "results": "it waits for steps in flight",
-        "open_executor": "the executor accepts no requests now",
-        "others_first": "other requests that wait there go first",
+        "adapter_slot": "there is no free slot for its adapter",
+        "budget": "rows and prompts ahead of it use the token budget of the next step",
+        "results": "steps in flight still include it",
+        "open_executor": "the executor accepts no requests for now",
+        "others_first": "other requests waiting there go first",
     }
 )
 
@@ -156,7 +156,7 @@ def lack_word(lack: int) -> str:
 def why(reason: live.LiveReason) -> str:
     """Returns a sentence that says why a request waits."""
     word = lack_word(reason.lack)
-    sentence = _SENTENCES.get(word, f"it lacks {word}")
+    sentence = _SENTENCES.get(word, f"it waits for {word}")
     if reason.num_needed:
         are = "is" if reason.num_free == 1 else "are"
         sentence = f"it needs {reason.num_needed} blocks, and {reason.num_free} {are} free"

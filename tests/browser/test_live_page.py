@@ -96,8 +96,8 @@ class Stack:
         """Whether all have come, and who waits, in order."""
         state = await self.state()
         (executor,) = state.executors.values()
-        status, waiting = executor.status, [*state.frame.waiting, *executor.status.waiting]
-        known = {*waiting, *status.running, *status.swapped}
+        told, waiting = executor.latest, [*state.frame.waiting, *executor.latest.waiting]
+        known = {*waiting, *told.running, *told.swapped}
         names = [request.request_id for request in state.requests(waiting)]
         return len(known) == len(self.asking), names
 
@@ -153,14 +153,14 @@ async def test_page_shows_the_state_when_requests_are_swapped(chromium: Browser)
     async with held_stack(chromium) as stack:
         state = await stack.state()
         (executor,) = state.executors.values()
-        status = executor.status
-        num_waiting = state.frame.num_waiting + status.num_waiting
+        told = executor.latest
+        num_waiting = state.frame.num_waiting + told.num_waiting
         totals = stack.page.locator("#totals dd")
         await expect(totals.nth(0)).to_have_text("1")
-        await expect(totals.nth(1)).to_have_text(str(len(status.running)))
+        await expect(totals.nth(1)).to_have_text(str(len(told.running)))
         await expect(totals.nth(2)).to_have_text(str(num_waiting))
-        await expect(totals.nth(3)).to_have_text(str(len(status.swapped)))
-        waiting = state.requests([*state.frame.waiting, *status.waiting])
+        await expect(totals.nth(3)).to_have_text(str(len(told.swapped)))
+        waiting = state.requests([*state.frame.waiting, *told.waiting])
         names = await stack.page.locator("#queue .id").all_inner_texts()
         assert names == [request.request_id for request in waiting]
         # The first line of counts is that of the latest step.
@@ -204,7 +204,7 @@ async def test_request_is_shown_when_its_block_is_chosen(chromium: Browser) -> N
             await canvas.press("ArrowRight")
         await canvas.press("Enter")
         await expect(title).to_have_text(name)
-        await expect(stack.page.locator("#life-body dd").first).to_contain_text("running")
+        await expect(stack.page.locator("#life-body dd").first).to_contain_text("runs")
         # What it went through before the page was opened.
         events = stack.page.locator(".events")
         await expect(events).to_contain_text("received")
@@ -223,14 +223,14 @@ async def test_request_chosen_while_waiting_shows_its_end(chromium: Browser) -> 
         asking = asyncio.create_task(client.complete([8] * 9, params, request_id="late"))
         await stack.page.locator("#queue button").filter(has_text="late").click()
         facts, progress = stack.page.locator("#life-body dd").first, stack.page.locator("progress")
-        await expect(facts).to_contain_text("waiting")
+        await expect(facts).to_contain_text("waits")
         # How many tokens it has is told once it runs.
         await expect(stack.page.locator("#life-body")).to_contain_text("not seen yet")
         rows = stack.scheduler.cluster.executors[0].engine.placement.rows
         while "late" not in {sequence.request.request_id for sequence in rows.running}:
             stack.watch.hold(after=1)
             await stack.watch.wait_held()
-        await expect(facts).to_contain_text("running")
+        await expect(facts).to_contain_text("runs")
         await expect(progress).to_have_js_property("max", 9 + 30)
         asking.cancel()
         await asyncio.wait({asking})
@@ -253,13 +253,13 @@ async def test_page_shows_a_lost_executor_when_killed(chromium: Browser) -> None
     async with held_stack(chromium) as stack:
         killing = asyncio.create_task(stack.executor.kill())
         await expect(stack.page.locator(".card.lost .pill")).to_contain_text("lost")
-        await expect(stack.page.locator("#no-executors")).to_contain_text("No executor serves")
+        await expect(stack.page.locator("#no-executor")).to_contain_text("No executor is serving")
         await expect(stack.page.locator("#reasons")).to_have_text("no executor is connected")
         stack.watch.release()
         await killing
         await stack.executor.start()
         await expect(stack.page.locator(".card:not(.lost)")).to_have_count(1)
-        await expect(stack.page.locator("#no-executors")).to_be_hidden()
+        await expect(stack.page.locator("#no-executor")).to_be_hidden()
 
 
 async def focused_request(page: Page) -> str:
@@ -450,9 +450,9 @@ async def test_page_shows_the_history_and_ttft(chromium: Browser) -> None:
         # As soon as a point is over.
         for number, said in enumerate(
             (
-                r"Tokens per second, the last five minutes: now .*maximum [1-9]",
+                r"Tokens per second, the last five minutes: now .*at most [1-9]",
                 r"Time to first token, .*now p50 [\d.]+ .s?, p99 [\d.]+ ",
-                r"Waiting for a row, .*now 0, maximum 1$",
+                r"Waiting for a row, .*now 0, at most 1$",
             )
         ):
             await expect(charts.nth(number)).to_have_attribute("aria-label", re.compile(said))
@@ -481,7 +481,7 @@ async def test_waiting_and_running_requests_are_shown_on_a_phone(chromium: Brows
         bottom = "each => each.scrollHeight - each.clientHeight"
         assert await page.locator("#queue").evaluate(bottom) == 0
         (executor,) = (await stack.state()).executors.values()
-        running = sorted(set(executor.status.running))
+        running = sorted(set(executor.latest.running))
         state = await stack.state()
         names = [request.request_id for request in state.requests(running)]
         await expect(page.locator("#requests .id")).to_have_text(names[:4])
@@ -515,7 +515,7 @@ async def test_page_says_silent_when_no_frames_come(chromium: Browser) -> None:
         await expect(pill).to_have_text("live")
         may_send.clear()
         await expect(pill).to_have_text("silent")
-        await expect(page.locator("#problem")).to_contain_text("The data is from ")
+        await expect(page.locator("#problem")).to_contain_text("The picture is of ")
         may_send.set()
         await expect(pill).to_have_text("live")
         await expect(page.locator("#problem")).to_be_hidden()
@@ -535,7 +535,7 @@ async def test_page_asks_for_a_key_when_callers_are_known(chromium: Browser) -> 
             pill, key = page.locator("#connection"), page.locator("#key")
             await expect(pill).to_have_text("key needed")
             await expect(key).to_be_focused()
-            await expect(page.locator("#key-problem")).to_contain_text("operator's key")
+            await expect(page.locator("#key-problem")).to_contain_text("Only operators may watch")
             found = await Axe().run(page)
             assert found.violations_count == 0, found.generate_report()
             await key.fill("another-key")
@@ -591,7 +591,7 @@ async def test_page_shows_a_lost_connection_until_scheduler_returns(chromium: Br
             await page.unroute("**/feed?*")
             await expect(page.locator("#connection")).to_have_text("live")
             await expect(page.locator("#problem")).to_be_hidden()
-            await expect(page.locator("#no-executors")).to_contain_text("No executor serves")
+            await expect(page.locator("#no-executor")).to_contain_text("No executor is serving")
 
 
 async def test_page_loads_nothing_external_and_respects_reduced_motion(chromium: Browser) -> None:

@@ -109,7 +109,7 @@ def test_run_fails_and_says_which_process_died() -> None:
         _, alive = psutil.wait_procs(children, PATIENCE_S)
 
     assert (process.returncode, said, alive) == (1, b"", [])
-    assert b" of 3 ended in the middle of the run (exit code -9)" in problems
+    assert b" of 3 ended during the run (exit code -9)" in problems
 
 
 def test_processes_end_when_the_one_that_began_them_is_killed() -> None:

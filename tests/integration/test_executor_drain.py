@@ -227,7 +227,7 @@ async def test_command_takes_back_whom_it_sent_away() -> None:
         done = await drain(service, "--undo", going.address)
         assert (done.returncode, done.stdout, done.stderr) == (
             0,
-            f"{going.address} taken back\n",
+            f"{going.address} no longer drains\n",
             "",
         )
         await service.wait_connected(2)

@@ -123,12 +123,12 @@ class Looks:
 
     def _compare(self, state: LiveState, address: str, core: Engine) -> None:
         seen, rows = state.executors[address], core.placement.rows
-        assert list(seen.status.running) == [s.request.arrival for s in rows.running]
-        assert list(seen.status.num_tokens) == [
+        assert list(seen.latest.running) == [s.request.arrival for s in rows.running]
+        assert list(seen.latest.num_tokens) == [
             len(rows.known_tokens(s.row_id)) for s in rows.running
         ]
-        assert list(seen.status.swapped) == [r.arrival for r in core.placement.swapped]
-        assert seen.status.num_waiting == core.num_waiting
+        assert list(seen.latest.swapped) == [r.arrival for r in core.placement.swapped]
+        assert seen.latest.num_waiting == core.num_waiting
         device, host = core.pools
         for pool, map_of in ((device, seen.device), (host, seen.host)):
             assert len(map_of.states) == pool.num_blocks
@@ -142,7 +142,7 @@ class Looks:
                 if sequence.status is SequenceStatus.SWAPPED:
                     holders = {seen.host.holders[block] for block in sequence.host_table}
                     assert holders == {request.arrival}
-        for number in (*seen.status.running, *seen.status.swapped, *seen.status.waiting):
+        for number in (*seen.latest.running, *seen.latest.swapped, *seen.latest.waiting):
             assert state.request(number).request_id
 
 
@@ -308,11 +308,11 @@ async def test_frame_says_what_is_lacking_when_blocks_are_short() -> None:
         with watching(scheduler) as watcher:
             state.take(watcher.frame())
         watch.release()
-        frame, (status,) = state.frame, (each.status for each in state.executors.values())
-        waiting = [*frame.waiting, *status.waiting]
+        frame, (told,) = state.frame, (each.latest for each in state.executors.values())
+        waiting = [*frame.waiting, *told.waiting]
         assert [request.request_id for request in state.requests(waiting)] == ["second"]
-        (reason,) = [status.reason] if status.waiting else frame.reasons
-        assert (reason.address, reason.lack) == (status.address, live.LIVE_LACK_BLOCKS)
+        (reason,) = [told.reason] if told.waiting else frame.reasons
+        assert (reason.address, reason.lack) == (told.address, live.LIVE_LACK_BLOCKS)
         # The first has a block for its next token, too.
         assert (reason.num_needed, reason.num_free) == (5, 8 - 6)
         await asyncio.gather(first, second)
@@ -385,7 +385,7 @@ async def test_watch_scheduler_sends_frames_when_a_client_asks_for_them() -> Non
                     break
         (executor,) = state.executors.values()
         assert state.frame.unix_ms == UNIX_MS
-        assert executor.status.state == live.LIVE_STATE_SERVING
+        assert executor.latest.state == live.LIVE_STATE_SERVING
         assert len(executor.device.states) == 64
 
 

@@ -29,21 +29,21 @@ const { SchedulerService } = grpc.loadPackageDefinition(definitions).splitserve.
 /** Connects to one scheduler, in plain text. */
 function connect(address) {
   return new SchedulerService(address, grpc.credentials.createInsecure(), {
-    "grpc.keepalive_time_ms": 10_000, // finds a scheduler that is gone without a word
+    "grpc.keepalive_time_ms": 10_000, // detects a scheduler that vanished silently
     "grpc.max_reconnect_backoff_ms": MAX_DELAY_MS,
-    "grpc.enable_retries": 0, // `generate` tries again, with the tokens received
+    "grpc.enable_retries": 0, // `generate` retries, with the tokens received
   });
 }
 
 /**
- * Yields the output token ids of `request`, each once, and returns its Finish message.
+ * Yields each output token id of `request` once, and returns its Finish message.
  *
  * Calls again with the tokens received when a stream breaks, for at most a minute without a new
  * token. Throws the gRPC error of a refusal, and the error of a request that failed. Leaving the
  * loop aborts the request.
  */
 export async function* generate(client, request) {
-  // Only with the same seed do the tokens after a break continue those before it.
+  // A resumed stream continues the same tokens only with the same seed.
   const seed = randomBytes(8).readBigInt64BE().toString();
   const sampling_params = { seed, ...request.sampling_params };
   const received = [];
@@ -77,7 +77,7 @@ export async function* generate(client, request) {
   }
 }
 
-/** Returns whether `error` ended a stream, in place of refusing the request. */
+/** Returns whether `error` broke the stream, rather than refused the request. */
 function isBroken(error) {
   const { UNAVAILABLE, CANCELLED, UNKNOWN, INTERNAL } = grpc.status;
   if (error.code === UNAVAILABLE) return true; // also a scheduler that drains

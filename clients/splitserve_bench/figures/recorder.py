@@ -99,7 +99,7 @@ class Slo:
             name, separator, value = part.strip().partition("=")
             if name not in _ALLOWED or not separator or name in limits:
                 raise ValueError(
-                    f"{part.strip()!r} is no limit; allowed: METRIC=TIME with each of"
+                    f"{part.strip()!r} is not a limit; allowed: METRIC=TIME with each of"
                     f" {', '.join(_ALLOWED)} once"
                 )
             limits[name] = parse_seconds(value)
@@ -208,7 +208,7 @@ def parse_seconds(text: str) -> float:
     """Parses a time such as `200ms`, `1.5s`, `2m` or `3`. Raises ValueError."""
     found = _QUANTITY.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no time; allowed: a number with us, ms, s, m or h")
+        raise ValueError(f"{text!r} is not a time; allowed: a number with us, ms, s, m or h")
     return float(found[1]) * _UNITS_S[found[2]]
 
 
@@ -231,7 +231,7 @@ def _digits(value: float) -> str:
 
 # -- Recorder --------------------------------------------------------------------------------------
 
-# Bound on kinds of errors, since servers name them, too.
+# Limit on kinds of errors, as servers can add kinds.
 _MOST_KINDS = 32
 _OTHERS = "others"
 _MOST_MESSAGE = 300
@@ -300,7 +300,7 @@ class Recorder:
     timelines: list[Timeline] = field(default_factory=list)
     # Busy ratio of each generator, sampled every second.
     busy: LogHistogram = field(default_factory=LogHistogram)
-    # Rounds whose load was not put on in full, by number.
+    # Rounds with an incomplete load, by number.
     given_up: dict[int, LoadAbandoned] = field(default_factory=dict)
     _round: _RoundSoFar = field(default_factory=lambda: _RoundSoFar(0.0))
 

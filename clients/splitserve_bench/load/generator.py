@@ -60,7 +60,7 @@ class Generator:
 
     async def _run_open(self, conversations: Iterator[Conversation], begin_s: float) -> None:
         clock = asyncio.get_running_loop().time
-        places = asyncio.Semaphore(self._pace.max_open)
+        slots = asyncio.Semaphore(self._pace.max_open)
         free_s, num_begun = begin_s, 0
 
         async def converse(
@@ -69,16 +69,16 @@ class Generator:
             try:
                 await self._converse(conversation, dialog, due_s, held_s)
             finally:
-                places.release()
+                slots.release()
 
         async with asyncio.TaskGroup() as tasks:
             for conversation in conversations:
                 due_s = begin_s + conversation.arrival_s
                 await _until(due_s - _LEAD_S)
                 # Conversations beyond `max_open` wait here; the wait counts as latency.
-                was_full = places.locked()
+                was_full = slots.locked()
                 latest_s = due_s + self._pace.max_behind_s
-                if clock() > latest_s or not await _acquire(places, latest_s):
+                if clock() > latest_s or not await _acquire(slots, latest_s):
                     behind_s, after_s = clock() - due_s, clock() - begin_s
                     self._watcher.gave_up(LoadAbandoned(behind_s, after_s, num_begun))
                     break
@@ -133,13 +133,13 @@ class Generator:
             ended_s = outcome.ended_s
 
 
-async def _acquire(places: asyncio.Semaphore, latest_s: float) -> bool:
-    """Takes a place. Returns False if none is free by `latest_s`."""
-    if not places.locked():
-        return await places.acquire()
+async def _acquire(slots: asyncio.Semaphore, latest_s: float) -> bool:
+    """Acquires a slot. Returns False if none is free by `latest_s`."""
+    if not slots.locked():
+        return await slots.acquire()
     try:
         async with asyncio.timeout_at(latest_s):
-            return await places.acquire()
+            return await slots.acquire()
     except TimeoutError:
         return False
 
@@ -209,8 +209,8 @@ class LocalLoad:
                     async for _ in parts:
                         pass
         except AskFailed as error:
-            said = error.message[:_MOST_MESSAGE]
-            raise TargetUnusable(f"{name}: {said} [{error.kind}]") from error
+            message = error.message[:_MOST_MESSAGE]
+            raise TargetUnusable(f"{name}: {message} [{error.kind}]") from error
         except TimeoutError as error:
             raise TargetUnusable(f"{name}: no answer within {self._pace.timeout_s:g} s") from error
         return model

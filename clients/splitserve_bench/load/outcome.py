@@ -114,6 +114,6 @@ async def _receive(exchange: Exchange, outcome: Outcome, timeout_s: float) -> No
     except AskFailed as error:
         outcome.failed, outcome.message = error.kind, error.message
     except TimeoutError:
-        outcome.failed, outcome.message = "timeout", f"not answered within {timeout_s:g} s"
+        outcome.failed, outcome.message = "timeout", f"no complete answer within {timeout_s:g} s"
     if outcome.failed is None and not outcome.arrivals_s:
         outcome.failed, outcome.message = "empty_answer", "the answer has no tokens"

@@ -40,18 +40,16 @@ class _Share:
 
         Raises LoadProcessFailed if the process failed or ended.
         """
-        told = await receive(self.reader)
-        if told is None:
+        message = await receive(self.reader)
+        if message is None:
             code = await self.process.wait()
-            raise LoadProcessFailed(
-                f"{self.name} ended in the middle of the run (exit code {code})"
-            )
-        if isinstance(told, Failed):
-            raise LoadProcessFailed(told.message)
-        assert isinstance(told, Ready | WatcherCalls | Done), "nothing else is said to us"
-        return told
+            raise LoadProcessFailed(f"{self.name} ended during the run (exit code {code})")
+        if isinstance(message, Failed):
+            raise LoadProcessFailed(message.message)
+        assert isinstance(message, Ready | WatcherCalls | Done), "all messages of a load process"
+        return message
 
-    async def tell(self, value: AssignLoad | Run | StopLoad) -> None:
+    async def send(self, value: AssignLoad | Run | StopLoad) -> None:
         """Sends a message. Ignores a closed connection, which `receive` reports."""
         with suppress(ConnectionError):
             await send(self.writer, value)
@@ -93,9 +91,8 @@ class ProcessLoad:
         """
         for number in range(self._num_processes):
             self._shares.append(await self._start(number))
-        told = await asyncio.gather(*[share.receive() for share in self._shares])
-        (first, *_) = told
-        assert isinstance(first, Ready), "that is the first that it says"
+        (first, *_) = await asyncio.gather(*[share.receive() for share in self._shares])
+        assert isinstance(first, Ready), "the first message of a load process"
         return first.models
 
     async def _start(self, number: int) -> _Share:
@@ -111,7 +108,7 @@ class ProcessLoad:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         name = f"process {number + 1} of {self._num_processes}"
         share = _Share(name, process, reader, writer)
-        await share.tell(AssignLoad(self._argv, number, self._num_processes))
+        await share.send(AssignLoad(self._argv, number, self._num_processes))
         return share
 
     async def run(self, index: int, salt: int, begin_s: float, watcher: Watcher) -> None:
@@ -120,13 +117,13 @@ class ProcessLoad:
         Cancelling interrupts running requests, and their outcomes still reach the watcher.
         """
         for share in self._shares:
-            await share.tell(Run(index, salt, begin_s))
+            await share.send(Run(index, salt, begin_s))
         following = {asyncio.create_task(_follow(share, watcher)) for share in self._shares}
         try:
             await _all_of(following)
         except asyncio.CancelledError:
             for share in self._shares:
-                await share.tell(StopLoad())
+                await share.send(StopLoad())
             await _all_of(following)
             raise
         finally:
@@ -135,12 +132,12 @@ class ProcessLoad:
 
 
 async def _follow(share: _Share, watcher: Watcher) -> None:
-    while isinstance(told := await share.receive(), WatcherCalls):
-        for outcome in told.outcomes:
+    while isinstance(calls := await share.receive(), WatcherCalls):
+        for outcome in calls.outcomes:
             watcher.ended(outcome)
-        for busy_ratio in told.busy_ratios:
+        for busy_ratio in calls.busy_ratios:
             watcher.worked(busy_ratio)
-        for given_up in told.given_up:
+        for given_up in calls.given_up:
             watcher.gave_up(given_up)
 
 
@@ -262,6 +259,6 @@ class Relay:
     async def flush(self) -> None:
         """Sends the buffered calls now."""
         if self._outcomes or self._busy_ratios or self._given_up:
-            told = WatcherCalls(self._outcomes, self._busy_ratios, self._given_up)
+            calls = WatcherCalls(self._outcomes, self._busy_ratios, self._given_up)
             self._outcomes, self._busy_ratios, self._given_up = [], [], []
-            await send(self._writer, told)
+            await send(self._writer, calls)

@@ -44,9 +44,7 @@ def picture(title: str, targets: Sequence[TargetReport]) -> str:
         _by_percentile("Time to first token (ttft)", "ttft", named),
         _by_percentile("Time per token (itl)", "itl", named),
         _over_time("Output tokens/s, first round", "num_tokens", named, per_s=True),
-        _over_time(
-            "Open requests, and (dashed) without a token yet", "num_open", named, per_s=False
-        ),
+        _over_time("Open requests; dashed: without a token yet", "num_open", named, per_s=False),
     ]
     width, height = 2 * WIDTH, _HEAD + 2 * HEIGHT
     body = [
@@ -74,7 +72,7 @@ def _title_px(title: str) -> float:
 
 def _name_of(target: TargetReport) -> str:
     name = printable(target.name)
-    return f"{name} (not put on as asked)" if target.content.get("given_up") else name
+    return f"{name} (incomplete load)" if target.content.get("given_up") else name
 
 
 _Named = Sequence[tuple[TargetReport, str, str]]
@@ -86,7 +84,7 @@ def _by_percentile(title: str, metric: str, named: _Named) -> Chart:
         whole = merged(target.parts[metric])
         lines.append(Line(name, colour, _percentile_points(whole)))
     ticks = [(_rarity(share), f"{100 * share:g} %") for share in _SHARES]
-    return Chart(title, "of all at most", ticks, _seconds_or_0, lines)
+    return Chart(title, "percentile", ticks, _seconds_or_0, lines)
 
 
 def _seconds_or_0(value_s: float) -> str:

@@ -123,7 +123,7 @@ def read_report(path: Path) -> list[TargetReport]:
     except ReportUnreadable:
         raise
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ReportUnreadable(f"{path}: this is no report of splitserve bench") from error
+        raise ReportUnreadable(f"{path}: not a report of splitserve bench") from error
 
 
 def _target(entry: dict[str, Any]) -> TargetReport:
@@ -149,10 +149,10 @@ def text_of(target: TargetReport) -> str:
     lines = [
         f"{printable(target.name)}: {printable(content['model'])} at {printable(content['url'])}",
         f"  requests    {requests['num_completed']} completed, {requests['num_failed']} failed,"
-        f" {requests['num_warm_up']} of the warm-up not counted",
+        f" {requests['num_warm_up']} of the warm-up excluded",
         f"  tokens      {requests['num_prompt_tokens']} in"
         f" ({requests['num_cached_tokens']} from the prefix cache),"
-        f" {requests['num_output_tokens']} out of {requests['num_wanted_tokens']} wanted",
+        f" {requests['num_output_tokens']} out of {requests['num_wanted_tokens']} requested",
         f"  throughput  {rates['requests_per_s']:.2f} requests/s,"
         f" {rates['output_tokens_per_s']:.1f} tokens/s out,"
         f" {rates['prompt_tokens_per_s']:.1f} in",
@@ -203,7 +203,7 @@ def _generator_line(content: Any) -> list[str]:  # noqa: ANN401
     if not delay or busy_ratio is None:
         return []
     late = seconds_text(delay["p99"]["value"])
-    return [f"  generator   1 in 100 requests sent {late} late or more; {busy_ratio:.0%} busy"]
+    return [f"  generator   p99 send delay {late}; {busy_ratio:.0%} busy"]
 
 
 def _is_limit(content: Any) -> bool:  # noqa: ANN401
@@ -220,19 +220,19 @@ def _notes(content: Any) -> list[str]:  # noqa: ANN401
     ]
     if requests["num_interrupted"]:
         notes.append(
-            f"  The run was stopped: {requests['num_interrupted']} requests had no end yet, and are"
-            " in no figure."
+            f"  The run was stopped: {requests['num_interrupted']} unfinished requests are in no"
+            " figure."
         )
     notes += [f"  {_given_up(each)}" for each in content["given_up"]]
     if requests["num_held"]:
         notes.append(
-            f"  {requests['num_held']} requests waited since --max-open others had no end yet: the"
-            " target was behind. Their latencies count from when they were due."
+            f"  {requests['num_held']} requests were delayed by --max-open: the target was"
+            " overloaded. Their latencies count from when they were due."
         )
     if _is_limit(content):
         notes.append(
-            "  This generator, and not only the target, is what was measured: give it more"
-            " --processes, or a machine of its own."
+            "  The generator limits the measurement: give it more --processes, or a separate"
+            " machine."
         )
     return ["", *notes] if notes else []
 
@@ -241,11 +241,11 @@ def _given_up(entry: Mapping[str, Any]) -> str:
     """Returns a note on a round whose load was incomplete, and on the effect on its figures."""
     num_begun, after_s = entry["num_begun"], entry["after_s"]
     return (
-        f"Round {entry['round'] + 1} was not put on as asked: after {seconds_text(after_s)} it was"
-        f" {seconds_text(entry['behind_s'])} behind, and nothing more was sent (--max-behind)."
-        f" {num_begun} conversations had begun, {num_begun / max(after_s, 1e-9):.1f} a second. What"
-        " was due and never sent is in no figure, so all look better than they are: give a lower"
-        " --rate, or find the most that the target can do by --concurrency."
+        f"The load of round {entry['round'] + 1} is incomplete: after {seconds_text(after_s)} it"
+        f" was {seconds_text(entry['behind_s'])} late, and sending stopped (--max-behind)."
+        f" {num_begun} conversations had begun, {num_begun / max(after_s, 1e-9):.1f} per second."
+        " Requests that were not sent are in no figure, so the figures are too good: give a lower"
+        " --rate, or find the capacity of the target with --concurrency."
     )
 
 
@@ -316,4 +316,4 @@ def _verdict(ratio: Estimate) -> str:
         return ""
     if ratio.high < 1:
         return "shorter"
-    return "longer" if ratio.low > 1 else "no difference seen"
+    return "longer" if ratio.low > 1 else "no difference"

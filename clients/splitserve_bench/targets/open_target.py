@@ -53,10 +53,12 @@ def parse_target(text: str) -> TargetAddress:
     parts = urlsplit(url)
     if parts.scheme not in ("grpc", "http", "https") or not parts.netloc:
         raise TargetRefused(
-            f"{url!r} is no target; allowed: grpc://HOST:PORT, http://HOST:PORT/v1, https://..."
+            f"{url!r} is not a target; allowed: grpc://HOST:PORT, http://HOST:PORT/v1, https://..."
         )
     if "@" in parts.netloc:
-        raise TargetRefused("a URL with a user or a password is seen by everybody here (ps)")
+        raise TargetRefused(
+            "a user or password in a URL is visible to all users of this machine (ps)"
+        )
     return TargetAddress(name or parts.netloc, url)
 
 
@@ -153,8 +155,8 @@ class SchedulerTarget:
             low, high = self._options.token_range
             raise AskFailed(
                 "token_range",
-                f"--token-range is {low}:{high}, and {model.name} has {model.vocab_size} tokens;"
-                f" allowed: up to {model.vocab_size}",
+                f"--token-range is {low}:{high}; allowed: up to {model.vocab_size} (vocabulary of"
+                f" {model.name})",
             )
         return model.name
 

@@ -65,13 +65,13 @@ class OpenAiTarget:
         except httpx2.HTTPError as error:
             raise _lost(error) from error
         if response.status_code == 404:
-            raise AskFailed("http_404", f"there is no {response.url}; most URLs end with /v1")
+            raise AskFailed("http_404", f"{response.url} does not exist; most URLs end with /v1")
         if response.status_code != 200:
             raise _refused(response.status_code, response.content)
         try:
             name = parse_json(response.content)["data"][0]["id"]
         except (ValueError, LookupError, TypeError) as error:
-            raise AskFailed("bad_answer", "/models names no model; give --model") from error
+            raise AskFailed("bad_answer", "/models lists no model; give --model") from error
         return str(name)
 
     async def _measure_words(self) -> float:
@@ -81,7 +81,7 @@ class OpenAiTarget:
             prompts = ChatPrompts(self._tokens_of(0), 1.0)
             exchange = self._exchange(prompts, Turn((PromptPiece(0, num_words),), 1))
             parts = [part async for part in exchange.send()]
-            assert isinstance(parts[-1], AnswerSummary), "it ends so"
+            assert isinstance(parts[-1], AnswerSummary), "the last part of an exchange"
             counts.append(parts[-1].num_prompt_tokens)
         few, many = counts
         if few is None or many is None:
@@ -225,7 +225,7 @@ class AnswerReader:
     def finish(self) -> AnswerSummary:
         """Returns the counts at the end of the response. Raises AskFailed if the stream was cut."""
         if not self._is_over:
-            raise AskFailed("stream_cut", "the answer has no end")
+            raise AskFailed("stream_cut", "the stream ended without a finish")
         return self._answered or AnswerSummary()
 
     def _read(self, line: bytes) -> bool:
@@ -234,7 +234,7 @@ class AnswerReader:
         except ValueError as error:
             raise AskFailed("bad_answer", "an event is not JSON") from error
         if not isinstance(event, dict):
-            raise AskFailed("bad_answer", "an event is no object")
+            raise AskFailed("bad_answer", "an event is not an object")
         if event.get("error"):
             raise AskFailed("failed_in_stream", error_message(event))
         choices = _objects(event.get("choices") or [])
@@ -269,7 +269,7 @@ class AnswerReader:
 def _objects(values: object) -> list[dict[str, Any]]:
     """Returns `values` as a list of objects. Raises AskFailed for anything else."""
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise AskFailed("bad_answer", "an event has choices that are no objects")
+        raise AskFailed("bad_answer", "an event has choices that are not objects")
     return values
 
 

@@ -48,7 +48,7 @@ class Exchange(Protocol):
     """Prepared request that can be sent once."""
 
     def send(self) -> AsyncGenerator[Part, None]:
-        """Sends the request and yields its parts; the last is Answered. Raises AskFailed."""
+        """Sends the request; yields its parts, AnswerSummary last. Raises AskFailed."""
         ...
 
 

@@ -73,9 +73,9 @@ class Distribution:
         kind = "constant" if not rest else name
         num_wanted = _NUM_NUMBERS.get(kind)
         if len(numbers) != num_wanted or not all(0 <= number < math.inf for number in numbers):
-            raise ValueError(f"{text!r} is no distribution of numbers from 0 on; allowed: {FORMS}")
+            raise ValueError(f"{text!r} is not a distribution of numbers from 0; allowed: {FORMS}")
         if kind == "uniform" and numbers[0] > numbers[1]:
-            raise ValueError(f"{text!r} ends before it begins; allowed: LOW <= HIGH")
+            raise ValueError(f"{text!r} has LOW above HIGH; allowed: LOW <= HIGH")
         if kind == "lognormal" and numbers[0] == 0:
             raise ValueError(f"{text!r} has the median 0; allowed: above 0")
         return cls(text, _DRAWS[kind](*numbers))
@@ -221,13 +221,13 @@ class SharedPrefix:
         """Parses `TOKENS` or `TOKENS:GROUPS`. Raises ValueError."""
         tokens, _, groups = text.partition(":")
         if not tokens.isdecimal() or not (groups or "1").isdecimal() or groups == "0":
-            raise ValueError(f"{text!r} is no shared prefix; allowed: TOKENS or TOKENS:GROUPS")
+            raise ValueError(f"{text!r} is not a shared prefix; allowed: TOKENS or TOKENS:GROUPS")
         return cls(int(tokens), int(groups or "1"))
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticLoad:
-    """Workload drawn from a seed. `prompt_tokens`: added by each turn, beside the shared prefix.
+    """Workload drawn from a seed. `prompt_tokens`: tokens that each turn adds to the shared prefix.
 
     `burstiness`: coefficient of variation of the times between arrivals (gamma distribution): 0 is
     regular, 1 a Poisson process, and above 1 arrivals come in bursts.

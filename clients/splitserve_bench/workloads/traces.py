@@ -77,13 +77,13 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
             line = file.readline(_MOST_LINE_CHARS)
         except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise TraceUnreadable(
-                f"{path}:{number}: {error}; allowed: text in UTF-8, as it is or in gzip"
+                f"{path}:{number}: {error}; allowed: UTF-8 text, plain or gzip"
             ) from error
         if not line:
             return
         if len(line) == _MOST_LINE_CHARS:
             raise TraceUnreadable(
-                f"{path}:{number}: this is no line; allowed: {_MOST_LINE_CHARS - 1} characters"
+                f"{path}:{number}: line too long; allowed: {_MOST_LINE_CHARS - 1} characters"
             )
         yield line
 
@@ -95,7 +95,7 @@ def _reader_of(path: Path, first: str) -> Callable[[Path, Iterable[str]], Iterat
         if set(_AZURE_COLUMNS) <= set(next(csv.reader([first], skipinitialspace=True))):
             return _read_azure
     raise TraceUnreadable(
-        f"{path}:1: this is no trace; allowed: CSV with {','.join(_AZURE_COLUMNS)} (Azure), or JSON"
+        f"{path}:1: unknown format; allowed: CSV with {','.join(_AZURE_COLUMNS)} (Azure), or JSON"
         " lines with timestamp, input_length, output_length and hash_ids (Mooncake)"
     )
 
@@ -130,9 +130,11 @@ def _read_mooncake(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
         try:
             row = parse_json(line)
         except ValueError as error:
-            raise TraceUnreadable(f"{where}: this is not JSON: {error}") from error
+            raise TraceUnreadable(f"{where}: not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise TraceUnreadable(f"{where}: this is {type(row).__name__}; allowed: an object")
+            raise TraceUnreadable(
+                f"{where}: the line is of type {type(row).__name__}; allowed: an object"
+            )
         timestamp = row.get("timestamp")
         if not isinstance(timestamp, int | float) or not math.isfinite(timestamp):
             raise _unreadable(where, "timestamp", timestamp, "milliseconds")
@@ -146,7 +148,7 @@ def _pieces(
     """Returns one piece per hash, and a piece of its own for tokens that no hash covers."""
     hashes = row.get("hash_ids", [])
     if not isinstance(hashes, list) or not all(isinstance(key, int) and key >= 0 for key in hashes):
-        raise _unreadable(where, "hash_ids", hashes, "a list of integers from 0 on")
+        raise _unreadable(where, "hash_ids", hashes, "a list of integers from 0")
     pieces = []
     for key in hashes[: -(-num_tokens // MOONCAKE_BLOCK_TOKENS)]:
         pieces.append(PromptPiece(key, min(MOONCAKE_BLOCK_TOKENS, num_tokens)))
@@ -170,7 +172,7 @@ def _count(where: str, row: Mapping[str, Any], name: str) -> int:
 
 
 def _empty(path: Path) -> TraceUnreadable:
-    return TraceUnreadable(f"{path}: no request is in it; allowed: a trace")
+    return TraceUnreadable(f"{path}: no requests; allowed: a trace with requests")
 
 
 def _unreadable(where: str, name: str, value: object, allowed: str) -> TraceUnreadable:

@@ -16,18 +16,17 @@ from splitserve_rpc.tls import TlsFiles
 TIMEOUT_S = 5.0
 # A server that requires a client certificate closes the connection immediately; other servers may
 # wait for the client to speak.
-_HANGS_UP_S = 0.5
+_CLOSES_WITHIN_S = 0.5
 _TLS = "TLS of {}"
 _OTHER_AUTHORITY = "give --tls-ca with the authority that signed its certificate"
 _OTHER_NAME = (
-    "give the address by a name that its certificate has; or it needs one with this name:"
-    " splitserve certs --host"
+    "use a host name of its certificate, or issue one with this name: splitserve certs --host"
 )
 # By OpenSSL's error numbers, X509_V_ERR_...
 _REMEDIES: Mapping[int, str] = MappingProxyType(
     {
-        9: "look at the clocks of that machine and of this: it has not begun by ours",
-        10: "renew it there: running processes read the files again by themselves",
+        9: "check the clocks of both machines: by this one it is not valid yet",
+        10: "renew it there; running processes reload the files",
         62: _OTHER_NAME,
         64: _OTHER_NAME,
     }
@@ -47,20 +46,20 @@ class TlsWords:
 
     server: str = "start it with --tls-cert and --tls-key"
     with_tls: str = "give --tls-ca"
-    without: str = "leave --tls-ca away on a network you trust"
+    without: str = "omit --tls-ca on a trusted network"
 
 
 async def check_connection(
     address: str,
     files: TlsFiles,
     *,
-    wants_tls: bool,
+    uses_tls: bool,
     tls_name: str | None = None,
     words: TlsWords | None = None,
 ) -> list[Finding]:
     """Checks the connection to `address` (`host:port`).
 
-    `wants_tls`: whether the client would use TLS. `files`: trusted authorities, by default those of
+    `uses_tls`: whether the client would use TLS. `files`: trusted authorities, by default those of
     this machine, and the client's own certificate, if any. `tls_name`: expected name of the server;
     None for the host.
     """
@@ -71,19 +70,21 @@ async def check_connection(
         async with asyncio.timeout(TIMEOUT_S):
             await _connect(server, None)
     except TimeoutError:
-        meaning = "a firewall drops what comes, or the machine is gone"
-        return [wrong(name, "no answer", meaning, "look at both from that machine and from this")]
+        meaning = "a firewall drops the packets, or the machine is down"
+        return [wrong(name, "no answer", meaning, "check both machines and the network")]
     except (OSError, UnicodeError) as error:  # UnicodeError: a label of the host name is too long
         number = getattr(error, "errno", None) or 0
         problem = (
             os.strerror(number) if number > 0 else getattr(error, "strerror", "") or str(error)
         )
-        meaning = "nobody listens there, or the name is wrong"
-        remedy = "is it started, and does its --listen let others in? docs/security.md"
+        meaning = "no process listens there, or the name is wrong"
+        remedy = (
+            "check that it runs, and that --listen accepts remote connections: docs/security.md"
+        )
         return [wrong(name, problem, meaning, remedy)]
-    findings = [ok(name, "somebody listens")]
+    findings = [ok(name, "a server listens")]
     has_tls = await _speaks_tls(server)
-    if has_tls != wants_tls:
+    if has_tls != uses_tls:
         found = _other_than_expected(address, words or TlsWords(), has_tls=has_tls)
         findings.append(found)
     elif has_tls and (problem := await _problem_of_tls(server, files, address)) is not None:
@@ -94,10 +95,10 @@ async def check_connection(
 def _other_than_expected(address: str, words: TlsWords, *, has_tls: bool) -> Finding:
     name = _TLS.format(address)
     if has_tls:
-        meaning = "we would speak plain text, which it does not understand"
-        return wrong(name, "it speaks TLS", meaning, words.with_tls)
-    meaning = "we would speak TLS, which it does not understand"
-    return wrong(name, "it speaks plain text", meaning, f"{words.server}; or {words.without}")
+        meaning = "this client is set to plain text, which the server does not accept"
+        return wrong(name, "the server uses TLS", meaning, words.with_tls)
+    meaning = "this client is set to TLS, which the server does not accept"
+    return wrong(name, "the server uses plain text", meaning, f"{words.server}; or {words.without}")
 
 
 async def _connect(server: _Server, context: ssl.SSLContext | None) -> None:
@@ -129,30 +130,32 @@ async def _problem_of_tls(server: _Server, files: TlsFiles, address: str) -> Fin
     name = _TLS.format(address)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            hangs_up = await _hangs_up(server, _context_of(files))
+            is_closed = await _is_closed(server, _context_of(files))
     except ssl.SSLCertVerificationError as error:
         remedy = _REMEDIES.get(error.verify_code, _OTHER_AUTHORITY)
-        return wrong(name, error.verify_message, "it is not believed", remedy)
+        return wrong(name, error.verify_message, "its certificate is not trusted", remedy)
     except (OSError, TimeoutError) as error:
         problem = str(error) or type(error).__name__
-        return wrong(name, problem, "it is not believed", _OTHER_AUTHORITY)
-    if not hangs_up:
+        return wrong(name, problem, "the TLS handshake fails", _OTHER_AUTHORITY)
+    if not is_closed:
         return None
     if files.cert is None:
-        meaning = "it wants a certificate of ours: it is for operators, or others that are known"
-        return wrong(name, "it hangs up on us", meaning, "give --tls-cert and --tls-key")
-    meaning = "it does not believe our certificate, most likely: another authority has signed it"
-    remedy = "give --tls-cert and --tls-key of the authority of that cluster"
-    return wrong(name, "it hangs up on us", meaning, remedy)
+        meaning = "the server requires a client certificate"
+        return wrong(
+            name, "the server closes the connection", meaning, "give --tls-cert and --tls-key"
+        )
+    meaning = "it most likely rejects the client certificate: not signed by its authority"
+    remedy = "give --tls-cert and --tls-key issued by the authority of that cluster"
+    return wrong(name, "the server closes the connection", meaning, remedy)
 
 
-async def _hangs_up(server: _Server, context: ssl.SSLContext) -> bool:
-    """Returns whether the server closes the connection once it has seen our certificate."""
+async def _is_closed(server: _Server, context: ssl.SSLContext) -> bool:
+    """Returns whether the server closes the connection after the TLS handshake."""
     reader, writer = await asyncio.open_connection(
         server.host, server.port, ssl=context, server_hostname=server.tls_name
     )
     try:
-        async with asyncio.timeout(_HANGS_UP_S):
+        async with asyncio.timeout(_CLOSES_WITHIN_S):
             return not await reader.read(1)
     except TimeoutError:
         return False

@@ -57,7 +57,7 @@ def wrong(name: str, found: str, meaning: str, remedy: str) -> Finding:
 # -- output of findings ----------------------------------------------------------------------------
 
 
-def tell(findings: Sequence[Finding], *, is_json: bool, shows_all: bool = False) -> int:
+def write_findings(findings: Sequence[Finding], *, is_json: bool, shows_all: bool = False) -> int:
     """Writes findings to standard output; returns the exit code: 1 if something is wrong.
 
     `shows_all`: also findings without a problem.
@@ -109,10 +109,10 @@ def check_settings(
     try:
         values = resolve(command, flags, environ)
     except OptionError as error:
-        return [wrong(name, str(error), f"splitserve {command} does not start", "mend it")], {}
-    findings = [ok(name, "can be used")]
+        return [wrong(name, str(error), f"splitserve {command} does not start", "correct it")], {}
+    findings = [ok(name, "valid")]
     if unknown := unknown_variables(environ):
-        findings.append(warning("environment", unknown, "nobody reads them", "look at their names"))
+        findings.append(warning("environment", unknown, "they are ignored", "check their spelling"))
     return findings, values
 
 

@@ -28,7 +28,7 @@ _DATE_S = 2.0
 class GatewayAddress:
     """Address of a gateway, from a URL without a path.
 
-    `headers`: include our credential, if any.
+    `headers`: headers of each request, with the credential if there is one.
     """
 
     scheme: str
@@ -42,7 +42,7 @@ class GatewayAddress:
         """Parses the URL of a gateway. Raises ValueError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"--gateway {url}: it takes http://HOST:PORT or https://HOST:PORT")
+            raise ValueError(f"--gateway is {url}; allowed: http://HOST:PORT or https://HOST:PORT")
         port = parts.port or (443 if parts.scheme == "https" else 80)
         return cls(parts.scheme, parts.hostname, port, ca, headers)
 
@@ -79,17 +79,17 @@ def check_gateway(
         return [*findings, _check_models(gateway, model)]
     except (OSError, ValueError, http.client.HTTPException) as error:
         problem = str(error) or type(error).__name__
-        remedy = "is it a gateway of splitserve? its log"
-        return [wrong(name, problem, "it does not answer as a gateway does", remedy)]
+        remedy = "check that it is a splitserve gateway, and its log"
+        return [wrong(name, problem, "it does not respond as a gateway", remedy)]
 
 
 def _check_ready(name: str, answer: _Answer) -> Finding:
     if answer.code == http.HTTPStatus.OK:
         return ok(name, "ready")
-    said = answer.body.decode(errors="replace")[:_MAX_SHOWN_CHARS]
-    meaning = "it has no scheduler that takes requests"
-    remedy = "its --schedulers, its log (upstream_lost), and what is said of the scheduler above"
-    return wrong(name, f"{answer.code}: {said}", meaning, remedy)
+    body = answer.body.decode(errors="replace")[:_MAX_SHOWN_CHARS]
+    meaning = "none of its schedulers accepts requests"
+    remedy = "check its --schedulers, its log (upstream_lost), and the scheduler (above)"
+    return wrong(name, f"{answer.code}: {body}", meaning, remedy)
 
 
 def _check_models(gateway: GatewayAddress, model: Model | None) -> Finding:
@@ -97,21 +97,23 @@ def _check_models(gateway: GatewayAddress, model: Model | None) -> Finding:
     answer = _get(gateway, "/v1/models")
     if answer.code in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
         remedy = "give --api-key-file, with a key of the scope generate"
-        return wrong(name, f"{answer.code}", "our credential is none, or not for this", remedy)
+        return wrong(
+            name, f"{answer.code}", "the credential is missing, or does not permit this", remedy
+        )
     if answer.code != http.HTTPStatus.OK:
-        return wrong(name, f"{answer.code}", "it does not say what it serves", "its log")
+        return wrong(name, f"{answer.code}", "it does not report its models", "see its log")
     served = _served(answer.body)
     shown = ", ".join(served) or "none"
     if model is not None and (digest := served.get(model.name)) and digest != model.digest:
         found = f"{model.name} (digest {digest[:_DIGEST_CHARS]})"
         meaning = (
-            f"the scheduler that we asked has the digest {model.digest[:_DIGEST_CHARS]}: text is"
-            " read by the tokenizer of another model, or the gateway has other schedulers"
+            f"the checked scheduler has the digest {model.digest[:_DIGEST_CHARS]}: the gateway uses"
+            " the tokenizer of another model, or other schedulers"
         )
-        return wrong(name, found, meaning, "give all executors the same folder; its --schedulers")
+        return wrong(name, found, meaning, "give all executors the same folder; check --schedulers")
     if model is not None and served and model.name not in served:
-        meaning = f"the scheduler that we asked serves {model.name}: it is that of another"
-        return warning(name, shown, meaning, "look at its --schedulers")
+        meaning = f"the checked scheduler serves {model.name}: the gateway uses another one"
+        return warning(name, shown, meaning, "check its --schedulers")
     return ok(name, shown)
 
 
@@ -120,7 +122,7 @@ def _served(body: bytes) -> dict[str, str]:
     content = parse_json(body)
     models = content.get("data", []) if isinstance(content, dict) else None
     if not isinstance(models, list) or not all(isinstance(each, dict) for each in models):
-        raise ValueError("/v1/models is no list of models")
+        raise ValueError("/v1/models is not a list of models")
     return {str(each.get("id")): str(each.get("digest", "")) for each in models}
 
 

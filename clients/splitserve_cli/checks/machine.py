@@ -79,23 +79,21 @@ def check_threads(
         return wrong(
             "threads",
             f"OMP_NUM_THREADS is {text!r}",
-            "it is no number, and ignored",
-            "set it to a number of cores, or not at all",
+            "not a number: ignored",
+            "set it to a number of cores, or unset it",
         )
     else:
         each = int(text)
-    found = f"{named}, of {cores:g} cores" + (
-        f", for each of {num_executors} executors" if num_executors > 1 else ""
-    )
+    per_executor = f" for each of {num_executors} executors" if num_executors > 1 else ""
+    found = f"{named}{per_executor}; {cores:g} cores"
     if each * num_executors > cores:
         least = max(1, int(cores / num_executors))
         return warning(
             "threads",
             found,
-            "where they compute on the CPU, threads wait for each other: steps take many times as"
-            " long",
-            f"--threads {least}, or OMP_NUM_THREADS={least}"
-            + ("" if num_executors <= cores else f"; and no more than {int(cores)} executors"),
+            "on the CPU, more threads than cores make steps many times slower",
+            f"give --threads {least}, or set OMP_NUM_THREADS={least}"
+            + ("" if num_executors <= cores else f"; run at most {int(cores)} executors"),
         )
     return ok("threads", found)
 
@@ -112,8 +110,8 @@ def check_instructions(root: Path = ROOT) -> Finding:
         return warning(
             "instruction set",
             "none of " + ", ".join(_INSTRUCTION_SETS),
-            "a model on this CPU computes with plain torch, several times slower",
-            "another machine, or a GPU; it is no matter for a scheduler or a gateway",
+            "models on this CPU run with plain torch, several times slower",
+            "use another machine or a GPU; schedulers and gateways are not affected",
         )
     return ok("instruction set", found)
 
@@ -142,16 +140,20 @@ def check_compilers(problems: Mapping[str, str] | None, *, is_on_gpu: bool) -> l
     name = f"compiler for {'GPU' if is_on_gpu else 'CPU'} kernels"
     problem = problems.get("c_modules" if is_on_gpu else "cpu_kernels")
     if problem is None:
-        return [ok(name, "there is one" if is_on_gpu else "there is one, or they are compiled")]
+        return [
+            ok(name, "available" if is_on_gpu else "available, or the kernels are already compiled")
+        ]
     if is_on_gpu:
-        meaning = "no kernel passes its trial, plain torch computes: several times slower"
+        meaning = "GPU kernels are not used: plain torch is several times slower"
         remedy = "apt-get install gcc libc6-dev python3-dev (python3-dev: headers of this Python)"
     else:
         meaning = (
-            "plain torch computes: 2.5 times slower for one request, 11 times for sixteen;"
+            "plain torch is used: 2.5 times slower with one request, 11 times with sixteen;"
             " --deterministic is refused"
         )
-        remedy = "apt-get install g++, or SPLITSERVE_KERNEL_CACHE with kernels that are compiled"
+        remedy = (
+            "apt-get install g++, or set SPLITSERVE_KERNEL_CACHE to a folder of compiled kernels"
+        )
     return [warning(name, problem, meaning, remedy)]
 
 
@@ -160,18 +162,20 @@ def check_memory(root: Path = ROOT) -> Finding:
     lines = (line.partition(":") for line in _text(root / "proc/meminfo").splitlines())
     values = {name: int(text.split()[0]) * 1024 for name, _, text in lines if text.split()}
     if "MemAvailable" not in values:
-        return warning("memory", "not known", "/proc/meminfo says nothing", "look at it yourself")
+        return warning(
+            "memory", "unknown", "/proc/meminfo cannot be read", "check it by other means"
+        )
     left, limit = values["MemAvailable"], _cgroup_left(root)
-    found = f"{left / _GIB:.1f} GiB of {values.get('MemTotal', 0) / _GIB:.1f} are available"
+    found = f"{left / _GIB:.1f} GiB of {values.get('MemTotal', 0) / _GIB:.1f} available"
     if limit is not None and limit < left:
-        left, found = limit, f"{limit / _GIB:.1f} GiB are left of the container's limit"
+        left, found = limit, f"{limit / _GIB:.1f} GiB left of the container's limit"
     if left < _LEAST_BYTES:
         return warning(
             "memory",
             found,
-            "an executor's weights and KV pool may not fit: it is killed, or everything crawls",
-            "free some, raise the container's limit, or give --num-device-blocks and "
-            "--num-host-blocks smaller values",
+            "an executor's weights and KV pool may not fit: it may be killed, or swap",
+            "free memory, raise the container's limit, or reduce --num-device-blocks and "
+            "--num-host-blocks",
         )
     return ok("memory", found)
 
@@ -186,8 +190,8 @@ def check_swap(root: Path = ROOT) -> Finding:
         return warning(
             "swap",
             f"{used / _GIB:.1f} of {total / _GIB:.1f} GiB are in use",
-            "steps wait for a disk, at times for seconds, and executors may be given up",
-            "find out who needs more memory than there is",
+            "steps wait for the disk, at times for seconds; executors may be declared lost",
+            "find the processes that use too much memory",
         )
     return ok("swap", f"{used / _GIB:.1f} of {total / _GIB:.1f} GiB are in use")
 
@@ -198,7 +202,10 @@ def check_shared_memory(path: Path = ROOT / "dev/shm") -> Finding:
         usage = shutil.disk_usage(path)
     except OSError as error:
         return warning(
-            "shared memory", f"{path}: {error.strerror}", "torch may need it", "mount a tmpfs there"
+            "shared memory",
+            f"{path}: {error.strerror}",
+            "torch may need shared memory",
+            "mount a tmpfs there",
         )
     if usage.free < _LEAST_SHM_BYTES:
         return warning(
@@ -217,11 +224,11 @@ def check_file_limit(soft: int | None = None) -> Finding:
     if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
         return warning(
             "open files",
-            f"{soft} at most",
-            "each HTTP connection and each session is one: beyond that, callers are turned away",
+            f"limit {soft}",
+            "each HTTP connection and each session needs one; beyond the limit they are refused",
             "ulimit -n 65536, LimitNOFILE= of systemd, or --ulimit nofile=65536 of a container",
         )
-    return ok("open files", f"{'any number' if soft == resource.RLIM_INFINITY else soft} at most")
+    return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"limit {soft}")
 
 
 def has_gpu(root: Path = ROOT) -> bool:
@@ -250,13 +257,15 @@ def check_pools(pools: Sequence[Pools], root: Path = ROOT) -> Finding | None:
         return None
     size = min(sizes)
     counted = f"{len(pools)} executor{'' if len(pools) == 1 else 's'} on this machine"
-    found = f"{used / _GIB:.1f} of {size / _GIB:.1f} GiB, of {counted}"
-    remedy = "--num-device-blocks and --num-host-blocks smaller, or fewer executors"
+    found = f"{used / _GIB:.1f} of {size / _GIB:.1f} GiB for {counted}"
+    remedy = "reduce --num-device-blocks and --num-host-blocks, or run fewer executors"
     if used > size:
-        meaning = "as they fill, processes are killed: they are larger than the memory"
+        meaning = "they exceed the memory: as they fill, processes are killed"
         return wrong("pools", found, meaning, remedy)
     if used > _MUCH_IN_POOLS_RATIO * size:
-        meaning = "as they fill, little is left for weights and all else: processes may be killed"
+        meaning = (
+            "as they fill, little memory is left for weights and the rest: processes may be killed"
+        )
         return warning("pools", found, meaning, remedy)
     return ok("pools", found)
 

@@ -94,7 +94,7 @@ def check_python(
     text = ".".join(map(str, version))
     if SpecifierSet(needed).contains(text):
         return ok("python", f"{text} ({platform.python_implementation()})")
-    return wrong("python", text, f"it takes {needed}", "run it with another Python")
+    return wrong("python", text, f"requires {needed}", "use another Python")
 
 
 def check_packages(
@@ -129,13 +129,13 @@ def check_torch(device: object, has_gpu: bool, version: str | None) -> Finding |
         return None
     found, remedy = (
         f"torch {version} is built without CUDA",
-        "pip install torch, as pytorch.org says",
+        "pip install torch, as described on pytorch.org",
     )
     if device == "cuda":
-        meaning = "--device cuda: an executor does not start"
+        meaning = "executors with --device cuda do not start"
         return wrong("torch", found, meaning, f"{remedy}; or --device cpu")
     if has_gpu and device != "cpu":
-        return warning("torch", found, "there is a GPU, and an executor does not use it", remedy)
+        return warning("torch", found, "executors do not use the GPU of this machine", remedy)
     return None
 
 
@@ -155,36 +155,34 @@ class _Installed:
         """
         name = f"packages of {extra or 'all'}"
         what = f"'splitserve[{extra}]'" if extra else "splitserve"
-        remedy = f"pip install {what}, into a venv of its own"
+        remedy = f"pip install {what}, in a separate venv"
         versions = {each: self.version_of(each.name) for each in _needed(extra, self.requirements)}
         missing = [each.name for each, version in versions.items() if version is None]
         may_be_missing = not is_needed and extra in _MAIN_PACKAGES
         if may_be_missing and not any(map(self.version_of, _MAIN_PACKAGES[extra])):
-            return ok(
-                name, f"not installed: no {extra} starts here; pip install {what}, if one should"
-            )
+            return ok(name, f"not installed; to run the {extra} here: pip install {what}")
         problems = [
-            f"{each.name} is {version or 'missing'}, not {each.specifier}"
+            f"{each.name} is {version or 'missing'}, required: {each.specifier or 'any version'}"
             for each, version in versions.items()
             if version is None or not each.specifier.contains(version, prereleases=True)
         ]
         if may_be_missing and len(problems) == len(missing) > 0:
             meaning = f"splitserve {extra} and splitserve serve do not start"
-            return warning(
-                name, f"missing: {', '.join(missing)}", meaning, f"{remedy}, if one should"
-            )
+            return warning(name, f"missing: {', '.join(missing)}", meaning, f"if needed: {remedy}")
         own = {each.name for each in _needed("", self.requirements)} | {
             each.name for each in versions
         }
         demands = list(self._demands([each.name for each, v in versions.items() if v is not None]))
-        told = ", ".join([*problems, *(text for _, text in demands)])
+        found = ", ".join([*problems, *(text for _, text in demands)])
         if problems or any(demanded in own for demanded, _ in demands):
-            return wrong(name, told, "processes end at once, or fail in strange ways", remedy)
+            return wrong(name, found, "processes exit at start, or fail unpredictably", remedy)
         if demands:
             # Only an import shows whether the affected part of a package is used.
             if (why := self.why_not_imported(extra)) is not None:
-                return wrong(name, f"{told}: {why}", "processes end at once", remedy)
-            return warning(name, told, "all that processes import is there even so", remedy)
+                return wrong(name, f"{found}: {why}", "processes exit at start", remedy)
+            return warning(
+                name, found, "but all modules that the processes import are available", remedy
+            )
         return ok(name, ", ".join(f"{each.name} {version}" for each, version in versions.items()))
 
     def _demands(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -200,7 +198,7 @@ class _Installed:
                 version = self.version_of(each.name)
                 if version is None or not each.specifier.contains(version, prereleases=True):
                     wanted = each.specifier or "any version"
-                    text = f"{each.name} is {version or 'missing'}, {name} takes {wanted}"
+                    text = f"{each.name} is {version or 'missing'}, {name} requires {wanted}"
                     yield each.name, text
                 elif each.name not in seen:
                     seen.add(each.name)

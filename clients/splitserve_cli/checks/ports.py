@@ -54,18 +54,18 @@ def check_port(option: str, address: str, *, is_running: bool = False) -> Findin
 
 
 def _refused(name: str, option: str, address: str, number: int | None, problem: str) -> Finding:
-    nobody = "nothing can listen there"
+    meaning = "no process can listen there"
     if number == errno.EACCES:
-        return wrong(name, problem, nobody, "a port above 1023, or CAP_NET_BIND_SERVICE")
+        return wrong(name, problem, meaning, "use a port above 1023, or grant CAP_NET_BIND_SERVICE")
     if number != errno.EADDRINUSE:
-        return wrong(name, problem, nobody, f"--{option}: an address of this machine")
+        return wrong(name, problem, meaning, f"give --{option} an address of this machine")
     owner = owner_of(int(address.rpartition(":")[2]))
     if _OURS in owner:
-        meaning = "if that is what is meant to run, all is well; one more does not start there"
-        remedy = f"nothing; or end that, or another --{option}"
+        meaning = "correct if that process is meant to run; a second one cannot start there"
+        remedy = f"none if intended; otherwise stop it, or give another --{option}"
         return warning(name, f"taken by {owner}", meaning, remedy)
-    meaning = "a process of splitserve that is to listen there does not start"
-    return warning(name, f"taken by {owner}", meaning, f"end that, or another --{option}")
+    meaning = "a splitserve process with this address does not start"
+    return warning(name, f"taken by {owner}", meaning, f"stop it, or give another --{option}")
 
 
 def check_twice(addresses: Iterable[tuple[str, str]]) -> Iterator[Finding]:
@@ -75,8 +75,10 @@ def check_twice(addresses: Iterable[tuple[str, str]]) -> Iterator[Finding]:
         other = first.setdefault(address, option)
         if option == other or {option, other} == _MAY_BE_ONE or address.endswith(":0"):
             continue
-        meaning = "only one of both can listen there: it does not start"
-        yield wrong(f"{option} {address}", f"also --{other}", meaning, f"another --{option}")
+        meaning = "only one process can listen there: the other does not start"
+        yield wrong(
+            f"{option} {address}", f"also given as --{other}", meaning, f"give another --{option}"
+        )
 
 
 def owner_of(port: int, proc: Path = Path("/proc")) -> str:
@@ -94,7 +96,7 @@ def owner_of(port: int, proc: Path = Path("/proc")) -> str:
         with suppress(OSError):
             if any(os.readlink(each) in wanted for each in (process / "fd").iterdir()):
                 return f"{_name_of(process)} (process {process.name})"
-    return "a process that is not shown to us"
+    return "a process of another user"
 
 
 def _lines(path: Path) -> list[str]:
@@ -143,8 +145,8 @@ def _check_own_tls(command: Command, values: Mapping[str, Value]) -> list[Findin
     own = _files(values, "tls_cert", "tls_key", "tls_ca")
     role = _ROLES.get(command)
     if role is not None and own.cert is None and own.key is None and own.ca is not None:
-        meaning = f"{_NO_START.format(command)}: it would know others, and nobody would know it"
-        remedy = "give --tls-cert and --tls-key, too"
+        meaning = f"{_NO_START.format(command)}: it has no certificate of its own"
+        remedy = "also give --tls-cert and --tls-key"
         return [wrong("TLS", f"only {own.ca}", meaning, remedy)]
     names = () if role is None or own.ca is None else (role.dns_name,)
     return check_tls_files(own, names)
@@ -156,7 +158,7 @@ def _check_file(command: Command, path: Path, *, is_secret: bool) -> Finding:
     status = path.stat()
     mode = f"mode {status.st_mode & 0o7777:04o}"
     if is_secret and is_readable_by_others(status):
-        meaning = "others on this machine can read it, and be whoever it is of"
+        meaning = "other users of this machine can read and use the secret"
         return wrong(f"file {path}", mode, meaning, f"chmod 600 {path}")
     return ok(f"file {path}", mode)
 
@@ -167,9 +169,11 @@ def _check_model(command: Command, model: str) -> Finding:
     try:
         folder = find_checkpoint(model)
     except NoCheckpoint as problem:
-        remedy = "a folder with a checkpoint (config.json, *.safetensors), or its id on the hub"
+        remedy = (
+            "give a folder with a checkpoint (config.json, *.safetensors), or a Hugging Face id"
+        )
         return wrong("checkpoint", str(problem), _NO_START.format(command), remedy)
-    return ok("checkpoint", f"{folder or model}{'' if folder else ', of the Hugging Face hub'}")
+    return ok("checkpoint", f"{folder or model}{'' if folder else ', from the Hugging Face hub'}")
 
 
 def _files(values: Mapping[str, Value], *names: str) -> TlsFiles:
@@ -183,9 +187,9 @@ def _path(values: Mapping[str, Value], name: str) -> Path | None:
 
 # -- certificates, keys and authorities ------------------------------------------------------------
 
-_NO_TLS = "nobody can connect with it"
-_RENEW = "renew it: running processes read the files again by themselves"
-_CLOCK = "look at the clock of this machine"
+_NO_TLS = "TLS connections fail"
+_RENEW = "renew it; running processes reload the files"
+_CLOCK = "check the clock of this machine"
 
 
 def check_tls_files(
@@ -199,23 +203,23 @@ def check_tls_files(
     """Checks the given TLS files. `names`: DNS names, one of which the certificate must have.
 
     `prefix`: of the option names. `is_of_authority`: whether the authority must also have signed
-    our own certificate.
+    the certificate.
     """
-    given = [path for path in (files.cert, files.key, files.ca) if path is not None]
-    unreadable = [finding for path in given if (finding := check_readable(path)) is not None]
+    paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
+    unreadable = [finding for path in paths if (finding := check_readable(path)) is not None]
     if unreadable:
         return unreadable
     if (files.cert is None) != (files.key is None):
-        meaning = "a certificate is of no use without its key"
+        meaning = "certificate and key are needed together"
         return [
-            wrong("TLS", f"only {given[0]}", meaning, f"give --{prefix}-cert and --{prefix}-key")
+            wrong("TLS", f"only {paths[0]}", meaning, f"give --{prefix}-cert and --{prefix}-key")
         ]
     now_s = time.time() if now_s is None else now_s
     authority = [] if files.ca is None else check_authority(files.ca, now_s)
     if files.cert is None or files.key is None:
         return authority
-    believer = files.ca if is_of_authority and _is_well(authority) else None
-    pair = _check_pair(files.cert, files.key, believer, names, now_s)
+    trusted_ca = files.ca if is_of_authority and _is_well(authority) else None
+    pair = _check_pair(files.cert, files.key, trusted_ca, names, now_s)
     return [check_key_mode(files.key), *pair, *authority]
 
 
@@ -226,16 +230,16 @@ def check_authority(ca: Path, now_s: float) -> list[Finding]:
     try:
         context.load_verify_locations(ca)
     except (ssl.SSLError, OSError):
-        remedy = "give the certificate of the authority, as PEM"
-        return [wrong(name, "holds no certificate", "nobody is believed by it", remedy)]
-    ends_s = [ssl.cert_time_to_seconds(str(said["notAfter"])) for said in context.get_ca_certs()]
+        remedy = "give the certificate of the authority (PEM)"
+        return [wrong(name, "contains no certificate", "it verifies no certificate", remedy)]
+    ends_s = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in context.get_ca_certs()]
     if not ends_s:
-        return [ok(name, "holds no authority, but certificates that are believed themselves")]
+        return [ok(name, "contains no authority, only directly trusted certificates")]
     ended = [_date(each) for each in ends_s if each <= now_s]
     if len(ended) == len(ends_s):
-        remedy = "make another, and certificates of it: splitserve certs; or " + _CLOCK
-        return [wrong(name, f"ended at {max(ended)}", "nobody is believed by it", remedy)]
-    return [ok(name, f"ends at {_date(max(ends_s))}")]
+        remedy = "create a new authority and certificates (splitserve certs), or " + _CLOCK
+        return [wrong(name, f"expired at {max(ended)}", "it verifies no certificate", remedy)]
+    return [ok(name, f"expires at {_date(max(ends_s))}")]
 
 
 def check_key_mode(key: Path) -> Finding:
@@ -245,8 +249,8 @@ def check_key_mode(key: Path) -> Finding:
         return wrong(
             f"key {key}",
             f"mode {status.st_mode & 0o7777:04o}",
-            "others on this machine can read it, and be whoever it is of",
-            f"chmod 600 {key}; if others could read it for long, make another",
+            "other users of this machine can read the key and impersonate its owner",
+            f"chmod 600 {key}; replace the key if others may have read it",
         )
     return ok(f"key {key}", f"mode {status.st_mode & 0o7777:04o}")
 
@@ -257,7 +261,7 @@ def check_readable(path: Path, meaning: str = _NO_TLS) -> Finding | None:
         path.read_bytes()
     except OSError as error:
         problem = error.strerror or str(error)
-        return wrong(f"file {path}", problem, meaning, "look at its path, owner and mode")
+        return wrong(f"file {path}", problem, meaning, "check its path, owner and mode")
     return None
 
 
@@ -277,15 +281,17 @@ def _check_pair(
     shown = ", ".join(sorted(certificate.dns_names)) or "none"
     if names and certificate.dns_names.isdisjoint(names):
         needed = " or ".join(names)
-        remedy = "give that of this process, or make one with that name: splitserve certs"
+        remedy = "give the certificate of this process, or issue one: splitserve certs"
         findings.append(
-            wrong(name, f"has the DNS names: {shown}", f"needed is {needed}: it is refused", remedy)
+            wrong(
+                name, f"DNS names: {shown}", f"requires {needed}: other processes reject it", remedy
+            )
         )
     else:
-        findings.append(ok(name, f"has the DNS names: {shown}"))
+        findings.append(ok(name, f"DNS names: {shown}"))
     if ca is not None and (problem := refusal_of(cert, key, ca)):
-        meaning = f"whoever believes {ca} does not believe it: another authority has signed it"
-        remedy = "one of this authority, with its whole chain in the file"
+        meaning = f"not signed by {ca}: verification against {ca} fails"
+        remedy = "give a certificate of this authority, with its whole chain in the file"
         findings.append(wrong(name, problem, meaning, remedy))
     return findings
 
@@ -293,19 +299,19 @@ def _check_pair(
 def _unusable(name: str, cert: Path, key: Path, problem: str) -> Finding:
     """Returns the finding that explains why certificate and key cannot be loaded."""
     if problem == "KEY_VALUES_MISMATCH":
-        remedy = "give the key that the certificate was made for"
+        remedy = "give the private key of this certificate"
         return wrong(name, f"{key} is the key of another certificate", _NO_TLS, remedy)
     if not _has(cert, b"CERTIFICATE"):
-        remedy = f"openssl x509 -inform DER -in {cert} -out NEW.crt, if it is one in another form"
-        return wrong(name, "holds no certificate in PEM", _NO_TLS, remedy)
+        remedy = f"openssl x509 -inform DER -in {cert} -out NEW.crt, if it is in DER form"
+        return wrong(name, "contains no PEM certificate", _NO_TLS, remedy)
     if _has(key, b"ENCRYPTED"):
-        meaning = "processes ask nobody for its passphrase: they do not start"
+        meaning = "processes cannot ask for the passphrase and do not start"
         remedy = f"openssl pkey -in {key} -out NEW.key, with mode 600"
         return wrong(f"key {key}", "has a passphrase", meaning, remedy)
     if not _has(key, b"PRIVATE KEY"):
-        remedy = f"openssl pkey -inform DER -in {key} -out NEW.key, if it is one in another form"
-        return wrong(f"key {key}", "holds no private key in PEM", _NO_TLS, remedy)
-    remedy = "one of both is damaged: openssl x509 and openssl pkey say which; make both anew"
+        remedy = f"openssl pkey -inform DER -in {key} -out NEW.key, if it is in DER form"
+        return wrong(f"key {key}", "contains no PEM private key", _NO_TLS, remedy)
+    remedy = "one of the two is damaged (see openssl x509 and openssl pkey): create both again"
     return wrong(name, f"with {key}: {problem}", _NO_TLS, remedy)
 
 
@@ -318,15 +324,15 @@ def _has(path: Path, what: bytes) -> bool:
 def _check_time(name: str, certificate: Certificate, now_s: float) -> Finding:
     begins_s, ends_s = certificate.begins_s, certificate.ends_s
     if ends_s <= now_s:
-        return wrong(name, f"ended at {_date(ends_s)}", "everybody refuses it", _RENEW)
+        return wrong(name, f"expired at {_date(ends_s)}", "all peers reject it", _RENEW)
     if begins_s > now_s:
-        meaning = "everybody refuses it until then, or this clock is wrong"
-        return wrong(name, f"begins at {_date(begins_s)}", meaning, _CLOCK)
+        meaning = "all peers reject it until then, or this clock is wrong"
+        return wrong(name, f"not valid before {_date(begins_s)}", meaning, _CLOCK)
     if ends_s - now_s < certificate.soon_s:
         return warning(
-            name, f"ends at {_date(ends_s)}", "from then on everybody refuses it", _RENEW
+            name, f"expires at {_date(ends_s)}", "from then on all peers reject it", _RENEW
         )
-    return ok(name, f"ends at {_date(ends_s)}")
+    return ok(name, f"expires at {_date(ends_s)}")
 
 
 def _date(at_s: float) -> str:

@@ -1,5 +1,5 @@
-// Map of a pool: a cell for each block, distinguished by colour and shape, as far as the pool has
-// been used. With more blocks than cells, a cell stands for several blocks and shows their most
+// Map of a pool: a cell for each block, whose colour and shape show its state. The map covers the
+// used part of the pool. In a large pool a cell stands for several blocks, and shows their most
 // frequent state.
 
 import { BLOCK_STATES, counted, number } from "./words.js";
@@ -9,11 +9,11 @@ const MAX_CELL = 16;
 const MAX_HEIGHT = 160;
 
 export class BlockMap {
-  // `choose(request)`: 0 for none. `say(text)`: announces text to screen readers.
+  // `choose(request)`: selects a request, 0 for none. `say(text)`: announces text to screen readers.
   constructor(name, choose, say) {
     this.name = name;
     this.say = say;
-    // Size of the cells.
+    // Indices of cells.
     this.cursor = -1;
     this.perCell = 1;
     this.numCells = 0;
@@ -56,7 +56,7 @@ export class BlockMap {
     pool.changed.clear();
   }
 
-  // The largest cells that fit; of the smallest cells, as many as fit.
+  // Draws all cells, as large as fit; at the minimum size several blocks share a cell.
   all() {
     const width = this.canvas.clientWidth;
     if (!this.pool || !width) return;
@@ -79,12 +79,12 @@ export class BlockMap {
     for (let cell = 0; cell < this.numCells; cell++) this.draw(cell);
   }
 
-  // Range of the blocks of a cell; the end is exclusive.
+  // Returns the range of blocks of a cell: [first, end).
   blocks(cell) {
     return [cell * this.perCell, Math.min((cell + 1) * this.perCell, this.pool.numShown)];
   }
 
-  // Number of blocks of a cell in each state.
+  // Returns the number of blocks of a cell in each state.
   counts(cell) {
     const counts = [0, 0, 0, 0, 0, 0];
     const [first, end] = this.blocks(cell);
@@ -92,8 +92,9 @@ export class BlockMap {
     return counts;
   }
 
-  // Block that a cell shows: one of the selected request, or one in the most frequent state.
-  standIn(cell) {
+  // Returns the block that represents a cell: one of the selected request, or one of the most
+  // frequent state.
+  representative(cell) {
     const [first, end] = this.blocks(cell);
     if (end - first === 1) return first;
     const mine = this.chosen ? this.pool.holders.indexOf(this.chosen, first) : -1;
@@ -104,7 +105,7 @@ export class BlockMap {
 
   draw(cell) {
     const { context, colours, pool } = this;
-    const block = this.standIn(cell);
+    const block = this.representative(cell);
     const left = (cell % this.columns) * this.cell;
     const top = Math.floor(cell / this.columns) * this.cell;
     const size = this.cell - 1;
@@ -121,7 +122,7 @@ export class BlockMap {
     }
   }
 
-  // Distinguishable in cells of four pixels, too.
+  // Shapes differ even in cells of four pixels.
   shape(state, left, top, size) {
     const { context, colours } = this;
     context.fillStyle = colours.states[state];
@@ -133,10 +134,10 @@ export class BlockMap {
       context.fillStyle = colours.states[3];
       if (size > 6) context.fillRect(left + 3, top + 3, size - 6, size - 6);
     } else if (state === 4) {
-      // Given back: half a cell.
+      // Given back: the lower half.
       context.fillRect(left, top + Math.ceil(size / 2), size, Math.floor(size / 2));
     } else if (state === 5) {
-      // Moving: an arrow.
+      // On the move: an arrow.
       context.beginPath();
       context.moveTo(left, top);
       context.lineTo(left + size, top + size / 2);
@@ -185,7 +186,7 @@ export class BlockMap {
     }
   }
 
-  // Request that holds the blocks under the cursor; of several, the one that holds the most.
+  // Returns the request that holds most blocks of the cell at the cursor; 0 for none.
   holder() {
     if (!this.pool || this.cursor < 0) return 0;
     const counts = new Map();

@@ -1,4 +1,4 @@
-// Elements of the page, and their texts.
+// Helpers that create elements and set their text.
 
 export function element(name, className = "", content = "") {
   const made = document.createElement(name);
@@ -11,8 +11,7 @@ export function text(node, content) {
   if (node.textContent !== content) node.textContent = content;
 }
 
-// Gives `list` one child for each value: `make()` creates a child once, `write(child, value)`
-// updates it.
+// Gives `list` a child for each value: `make()` creates it once, `write(child, value)` updates it.
 export function fill(list, values, make, write) {
   while (list.children.length > values.length) list.lastChild.remove();
   values.forEach((value, index) => {
@@ -21,7 +20,7 @@ export function fill(list, values, make, write) {
   });
 }
 
-// Sample of a block or row, with its name.
+// Creates a legend entry: the mark of blocks or rows, and a text.
 export function sign(className) {
   const made = element("span", "sign");
   const mark = element("i", className);

@@ -1,4 +1,4 @@
-// One executor: its numbers, its blocks, its steps.
+// Card of one executor: numbers, blocks, steps.
 
 import { BlockMap } from "./block_map.js";
 import { element, fill, sign, text } from "./elements.js";
@@ -55,30 +55,30 @@ export class ExecutorCard {
   draw(known, chosen, colours, nameOf) {
     this.device.show(known.device, chosen, colours, nameOf);
     this.hostPart.hidden = known.host.states.length === 0;
-    // An unused pool needs no map.
+    // The map of an unused pool would be empty.
     this.host.canvas.hidden = known.host.numTouched === 0;
     if (!this.hostPart.hidden) this.host.show(known.host, chosen, colours, nameOf);
     this.steps.show(known.steps, chosen, colours, nameOf);
   }
 
-  // Writes the texts, less often than the canvases are drawn.
+  // Updates texts; called less often than `draw`.
   write(known, nameOf) {
-    const { status, device, host, steps } = known;
+    const { latest, device, host, steps } = known;
     this.root.classList.remove("lost");
-    text(this.state, STATES[status.state] ?? status.state);
-    this.state.dataset.state = status.state;
+    text(this.state, STATES[latest.state] ?? latest.state);
+    this.state.dataset.state = latest.state;
     const facts = [
-      `${number(new Set(status.running).size)} running in ${status.running.length} of ${status.rows} rows`,
-      `${number(status.num_waiting)} waiting`,
-      `${number(status.swapped.length)} swapped`,
-      counted(status.num_steps, "step"),
-      counted(status.preemptions, "preemption"),
+      `${number(new Set(latest.running).size)} running in ${latest.running.length} of ${latest.rows} rows`,
+      `${number(latest.num_waiting)} waiting`,
+      `${number(latest.swapped.length)} swapped`,
+      counted(latest.num_steps, "step"),
+      counted(latest.preemptions, "preemption"),
     ];
     text(this.facts, facts.join(" · "));
-    const next = status.swapped[0] ?? status.waiting[0] ?? 0;
-    this.reason.classList.toggle("none", !status.reason);
-    text(this.next, status.reason ? nameOf(next) : "");
-    text(this.nextWhy, status.reason ? `: ${why(status.reason)}.` : "");
+    const next = latest.swapped[0] ?? latest.waiting[0] ?? 0;
+    this.reason.classList.toggle("none", !latest.reason);
+    text(this.next, latest.reason ? nameOf(next) : "");
+    text(this.nextWhy, latest.reason ? `: ${why(latest.reason)}.` : "");
     this.deviceText.write(device, this.device.perCell);
     this.hostText.write(host, this.host.perCell);
     this.stepText.write(steps.at(-1));
@@ -88,12 +88,12 @@ export class ExecutorCard {
     this.root.classList.add("lost");
     text(this.state, `lost ${Math.round(ageMs / 1000)} s ago`);
     this.state.dataset.state = "lost";
-    text(this.facts, "Its requests continue on other executors, or wait for one.");
+    text(this.facts, "Its requests continue elsewhere, or wait for an executor.");
     this.reason.classList.add("none");
   }
 }
 
-// Number of blocks of a pool in each state, with the sign of the state in the map.
+// Number of blocks of a pool in each state, with the marks of the map.
 class PoolCounts {
   constructor() {
     this.root = element("p", "counts");
@@ -117,7 +117,7 @@ class PoolCounts {
   }
 }
 
-// The latest step, with the signs of its rows.
+// The latest step, with the marks of its rows.
 class StepText {
   constructor() {
     this.root = element("p", "counts");

@@ -1,11 +1,11 @@
-// Endless stream of frames from the server: errors are reported, and the connection is retried.
+// Endless stream of frames from the server: reports failures and reconnects.
 
 const FIRST_PAUSE_MS = 500;
 const MAX_PAUSE_MS = 8_000;
 
 export class Feed {
-  // `on.frame(frame, isFirst)`, `on.lost(message)`, `on.refused(message)`: no retry without another
-  // key.
+  // Callbacks: `on.frame(frame, isFirst)`, `on.lost(message)`, and `on.refused(message, status)`, after
+  // which the feed stops until it gets another key.
   constructor(on) {
     this.on = on;
     this.key = "";
@@ -32,10 +32,10 @@ export class Feed {
     return response.ok ? (await response.json()).schedulers : [];
   }
 
-  // History of a request as recorded by the scheduler; null if it records none.
+  // Returns the scheduler's history of a request; null without one.
   async life(name) {
-    const asked = new URLSearchParams({ scheduler: this.scheduler, request: name.id });
-    const response = await fetch(`life?${asked}`, { headers: this.headers() });
+    const query = new URLSearchParams({ scheduler: this.scheduler, request: name.id });
+    const response = await fetch(`life?${query}`, { headers: this.headers() });
     if (!response.ok) return null;
     const { lives } = await response.json();
     return lives.find((life) => life.tenant === name.tenant) ?? null;
@@ -64,7 +64,7 @@ export class Feed {
         }
       } catch (error) {
         if (signal.aborted) return;
-        // Browsers have different messages for a failed connection.
+        // Each browser has its own message for a server that does not answer.
         problem = error instanceof TypeError ? "the gateway does not answer" : error.message;
       }
       this.on.lost(problem);
@@ -74,7 +74,7 @@ export class Feed {
   }
 }
 
-// Reason of a refusal; the HTTP status if a proxy answered without one.
+// Returns the reason of a refusal; for a proxy, which gives none, the HTTP status.
 async function messageOf(response) {
   const body = await response.json().catch(() => null);
   return body?.message ?? `the answer was HTTP ${response.status}`;

@@ -5,10 +5,10 @@ import { duration, number } from "./words.js";
 
 const POINT_MS = 2_000;
 const NUM_POINTS = 150;
-// Line dashes, so that two lines can be distinguished without colour.
+// Dash patterns, so that lines can be distinguished without colour.
 const DASHES = [[], [4, 3]];
 
-// `valuesOf(point)`: a value for each line, null for none. `write(value)`: returns the value as text.
+// `valuesOf(point)`: a value for each line, null for none. `write(value)`: formats a value.
 class Chart {
   constructor(name, kind, lines, valuesOf, write) {
     this.name = name;
@@ -33,17 +33,17 @@ class Chart {
   show(points, colours) {
     this.points = points;
     this.colours = colours;
-    const rows = points.map(this.valuesOf);
-    const all = rows.flat().filter((value) => value !== null);
+    const values = points.map(this.valuesOf);
+    const all = values.flat().filter((value) => value !== null);
     this.highest = Math.max(0, ...all);
-    const last = rows.findLast((values) => values[0] !== null);
-    const words = (values) =>
-      values
+    const last = values.findLast(([first]) => first !== null);
+    const words = (point) =>
+      point
         .map((value, index) => `${this.lines[index]} ${this.writeValue(value ?? 0)}`.trim())
         .join(", ");
     text(this.latest, last ? words(last) : "–");
-    text(this.most, all.length ? `maximum ${this.writeValue(this.highest)}` : "no data yet");
-    const summary = last ? `now ${words(last)}, maximum ${this.writeValue(this.highest)}` : "no data yet";
+    text(this.most, all.length ? `max: ${this.writeValue(this.highest)}` : "nothing yet");
+    const summary = last ? `now ${words(last)}, at most ${this.writeValue(this.highest)}` : "nothing yet";
     this.canvas.setAttribute("aria-label", `${this.name}, the last five minutes: ${summary}`);
     this.draw();
   }
@@ -74,7 +74,7 @@ class Chart {
     }
   }
 
-  // Draws lines through adjacent values, and a dot for a single value.
+  // Draws a line through the points; an isolated point is a dot.
   line(context, line, left, top) {
     context.strokeStyle = context.fillStyle = this.colours.chart[line];
     context.lineWidth = 1.75;
@@ -114,7 +114,7 @@ export class History {
     this.newest = null;
   }
 
-  // Draws only if there is a new point, which is every two seconds.
+  // Draws only if there is a new point: one every two seconds.
   show(points, colours) {
     const newest = points.at(-1)?.start_ms ?? 0;
     if (newest === this.newest && colours === this.colours) return;

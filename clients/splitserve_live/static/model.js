@@ -1,11 +1,11 @@
-// State combined from frames: the present, and requests since the page was opened.
+// Current state combined from frames, and events of requests since the page was opened.
 
 const MAX_STEPS = 160;
 const MAX_LIVES = 2_000;
 const MAX_EVENTS = 64;
 const GONE_MS = 60_000;
 const MAX_POINTS = 150;
-// Minimum number of blocks that a map shows.
+// Blocks that a map shows even if all are free.
 const LEAST_SHOWN = 64;
 
 class Pool {
@@ -15,24 +15,24 @@ class Pool {
     this.blockSize = 0;
     this.counts = [0, 0, 0, 0, 0, 0];
     this.changed = new Set();
-    // End of the blocks that are not free and empty, and number of blocks that a map shows.
+    // All blocks from `numTouched` on are free and empty; a map shows `numShown` blocks.
     this.numTouched = 0;
     this.numShown = 0;
   }
 
-  take(pool) {
-    this.blockSize = pool.block_size;
-    if (pool.num_blocks !== this.states.length) {
-      this.states = new Uint8Array(pool.num_blocks);
-      this.holders = new Array(pool.num_blocks).fill(0);
-      this.counts = [pool.num_blocks, 0, 0, 0, 0, 0];
+  take(changes) {
+    this.blockSize = changes.block_size;
+    if (changes.num_blocks !== this.states.length) {
+      this.states = new Uint8Array(changes.num_blocks);
+      this.holders = new Array(changes.num_blocks).fill(0);
+      this.counts = [changes.num_blocks, 0, 0, 0, 0, 0];
       this.numTouched = this.numShown = 0;
     }
-    pool.changed.forEach((block, index) => {
+    changes.changed.forEach((block, index) => {
       this.counts[this.states[block]] -= 1;
-      this.states[block] = pool.states[index];
+      this.states[block] = changes.states[index];
       this.counts[this.states[block]] += 1;
-      this.holders[block] = pool.holders[index];
+      this.holders[block] = changes.holders[index];
       this.changed.add(block);
       this.numTouched = Math.max(this.numTouched, block + 1);
     });
@@ -40,8 +40,8 @@ class Pool {
     this.fit();
   }
 
-  // Shows all up to the last block that is not free and empty, rounded up to a power of two. So a map
-  // seldom grows, and shrinks only when little of it is used.
+  // Shows all blocks up to the last that is not free and empty, rounded up to a power of two: the map
+  // grows rarely, and shrinks only if little of it is used.
   fit() {
     let wanted = LEAST_SHOWN;
     while (wanted < this.numTouched) wanted *= 2;
@@ -61,7 +61,7 @@ export class Model {
     this.begin();
   }
 
-  // Prepares for a new stream, whose first frame has the complete state.
+  // Resets the state for a new stream, whose first frame contains everything.
   begin() {
     this.names = new Map();
     this.executors = new Map();
@@ -84,21 +84,21 @@ export class Model {
     const before = this.executors;
     this.executors = new Map();
     let numSampled = 0;
-    for (const status of frame.executors) {
-      let known = before.get(status.address);
-      if (!known || known.status.life !== status.life) {
+    for (const executor of frame.executors) {
+      let known = before.get(executor.address);
+      if (!known || known.latest.life !== executor.life) {
         known = { device: new Pool(), host: new Pool(), steps: [] };
       }
-      known.status = status;
-      known.device.take(status.device);
-      known.host.take(status.host);
-      for (const step of status.steps) {
+      known.latest = executor;
+      known.device.take(executor.device);
+      known.host.take(executor.host);
+      for (const step of executor.steps) {
         known.steps.push(step);
         numSampled += step.sampled;
       }
       known.steps.splice(0, Math.max(0, known.steps.length - MAX_STEPS));
-      this.executors.set(status.address, known);
-      this.gone.delete(status.address);
+      this.executors.set(executor.address, known);
+      this.gone.delete(executor.address);
     }
     for (const address of before.keys()) {
       if (!this.executors.has(address)) this.gone.set(address, frame.now_ms);
@@ -118,50 +118,49 @@ export class Model {
     this.tokensPerSecond = spanMs > 0 ? (1_000 * sum) / spanMs : 0;
   }
 
-  // Records where each request is, and since when.
+  // Updates the place of each request, and its events.
   follow(frame) {
     const places = new Map();
     const place = (numbers, state, where) =>
       numbers.forEach((number) => places.set(number, { state, where }));
-    place(frame.waiting, "waiting", "");
-    for (const status of frame.executors) {
-      place(status.waiting, "waiting", status.address);
-      place(status.swapped, "swapped out", status.address);
-      place(status.running, "running", status.address);
+    place(frame.waiting, "waits", "");
+    for (const executor of frame.executors) {
+      place(executor.waiting, "waits", executor.address);
+      place(executor.swapped, "is swapped out", executor.address);
+      place(executor.running, "runs", executor.address);
     }
     for (const [number, { state, where }] of places) {
       const life = this.life(number);
       if (life.state !== state || life.where !== where) {
         const moved = life.state && life.where && where && life.where !== where;
-        const what = state + (where ? (state === "running" ? ` on ${where}` : ` at ${where}`) : "");
-        this.note(life, frame.now_ms, moved ? `moved: ${what}` : what);
+        const what = state + (where ? (state === "runs" ? ` on ${where}` : ` at ${where}`) : "");
+        this.note(life, frame.now_ms, moved ? `moves: ${what}` : what);
         life.state = state;
         life.where = where;
       }
     }
     for (const life of this.lives.values()) {
-      const isListed = places.has(life.number);
-      // The feed lists the first of a long queue; other requests may wait, too.
-      if (!isListed && life.state && life.state !== "waiting") {
+      // Frames contain only the first requests of a long queue: an absent one may still wait.
+      if (!places.has(life.number) && life.state && life.state !== "waits") {
         this.note(life, frame.now_ms, "ended");
         life.state = "";
-        life.overMs = frame.now_ms;
+        life.endedMs = frame.now_ms;
       }
     }
-    for (const { status } of this.executors.values()) {
-      status.running.forEach((number, index) => {
+    for (const { latest } of this.executors.values()) {
+      latest.running.forEach((number, index) => {
         const life = this.life(number);
-        life.tokens = status.tokens[index];
-        life.computed = status.computed[index];
+        life.tokens = latest.tokens[index];
+        life.computed = latest.computed[index];
       });
-      for (const step of status.steps) {
+      for (const step of latest.steps) {
         step.requests.forEach((number, index) => {
           const life = this.lives.get(number);
           if (!life) return;
           life.steps += 1;
           if (step.kinds[index] === 1 && !life.hasBegun) {
             life.hasBegun = true;
-            this.note(life, step.sent_ms, `first step, ${step.tokens[index]} prompt tokens`);
+            this.note(life, step.sent_ms, `first step, with ${step.tokens[index]} prompt tokens`);
           }
         });
       }

@@ -1,4 +1,4 @@
-// The page: draws the arriving frames.
+// The page: draws each frame of the feed.
 
 import { element, sign, text } from "./elements.js";
 import { ExecutorCard } from "./executor_card.js";
@@ -8,10 +8,10 @@ import { Model } from "./model.js";
 import { Queue, RequestPanel, Requests } from "./request_panel.js";
 import { BLOCK_MEANINGS, MOVE_MEANING, ROW_MEANINGS, duration, number, share } from "./words.js";
 
-// Text changes no faster than people can read it.
+// Text is updated no faster than people can read it.
 const TEXT_MS = 500;
 const LIFE_MS = 1_000;
-// Frames arrive several times a second.
+// Frames come several times a second.
 const SILENT_MS = 5_000;
 const KEY = "splitserve-live-key";
 
@@ -43,13 +43,13 @@ const feed = new Feed({
   },
   lost(message) {
     pill("lost", "connection lost");
-    old(`No connection: ${message}.`, "The page keeps retrying.");
+    markOld(`No connection: ${message}.`, "The page keeps retrying.");
   },
   refused(message, status) {
     framedAt = 0;
     pill("lost", status === 401 ? "key needed" : "not allowed");
     get("key-form").hidden = false;
-    text(get("key-problem"), feed.key ? message : "This scheduler requires an operator's key.");
+    text(get("key-problem"), feed.key ? message : "Only operators may watch this scheduler.");
     get("key").focus();
   },
 });
@@ -65,20 +65,20 @@ function connected() {
   writtenAt = -TEXT_MS;
 }
 
-// Reports that the page shows the last frame; once, not at each retry.
-function old(what, comfort) {
+// Marks the picture as old. The text is set once, not at each retry, as screen readers read it out.
+function markOld(what, outlook) {
   framedAt = 0;
   isSilent = false;
-  const at = model.frame ? `The data is from ${clock(model.frame.unix_ms)}. ` : "";
-  problem(`${what} ${at}${comfort}`);
+  const at = model.frame ? `The picture is of ${clock(model.frame.unix_ms)}. ` : "";
+  problem(`${what} ${at}${outlook}`);
   document.body.classList.add("stale");
 }
 
-// Reports an open connection without frames.
-function listen() {
+// Detects a connection without frames.
+function checkSilence() {
   if (!framedAt || performance.now() - framedAt < SILENT_MS) return;
   pill("late", "silent");
-  old("The scheduler sends nothing.", "The page continues when it does.");
+  markOld("The scheduler sends nothing.", "The page continues when it does.");
   isSilent = true;
 }
 
@@ -94,12 +94,12 @@ function problem(message) {
   text(get("problem"), message);
 }
 
-// Fetches the history of the selected request once a second until the request ends.
+// Once a second for the selected request, until it has ended.
 async function askForLife() {
   const life = model.lives.get(chosen);
-  if (!life || document.hidden || (life.explanation && !life.explanation.is_unfinished)) return;
-  const explanation = await feed.life(life.name).catch(() => null);
-  if (explanation) life.explanation = explanation;
+  if (!life || document.hidden || (life.recorded && !life.recorded.is_unfinished)) return;
+  const recorded = await feed.life(life.name).catch(() => null);
+  if (recorded) life.recorded = recorded;
 }
 
 function say(words) {
@@ -147,12 +147,12 @@ function draw() {
       cards.delete(address);
     }
   }
-  const hasNone = model.executors.size === 0;
-  get("no-executors").hidden = !hasNone;
+  const hasNoExecutor = model.executors.size === 0;
+  get("no-executor").hidden = !hasNoExecutor;
   text(
-    get("no-executors"),
-    hasNone
-      ? "No executor serves. Requests wait for one, or are refused if none has ever joined. " +
+    get("no-executor"),
+    hasNoExecutor
+      ? "No executor is serving. Requests wait for one, or are refused if none has ever registered. " +
           "“splitserve executor” starts one."
       : "",
   );
@@ -164,14 +164,14 @@ function draw() {
 }
 
 function writeTotals() {
-  const statuses = [...model.executors.values()].map((known) => known.status);
-  const sum = (value) => statuses.reduce((total, each) => total + value(each), 0);
+  const executors = [...model.executors.values()].map((known) => known.latest);
+  const sum = (value) => executors.reduce((total, each) => total + value(each), 0);
   const blocks = [...model.executors.values()].map((known) => known.device);
   const numBlocks = blocks.reduce((total, pool) => total + pool.states.length, 0);
   const numFree = blocks.reduce((total, pool) => total + pool.counts[0] + pool.counts[3], 0);
   const { ttft } = model.frame;
   const totals = {
-    Executors: number(statuses.length),
+    Executors: number(executors.length),
     Running: number(sum((each) => new Set(each.running).size)),
     Waiting: number(model.frame.num_waiting + sum((each) => each.num_waiting)),
     Swapped: number(sum((each) => each.swapped.length)),
@@ -228,7 +228,7 @@ get("pause").addEventListener("click", () => {
   isPaused = !isPaused;
   text(get("pause"), isPaused ? "Resume" : "Pause");
   if (isPaused) {
-    // No frame arrives while paused, so a selection shows the state at the pause.
+    // No frames arrive while paused, so selections refer to the picture.
     stop();
     problem("");
     writtenAt = -TEXT_MS;
@@ -265,7 +265,7 @@ get("scheduler").addEventListener("change", () => {
 });
 
 document.addEventListener("visibilitychange", () => {
-  // A hidden page receives no frames.
+  // A hidden page requests no frames.
   if (document.hidden) stop();
   else if (!isPaused) feed.restart();
 });
@@ -287,4 +287,4 @@ feed.key = sessionStorage.getItem(KEY) ?? "";
 legend();
 start();
 setInterval(askForLife, LIFE_MS);
-setInterval(listen, LIFE_MS);
+setInterval(checkSilence, LIFE_MS);

@@ -1,4 +1,4 @@
-// The queue, running and ended requests, and the history of the selected request.
+// Queue, running and ended requests, and the history of the selected request.
 
 import { element, fill, text } from "./elements.js";
 import { counted, duration, number, why } from "./words.js";
@@ -6,21 +6,21 @@ import { counted, duration, number, why } from "./words.js";
 const MAX_SHOWN = 8;
 // Fewer on a phone, so that the executors stay near.
 const MAX_SHOWN_ON_PHONES = 4;
-const KEPT_FOR_OVER = 2;
+const KEPT_FOR_ENDED = 2;
 const MAX_REASONS = 4;
 const phone = matchMedia("(max-width: 480px)");
 
-// List of requests: a button for each, with its id and some facts.
+// List of requests: a button for each, with its id and facts.
 class RequestList {
   constructor(name, choose) {
     this.choose = choose;
     this.list = document.getElementById(name);
     this.heading = document.getElementById(`${name}-heading`);
-    // By request: a button keeps its request while the list changes.
+    // By request: a request keeps its button when the list changes.
     this.items = new Map();
   }
 
-  // `requests`: numbers of requests. `factsOf(request)`: facts to show.
+  // `requests`: their numbers. `factsOf(request)`: texts shown for each.
   write(requests, model, chosen, factsOf) {
     this.arrange(requests);
     for (const request of requests) {
@@ -34,8 +34,8 @@ class RequestList {
     }
   }
 
-  // Removes ended requests and adds new ones. The focus stays on its request; if that has gone, it
-  // moves to the request that took its place.
+  // Updates the list. The focus stays at its request; if that is gone, it moves to the request that
+  // took its place.
   arrange(shown) {
     const focused = this.list.contains(document.activeElement) ? document.activeElement : null;
     const place = [...this.list.children].findIndex((item) => item.contains(focused));
@@ -52,8 +52,8 @@ class RequestList {
     });
     if (!focused || document.activeElement === focused) return;
     const { children } = this.list;
-    const heir = focused.isConnected ? focused : children[Math.min(place, children.length - 1)];
-    (heir?.querySelector("button") ?? heir ?? this.heading).focus();
+    const successor = focused.isConnected ? focused : children[Math.min(place, children.length - 1)];
+    (successor?.querySelector("button") ?? successor ?? this.heading).focus();
   }
 
   make(request) {
@@ -84,10 +84,10 @@ export class Queue {
   write(model, chosen) {
     const { frame } = model;
     const places = new Map();
-    for (const status of frame.executors) {
-      for (const request of status.waiting) places.set(request, status.address);
+    for (const executor of frame.executors) {
+      for (const request of executor.waiting) places.set(request, executor.address);
     }
-    const numHere = frame.executors.reduce((sum, status) => sum + status.num_waiting, 0);
+    const numHere = frame.executors.reduce((sum, executor) => sum + executor.num_waiting, 0);
     const total = frame.num_waiting + numHere;
     this.writeWhy(model);
     const shown = [...frame.waiting, ...places.keys()].slice(0, mostShown());
@@ -102,25 +102,25 @@ export class Queue {
     text(this.more, rest > 0 ? `and ${number(rest)} more${quarantined}` : quarantined.slice(2));
   }
 
-  // Reasons of the first unassigned request; without one, of the first that waits at an executor.
+  // Reasons of the first unassigned request, or else of the first request that waits at an executor.
   writeWhy(model) {
     const { frame } = model;
     const [first] = frame.waiting;
-    const at = frame.executors.find((status) => status.reason);
+    const at = frame.executors.find((executor) => executor.reason);
     const isAny = first !== undefined || at !== undefined;
     const next = first ?? at?.swapped[0] ?? at?.waiting[0];
     text(this.nextWords, isAny ? "Next is " : "No request waits.");
     text(this.next, isAny ? model.idOf(next) : "");
     const reasons = first === undefined ? (at ? [at.reason] : []) : frame.reasons;
     const lines = grouped(reasons.filter((reason) => reason.lack !== "turn"));
-    const said = lines.length || !isAny ? lines : grouped(reasons);
-    const shown = said.slice(0, MAX_REASONS);
-    if (said.length > shown.length) shown.push(`and ${said.length - shown.length} more reasons`);
+    const all = lines.length || !isAny ? lines : grouped(reasons);
+    const shown = all.slice(0, MAX_REASONS);
+    if (all.length > shown.length) shown.push(`and ${all.length - shown.length} other reasons`);
     fill(this.reasons, shown, () => element("li"), text);
   }
 }
 
-// Running requests, and below them those that ended while this page was open.
+// Running requests, and below them those that ended while the page was open.
 export class Requests {
   constructor(choose) {
     this.list = new RequestList("requests", choose);
@@ -130,32 +130,32 @@ export class Requests {
   write(model, chosen) {
     const { frame } = model;
     const places = new Map();
-    for (const status of frame.executors) {
-      for (const request of status.running) places.set(request, status.address);
+    for (const executor of frame.executors) {
+      for (const request of executor.running) places.set(request, executor.address);
     }
-    // Oldest first, so that requests keep their places until they end.
+    // Oldest first: a request keeps its position until it ends.
     const running = [...places.keys()].sort((one, other) => one - other);
-    const over = [...model.lives.values()].filter((life) => life.overMs && !life.state);
-    over.sort((one, other) => other.overMs - one.overMs);
-    // Reserves places for the latest ended requests, however many run.
-    const numRunning = mostShown() - Math.min(over.length, KEPT_FOR_OVER);
-    const ended = over.map((life) => life.number);
+    const lives = [...model.lives.values()].filter((life) => life.endedMs && !life.state);
+    lives.sort((one, other) => other.endedMs - one.endedMs);
+    // Lines are reserved for those that ended last, however many run.
+    const numRunning = mostShown() - Math.min(lives.length, KEPT_FOR_ENDED);
+    const ended = lives.map((life) => life.number);
     const shown = [...running.slice(0, numRunning), ...ended].slice(0, mostShown());
     this.list.write(shown, model, chosen, (request) => {
       const life = model.lives.get(request);
       const tokens = counted(life?.tokens ?? 0, "token");
-      if (places.has(request)) return [tokens, `running on ${places.get(request)}`];
-      return [tokens, `ended ${duration(frame.now_ms - life.overMs)} ago`];
+      if (places.has(request)) return [tokens, `runs on ${places.get(request)}`];
+      return [tokens, `ended ${duration(frame.now_ms - life.endedMs)} ago`];
     });
     const rest = running.length - numRunning;
     const some = rest > 0 ? `and ${number(rest)} more running` : "";
-    text(this.hint, shown.length ? some : "None has run since this page was opened.");
+    text(this.hint, shown.length ? some : "None has run since the page was opened.");
   }
 }
 
 const mostShown = () => (phone.matches ? MAX_SHOWN_ON_PHONES : MAX_SHOWN);
 
-// A sentence for each distinct reason, with all executors that have it.
+// Returns a sentence for each distinct reason, with the executors that have it.
 function grouped(reasons) {
   const addresses = new Map();
   for (const reason of reasons) {
@@ -198,7 +198,7 @@ export class RequestPanel {
       known.host.blocksOf(chosen),
     ]);
     const sum = (which) => blocks.reduce((total, pair) => total + pair[which], 0);
-    // The feed has token counts only of running requests.
+    // Token counts are known for requests that have run.
     const isKnown = life.tokens > 0;
     const output = Math.max(0, life.tokens - (name.prompt ?? 0));
     const tokens = (count) => (isKnown ? counted(count, "token") : "not seen yet");
@@ -212,7 +212,7 @@ export class RequestPanel {
       "Output": tokens(output),
       "Computed": tokens(life.computed),
       "Blocks": `${sum(0)} on devices, ${sum(1)} on hosts`,
-      "Steps": `${number(life.steps)} since this page was opened`,
+      "Steps": `${number(life.steps)} since the page was opened`,
     };
     const make = () => {
       const pair = element("div");
@@ -227,11 +227,11 @@ export class RequestPanel {
     this.writeEvents(life);
   }
 
-  // Events recorded by the scheduler; without a record, those seen by this page.
+  // Shows the scheduler's history, or without one the events seen here.
   writeEvents(life) {
     const begin = life.name.submitted_ms ?? life.events[0]?.atMs ?? 0;
-    const events = life.explanation
-      ? life.explanation.events.map((event) => [1_000 * event.at_s, describeEvent(event)])
+    const events = life.recorded
+      ? life.recorded.events.map((event) => [1_000 * event.at_s, describeEvent(event)])
       : life.events.map(({ atMs, what }) => [Math.max(0, atMs - begin), what]);
     const make = () => {
       const item = element("li");

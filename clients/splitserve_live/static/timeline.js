@@ -1,4 +1,4 @@
-// The latest steps of an executor: one column each, with a cell for each row.
+// The latest steps of an executor: a column for each step, a cell for each row.
 
 import { ROW_KINDS, counted, duration } from "./words.js";
 
@@ -9,7 +9,7 @@ export class Timeline {
   constructor(name, choose, say) {
     this.say = say;
     this.steps = [];
-    // Id of the step, so that the cursor stays on it while new steps arrive.
+    // Step id, so that the cursor stays at its step when new steps arrive.
     this.cursor = null;
     this.row = 0;
     this.chosen = 0;
@@ -73,7 +73,7 @@ export class Timeline {
       context.globalAlpha = isDimmed ? 0.25 : 1;
       context.fillStyle = colours.kinds[kind] ?? colours.text;
       const top = HEIGHT - 6 - (row + 1) * rowHeight;
-      // Decodes are narrow, rows of many tokens are wide.
+      // Rows with one token are narrow, rows with several are wide.
       const inset = kind === 2 ? 2 : 0;
       const wide = COLUMN - 1 - 2 * inset;
       context.fillRect(left + inset, top, wide, Math.max(1, rowHeight - gap));
@@ -141,14 +141,14 @@ function describeStep(step) {
   return [`step ${step.id}: ${rows.join(", ") || "no rows"}`, ...restOf(step)].join(", ");
 }
 
-// Number of rows of each kind.
+// Returns the number of rows of each kind.
 export function kindsOf(step) {
   const counts = new Map();
   for (const kind of step.kinds) counts.set(kind, (counts.get(kind) ?? 0) + 1);
   return [...counts].sort();
 }
 
-// Duration, and other work of the step.
+// Returns the step's duration, and its block moves.
 export function restOf(step) {
   const moves = [
     [step.out, "out"],

@@ -1,13 +1,13 @@
-// Names of the feed's numbers, and sentences that say why a request waits.
+// Words for the numbers of the feed, and sentences that say why a request waits.
 
-export const BLOCK_STATES = ["free", "held", "shared", "cached", "given back", "moving"];
+export const BLOCK_STATES = ["free", "held", "shared", "cached", "given back", "on the move"];
 export const BLOCK_MEANINGS = [
-  "free: empty",
+  "free and empty",
   "held by one sequence",
   "shared by several sequences",
-  "cached: free, in the prefix cache",
+  "cached: free, reusable by its content",
   "given back: free after the steps in flight",
-  "moving: copied or swapped",
+  "on the move: copied or swapped",
 ];
 // The mark below a step.
 export const MOVE_MEANING = "mark below: the step moved blocks";
@@ -21,31 +21,31 @@ export const ROW_MEANINGS = [
 ];
 
 const SENTENCES = {
-  turn: "it is due in one of the next steps",
+  turn: "it is scheduled in one of the next steps",
   executor: "no executor is connected",
-  fitting_executor: "the executor can never run it",
+  fitting_executor: "it can never run there",
   blocks: "there are too few free blocks",
   rows: "there is no free row",
-  bytes: "sampling parameters use all of their memory",
+  bytes: "sampling parameters fill their memory",
   share: "its tenant has used its share while others wait",
-  adapter_slot: "there is no free adapter slot",
-  budget: "earlier rows and prompts use the tokens of the next step",
-  results: "it waits for steps in flight",
-  open_executor: "the executor accepts no requests now",
-  others_first: "other requests that wait there go first",
+  adapter_slot: "there is no free slot for its adapter",
+  budget: "rows and prompts ahead of it use the token budget of the next step",
+  results: "steps in flight still include it",
+  open_executor: "the executor accepts no requests for now",
+  others_first: "other requests waiting there go first",
 };
 
 export function why(reason) {
   return reason.needed
     ? `it needs ${reason.needed} blocks, and ${reason.free} ${reason.free === 1 ? "is" : "are"} free`
-    : (SENTENCES[reason.lack] ?? `it lacks ${reason.lack}`);
+    : (SENTENCES[reason.lack] ?? `it waits for ${reason.lack}`);
 }
 
 export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
 export const number = (value) => value.toLocaleString("en-US");
 
-// Shows 0 % and 100 % for exact values only.
+// Formats a percentage; shows 0 % and 100 % for exact values only.
 export function share(part, whole) {
   const percent = Math.round((100 * part) / whole);
   if (part && percent === 0) return "<1 %";

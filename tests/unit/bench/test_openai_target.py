@@ -164,9 +164,9 @@ def test_reasoning_and_tool_calls_are_tokens() -> None:
     [
         (Answer([(0, b'{"error": {"message": "slow"}}')], 429), "http_429", "slow"),
         (Answer([(0, b"<html>" + b"x" * 100_000)], 502), "http_502", "<html>xxx"),
-        (Answer([(0, text("a"))]), "stream_cut", "no end"),
+        (Answer([(0, text("a"))]), "stream_cut", "without a finish"),
         (Answer([(0, text("a")), (0, b"data: {\n\n")]), "bad_answer", "not JSON"),
-        (Answer([(0, b"data: 5\n\n")]), "bad_answer", "no object"),
+        (Answer([(0, b"data: 5\n\n")]), "bad_answer", "not an object"),
         (Answer([(0, b"data: " + b"[" * 100_000 + b"\n\n")]), "bad_answer", "not JSON"),
         (Answer([(0, event({"choices": "a"}))]), "bad_answer", "choices"),
         (Answer([(0, event({"choices": [{"delta": 5}]}))]), "bad_answer", "choices"),

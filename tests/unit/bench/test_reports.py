@@ -71,7 +71,7 @@ def test_table_has_figures_with_intervals_and_what_failed() -> None:
     text = text_of(report())
 
     assert "200 completed, 1 failed" in text
-    assert "2000 in (400 from the prefix cache), 1000 out of 1000 wanted" in text
+    assert "2000 in (400 from the prefix cache), 1000 out of 1000 requested" in text
     assert "within ttft 1.00 s (200 of 201)" in text
     lines = text.splitlines()
     (ttft,) = [number for number, line in enumerate(lines) if line.startswith("  ttft")]
@@ -93,13 +93,13 @@ def recorded(outcome: Outcome, busy_ratio: float) -> str:
     return text_of(report_of("ours", "http://host/v1", "a-model", recorder))
 
 
-LIMIT = "This generator, and not only the target, is what was measured"
+LIMIT = "The generator limits the measurement"
 
 
 def test_table_says_how_late_and_how_busy_the_generator_was() -> None:
     text = recorded(Outcome(0.0, 1, 0.002, 1.0, [1.0], [1]), 0.5)
 
-    assert "1 in 100 requests sent 2.00 ms late or more; 50% busy" in text
+    assert "p99 send delay 2.00 ms; 50% busy" in text
     assert LIMIT not in text
 
 
@@ -111,7 +111,7 @@ def test_table_warns_when_the_generator_was_the_limit(sent_s: float, busy_ratio:
 def test_table_names_the_target_when_max_open_held_requests() -> None:
     text = recorded(Outcome(0.0, 1, 0.5, 1.0, [1.0], [1], held_s=0.5), 0.5)
 
-    assert "1 requests waited since --max-open others had no end yet: the target was behind" in text
+    assert "1 requests were delayed by --max-open: the target was overloaded" in text
     assert LIMIT not in text
 
 
@@ -126,9 +126,9 @@ def test_table_says_that_a_round_was_given_up() -> None:
     target = report_of("ours", "http://host/v1", "a-model", recorder)
 
     text = text_of(target)
-    assert "Round 1 was not put on as asked: after 32.0 s it was 31.0 s behind" in text
-    assert "96 conversations had begun, 3.0 a second." in text
-    assert "The run was stopped: 1 requests had no end yet" in text
+    assert "The load of round 1 is incomplete: after 32.0 s it was 31.0 s late" in text
+    assert "96 conversations had begun, 3.0 per second." in text
+    assert "The run was stopped: 1 unfinished requests" in text
     assert warned == [LoadAbandoned(30.0, 30.0, 60)]
     (said,) = target.content["given_up"]
     assert said == {"round": 0, "behind_s": 31.0, "after_s": 32.0, "num_begun": 96}
@@ -208,4 +208,4 @@ def test_picture_has_a_long_title_and_names_given_up_load() -> None:
     root = ElementTree.fromstring(picture("long " * 38, [target]))
     head, *others = root.iter("{http://www.w3.org/2000/svg}text")
     assert head.attrib["style"] == "font-size: 8.0px"
-    assert "ours (not put on as asked)" in {each.text for each in others}
+    assert "ours (incomplete load)" in {each.text for each in others}

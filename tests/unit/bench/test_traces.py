@@ -98,7 +98,7 @@ def test_trace_never_goes_back_in_time(tmp_path: Path) -> None:
 
 
 def test_trace_is_refused_when_a_line_does_not_end() -> None:
-    with pytest.raises(TraceUnreadable, match="/dev/zero:1: this is no line"):
+    with pytest.raises(TraceUnreadable, match="/dev/zero:1: line too long"):
         next(read_trace(Path("/dev/zero")))
 
 
@@ -108,19 +108,19 @@ def test_trace_is_read_as_it_is_needed(tmp_path: Path) -> None:
     conversations = read_trace(write(tmp_path, text))
 
     assert next(conversations).turns[0].num_new_tokens == 8
-    with pytest.raises(TraceUnreadable, match="trace:2: this is not JSON"):
+    with pytest.raises(TraceUnreadable, match="trace:2: not JSON"):
         next(conversations)
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "trace: no request is in it; allowed: a trace"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "trace: no request is in it"),
+        ("", "trace: no requests; allowed: a trace"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "trace: no requests"),
         ('{"timestamp": 0, "input_length": 3, "output_length": 1}\n' + "[" * 100_000, "too deeply"),
-        ("\n", "trace:1: this is no trace; allowed: CSV with TIMESTAMP"),
-        ("a,b\n1,2\n", "trace:1: this is no trace"),
-        ("x" * 2**18 + "\n", "trace:1: this is no trace"),
+        ("\n", "trace:1: unknown format; allowed: CSV with TIMESTAMP"),
+        ("a,b\n1,2\n", "trace:1: unknown format"),
+        ("x" * 2**18 + "\n", "trace:1: unknown format"),
         ('{"a": "' + "x" * 2**18 + '"}\n', "trace:1: timestamp is 'None'"),
         (
             'TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10,"' + "1\n" * 2**17,
@@ -135,7 +135,10 @@ def test_trace_is_read_as_it_is_needed(tmp_path: Path) -> None:
         ('{"timestamp": 0, "input_length": 1e999, "output_length": 1}\n', "input_length is 'inf'"),
         ('{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [-1]}\n', "hash_ids"),
         ('{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": 5}\n', "hash_ids"),
-        ('{"timestamp": 0, "input_length": 3, "output_length": 1}\n[]\n', "trace:2: this is list"),
+        (
+            '{"timestamp": 0, "input_length": 3, "output_length": 1}\n[]\n',
+            "trace:2: the line is of type list",
+        ),
     ],
 )
 def test_trace_is_refused_by_line_when_malformed(text: str, problem: str, tmp_path: Path) -> None:
@@ -181,5 +184,5 @@ def test_trace_is_read_from_a_pipe(tmp_path: Path, content: bytes) -> None:
 def test_trace_is_refused_when_it_is_not_text(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "trace").write_bytes(content)
 
-    with pytest.raises(TraceUnreadable, match=r"trace:\d+: .*allowed: text in UTF-8"):
+    with pytest.raises(TraceUnreadable, match=r"trace:\d+: .*allowed: UTF-8 text"):
         list(read_trace(tmp_path / "trace"))

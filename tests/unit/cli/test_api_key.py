@@ -98,11 +98,11 @@ async def test_welcome_needs_no_more_than_callers_do(
 
 
 @pytest.mark.parametrize(
-    ("with_demo", "missing"), [(True, "first completion"), (False, "look at the model")]
+    ("with_demo", "failed"), [(True, "first completion"), (False, "query of the model")]
 )
 async def test_welcome_says_what_a_wrong_key_was_needed_for(
     with_demo: bool,
-    missing: str,
+    failed: str,
     knowing: FakeServer,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -110,7 +110,7 @@ async def test_welcome_says_what_a_wrong_key_was_needed_for(
     monkeypatch.setenv("SPLITSERVE_API_KEY", "sk-ss-a1-wrong")
     await welcome(ServeConfig(knowing.address, None, "model", with_demo, 1.0, time.monotonic()))
     shown = capsys.readouterr()
-    assert shown.err == f"splitserve serve: no {missing}: the credential is not valid\n"
+    assert shown.err == f"splitserve serve: {failed} failed: the credential is not valid\n"
     assert "splitserve is ready" in shown.out
 
 

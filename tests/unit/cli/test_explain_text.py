@@ -65,9 +65,8 @@ LIFE = RequestLife(
 def test_summary_begins_with_the_longest_wait() -> None:
     assert summary(LIFE) == (
         "It waited 3.2 s until it began, 2.9 s of it because e0 had too few free KV blocks;"
-        " its prompt took 400 ms; its tokens took 1.0 s; it was preempted;"
-        " all that kept it from going on for 1.0 s; it ended: length (it has as many tokens as it"
-        " asked for)."
+        " prefill took 400 ms; decoding took 1.0 s; it was preempted;"
+        " in total this interrupted it for 1.0 s; it ended: length (max_tokens reached)."
     )
 
 
@@ -80,8 +79,8 @@ def test_summary_says_what_it_is_doing_when_it_goes_on() -> None:
         current=LifePart("queued", "rows", "", 0.5),
     )
     assert summary(waiting) == (
-        "It waited 2.9 s, because e0 had too few free KV blocks; now, since 500 ms,"
-        " it waits, as every executor had no free row."
+        "It waited 2.9 s, because e0 had too few free KV blocks; for the last 500 ms,"
+        " it waits because every executor had no free row."
     )
 
 
@@ -109,30 +108,30 @@ def test_life_escapes_terminal_controls_in_names() -> None:
 @pytest.mark.parametrize(
     ("explanation", "text"),
     [
-        (Explanation((), ("r12",), 4, 3, 10), "alike are: r12"),
-        (Explanation((), (), 4, 3, 10), "known are 4 unfinished requests and 3 that ended"),
-        (Explanation((), (), 4, 3, 10), "so, if that is its id, it came before this"),
-        (Explanation((), (), 4, 10, 10), "is its id, it ended and is no longer remembered, or"),
-        (Explanation((), (), 0, 0, 0), "writes nothing down"),
+        (Explanation((), ("r12",), 4, 3, 10), "similar ids: r12"),
+        (Explanation((), (), 4, 3, 10), "knows 4 unfinished and 3 ended requests"),
+        (Explanation((), (), 4, 3, 10), "if the id is right, the request was sent before this"),
+        (Explanation((), (), 4, 10, 10), "the request ended and was dropped from the history, or"),
+        (Explanation((), (), 0, 0, 0), "keeps no history"),
     ],
 )
 def test_unknown_request_is_told_what_is_known_instead(explanation: Explanation, text: str) -> None:
     shown = describe_explanation("r1", explanation)
-    assert shown.startswith("nothing is known of r1\n")
+    assert shown.startswith("unknown request: r1\n")
     assert text in shown
 
 
 def test_queue_names_what_keeps_the_first_from_each_executor() -> None:
     first = WaitingRequest("r1", "", (Obstacle("e0", "rows"), Obstacle("e1", "does_not_fit")))
     assert describe_queue(QueueExplanation((first,), 7, 2)).splitlines() == [
-        "7 wait for an executor; first in the queue:",
+        "7 requests waiting for an executor; first in the queue:",
         "r1",
         "  e0: e0 had no free row",
-        "  e1: no executor that was there could ever run it",
+        "  e1: no registered executor could ever run it",
     ]
     nobody = QueueExplanation((replace(first, obstacles=()),), 1, 0)
-    assert "  no executor took requests\n" in describe_queue(nobody)
-    assert describe_queue(QueueExplanation((), 0, 2)) == "nobody waits for an executor\n"
+    assert "  no executor accepted requests\n" in describe_queue(nobody)
+    assert describe_queue(QueueExplanation((), 0, 2)) == "no request waits for an executor\n"
 
 
 def test_times_have_few_digits() -> None:
@@ -158,9 +157,9 @@ def test_given_explains_the_choice_of_executor() -> None:
         cost_elsewhere_us=5500,
     )
     assert details_of(given) == (
-        "e1 has more of it in its caches than others; 32 tokens of it cached there;"
-        " 12 prompt tokens before it there; 1 sequence ran there;"
-        " estimated until its first token: 2 ms, elsewhere 5.5 ms with 0 cached"
+        "e1 has more of it cached than others; 32 tokens of it cached there;"
+        " 12 prompt tokens ahead of it there; 1 sequence running there;"
+        " estimated time to first token: 2 ms, elsewhere 5.5 ms with 0 cached"
     )
     assert details_of(event(1, "given", "e1")) == "e1"
     assert details_of(event(1, "given", "e1", "{moonlight}")) == "{moonlight}; e1"
@@ -185,8 +184,8 @@ def test_several_tokens_a_step_are_summed_up() -> None:
     )
     text = describe_explanation("r1", Explanation((life,), (), 0, 1, 10))
     assert text.endswith(
-        "several tokens a step: 25 guessed, 14 of them right; 6 as the executor ran on;"
-        " 3.00 tokens for each step that brought some\n"
+        "multiple tokens per step: 25 draft tokens, 14 accepted; 6 by run-ahead;"
+        " 3.00 tokens per step with output\n"
     )
 
 
@@ -194,21 +193,21 @@ def test_summary_says_that_executors_may_have_died_of_it() -> None:
     quarantined = event(2, "quarantined", "e0", num_trials=3)
     end = event(9, "ended", "", "EXECUTOR_LOST_REPEATEDLY")
     life = replace(LIFE, events=(*LIFE.events[:2], quarantined, end))
-    assert "it was tried alone, as executors may have died of it" in summary(life)
+    assert "it ran alone, as it may have crashed executors" in summary(life)
     assert "EXECUTOR_LOST_REPEATEDLY (executors were lost" in summary(life)
-    assert details_of(quarantined) == "e0; until it gets 3 tokens alone"
+    assert details_of(quarantined) == "e0; until it has 3 tokens alone"
     acquitted = event(3, "acquitted", "e0", "came_through")
-    assert "; it was acquitted of that; " in summary(
+    assert "; it was acquitted; " in summary(
         replace(life, events=(*life.events[:3], acquitted, end))
     )
-    assert details_of(acquitted) == "it got as far alone as it had to; e0"
+    assert details_of(acquitted) == "it ran alone for as many tokens as required; e0"
 
 
 def test_refusal_and_error_have_their_message() -> None:
     refused = LifeEvent(0, "refused", "", "QUEUE_FULL", {}, "9 requests wait; allowed: \x1b9")
     life = replace(LIFE, events=(refused,), parts=())
     assert summary(life).startswith(
-        "It was refused: QUEUE_FULL (9 requests wait; allowed: \\x1b9), of which docs"
+        "It was refused: QUEUE_FULL (9 requests wait; allowed: \\x1b9), see docs"
     )
     assert details_of(refused) == "QUEUE_FULL; 9 requests wait; allowed: \\x1b9"
     end = LifeEvent(1, "ended", "e0", "ROW_FAILED", {}, "NaN")
@@ -218,5 +217,5 @@ def test_refusal_and_error_have_their_message() -> None:
 def test_journal_says_what_it_does_not_know() -> None:
     life = replace(LIFE, parts=(LifePart("queued", "not_recorded", "", 3.2),))
     text = describe_explanation("r1", Explanation((life,), (), 0, 1, 10), is_of_journal=True)
-    assert "It waited 3.2 s until it began, because of what the journal does not say;" in text
-    assert text.endswith("is not in it (FILE.1 has what was before FILE)\n")
+    assert "It waited 3.2 s until it began, because of a reason that the journal does not" in text
+    assert text.endswith("(FILE.1 holds the part before FILE)\n")

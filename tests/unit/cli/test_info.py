@@ -29,7 +29,7 @@ def test_info_shows_model_and_pools_when_an_executor_is_there(
     assert row.split("  ")[0] == "127.0.0.1:9"
     for cell in ("connected", "fake code", "60 of 64", "17", "30 of 32"):
         assert cell in row
-    last = "requests that wait for an executor: 2, 1 of them for one that can run them"
+    last = "requests waiting for an executor: 2, 1 of them fit no registered executor"
     assert text.splitlines()[-1] == last
 
 
@@ -39,7 +39,7 @@ def test_info_shows_what_the_model_recommends_when_it_does(
     server.fake.default_sampling_params = scheduler_pb2.SamplingParams(temperature=0.5, top_k=9)
 
     assert main(["info", "--address", server.address]) == 0
-    assert "recommended for sampling: temperature 0.5, top_k 9\n" in capsys.readouterr().out
+    assert "recommended sampling parameters: temperature 0.5, top_k 9\n" in capsys.readouterr().out
 
     assert main(["info", "--json", "--address", server.address]) == 0
     model = json.loads(capsys.readouterr().out)["model"]

@@ -125,7 +125,7 @@ def test_revoke_keeps_the_entry_and_refuses_to_do_it_twice(tmp_path: Path, capsy
     assert entries[key.key_id].revoked is not None
     assert entries[other.key_id].revoked is None
     problem = _refusal(capsys, "revoke", str(file), key.key_id)
-    assert problem.startswith(f"{key.key_id} was revoked before, at ")
+    assert problem.startswith(f"{key.key_id} was already revoked at ")
 
 
 def test_command_fails_in_one_line_when_file_unusable(tmp_path: Path, capsys: Capture) -> None:

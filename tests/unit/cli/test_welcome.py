@@ -28,9 +28,9 @@ def _proposed(text: str, command: str) -> list[str]:
     return words[words.index(command) :]
 
 
-CACERT = "curl: --cacert FILE, too"
-CLIENT_CERTIFICATE = "curl: --cert FILE and --key FILE, too"
-OPERATOR = "info: with a key of the scope operator"
+CACERT = "curl: add --cacert FILE"
+CLIENT_CERTIFICATE = "curl: add --cert FILE and --key FILE"
+OPERATOR = "info: needs a key of the scope operator"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_welcome_proposes_working_commands(
 
     shown = capsys.readouterr()
     assert shown.err == ""
-    assert (f"Prompts are token ids: {why_not}" in shown.out) == (not has_tokenizer)
+    assert (f"Prompts must be token ids: {why_not}" in shown.out) == (not has_tokenizer)
     assert len(server.fake.requests) == (with_demo and has_tokenizer)
     assert ("Tell me a story" in shown.out) == has_tokenizer
     for command in ("generate", "info"):

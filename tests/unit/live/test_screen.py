@@ -168,14 +168,14 @@ def test_counts_of_a_pool_follow_what_is_told_of_it() -> None:
 
 
 def test_reason_is_said_once_when_several_executors_have_it() -> None:
-    assert "  other requests that wait there go first (127.0.0.1:1, 127.0.0.1:2)\n" in drawn(
+    assert "  other requests waiting there go first (127.0.0.1:1, 127.0.0.1:2)\n" in drawn(
         many_executors(2)
     )
-    assert "  other requests that wait there go first (8 executors)\n" in drawn(many_executors(8))
+    assert "  other requests waiting there go first (8 executors)\n" in drawn(many_executors(8))
 
 
 def test_screen_says_that_no_executor_serves() -> None:
-    assert "no executor serves" in drawn(live.WatchSchedulerResponse())
+    assert "no executor is serving" in drawn(live.WatchSchedulerResponse())
 
 
 def test_frame_line_is_one_line_of_json_with_whole_numbers_only() -> None:
@@ -188,7 +188,9 @@ def test_frame_line_is_one_line_of_json_with_whole_numbers_only() -> None:
 
 @pytest.mark.parametrize("lack", [number for number in live.LiveLack.values() if number])
 def test_every_reason_has_a_sentence_here_and_on_the_page(lack: int) -> None:
-    assert "it lacks" not in why(live.LiveReason(lack=live.LiveLack.Name(lack)))
+    assert f"it waits for {lack_word(lack)}" not in why(
+        live.LiveReason(lack=live.LiveLack.Name(lack))
+    )
     assert f"\n  {lack_word(lack)}: " in (STATIC / "words.js").read_text()
 
 

@@ -44,19 +44,23 @@ async def server(
 async def test_address_is_wrong_when_nobody_is_there() -> None:
     async with server(None) as gone:
         pass
-    for address, meaning in ((gone, "nobody listens"), ("nowhere.invalid:1", ""), ("a..b:1", "")):
-        (finding,) = await check_connection(address, TlsFiles(), wants_tls=False)
+    for address, meaning in (
+        (gone, "no process listens"),
+        ("nowhere.invalid:1", ""),
+        ("a..b:1", ""),
+    ):
+        (finding,) = await check_connection(address, TlsFiles(), uses_tls=False)
         assert finding.state is State.WRONG
         assert meaning in finding.meaning
 
 
 async def test_plain_text_is_well_unless_tls_is_expected() -> None:
     async with server(None) as address:
-        findings = await check_connection(address, TlsFiles(), wants_tls=False)
+        findings = await check_connection(address, TlsFiles(), uses_tls=False)
         assert [each.state for each in findings] == [State.OK]
-        findings = await check_connection(address, TlsFiles(), wants_tls=True)
+        findings = await check_connection(address, TlsFiles(), uses_tls=True)
         assert [each.state for each in findings] == [State.OK, State.WRONG]
-        assert findings[1].found == "it speaks plain text"
+        assert findings[1].found == "the server uses plain text"
 
 
 async def test_tls_is_well_if_it_is_expected_and_believed(
@@ -65,14 +69,14 @@ async def test_tls_is_well_if_it_is_expected_and_believed(
     ca = made.directory / "ca.crt"
     other = Certificates.make(tmp_path).directory / "ca.crt"
     async with server(made) as address:
-        findings = await check_connection(address, TlsFiles(ca=ca), wants_tls=True)
+        findings = await check_connection(address, TlsFiles(ca=ca), uses_tls=True)
         assert [each.state for each in findings] == [State.OK]
-        findings = await check_connection(address, TlsFiles(ca=ca), wants_tls=False)
-        assert findings[1].found == "it speaks TLS"
-        findings = await check_connection(address, TlsFiles(ca=other), wants_tls=True)
-        assert findings[1].meaning == "it is not believed"
+        findings = await check_connection(address, TlsFiles(ca=ca), uses_tls=False)
+        assert findings[1].found == "the server uses TLS"
+        findings = await check_connection(address, TlsFiles(ca=other), uses_tls=True)
+        assert findings[1].meaning == "its certificate is not trusted"
         name = address.replace("127.0.0.1", "127.0.0.2")
-        assert (await check_connection(name, TlsFiles(ca=ca), wants_tls=True))[
+        assert (await check_connection(name, TlsFiles(ca=ca), uses_tls=True))[
             0
         ].state is State.WRONG
 
@@ -83,11 +87,11 @@ async def test_certificate_problem_tells_host_from_authority(
     ca = TlsFiles(ca=made.directory / "ca.crt")
     other = TlsFiles(ca=Certificates.make(tmp_path).directory / "ca.crt")
     async with server(made) as address:
-        shared = await check_connection(address, ca, wants_tls=True, tls_name="localhost")
+        shared = await check_connection(address, ca, uses_tls=True, tls_name="localhost")
         assert shared[-1].state is State.OK
-        named = await check_connection(address, ca, wants_tls=True, tls_name="elsewhere.invalid")
-        assert "by a name that its certificate has" in named[1].remedy
-        signed = await check_connection(address, other, wants_tls=True)
+        named = await check_connection(address, ca, uses_tls=True, tls_name="elsewhere.invalid")
+        assert "use a host name of its certificate" in named[1].remedy
+        signed = await check_connection(address, other, uses_tls=True)
         assert "the authority that signed" in signed[1].remedy
 
 
@@ -97,17 +101,17 @@ async def test_server_that_wants_a_certificate_of_ours_is_named(
     ca, stranger = made.directory / "ca.crt", Certificates.make(tmp_path).files("operator")
     ours = made.files("operator")
     async with server(made, asks_clients=True) as address:
-        none = await check_connection(address, TlsFiles(ca=ca), wants_tls=True)
-        assert "it wants a certificate of ours" in none[1].meaning
+        none = await check_connection(address, TlsFiles(ca=ca), uses_tls=True)
+        assert "requires a client certificate" in none[1].meaning
         strange = TlsFiles(stranger.cert, stranger.key, ca)
-        other = await check_connection(address, strange, wants_tls=True)
-        assert "another authority" in other[1].meaning
-        well = await check_connection(address, TlsFiles(ours.cert, ours.key, ca), wants_tls=True)
+        other = await check_connection(address, strange, uses_tls=True)
+        assert "rejects the client certificate" in other[1].meaning
+        well = await check_connection(address, TlsFiles(ours.cert, ours.key, ca), uses_tls=True)
         assert [each.state for each in well] == [State.OK]
 
 
 async def test_remedies_are_in_the_words_of_whom_is_asked() -> None:
     words = TlsWords("start it so", "ask it so", "ask it otherwise")
     async with server(None) as address:
-        findings = await check_connection(address, TlsFiles(), wants_tls=True, words=words)
+        findings = await check_connection(address, TlsFiles(), uses_tls=True, words=words)
     assert findings[1].remedy == "start it so; or ask it otherwise"

@@ -85,4 +85,4 @@ def test_gateway_that_says_nonsense_is_wrong(models: bytes) -> None:
     with gateway_that_says(models) as address:
         (finding,) = check_gateway(address, MODEL)
     assert finding.state is State.WRONG
-    assert "is it a gateway" in finding.remedy
+    assert "check that it is a splitserve gateway" in finding.remedy

@@ -66,7 +66,7 @@ def test_memory_is_limited_by_machine_or_container(tmp_path: Path) -> None:
     limited = check_memory(tmp_path)
     assert (limited.state, limited.found) == (
         State.WARNING,
-        "1.0 GiB are left of the container's limit",
+        "1.0 GiB left of the container's limit",
     )
 
 
@@ -87,7 +87,7 @@ def test_shared_memory_is_warned_of_when_it_is_not_there(tmp_path: Path) -> None
 def test_open_files_are_warned_of_when_few_are_allowed() -> None:
     assert check_file_limit(1024).state is State.WARNING
     assert check_file_limit(65536).state is State.OK
-    assert check_file_limit(resource.RLIM_INFINITY).found == "any number at most"
+    assert check_file_limit(resource.RLIM_INFINITY).found == "no limit"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_page_cache_is_not_used_memory(tmp_path: Path) -> None:
     statistics = f"anon {5 * 2**30}\nactive_file {2 * 2**30}\ninactive_file {7 * 2**30}\n"
     write(tmp_path, "sys/fs/cgroup/memory.stat", statistics)
     found = check_memory(tmp_path)
-    assert (found.state, found.found) == (State.OK, "10.0 GiB are left of the container's limit")
+    assert (found.state, found.found) == (State.OK, "10.0 GiB left of the container's limit")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_compiler_that_is_missing_is_told_with_what_that_costs() -> None:
     (on_cpu,) = check_compilers({"cpu_kernels": "no g++"}, is_on_gpu=False)
     assert (on_gpu.found, on_cpu.found) == ("no gcc", "no g++")
     assert "slower" in on_gpu.meaning
-    assert "11 times for sixteen" in on_cpu.meaning
+    assert "11 times with sixteen" in on_cpu.meaning
     assert "gcc" in on_gpu.remedy
     assert "g++" in on_cpu.remedy
 

@@ -53,7 +53,7 @@ def test_package_of_another_version_is_named(version: str) -> None:
         "scheduler", REQUIREMENTS, installed.get, requirements_of=no_requirements
     )[0]
     assert found.state is State.WRONG
-    assert found.found == f"protobuf is {version}, not <8,>=6.31.0"
+    assert found.found == f"protobuf is {version}, required: <8,>=6.31.0"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_missing_extra_is_fine_when_nobody_asks(
 def test_extra_is_wrong_when_its_package_is_too_old() -> None:
     here = {**INSTALLED, "torch": "2.0"}
     *_, found = check_packages(None, REQUIREMENTS, here.get, requirements_of=no_requirements)
-    assert (found.state, found.found) == (State.WRONG, "torch is 2.0, not >=2.11")
+    assert (found.state, found.found) == (State.WRONG, "torch is 2.0, required: >=2.11")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_indirect_package_is_wrong_only_when_imports_fail(
     )
 
     assert found.state is state
-    assert found.found.startswith("deep is missing, torch takes >=2")
+    assert found.found.startswith("deep is missing, torch requires >=2")
     assert why_not is None or why_not in found.found
 
 
@@ -133,7 +133,10 @@ def test_package_is_wrong_when_another_needs_other_version() -> None:
         "scheduler", REQUIREMENTS, installed.get, lambda name: others.get(name, [])
     )
     assert found.state is State.WRONG
-    assert found.found == "grpcio is 1.80.0, protobuf takes >=1.85.1, deeper is 1.9, deep takes >=2"
+    assert (
+        found.found
+        == "grpcio is 1.80.0, protobuf requires >=1.85.1, deeper is 1.9, deep requires >=2"
+    )
 
 
 def test_packages_for_traces_are_needed_where_there_are_traces() -> None:

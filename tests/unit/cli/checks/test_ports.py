@@ -54,7 +54,7 @@ def test_owner_of_a_port_is_named_without_its_arguments(tmp_path: Path) -> None:
     line = "0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 4711 1\n"
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "tcp").write_text("header\n" + line)
-    assert owner_of(8000 + 80, tmp_path) == "a process that is not shown to us"
+    assert owner_of(8000 + 80, tmp_path) == "a process of another user"
     _process(tmp_path, 4711, "python3 other.py --password secret")
 
     assert owner_of(8080, tmp_path) == "python3 (process 77)"
@@ -77,7 +77,7 @@ def test_port_of_ours_is_a_warning_unless_running(
         found = check_port("http", address)
         running = check_port("http", address, is_running=True)
     assert (found.state, running.state) == (State.WARNING, State.OK)
-    assert "one more does not start there" in found.meaning
+    assert "a second one cannot start there" in found.meaning
     assert running.found == "taken by splitserve gateway (process 77)"
 
 
@@ -85,7 +85,11 @@ def test_address_of_two_options_is_wrong() -> None:
     assert list(check_twice([("listen", "a:1"), ("cluster-listen", "a:1"), ("http", "a:2")])) == []
     assert list(check_twice([("listen", "a:0"), ("http", "a:0")])) == []
     (found,) = check_twice([("listen", "a:1"), ("http", "a:1")])
-    assert (found.name, found.found, found.state) == ("http a:1", "also --listen", State.WRONG)
+    assert (found.name, found.found, found.state) == (
+        "http a:1",
+        "also given as --listen",
+        State.WRONG,
+    )
 
 
 def unfit(command: Command, **values: Value | Path) -> list[Finding]:
@@ -106,7 +110,7 @@ def test_certificate_is_wrong_when_it_is_of_another_role(made: Certificates) -> 
     assert unfit("scheduler", **tls(made, "scheduler")) == []
     assert unfit("gateway", **tls(made, "gateway")) == []
     (found,) = unfit("scheduler", **tls(made, "executor"))
-    assert found.meaning == "needed is scheduler.splitserve.internal: it is refused"
+    assert found.meaning == "requires scheduler.splitserve.internal: other processes reject it"
     # Nobody asks for a role where no certificate is asked for.
     assert unfit("scheduler", **{**tls(made, "executor"), "tls_ca": None}) == []
 
@@ -137,7 +141,7 @@ def test_file_is_wrong_when_missing_or_readable_by_others(tmp_path: Path) -> Non
     (readable,) = unfit("scheduler", cluster_token_file=token, tenants=token)
     assert readable.remedy == f"chmod 600 {token}"
     (authority,) = unfit("scheduler", tls_client_ca=token)
-    assert authority.found == "holds no certificate"
+    assert authority.found == "contains no certificate"
 
 
 def test_model_is_wrong_when_it_is_no_checkpoint(tmp_path: Path) -> None:
@@ -165,11 +169,11 @@ def test_certificate_is_wrong_outside_its_validity(made: Certificates) -> None:
     files = made.files("scheduler")
     ended, authority = wrongs(check_tls_files(files, now_s=4e9 + _YEARS_S))
     assert ended.startswith("certificate ")
-    assert "ended at 20" in ended
+    assert "expired at 20" in ended
     assert authority.startswith("authority ")
-    assert "ended at 2" in authority
+    assert "expired at 2" in authority
     (early,) = wrongs(check_tls_files(files, now_s=0.0))
-    assert "begins at 20" in early
+    assert "not valid before 20" in early
 
 
 def test_certificate_is_warned_of_when_it_ends_within_days(made: Certificates) -> None:
@@ -218,8 +222,8 @@ def test_nothing_is_said_when_no_files_are_given() -> None:
 @pytest.mark.parametrize(
     ("cert", "key", "found"),
     [
-        ("garbage", "scheduler.key", "holds no certificate in PEM"),
-        ("scheduler.crt", "garbage", "holds no private key in PEM"),
+        ("garbage", "scheduler.key", "contains no PEM certificate"),
+        ("scheduler.crt", "garbage", "contains no PEM private key"),
         ("scheduler.crt", "sealed", "has a passphrase"),
         ("damaged", "scheduler.key", "with "),
     ],
@@ -249,7 +253,7 @@ def test_authority_that_is_none_is_not_blamed_on_the_certificate(
     own = made.files("scheduler")
     for files in (TlsFiles(own.cert, own.key, garbage), TlsFiles(ca=garbage)):
         (problem,) = wrongs(check_tls_files(files))
-        assert problem == f"authority {garbage}: holds no certificate"
+        assert problem == f"authority {garbage}: contains no certificate"
 
 
 def test_authority_of_others_need_not_have_signed_our_certificate(
